@@ -1,0 +1,51 @@
+"""The values that travel between components: messages, features, sampling requests, samples.
+
+Everything here is plain data. It loads no torch, does no I/O and knows no service, so it
+may be imported anywhere. Tokenising lives in `twinkle.template`, computing in
+`twinkle.model` and `twinkle.sampler`.
+"""
+
+from twinkle.data_format.input_feature import IGNORE_INDEX, InputFeature
+from twinkle.data_format.lora import LoraConfig
+from twinkle.data_format.model_output import LossOutput, ModelOutput
+from twinkle.data_format.sampling import (
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+    StopReason,
+    VersionSpan,
+)
+from twinkle.data_format.tensor import DTYPE_NAMES, TensorData
+from twinkle.data_format.trajectory import (
+    FunctionCall,
+    FunctionSpec,
+    Message,
+    Tool,
+    ToolCall,
+    Trajectory,
+    pack_value,
+    user_data_get,
+)
+
+__all__ = [
+    'DTYPE_NAMES',
+    'IGNORE_INDEX',
+    'FunctionCall',
+    'FunctionSpec',
+    'InputFeature',
+    'LoraConfig',
+    'LossOutput',
+    'Message',
+    'ModelOutput',
+    'SampleResponse',
+    'SampledSequence',
+    'SamplingParams',
+    'StopReason',
+    'TensorData',
+    'Tool',
+    'ToolCall',
+    'Trajectory',
+    'VersionSpan',
+    'pack_value',
+    'user_data_get',
+]

@@ -1,0 +1,50 @@
+"""One tokenised training example or prompt.
+
+A feature is a plain dict so that user code may build, inspect and extend it; the arrays
+may be lists, numpy arrays or torch tensors, always one-dimensional and equally long.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+IGNORE_INDEX = -100
+"""Label of a position that adds nothing to the loss."""
+
+IntArray = Sequence[int] | npt.NDArray[np.integer[Any]]
+FloatArray = Sequence[float] | npt.NDArray[np.floating[Any]]
+
+
+class InputFeature(TypedDict, total=False):
+    """Token-level input of a model; `T` is its number of tokens.
+
+    Labels are already shifted: `labels[t]` is the token to be predicted from the tokens
+    `0..t`, so `labels[t] == input_ids[t + 1]` wherever it is not `IGNORE_INDEX`.
+    """
+
+    input_ids: IntArray
+    """int [T]. Token ids."""
+    attention_mask: IntArray
+    """int [T]. 1 for a real token, 0 for padding. Unset: all ones."""
+    position_ids: IntArray
+    """int [T]. Position of each token; restarts at 0 where a packed sample begins."""
+    labels: IntArray
+    """int [T]. Shifted targets, `IGNORE_INDEX` where the loss is masked."""
+    loss_weights: FloatArray
+    """float [T]. Factor of each label's loss. Unset: 1.0 for every label that is not ignored."""
+    completion_mask: IntArray
+    """int [T]. 1 where the model itself produced the token at this position (RL)."""
+    length: int
+    """Number of real tokens."""
+    advantages: FloatArray
+    """float [T]. Advantage of the label's token (RL losses)."""
+    old_logps: FloatArray
+    """float [T]. Natural log-probability of the label under the policy that sampled it."""
+    ref_logps: FloatArray
+    """float [T]. Natural log-probability of the label under the reference model."""
+    messages: list[dict[str, Any]]
+    """The chat this feature was encoded from, kept for rewards. Never sent to the trainer."""
+    user_data: list[tuple[str, str]]
+    """`(key, JSON)` pairs carried along for rewards. Never sent to the trainer."""

@@ -1,0 +1,76 @@
+"""The LoRA configuration of an adapter, torch-free.
+
+It carries peft's names, so a `peft.LoraConfig` can be given wherever one of these is
+asked for: `LoraConfig.of` reads the fields that both have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ALL_LINEAR = 'all-linear'
+"""Every linear layer of the model except its output head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adaptation of linear layers (Hu et al. 2021, arXiv:2106.09685, section 4.1).
+
+    The adapted layer computes `W x + scaling * B A x` with `A` of shape `[r, in]` and `B` of
+    shape `[out, r]`.
+    """
+
+    r: int = 8
+    """LoRA rank, at least 1."""
+    lora_alpha: float = 16.0
+    """Scale numerator: `scaling = lora_alpha / r`, or `lora_alpha / sqrt(r)` with `use_rslora`."""
+    lora_dropout: float = 0.0
+    """Probability in [0, 1) of dropping an input element of `A` while training."""
+    target_modules: str | tuple[str, ...] = ALL_LINEAR
+    """`'all-linear'`, or names matched against the end of each module's dotted path."""
+    use_rslora: bool = False
+    """Rank-stabilised scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
+    rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Module name suffix to a rank other than `r`."""
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Module name suffix to an alpha other than `lora_alpha`."""
+    seed: int | None = None
+    """Seed of `A`'s initial values and of dropout. Unset: drawn by the owner and reported back."""
+
+    def __post_init__(self) -> None:
+        """Refuse values no layer could be built from.
+
+        Raises:
+            ValueError: names the field and the cure.
+        """
+        if self.r < 1:
+            raise ValueError(f'r must be at least 1, got {self.r}')
+        if not 0.0 <= self.lora_dropout < 1.0:
+            raise ValueError(f'lora_dropout must be in [0, 1), got {self.lora_dropout}')
+        if not self.lora_alpha > 0.0:
+            raise ValueError(f'lora_alpha must be positive, got {self.lora_alpha}')
+        if not self.target_modules:
+            raise ValueError("target_modules is empty; name modules or give 'all-linear'")
+
+    @classmethod
+    def of(cls, config: Any) -> 'LoraConfig':
+        """Return `config` as a `LoraConfig`.
+
+        Args:
+            config: a `LoraConfig`, a mapping with its fields, or a `peft.LoraConfig`.
+
+        Raises:
+            TypeError: a mapping has a key that is no field.
+            ValueError: a value is out of range.
+        """
+        if isinstance(config, LoraConfig):
+            return config
+        if isinstance(config, Mapping):
+            values = {str(key): value for key, value in config.items()}
+        else:
+            values = {name: getattr(config, name) for name in cls.__dataclass_fields__ if hasattr(config, name)}
+        values = {name: value for name, value in values.items() if value is not None}
+        targets = values.get('target_modules', ALL_LINEAR)
+        if not isinstance(targets, str):
+            values['target_modules'] = tuple(sorted(targets))
+        return cls(**values)
