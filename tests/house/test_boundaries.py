@@ -1,0 +1,42 @@
+"""Only the boundaries catch everything, and nothing is named that only one machine has."""
+
+import ast
+import re
+
+from fixtures.source_tree import ROOT, modules, tracked_files
+
+BLIND_ALLOWED = re.compile(r'^(services/kit/rpc/|services/[a-z]+/backends/)')
+"""Where an unknown error becomes a fact: the wire, and the edge of a foreign library."""
+MACHINE_PATHS = re.compile(r'(?<![\w.])/(?:work|root|home/\w+|opt/pypi|opt/wheels)/')
+"""Absolute paths that mean something on one machine only."""
+
+
+def test_only_boundaries_catch_everything() -> None:
+    """`except Exception`, `except BaseException` and a bare `except` stand in kit/rpc and backends only."""
+    offenders = [
+        f'{module.path}:{node.lineno}'
+        for module in modules('services/', 'sdk/')
+        if not BLIND_ALLOWED.match(module.path)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler) and _catches_everything(node)
+    ]
+    assert offenders == []
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    """No tracked text names a home, a working folder or a local package mirror."""
+    offenders: list[str] = []
+    for path in tracked_files():
+        content = (ROOT / path).read_bytes()
+        if b'\0' not in content and path != 'tests/house/test_boundaries.py':
+            offenders += [f'{path}: {found}' for found in MACHINE_PATHS.findall(content.decode())]
+    assert offenders == []
+
+
+def _catches_everything(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(
+        kind is None
+        or (isinstance(kind, ast.Name) and kind.id.endswith('Exception') and kind.id in {'Exception', 'BaseException'})
+        for kind in kinds
+    )

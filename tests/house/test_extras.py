@@ -1,0 +1,100 @@
+"""Each extra of the distribution names what its service imports, so each service installs alone."""
+
+import importlib.metadata
+import re
+import sys
+import tomllib
+from functools import cache
+
+import grimp
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from fixtures.source_tree import ROOT
+
+PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+ROOTS = ('twinkle', 'twinkle_client', 'services')
+PARTS = {
+    'services.checkpoint': 'checkpoint',
+    'services.data': 'data',
+    'services.gateway': 'gateway',
+    'services.kit': 'kit',
+    'services.model': 'model',
+    'services.sampler': 'sampler',
+    'twinkle_client': '',
+    'twinkle.data_format': '',
+}
+"""Package to the extra that it needs; empty: the bare distribution."""
+TORCH = {'torch', 'transformers', 'peft', 'vllm'}
+LIGHT_EXTRAS = ['', 'kit', 'data', 'gateway', 'checkpoint']
+
+
+@pytest.mark.parametrize('package', PARTS)
+def test_extra_names_every_import(package: str) -> None:
+    """Every library that the package or anything below it imports is named by its extra or the base."""
+    declared = _declared(PARTS[package])
+    owners = importlib.metadata.packages_distributions()
+    missing = {
+        library
+        for library in _libraries(package)
+        if not declared & {canonicalize_name(owner) for owner in owners.get(library, [library])}
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize('extra', LIGHT_EXTRAS)
+def test_light_extras_bring_no_torch(extra: str) -> None:
+    """Following every requirement of the extra, as installed here, never reaches torch."""
+    seen: set[str] = set()
+    waiting = _declared(extra)
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        waiting |= _installed_requirements(name) - seen
+    assert seen & TORCH == set()
+
+
+def test_lock_pins_every_requirement() -> None:
+    """Every library that `./run` installs by name has one exact version in constraints.txt."""
+    lines = (ROOT / 'constraints.txt').read_text().splitlines()
+    pinned = {canonicalize_name(line.split('==')[0]) for line in lines if re.fullmatch(r'[\w.-]+==[\w.]+', line)}
+    assert (_declared('all') | _declared('dev')) - pinned == set()
+
+
+@cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*ROOTS, include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None)
+
+
+def _libraries(package: str) -> set[str]:
+    """Return the foreign top-level packages reached from `package`, packages' own `__init__` included."""
+    graph = _graph()
+    assert package in graph.modules, f'{package} does not exist'
+    waiting = {package} | graph.find_descendants(package)
+    reached: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        reached.add(module)
+        parents = {module.rsplit('.', depth)[0] for depth in range(1, module.count('.') + 1)}
+        waiting |= (graph.find_modules_directly_imported_by(module) | parents) - reached
+    libraries = {module.split('.')[0] for module in reached} - set(ROOTS)
+    return libraries - sys.stdlib_module_names
+
+
+def _declared(extra: str) -> set[str]:
+    """Return the canonical names that the distribution asks for with `extra`, own extras unfolded."""
+    lines = PROJECT['dependencies'] + (PROJECT['optional-dependencies'][extra] if extra else [])
+    names: set[str] = set()
+    for requirement in map(Requirement, lines):
+        if requirement.name != PROJECT['name']:
+            names.add(canonicalize_name(requirement.name))
+        for inner in requirement.extras if requirement.name == PROJECT['name'] else ():
+            names |= _declared(inner)
+    return names
+
+
+def _installed_requirements(name: str) -> set[str]:
+    lines = importlib.metadata.requires(name) or []
+    wanted = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate({'extra': ''})]
+    return {str(canonicalize_name(requirement.name)) for requirement in wanted}

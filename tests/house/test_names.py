@@ -1,0 +1,56 @@
+"""Packages say what they offer, modules say what they hold, and rooms have names that mean something."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from fixtures.source_tree import modules, tracked_files
+
+FORBIDDEN_ROOMS = {'utils', 'util', 'helpers', 'helper', 'common', 'misc'}
+"""Names that tell a stranger nothing."""
+PUBLIC_PACKAGES = [m.name for m in modules('sdk/python/', 'services/') if m.is_package and '._' not in m.name]
+# Importing a backend may load torch for seconds; those packages' names are read from the source alone.
+LIGHT_PACKAGES = [name for name in PUBLIC_PACKAGES if not name.startswith(('services.model.b', 'services.sampler.b'))]
+
+
+def test_no_room_is_called_nothing() -> None:
+    """No file, folder or contract is named utils, helpers, common or misc."""
+    offenders = [
+        path for path in tracked_files() if FORBIDDEN_ROOMS & {Path(part).stem.lower() for part in Path(path).parts}
+    ]
+    assert offenders == []
+
+
+def test_every_module_says_what_it_holds() -> None:
+    """Every module has a docstring of 1 to 10 lines."""
+    lengths = {m.path: len((ast.get_docstring(m.tree) or '').splitlines()) for m in modules()}
+    assert {path: lines for path, lines in lengths.items() if not 1 <= lines <= 10} == {}
+
+
+def test_every_public_package_lists_its_names() -> None:
+    """Every package of the SDK and the services defines `__all__`, sorted as ruff sorts it."""
+    packages = [m for m in modules('sdk/python/', 'services/') if m.is_package]
+    assert [m.path for m in packages if not _assigns_all(m.tree)] == []
+
+
+@pytest.mark.parametrize('package', LIGHT_PACKAGES)
+def test_listed_names_resolve(package: str) -> None:
+    """Every name in `__all__` can be had from the package, and none is listed twice."""
+    module = importlib.import_module(package)
+    names = list(module.__all__)
+    assert len(names) == len(set(names))
+    assert [name for name in names if not hasattr(module, name) and not _is_submodule(package, name)] == []
+
+
+def _assigns_all(tree: ast.Module) -> bool:
+    targets: list[ast.expr] = []
+    for node in tree.body:
+        targets += node.targets if isinstance(node, ast.Assign) else []
+        targets += [node.target] if isinstance(node, ast.AnnAssign) else []
+    return any(isinstance(target, ast.Name) and target.id == '__all__' for target in targets)
+
+
+def _is_submodule(package: str, name: str) -> bool:
+    return importlib.util.find_spec(f'{package}.{name}') is not None
