@@ -68,7 +68,7 @@ def generate(proto_root: Path, out_root: Path) -> None:
     if not names:
         raise RuntimeError(f'no .proto file below {proto_root / API_FOLDER}')
     scripts = Path(sysconfig.get_path('scripts'))
-    status = protoc.main(
+    status: int = protoc.main(
         [
             'protoc',
             f'--plugin=protoc-gen-mypy={scripts / "protoc-gen-mypy"}',

@@ -1,0 +1,68 @@
+"""The error table: each domain error has a reason of the contract, with the code and metadata written there."""
+
+import importlib
+import pickle
+import re
+from dataclasses import fields
+from typing import Any, get_origin, get_type_hints
+
+import pytest
+
+from fixtures.source_tree import ROOT, modules
+from services.kit.errors import DomainError, FieldViolation, all_error_classes
+
+CONTRACT = ROOT / 'protos' / 'twinkle' / 'api' / 'error' / 'v1' / 'error_reason.proto'
+NOT_RAISED_YET: set[str] = set()
+"""Reasons that are in the contract for later issues; this set may only shrink."""
+
+for _module in modules('services/'):
+    if re.fullmatch(r'services\.\w+\.domain\.errors(\.\w+)?', _module.name):
+        importlib.import_module(_module.name)
+ERRORS = all_error_classes()
+
+
+def test_contract_and_classes_name_the_same_reasons() -> None:
+    """Every reason of the contract has a class that says it, and no class says another."""
+    assert {error.reason for error in ERRORS} | NOT_RAISED_YET == set(_contract())
+    assert {error.reason for error in ERRORS} & NOT_RAISED_YET == set()
+
+
+@pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
+def test_error_is_as_the_contract_says(error: type[DomainError]) -> None:
+    """The status code and the metadata keys are those of the comment beside the reason."""
+    comment = _contract()[error.reason]
+    instance = _example(error)
+    assert comment.startswith(error.code.name)
+    assert [key for key in instance.metadata() if not re.search(rf'\b{key}\b', comment)] == []
+
+
+@pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
+def test_error_survives_a_trip_between_processes(error: type[DomainError]) -> None:
+    """Pickling keeps the class, the sentence and the facts."""
+    instance = _example(error)
+    copy = pickle.loads(pickle.dumps(instance))
+    assert type(copy) is error
+    assert str(copy) == str(instance) != ''
+    assert copy.metadata() == instance.metadata()
+    assert copy.violations == instance.violations
+
+
+def _contract() -> dict[str, str]:
+    """Return reason to its comment, joined to one line."""
+    found = re.findall(r'((?:^ *//.*\n)+) *ERROR_REASON_(\w+) = [1-9]', CONTRACT.read_text(), re.MULTILINE)
+    return {reason: ' '.join(re.findall(r'// ?(.*)', comment)) for comment, reason in found}
+
+
+def _example(error: type[DomainError]) -> DomainError:
+    hints = get_type_hints(error)
+    return error(**{item.name: _value(hints[item.name]) for item in fields(error)})
+
+
+def _value(hint: Any) -> object:
+    if get_origin(hint) is tuple:
+        return (
+            (FieldViolation('batch.features[0]', 'is empty; give at least one'),)
+            if 'Violation' in str(hint)
+            else ('a', 'b')
+        )
+    return {int: 3, float: 0.5, bool: True, str: 'word'}.get(hint) or hint()
