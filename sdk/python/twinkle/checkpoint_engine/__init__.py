@@ -1,0 +1,63 @@
+"""Weights as bytes on their way: manifests, packing, chunks, digests and the peft folder.
+
+A *state* is an adapter's tensors (and, if asked, what its trainer needs to resume) laid one
+after the other in a single byte sequence that a `WeightManifest` describes. Nothing here loads
+torch, opens a socket or knows a service; the checkpoint service, trainers and samplers build
+on it.
+"""
+
+from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier
+from twinkle.checkpoint_engine.chunks import CHUNK_BYTES, StateChunk, chunk_checksum, iter_chunks
+from twinkle.checkpoint_engine.errors import (
+    ChunkCorrupt,
+    ChunkOutOfOrder,
+    ChunkOutOfRange,
+    DigestMismatch,
+    InvalidManifest,
+    InvalidPeftFolder,
+    StateError,
+    StateIncomplete,
+)
+from twinkle.checkpoint_engine.manifest import StateSection, TensorEntry, WeightManifest
+from twinkle.checkpoint_engine.packing import PackedState, pack_state, state_digest, unpack_state
+from twinkle.checkpoint_engine.peft_config import adapter_config_json, parse_adapter_config
+from twinkle.checkpoint_engine.peft_folder import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_MODEL_FILE,
+    read_peft_folder,
+    write_peft_folder,
+)
+from twinkle.checkpoint_engine.safetensors_file import FileEntry, build_header, parse_header
+
+__all__ = [
+    'ADAPTER_CONFIG_FILE',
+    'ADAPTER_MODEL_FILE',
+    'CHUNK_BYTES',
+    'Assembler',
+    'ChunkCorrupt',
+    'ChunkOutOfOrder',
+    'ChunkOutOfRange',
+    'ChunkVerifier',
+    'DigestMismatch',
+    'FileEntry',
+    'InvalidManifest',
+    'InvalidPeftFolder',
+    'PackedState',
+    'StateChunk',
+    'StateError',
+    'StateIncomplete',
+    'StateSection',
+    'TensorEntry',
+    'WeightManifest',
+    'adapter_config_json',
+    'build_header',
+    'chunk_checksum',
+    'iter_chunks',
+    'pack_state',
+    'parse_adapter_config',
+    'parse_header',
+    'read_peft_folder',
+    'state_digest',
+    'unpack_state',
+    'write_peft_folder',
+]

@@ -1,0 +1,130 @@
+"""`adapter_config.json`: our LoRA configuration in peft's words, and back.
+
+What peft can say and our layers cannot do (DoRA, biases, modules saved whole) is refused on
+reading, never dropped.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from twinkle.data_format import LoraConfig
+from twinkle.data_format.lora import ALL_LINEAR
+
+_NEEDED: dict[str, tuple[Any, ...]] = {
+    'peft_type': ('LORA',),
+    'bias': (None, 'none'),
+    'use_dora': (None, False),
+    'modules_to_save': (None, []),
+    'fan_in_fan_out': (None, False),
+    'layers_to_transform': (None, []),
+    'layer_replication': (None, []),
+    'trainable_token_indices': (None, [], {}),
+    'lora_bias': (None, False),
+}
+"""Fields of peft that change the computation, with the values we can honour."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, cast(dict[str, Any], value).values()))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(name, str) for name in cast(list[Any], value))
+    )
+
+
+_IS_VALID: dict[str, Callable[[Any], bool]] = {
+    'r': lambda value: type(value) is int,
+    'lora_alpha': _is_number,
+    'lora_dropout': _is_number,
+    'target_modules': _is_names,
+    'use_rslora': lambda value: isinstance(value, bool),
+    'rank_pattern': _is_pattern,
+    'alpha_pattern': _is_pattern,
+}
+"""The fields we read, with what their values have to be."""
+_REQUIRED = ('r', 'target_modules')
+
+
+def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: Iterable[str]) -> bytes:
+    """Return the file that makes peft rebuild the adapter.
+
+    `all-linear` is written as the module names it stood for, as peft itself does, since other
+    tools do not know the word. The seed is not written: peft has no field for it.
+
+    Args:
+        config: The adapter's configuration.
+        base_model: Hub id or folder of the base model.
+        tensor_names: The adapter's tensors by peft's names.
+    """
+    targets = config.target_modules
+    if targets == ALL_LINEAR:
+        targets = sorted({name.split('.lora_')[0].rsplit('.', 1)[-1] for name in tensor_names})
+    value = {
+        'peft_type': 'LORA',
+        'task_type': 'CAUSAL_LM',
+        'base_model_name_or_path': base_model,
+        'r': config.r,
+        'lora_alpha': _integral(config.lora_alpha),
+        'lora_dropout': config.lora_dropout,
+        'target_modules': targets if isinstance(targets, str) else list(targets),
+        'use_rslora': config.use_rslora,
+        'rank_pattern': dict(config.rank_pattern),
+        'alpha_pattern': {name: _integral(alpha) for name, alpha in config.alpha_pattern.items()},
+        'bias': 'none',
+        'fan_in_fan_out': False,
+        'inference_mode': True,
+        'init_lora_weights': True,
+        'modules_to_save': None,
+        'use_dora': False,
+    }
+    return (json.dumps(value, indent=2, sort_keys=True) + '\n').encode()
+
+
+def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraConfig, str]:
+    """Read an `adapter_config.json`.
+
+    Args:
+        data: The file.
+        seed: The seed to put into the result.
+
+    Returns:
+        The configuration and the base model, which is empty where the file names none.
+
+    Raises:
+        ValueError: it is no LoRA configuration, or one with a feature that is not supported.
+    """
+    try:
+        value = json.loads(data)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise ValueError('it is no JSON') from None
+    if not isinstance(value, dict):
+        raise ValueError('it is no JSON object')
+    fields = cast(dict[str, Any], value)
+    for name, supported in _NEEDED.items():
+        if fields.get(name) not in supported:
+            raise ValueError(f'{name} = {fields.get(name)!r} is not supported; it has to be {supported[-1]!r}')
+    _check_types(fields)
+    known = {name: fields[name] for name in _IS_VALID if name in fields}
+    return LoraConfig.of({**known, 'seed': seed}), str(fields.get('base_model_name_or_path') or '')
+
+
+def _check_types(fields: Mapping[str, Any]) -> None:
+    """Refuse a field that is absent where it must not be, or of the wrong type."""
+    for name in _REQUIRED:
+        if name not in fields:
+            raise ValueError(f'{name} is missing')
+    for name, is_valid in _IS_VALID.items():
+        if name in fields and not is_valid(fields[name]):
+            raise ValueError(f'{name} = {fields[name]!r} has the wrong type')
+
+
+def _integral(value: float) -> float:
+    """Write whole numbers without a point, as tools that ask for an int expect."""
+    return int(value) if value == int(value) else value
