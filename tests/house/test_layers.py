@@ -1,0 +1,24 @@
+"""The layers around every call stand in the one order that maps, logs, counts and traces every refusal."""
+
+from typing import Any, cast
+
+from services.kit.rpc.layers import server_layers
+
+ORDER = [
+    'trace_call',
+    'name_request',
+    'count_call',
+    'log_call',
+    'map_errors',
+    'authenticate',
+    'refuse_unbuilt_method',
+    'bound',
+]
+
+
+def test_layers_stand_in_the_agreed_order() -> None:
+    """What refuses (credentials, size, deadline) is inside what maps, logs, counts and traces."""
+    layers = server_layers(
+        cast(Any, None), is_supported=lambda method: True, default_timeouts={}, message_limit_bytes=1
+    )
+    assert [cast(Any, layer).__name__ for layer in layers] == ORDER
