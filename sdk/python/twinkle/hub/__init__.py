@@ -1,0 +1,26 @@
+"""From a model's or dataset's id to a folder on this machine.
+
+Places are asked in this order: aliases, local paths, the mirror named by
+`TWINKLE_HUB_DIR`, the caches, the network. Loads no torch.
+"""
+
+from twinkle.hub.cache import cache_dir
+from twinkle.hub.errors import DatasetNotFound, DigestMismatch, HubError, HubUnreachable, ModelNotFound
+from twinkle.hub.ids import HubId, local_path
+from twinkle.hub.resolve import BUILT_IN_MODELS, get_model, resolve_dataset, resolve_model, resolve_tokenizer
+
+__all__ = [
+    'BUILT_IN_MODELS',
+    'DatasetNotFound',
+    'DigestMismatch',
+    'HubError',
+    'HubId',
+    'HubUnreachable',
+    'ModelNotFound',
+    'cache_dir',
+    'get_model',
+    'local_path',
+    'resolve_dataset',
+    'resolve_model',
+    'resolve_tokenizer',
+]

