@@ -47,6 +47,8 @@ class SamplingParams:
     """0: report the prompt tokens' log-probabilities; k: and the k most likely at each position."""
     num_samples: int = 1
     """Sequences drawn for each prompt."""
+    ignore_eos: bool = False
+    """Do not stop at the model's own end of sequence."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range.

@@ -1,0 +1,24 @@
+"""The torch sampling engine: synchronous continuous batching over `twinkle.nn.PackedCausalLM`."""
+
+from twinkle.sampler.engine.engine import EngineConfig, SamplerEngine
+from twinkle.sampler.engine.request import (
+    EngineAdapter,
+    EngineEvent,
+    EngineLoad,
+    EngineRequest,
+    PromptEvent,
+    TokenEvent,
+    TopTokens,
+)
+
+__all__ = [
+    'EngineAdapter',
+    'EngineConfig',
+    'EngineEvent',
+    'EngineLoad',
+    'EngineRequest',
+    'PromptEvent',
+    'SamplerEngine',
+    'TokenEvent',
+    'TopTokens',
+]

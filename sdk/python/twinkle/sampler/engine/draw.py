@@ -1,0 +1,101 @@
+"""Drawing one token from one row of logits.
+
+Token t of sequence i depends on `(seed, i, t)` and its own logits only: one uniform number from a
+keyed hash, and the inverse of the cumulative distribution. There is no generator state, so batching,
+order and restarts cannot change a sample. V is the vocabulary size.
+"""
+
+import hashlib
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import SamplingParams
+from twinkle.sampler.engine.request import TopTokens
+
+
+def uniform(seed: int, sequence_index: int, token_index: int) -> float:
+    """Return a number in [0, 1) with 53 random bits that depends on the arguments only."""
+    key = f'{seed}/{sequence_index}/{token_index}'.encode()
+    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), 'little') >> 11) * 2.0**-53
+
+
+def draw_token(
+    logits_V: Tensor,
+    params: SamplingParams,
+    *,
+    present: Collection[int],
+    forbidden: Collection[int],
+    number: float,
+) -> int:
+    """Draw a token.
+
+    Args:
+        logits_V: float32 [V], the model's own; not changed.
+        params: temperature, top_k, top_p and repetition_penalty are used, in this order: penalty,
+            forbidden tokens, temperature, top_k, top_p.
+        present: tokens already in the sequence, prompt included.
+        forbidden: tokens that may not be drawn.
+        number: uniform in [0, 1).
+    """
+    scores_V = _adjusted(logits_V, params.repetition_penalty, present, forbidden)
+    if params.temperature == 0.0:
+        return int(scores_V.argmax())
+    weights, token_ids = _candidates(scores_V, params)
+    cumulative = weights.cumsum(0)
+    place = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
+    place = min(place, int(weights.nonzero()[-1]))
+    return place if token_ids is None else int(token_ids[place])
+
+
+def top_logprobs(logprobs_V: Tensor, token_id: int, count: int) -> TopTokens:
+    """Return `token_id` with its log-probability, followed by the `count` most likely tokens."""
+    own = [(token_id, float(logprobs_V[token_id]))]
+    return own + most_likely(logprobs_V, count)
+
+
+def most_likely(logprobs_V: Tensor, count: int) -> TopTokens:
+    """Return the `count` most likely tokens, most likely first."""
+    if count == 0:
+        return []
+    values, token_ids = logprobs_V.topk(min(count, logprobs_V.shape[0]))
+    return list(zip(token_ids.tolist(), values.tolist(), strict=True))
+
+
+def _adjusted(logits_V: Tensor, penalty: float, present: Collection[int], forbidden: Collection[int]) -> Tensor:
+    if penalty == 1.0 and not forbidden:
+        return logits_V
+    scores_V = logits_V.clone()
+    if penalty != 1.0 and present:
+        index = torch.tensor(sorted(set(present)), device=scores_V.device)
+        chosen = scores_V[index]
+        scores_V[index] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+    if forbidden:
+        scores_V[torch.tensor(sorted(forbidden), device=scores_V.device)] = float('-inf')
+    return scores_V
+
+
+def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
+    """Return float64 weights of the tokens that may be drawn, and their ids (None: all, in order)."""
+    probs = torch.softmax(scores_V.double() / params.temperature, dim=0)
+    token_ids: Tensor | None = None
+    if 0 < params.top_k < probs.shape[0]:
+        probs, token_ids = _sorted(probs, probs >= probs.topk(params.top_k).values[-1])
+        probs, token_ids = probs[: params.top_k], token_ids[: params.top_k]
+        probs = probs / probs.sum()
+    if params.top_p < 1.0:
+        # Tokens below (1 - top_p) / V together weigh less than 1 - top_p: the nucleus needs none of them.
+        floor = (1.0 - params.top_p) / probs.shape[0]
+        kept, kept_ids = _sorted(probs, probs >= floor)
+        size = int(torch.searchsorted(kept.cumsum(0), params.top_p)) + 1
+        probs = kept[:size]
+        token_ids = kept_ids[:size] if token_ids is None else token_ids[kept_ids[:size]]
+    return probs, token_ids
+
+
+def _sorted(probs: Tensor, is_kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the kept probabilities in falling order with their places; ties keep their order."""
+    places = is_kept.nonzero().squeeze(1)
+    kept, order = probs[places].sort(descending=True, stable=True)
+    return kept, places[order]

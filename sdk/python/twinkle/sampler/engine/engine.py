@@ -1,0 +1,338 @@
+"""The torch sampling engine: requests in, events out, one step at a time.
+
+It is synchronous and owned by one thread. `scheduler.py` decides what a step computes, `pack.py` lays
+it out, `twinkle.nn` computes it, `draw.py` draws and `stopping.py` ends. V is the vocabulary size.
+"""
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import SamplingParams, StopReason, VersionSpan
+from twinkle.nn import PackedCausalLM
+from twinkle.sampler.engine.admission import Admission
+from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
+from twinkle.sampler.engine.draw import draw_token, most_likely, top_logprobs, uniform
+from twinkle.sampler.engine.pack import PackItem, pack
+from twinkle.sampler.engine.request import (
+    EngineAdapter,
+    EngineEvent,
+    EngineLoad,
+    EngineRequest,
+    PromptEvent,
+    TokenEvent,
+)
+from twinkle.sampler.engine.scheduler import PrefillChunk, Scheduler, SchedulerLimits, StepPlan
+from twinkle.sampler.engine.sequence import SampleGroup, Sequence
+from twinkle.sampler.engine.stopping import StopRules, StopWatch
+from twinkle.sampler.errors import DuplicateRequest, UnknownRequest
+
+SCORED_ROWS = 64
+"""Prompt rows whose logits exist at once; at a vocabulary of 150k tokens 37 MiB in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Limits of one engine."""
+
+    max_sequences: int = 32
+    """Sequences continued at once."""
+    max_batch_tokens: int = 1024
+    """Rows computed in one step."""
+    prefill_chunk_tokens: int = 512
+    """Prompt tokens computed in one piece."""
+    kv_cache_memory_bytes: int = 1 << 29
+    """Memory for keys and values; requests wait for room in it."""
+    max_model_len: int | None = None
+    """Most tokens of one sequence. Unset: the model's context, or less if the memory holds less."""
+
+
+class SamplerEngine:
+    """Continues prompts on a shared base model, each with its own adapter version.
+
+    Concurrency: not thread-safe; every method must be called from the thread that steps.
+    """
+
+    def __init__(
+        self,
+        model: PackedCausalLM,
+        *,
+        tokenizer: TokenDecoder | None = None,
+        config: EngineConfig | None = None,
+        new_seed: Callable[[], int] | None = None,
+    ) -> None:
+        """Build an engine on `model`, which it does not change.
+
+        Args:
+            model: the frozen base model.
+            tokenizer: gives the text of tokens. Unset: events have no text and stop strings are refused.
+            config: limits.
+            new_seed: seed for requests that bring none. Unset: from the operating system.
+
+        Raises:
+            ValueError: limits that contradict each other.
+        """
+        self.config = config or EngineConfig()
+        self._model = model
+        self._tokenizer = tokenizer
+        self._new_seed = new_seed or (lambda: random.SystemRandom().getrandbits(63))
+        kv_tokens = self.config.kv_cache_memory_bytes // model.kv_bytes_per_token
+        context = self.config.max_model_len or model.max_position_embeddings
+        self.admission = Admission(
+            vocab_size=model.vocab_size,
+            context_tokens=min(context, model.max_position_embeddings, kv_tokens),
+            is_text_known=tokenizer is not None,
+        )
+        self._scheduler = Scheduler(
+            SchedulerLimits(
+                max_sequences=self.config.max_sequences,
+                max_step_rows=self.config.max_batch_tokens,
+                prefill_chunk_rows=self.config.prefill_chunk_tokens,
+                kv_budget_tokens=kv_tokens,
+            )
+        )
+        self._unfinished: dict[str, int] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is waiting or running."""
+        return not self._unfinished
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        scheduler = self._scheduler
+        pending = [*scheduler.waiting, *scheduler.prefilling]
+        return EngineLoad(
+            running_sequences=len(scheduler.running),
+            waiting_sequences=sum(len(group.sample_indices) for group in pending),
+            kv_tokens_reserved=scheduler.kv_tokens_reserved,
+            kv_tokens_budget=scheduler.limits.kv_budget_tokens,
+        )
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: TokenIds[int],
+        params: SamplingParams,
+        *,
+        adapter: EngineAdapter | None = None,
+    ) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            DuplicateRequest: a request of that id is running.
+            InvalidPrompt: the prompt is empty or has a token outside the vocabulary.
+            ContextExceeded: prompt and new tokens do not fit the context.
+            InvalidSamplingParams: a parameter cannot be honoured here.
+        """
+        if request_id in self._unfinished:
+            raise DuplicateRequest(request_id)
+        prompt = tuple(int(token_id) for token_id in prompt_token_ids)
+        max_new_tokens = self.admission.check(prompt, params)
+        request = EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, adapter=adapter)
+        self._unfinished[request_id] = params.num_samples
+        for group in self._groups(request, max_new_tokens):
+            self._scheduler.add(group)
+
+    def abort(self, request_id: str) -> list[EngineEvent]:
+        """End a request now and free its memory.
+
+        Returns:
+            The last event of each of its sequences that had not ended.
+
+        Raises:
+            UnknownRequest: no such request is running.
+        """
+        if request_id not in self._unfinished:
+            raise UnknownRequest(request_id)
+        ended: list[EngineEvent] = []
+        for group in self._groups_of(request_id, [*self._scheduler.waiting, *self._scheduler.prefilling]):
+            self._scheduler.remove_group(group)
+            ended += [_last_event(group, index, StopReason.ABORT) for index in group.sample_indices]
+        for sequence in [item for item in self._scheduler.running if item.group.request.request_id == request_id]:
+            self._scheduler.finish(sequence)
+            text = sequence.stop_watch.release()
+            ended.append(_last_event(sequence.group, sequence.index, StopReason.ABORT, sequence.tokens, text))
+        del self._unfinished[request_id]
+        return ended
+
+    def set_parked(self, request_id: str, *, is_parked: bool) -> None:
+        """Hold back the sequences of a request, or let them go on; they keep their memory.
+
+        Raises:
+            UnknownRequest: no such request is running.
+        """
+        if request_id not in self._unfinished:
+            raise UnknownRequest(request_id)
+        running = [sequence.group for sequence in self._scheduler.running]
+        groups = [*self._scheduler.waiting, *self._scheduler.prefilling, *running]
+        for group in self._groups_of(request_id, groups):
+            group.is_parked = is_parked
+
+    @torch.inference_mode()
+    def step(self) -> list[EngineEvent]:
+        """Compute one batch and return what it brought; empty when there was nothing to compute."""
+        plan = self._scheduler.schedule()
+        if plan.row_count == 0:
+            return []
+        hidden_TD, item_rows = self._forward(plan)
+        prefill_rows = item_rows[len(plan.decodes) :]
+        for chunk, rows in zip(plan.prefills, prefill_rows, strict=True):
+            self._take_prompt_rows(chunk, hidden_TD[rows.start : rows.stop])
+        computed = [
+            (chunk.group, rows.stop - 1)
+            for chunk, rows in zip(plan.prefills, prefill_rows, strict=True)
+            if chunk.group.is_prompt_computed
+        ]
+        last_rows = [rows.start for rows in item_rows[: len(plan.decodes)]] + [row for _, row in computed]
+        if not last_rows:
+            return []
+        logits_RV = self._model.logits(hidden_TD[last_rows])
+        events = [self._extend(sequence, logits_RV[row]) for row, sequence in enumerate(plan.decodes)]
+        for row, (group, _) in enumerate(computed, start=len(plan.decodes)):
+            events += self._start(group, logits_RV[row])
+        return events
+
+    def _groups(self, request: EngineRequest, max_new_tokens: int) -> list[SampleGroup]:
+        """Split the samples into groups that can be admitted whole; nearly always one."""
+        params = request.params
+        samples = range(params.num_samples)
+        size = len(samples)
+        if max_new_tokens:
+            size = self._scheduler.largest_group(len(request.prompt_token_ids) + max_new_tokens)
+        seed = self._new_seed() if params.seed is None else params.seed
+        return [
+            SampleGroup(
+                request=request,
+                sample_indices=samples[begin : begin + size],
+                max_new_tokens=max_new_tokens,
+                is_prompt_scored=begin == 0 and params.prompt_logprobs is not None,
+                seed=seed,
+                cache=self._model.new_cache(),
+            )
+            for begin in range(0, len(samples), size)
+        ]
+
+    def _groups_of(self, request_id: str, groups: list[SampleGroup]) -> list[SampleGroup]:
+        return [group for group in groups if group.request.request_id == request_id]
+
+    def _forward(self, plan: StepPlan) -> tuple[Tensor, list[range]]:
+        """Return hidden states of all rows, and the rows of each decode and then each chunk."""
+        items = [
+            PackItem(token_ids=sequence.tokens[-1:], cache=sequence.cache, adapter=sequence.group.request.adapter)
+            for sequence in plan.decodes
+        ]
+        for chunk in plan.prefills:
+            request = chunk.group.request
+            token_ids = request.prompt_token_ids[chunk.begin : chunk.end]
+            items.append(PackItem(token_ids=token_ids, cache=chunk.group.cache, adapter=request.adapter))
+        packed = pack(items, device=self._model.device)
+        hidden_TD = self._model.hidden(
+            packed.input_ids, packed.position_ids, sequences=packed.sequences, adapters=packed.adapters
+        )
+        return hidden_TD, packed.item_rows
+
+    def _take_prompt_rows(self, chunk: PrefillChunk, hidden_RD: Tensor) -> None:
+        """Note that a chunk is in the cache; score the prompt tokens its rows predict."""
+        group = chunk.group
+        group.computed_tokens = chunk.end
+        if not group.is_prompt_scored:
+            return
+        count = group.request.params.prompt_logprobs or 0
+        labels = group.request.prompt_token_ids[chunk.begin + 1 : chunk.end + 1]
+        for begin in range(0, len(labels), SCORED_ROWS):
+            piece = labels[begin : begin + SCORED_ROWS]
+            logprobs_RV = self._model.logits(hidden_RD[begin : begin + len(piece)]).log_softmax(dim=-1)
+            for logprobs_V, label in zip(logprobs_RV, piece, strict=True):
+                group.prompt_logprobs.append(float(logprobs_V[label]))
+                group.prompt_top_logprobs.append(most_likely(logprobs_V, count))
+
+    def _start(self, group: SampleGroup, logits_V: Tensor) -> list[EngineEvent]:
+        """Report a computed prompt and draw the first token of each sample."""
+        events: list[EngineEvent] = [_prompt_event(group)] if group.sample_indices.start == 0 else []
+        if group.max_new_tokens == 0:
+            self._scheduler.start(group, [])
+            del self._unfinished[group.request.request_id]
+            return events + [_last_event(group, index, StopReason.LENGTH) for index in group.sample_indices]
+        rules = StopRules.of(
+            group.request.params, eos_token_ids=self._model.eos_token_ids, max_new_tokens=group.max_new_tokens
+        )
+        sequences = [
+            Sequence(
+                group=group,
+                index=index,
+                cache=group.cache if index == group.sample_indices[-1] else group.cache.copy(),
+                rules=rules,
+                stop_watch=StopWatch(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None),
+            )
+            for index in group.sample_indices
+        ]
+        group.cache = None
+        self._scheduler.start(group, sequences)
+        return events + [self._extend(sequence, logits_V) for sequence in sequences]
+
+    def _extend(self, sequence: Sequence, logits_V: Tensor) -> TokenEvent:
+        """Draw the next token of a sequence and decide whether it was the last."""
+        request, token_index = sequence.group.request, len(sequence.tokens)
+        token_id = draw_token(
+            logits_V,
+            request.params,
+            present=(*request.prompt_token_ids, *sequence.tokens),
+            forbidden=sequence.rules.forbidden_tokens(token_index),
+            number=uniform(sequence.group.seed, sequence.index, token_index),
+        )
+        sequence.tokens.append(token_id)
+        verdict = sequence.stop_watch.push(token_id)
+        if verdict.reason:
+            self._close(sequence)
+        return TokenEvent(
+            request_id=request.request_id,
+            sequence_index=sequence.index,
+            tokens=[token_id],
+            logprobs=[top_logprobs(logits_V.log_softmax(dim=-1), token_id, request.params.logprobs or 0)],
+            text=verdict.text,
+            version=request.version,
+            stop_reason=verdict.reason,
+            version_spans=_spans(request, len(sequence.tokens)) if verdict.reason else [],
+        )
+
+    def _close(self, sequence: Sequence) -> None:
+        request_id = sequence.group.request.request_id
+        self._scheduler.finish(sequence)
+        self._unfinished[request_id] -= 1
+        if self._unfinished[request_id] == 0:
+            del self._unfinished[request_id]
+
+
+def _prompt_event(group: SampleGroup) -> PromptEvent:
+    params = group.request.params
+    return PromptEvent(
+        request_id=group.request.request_id,
+        logprobs=group.prompt_logprobs if group.is_prompt_scored else None,
+        top_logprobs=group.prompt_top_logprobs if params.prompt_logprobs else None,
+    )
+
+
+def _last_event(
+    group: SampleGroup, sequence_index: int, reason: StopReason, tokens: TokenIds[int] = (), text: str = ''
+) -> TokenEvent:
+    """Return the event that ends a sequence without a new token; `tokens` are those it had."""
+    return TokenEvent(
+        request_id=group.request.request_id,
+        sequence_index=sequence_index,
+        text=text,
+        version=group.request.version,
+        stop_reason=reason,
+        version_spans=_spans(group.request, len(tokens)),
+    )
+
+
+def _spans(request: EngineRequest, token_count: int) -> list[VersionSpan]:
+    if token_count == 0:
+        return []
+    return [VersionSpan(version=request.version, begin_token=0, end_token=token_count)]

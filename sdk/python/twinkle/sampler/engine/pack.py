@@ -1,0 +1,74 @@
+"""Rows of many sequences as one batch for the model: same adapter side by side, no padding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twinkle.nn import AdapterSpan, KVCache, SequenceSpan
+from twinkle.sampler.engine.request import EngineAdapter
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackItem:
+    """Rows of one sequence: the next tokens after those in its cache."""
+
+    token_ids: Sequence[int]
+    cache: KVCache
+    adapter: EngineAdapter | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """What `PackedCausalLM.hidden` takes; T is the number of rows."""
+
+    input_ids: Tensor
+    """int64 [T]."""
+    position_ids: Tensor
+    """int64 [T]."""
+    sequences: list[SequenceSpan]
+    adapters: list[AdapterSpan]
+    item_rows: list[range]
+    """Rows of each item, in the order the items were given."""
+
+
+def pack(items: Sequence[PackItem], *, device: str | torch.device) -> Pack:
+    """Lay out `items` so that rows of one adapter version are contiguous."""
+    order = sorted(range(len(items)), key=lambda place: _adapter_key(items[place].adapter))
+    token_ids: list[int] = []
+    positions: list[int] = []
+    sequences: list[SequenceSpan] = []
+    item_rows = [range(0)] * len(items)
+    for place in order:
+        item = items[place]
+        rows = range(len(token_ids), len(token_ids) + len(item.token_ids))
+        token_ids.extend(item.token_ids)
+        positions.extend(range(item.cache.length, item.cache.length + len(rows)))
+        sequences.append(SequenceSpan(rows.start, rows.stop, item.cache))
+        item_rows[place] = rows
+    return Pack(
+        input_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        position_ids=torch.tensor(positions, dtype=torch.int64, device=device),
+        sequences=sequences,
+        adapters=_adapter_spans([(items[place].adapter, item_rows[place]) for place in order]),
+        item_rows=item_rows,
+    )
+
+
+def _adapter_key(adapter: EngineAdapter | None) -> tuple[str, int]:
+    return (adapter.key, adapter.version) if adapter else ('', 0)
+
+
+def _adapter_spans(rows: list[tuple[EngineAdapter | None, range]]) -> list[AdapterSpan]:
+    """Join neighbours of one adapter version into one span."""
+    spans: list[AdapterSpan] = []
+    last_key: tuple[str, int] | None = None
+    for adapter, item_rows in rows:
+        key = _adapter_key(adapter)
+        begin_row = item_rows.start
+        if key == last_key:
+            begin_row = spans.pop().begin_row
+        spans.append(AdapterSpan(begin_row, item_rows.stop, adapter.weights if adapter else None))
+        last_key = key
+    return spans

@@ -1,0 +1,85 @@
+"""What goes into the engine and what comes out of a step. Values only; the machine is in `engine.py`."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from twinkle.data_format import SamplingParams, StopReason, VersionSpan
+
+if TYPE_CHECKING:
+    from twinkle.nn import LoraWeights
+
+TopTokens = list[tuple[int, float]]
+"""`(token_id, natural log-probability)`, most likely first."""
+
+
+@dataclass(frozen=True)
+class EngineAdapter:
+    """One immutable version of one adapter."""
+
+    key: str
+    """Names the adapter; rows of equal `(key, version)` share one LoRA computation."""
+    version: int
+    """At least 1; 0 is the base model alone."""
+    weights: 'LoraWeights'
+    """Never changed once given to an engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """A prompt with everything needed to continue it."""
+
+    request_id: str
+    """Unique among running requests."""
+    prompt_token_ids: tuple[int, ...]
+    """At least one token."""
+    params: SamplingParams
+    adapter: EngineAdapter | None = None
+    """None: the base model alone."""
+
+    @property
+    def version(self) -> int:
+        """The version that draws every token of this request; 0 is the base model."""
+        return self.adapter.version if self.adapter else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptEvent:
+    """A prompt is computed. Comes once for each request, before its tokens."""
+
+    request_id: str
+    logprobs: list[float | None] | None = None
+    """Natural log-probability of each prompt token, the first None; None if not asked for."""
+    top_logprobs: list[TopTokens | None] | None = None
+    """The most likely tokens at each prompt position, the first None; None if not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEvent:
+    """New tokens of one sequence, its end, or both."""
+
+    request_id: str
+    sequence_index: int
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[TopTokens] = field(default_factory=list[TopTokens])
+    """One entry a token: the drawn token first, then the most likely where asked for."""
+    text: str = ''
+    """Text that became certain with these tokens."""
+    version: int = 0
+    """Version that drew these tokens."""
+    stop_reason: StopReason | None = None
+    """Set on the last event of the sequence, and only there."""
+    version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    """With `stop_reason`: which version drew which tokens."""
+
+
+EngineEvent = PromptEvent | TokenEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is."""
+
+    running_sequences: int
+    waiting_sequences: int
+    kv_tokens_reserved: int
+    kv_tokens_budget: int

@@ -1,0 +1,99 @@
+"""Drawing a token: repeatable, in the right proportions, within the filters."""
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.data_format import SamplingParams
+from twinkle.sampler.engine.draw import draw_token, top_logprobs, uniform
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.5, -3.0])
+
+
+def draw(number: float, logits: torch.Tensor = LOGITS, present=(), forbidden=(), **params) -> int:
+    """Draw with those parameters."""
+    return draw_token(logits, SamplingParams(**params), present=present, forbidden=forbidden, number=number)
+
+
+def drawn_tokens(**params) -> set[int]:
+    """Return every token that can be drawn."""
+    return {draw(step / 1000, **params) for step in range(1000)}
+
+
+def test_uniform_depends_on_each_of_seed_sequence_and_token():
+    """The numbers of neighbours are unrelated, and the same arguments give the same number."""
+    numbers = {uniform(seed, index, place) for seed in range(5) for index in range(5) for place in range(20)}
+    assert len(numbers) == 500
+    assert all(0.0 <= number < 1.0 for number in numbers)
+    assert abs(sum(numbers) / 500 - 0.5) < 0.05
+    assert uniform(-3, 1, 2) == uniform(-3, 1, 2)
+
+
+def test_frequencies_follow_the_distribution():
+    """Evenly spread numbers give each token its share of the probability."""
+    counts = torch.zeros(6)
+    for step in range(5000):
+        counts[draw((step + 0.5) / 5000, temperature=0.7)] += 1
+    assert torch.allclose(counts / 5000, torch.softmax(LOGITS / 0.7, 0), atol=2e-3)
+
+
+def test_zero_temperature_takes_the_most_likely():
+    """Greedy ignores the number."""
+    assert {draw(number, temperature=0.0) for number in (0.0, 0.5, 0.999)} == {0}
+
+
+def test_top_k_keeps_exactly_k_even_with_ties():
+    """Tokens 2 and 4 tie for third place; the earlier one is kept."""
+    assert drawn_tokens(top_k=3) == {0, 1, 2}
+    assert drawn_tokens(top_k=1) == {0}
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    """The nucleus ends with the token that crosses top_p."""
+    probs = torch.softmax(LOGITS, 0)
+    assert drawn_tokens(top_p=float(probs[0]) - 1e-3) == {0}
+    assert drawn_tokens(top_p=float(probs[0]) + 1e-3) == {0, 1}
+    assert drawn_tokens(top_p=1.0) == {0, 1, 2, 3, 4, 5}
+
+
+@given(logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40), top_p=st.floats(0.01, 0.999))
+def test_top_p_equals_a_full_sort(logits, top_p):
+    """Leaving out the hopeless tokens before sorting changes nothing."""
+    row = torch.tensor(logits)
+    probs, order = torch.softmax(row.double(), 0).sort(descending=True, stable=True)
+    size = int(torch.searchsorted(probs.cumsum(0), top_p)) + 1
+    allowed = set(order[:size].tolist())
+    assert {draw(step / 50, row, top_p=top_p) for step in range(50)} <= allowed
+    assert draw(1 - 2**-53, row, top_p=top_p) in allowed
+
+
+def test_top_p_applies_to_what_top_k_left():
+    """After top_k the probabilities are renormalised."""
+    first_of_two = math.exp(2) / (math.exp(2) + math.exp(1))
+    assert drawn_tokens(top_k=2, top_p=first_of_two - 1e-3) == {0}
+    assert drawn_tokens(top_k=2, top_p=first_of_two + 1e-3) == {0, 1}
+
+
+def test_repetition_penalty_pushes_present_tokens_down():
+    """Positive logits are divided, negative ones multiplied; the model's row is not changed."""
+    before = LOGITS.clone()
+    assert draw(0.0, present=[0, 0], temperature=0.0, repetition_penalty=4.0) == 1
+    assert draw(0.0, torch.tensor([-1.0, -1.5]), [0], temperature=0.0, repetition_penalty=2.0) == 1
+    assert torch.equal(before, LOGITS)
+
+
+def test_forbidden_tokens_are_never_drawn():
+    """Not even when they are the most likely."""
+    assert draw(0.0, forbidden=[0], temperature=0.0) == 1
+    assert drawn_tokens(forbidden=[0, 3]) == {1, 2, 4, 5}
+
+
+def test_top_logprobs_begin_with_the_drawn_token():
+    """The drawn token first, then the most likely, each with its own log-probability."""
+    logprobs = LOGITS.log_softmax(0)
+    own, *best = top_logprobs(logprobs, 5, 2)
+    assert own == (5, float(logprobs[5]))
+    assert [token for token, _ in best] == [0, 1]
+    assert top_logprobs(logprobs, 5, 0) == [own]

@@ -1,0 +1,135 @@
+"""The sampling engine's scheduler: bounds, order and progress, whatever arrives and leaves."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.data_format import SamplingParams
+from twinkle.sampler.engine.request import EngineRequest
+from twinkle.sampler.engine.scheduler import Scheduler, SchedulerLimits
+from twinkle.sampler.engine.sequence import SampleGroup, Sequence
+
+LIMITS = SchedulerLimits(max_sequences=4, max_step_rows=12, prefill_chunk_rows=8, kv_budget_tokens=64)
+
+
+def make_group(name: str, prompt_length: int, sample_count: int, max_new_tokens: int) -> SampleGroup:
+    """Return a group of that size."""
+    request = EngineRequest(request_id=name, prompt_token_ids=(1,) * prompt_length, params=SamplingParams())
+    return SampleGroup(
+        request=request,
+        sample_indices=range(sample_count),
+        max_new_tokens=max_new_tokens,
+        is_prompt_scored=False,
+        seed=0,
+    )
+
+
+def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """Run one planned step as the engine would; return `(request_id, rows)` of what was computed."""
+    plan = scheduler.schedule()
+    assert plan.row_count <= scheduler.limits.max_step_rows
+    done = [(sequence.group.request.request_id, 1) for sequence in plan.decodes]
+    for sequence in plan.decodes:
+        grow(scheduler, sequence)
+    for chunk in plan.prefills:
+        done.append((chunk.group.request.request_id, chunk.end - chunk.begin))
+        chunk.group.computed_tokens = chunk.end
+        if chunk.group.is_prompt_computed:
+            start(scheduler, chunk.group)
+    return done
+
+
+def start(scheduler: Scheduler, group: SampleGroup) -> None:
+    """Draw the first token of each sample of a computed group."""
+    count = group.sample_count if group.max_new_tokens else 0
+    sequences = [Sequence(group=group, index=i, cache=None, rules=None, stop_watch=None) for i in range(count)]
+    scheduler.start(group, sequences)
+    for sequence in sequences:
+        grow(scheduler, sequence)
+
+
+def grow(scheduler: Scheduler, sequence: Sequence) -> None:
+    """Give a sequence a token; end it at its limit."""
+    sequence.tokens.append(0)
+    if len(sequence.tokens) == sequence.group.max_new_tokens:
+        scheduler.finish(sequence)
+
+
+def held_kv_tokens(scheduler: Scheduler) -> int:
+    """Return the keys and values that exist now, in tokens."""
+    running = sum(len(s.tokens) + s.group.prompt_length for s in scheduler.running)
+    return running + sum(group.computed_tokens for group in scheduler.prefilling)
+
+
+sizes = st.tuples(st.integers(1, 20), st.integers(1, 3), st.integers(0, 10))
+
+
+@given(arrivals=st.lists(st.lists(sizes, max_size=3), max_size=6), leaving=st.sets(st.integers(0, 17)))
+def test_any_arrivals_and_departures_keep_the_bounds_and_finish(arrivals, leaving):
+    """Rows, sequences and memory stay within their limits at each step, and everything ends."""
+    scheduler = Scheduler(LIMITS)
+    waves = [*arrivals, *[[] for _ in range(400)]]
+    count = 0
+    groups: list[SampleGroup] = []
+    for wave in waves:
+        for prompt_length, sample_count, max_new_tokens in wave:
+            fitting = min(sample_count, scheduler.largest_group(prompt_length + max_new_tokens))
+            groups.append(make_group(str(count), prompt_length, fitting, max_new_tokens))
+            scheduler.add(groups[-1])
+            count += 1
+        run_step(scheduler)
+        assert len(scheduler.running) + len(scheduler.prefilling) <= LIMITS.max_sequences
+        assert held_kv_tokens(scheduler) <= scheduler.kv_tokens_reserved <= LIMITS.kv_budget_tokens
+        for group in [g for g in groups if int(g.request.request_id) in leaving and g in scheduler.prefilling]:
+            scheduler.remove_group(group)
+    assert not scheduler.waiting
+    assert not scheduler.prefilling
+    assert not scheduler.running
+    assert scheduler.kv_tokens_reserved == 0
+
+
+def test_groups_are_admitted_in_order_of_arrival():
+    """A small group does not overtake a large one that waits for room."""
+    scheduler = Scheduler(LIMITS)
+    scheduler.add(make_group('first', 10, 3, 10))
+    scheduler.add(make_group('large', 20, 2, 10))
+    scheduler.add(make_group('small', 1, 1, 1))
+    scheduler.schedule()
+    assert [group.request.request_id for group in scheduler.prefilling] == ['first']
+
+
+def test_chunk_borders_do_not_depend_on_company():
+    """A prompt is cut at the same places alone and in a crowd."""
+
+    def chunks(scheduler: Scheduler) -> list[int]:
+        rows: list[int] = []
+        while scheduler.waiting or scheduler.prefilling or scheduler.running:
+            rows += [count for name, count in run_step(scheduler) if name == 'it'][:1]
+        return rows
+
+    alone, crowd = Scheduler(LIMITS), Scheduler(LIMITS)
+    for name in ('a', 'b'):
+        crowd.add(make_group(name, 5, 1, 7))
+    alone.add(make_group('it', 19, 1, 1))
+    crowd.add(make_group('it', 19, 1, 1))
+    assert chunks(alone) == chunks(crowd) == [8, 8, 3]
+
+
+def test_parked_sequences_keep_their_room_and_are_not_continued():
+    """Parking stops the rows of a group and frees nothing."""
+    scheduler = Scheduler(LIMITS)
+    group = make_group('it', 4, 1, 8)
+    scheduler.add(group)
+    run_step(scheduler)
+    reserved = scheduler.kv_tokens_reserved
+    group.is_parked = True
+    assert run_step(scheduler) == []
+    assert scheduler.kv_tokens_reserved == reserved
+    group.is_parked = False
+    assert run_step(scheduler) == [('it', 1)]
+
+
+def test_limits_that_starve_prompts_are_refused():
+    """A step must have room for a chunk beside all running sequences."""
+    with pytest.raises(ValueError, match='max_step_rows'):
+        SchedulerLimits(max_sequences=8, max_step_rows=10, prefill_chunk_rows=4, kv_budget_tokens=64)

@@ -1,0 +1,136 @@
+"""Tokens to text and the end of a sequence: whole characters, cut stop strings, limits."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from twinkle.data_format import SamplingParams, StopReason
+from twinkle.sampler.engine.detokenize import IncrementalDetokenizer
+from twinkle.sampler.engine.stopping import StopRules, StopWatch
+
+EOS = 256
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer of single bytes and one special token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({symbol: place for place, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(['<end>'])
+    return tokenizer
+
+
+def metaspace_tokenizer() -> Tokenizer:
+    """Return a tokenizer whose decoder strips the space of the first word."""
+    words = {'▁Hello': 0, '▁world': 1, '!': 2, '▁': 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token='!'))
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def watch(max_tokens: int = 100, eos: int = EOS, **params) -> StopWatch:
+    """Return a watch over one sequence."""
+    rules = StopRules.of(SamplingParams(**params), eos_token_ids=frozenset({eos}), max_new_tokens=max_tokens)
+    return StopWatch(rules, IncrementalDetokenizer(TOKENIZER))
+
+
+def feed(watch: StopWatch, text: str, *more: int) -> tuple[list[str], StopReason | None, int]:
+    """Push the bytes of `text` and then tokens `more`; return pieces, reason and tokens taken."""
+    pieces = []
+    for count, token in enumerate([*TOKENIZER.encode(text).ids, *more], start=1):
+        verdict = watch.push(token)
+        pieces.append(verdict.text)
+        if verdict.reason:
+            return pieces, verdict.reason, count
+    return pieces, None, len(pieces)
+
+
+@given(text=st.text(max_size=40))
+def test_pieces_add_up_and_never_split_a_character(text):
+    """The sum of the pieces is the text of all tokens, whatever the characters."""
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    pieces = [detokenizer.push(token) for token in TOKENIZER.encode(text).ids]
+    assert ''.join(pieces) + detokenizer.flush() == text
+    assert '\ufffd' in text or not any('\ufffd' in piece for piece in pieces)
+
+
+@given(ids=st.lists(st.integers(0, 256), max_size=60))
+def test_pieces_of_any_bytes_add_up(ids):
+    """Bytes that are no text still give what decoding all at once gives."""
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    pieces = [detokenizer.push(token) for token in ids]
+    assert ''.join(pieces) + detokenizer.flush() == TOKENIZER.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 2), max_size=12))
+def test_spaces_between_words_are_kept(ids):
+    """A decoder that strips a leading space strips it once, at the beginning."""
+    tokenizer = metaspace_tokenizer()
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert ''.join(detokenizer.push(token) for token in ids) + detokenizer.flush() == tokenizer.decode(ids)
+
+
+def test_end_of_sequence_ends_without_text():
+    """The stop token is taken and has no text."""
+    assert feed(watch(), 'ok', EOS) == (['o', 'k', ''], StopReason.STOP, 3)
+
+
+def test_end_of_sequence_is_ignored_on_request():
+    """With ignore_eos only the caller's own stops count."""
+    assert feed(watch(ignore_eos=True), 'ok', EOS)[1] is None
+
+
+def test_own_stop_token_ends_and_its_text_is_left_out():
+    """A stop id may be an ordinary token."""
+    stop = TOKENIZER.encode('x').ids[0]
+    assert feed(watch(stop=[stop]), 'abxcd') == (['a', 'b', ''], StopReason.STOP, 3)
+
+
+def test_stop_string_across_tokens_is_cut():
+    """Nothing of the stop string is shown, not even while it is incomplete."""
+    assert feed(watch(stop='END'), 'go ENENDx') == (['g', 'o', ' ', '', '', 'EN', '', ''], StopReason.STOP, 8)
+
+
+def test_false_alarm_is_released():
+    """Text that turns out not to be a stop string appears."""
+    pieces, reason, _ = feed(watch(stop=['abcd', 'cx']), 'abce')
+    assert (''.join(pieces), reason) == ('abce', None)
+
+
+def test_earliest_of_several_stop_strings_wins():
+    """The text is cut where the first one begins."""
+    pieces, reason, _ = feed(watch(stop=['bcd', 'cd']), 'abcd')
+    assert (''.join(pieces), reason) == ('a', StopReason.STOP)
+
+
+def test_limit_releases_what_was_held():
+    """At max_tokens the held text and half a character come out as they stand."""
+    assert feed(watch(3, stop='cd'), 'abc') == (['a', 'b', 'c'], StopReason.LENGTH, 3)
+    assert feed(watch(1), 'é') == (['\ufffd'], StopReason.LENGTH, 1)
+
+
+def test_stops_count_only_after_min_tokens():
+    """A stop within the first min_tokens is passed over, a later one ends."""
+    pieces, reason, count = feed(watch(stop='b', min_tokens=2), 'abab')
+    assert (''.join(pieces), reason, count) == ('aba', StopReason.STOP, 4)
+    rules = StopRules.of(SamplingParams(min_tokens=2), eos_token_ids=frozenset({EOS}), max_new_tokens=9)
+    assert rules.forbidden_tokens(1) == {EOS}
+    assert not rules.forbidden_tokens(2)
+
+
+@given(text=st.text(alphabet='abc', max_size=30), stops=st.lists(st.text('abc', min_size=1, max_size=4), max_size=3))
+def test_text_ends_before_the_first_stop_string(text, stops):
+    """Streaming gives the text up to the stop string that is complete first."""
+    pieces, reason, count = feed(watch(stop=stops), text)
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if not ends:
+        assert reason is None
+        return
+    assert reason is StopReason.STOP
+    assert count == min(ends)
+    begins = [count - len(stop) for stop in stops if text[:count].endswith(stop)]
+    assert ''.join(pieces) == text[: min(begins)]
