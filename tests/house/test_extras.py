@@ -70,7 +70,8 @@ def _graph() -> grimp.ImportGraph:
 def _libraries(package: str) -> set[str]:
     """Return the foreign top-level packages reached from `package`, packages' own `__init__` included."""
     graph = _graph()
-    assert package in graph.modules, f'{package} does not exist'
+    if package not in graph.modules:
+        raise LookupError(f'{package} does not exist')
     waiting = {package} | graph.find_descendants(package)
     reached: set[str] = set()
     while waiting:

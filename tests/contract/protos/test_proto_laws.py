@@ -1,0 +1,149 @@
+"""Laws of the contracts that buf cannot hold (STYLE section 7), read from the generated descriptors."""
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator
+from importlib import resources
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor, MethodDescriptor
+from google.protobuf.descriptor_pb2 import MethodOptions
+
+import twinkle.api
+
+UNSIGNED = {
+    FieldDescriptor.TYPE_UINT32,
+    FieldDescriptor.TYPE_UINT64,
+    FieldDescriptor.TYPE_FIXED32,
+    FieldDescriptor.TYPE_FIXED64,
+}
+PREPOSITIONS = {
+    'after',
+    'at',
+    'before',
+    'by',
+    'during',
+    'for',
+    'from',
+    'in',
+    'of',
+    'on',
+    'since',
+    'to',
+    'until',
+    'with',
+}
+NAMED_AFTER_ALL = {
+    'twinkle.api.model.v1.Operation.upload_to_hub',
+    'twinkle.api.model.v1.WatchOperationsRequest.after_sequence_number',
+    'twinkle.api.sampler.v1.AdapterRef.at_least',
+}
+"""Fields whose preposition is part of an established word; this set may only shrink."""
+UNBOUND = {
+    'twinkle.api.checkpoint.v1.CheckpointService.UploadCheckpoint',
+    'twinkle.api.checkpoint.v1.CheckpointService.WatchCheckpoints',
+    'twinkle.api.checkpoint.v1.WeightStreamService.Publish',
+    'twinkle.api.data.v1.DatasetService.Upload',
+    'twinkle.api.data.v1.LoaderService.StreamBatches',
+    'twinkle.api.gateway.v1.FleetService.Lease',
+    'twinkle.api.gateway.v1.FleetService.WatchFleet',
+    'twinkle.api.model.v1.AdapterService.WatchAdapters',
+    'twinkle.api.model.v1.TrainingService.Train',
+    'twinkle.api.model.v1.TrainingService.UploadBatch',
+    'twinkle.api.model.v1.TrainingService.WatchOperations',
+    'twinkle.api.sampler.v1.SamplerService.WatchLoad',
+}
+"""Streams that last as long as their caller wants, and resume rather than retry."""
+TENANT_ADMINISTRATION = 'twinkle.api.gateway.v1.'
+"""The one package where a tenant may be named in a request: by its administrators."""
+
+
+def test_integers_are_signed() -> None:
+    """No field is unsigned: languages without unsigned types would read it wrongly."""
+    assert [field.full_name for field in _fields() if field.type in UNSIGNED] == []
+
+
+def test_lists_are_paged() -> None:
+    """Every List method takes page_size and page_token and gives next_page_token."""
+    broken = [
+        method.full_name
+        for method in _methods()
+        if method.name.startswith('List')
+        and not (
+            {'page_size', 'page_token'} <= set(method.input_type.fields_by_name)
+            and 'next_page_token' in method.output_type.fields_by_name
+        )
+    ]
+    assert broken == []
+
+
+def test_reads_have_no_side_effects() -> None:
+    """Get and List methods say NO_SIDE_EFFECTS, so that caches and retries may rely on it."""
+    broken = [
+        method.full_name
+        for method in _methods()
+        if method.name.startswith(('Get', 'List'))
+        and method.GetOptions().idempotency_level != MethodOptions.NO_SIDE_EFFECTS
+    ]
+    assert broken == []
+
+
+def test_times_are_typed() -> None:
+    """A moment is a Timestamp and a span a Duration, never a number whose unit must be guessed."""
+    broken = [
+        field.full_name
+        for field in _fields()
+        if field.name.endswith(('_time', '_timeout', '_ttl', '_duration'))
+        and (
+            field.message_type is None
+            or field.message_type.full_name not in {'google.protobuf.Timestamp', 'google.protobuf.Duration'}
+        )
+    ]
+    assert broken == []
+
+
+def test_field_names_have_no_prepositions() -> None:
+    """A field is named by what it is, not by how it relates."""
+    named = {field.full_name for field in _fields() if PREPOSITIONS & set(field.name.split('_'))}
+    assert named == NAMED_AFTER_ALL
+
+
+def test_tenant_comes_from_credentials() -> None:
+    """No request outside the administration of tenants has a field for the tenant."""
+    broken = [
+        field.full_name
+        for field in _fields()
+        if field.name in {'tenant', 'tenant_id'}
+        and field.containing_type.name.endswith('Request')
+        and not field.full_name.startswith(TENANT_ADMINISTRATION)
+    ]
+    assert broken == []
+
+
+def test_every_method_has_its_deadline_and_retries_as_data() -> None:
+    """The service config names every method but the unbound streams, and no method that is not there."""
+    config = json.loads((resources.files(twinkle.api) / 'service_config.json').read_text())
+    named = [f'{name["service"]}.{name["method"]}' for entry in config['methodConfig'] for name in entry['name']]
+    assert len(named) == len(set(named))
+    assert set(named) == {method.full_name for method in _methods()} - UNBOUND
+
+
+def _files() -> Iterator[FileDescriptor]:
+    for info in pkgutil.walk_packages(twinkle.api.__path__, prefix='twinkle.api.'):
+        if info.name.endswith('_pb2'):
+            yield importlib.import_module(info.name).DESCRIPTOR
+
+
+def _fields() -> Iterator[FieldDescriptor]:
+    waiting: list[Descriptor] = [message for file in _files() for message in file.message_types_by_name.values()]
+    while waiting:
+        message = waiting.pop()
+        waiting += message.nested_types
+        if not message.GetOptions().map_entry:
+            yield from message.fields
+
+
+def _methods() -> Iterator[MethodDescriptor]:
+    for file in _files():
+        for service in file.services_by_name.values():
+            yield from service.methods
