@@ -68,7 +68,7 @@ def generate(proto_root: Path, out_root: Path) -> None:
     if not names:
         raise RuntimeError(f'no .proto file below {proto_root / API_FOLDER}')
     scripts = Path(sysconfig.get_path('scripts'))
-    status: int = protoc.main(
+    if protoc.main(
         [
             'protoc',
             f'--plugin=protoc-gen-mypy={scripts / "protoc-gen-mypy"}',
@@ -83,9 +83,8 @@ def generate(proto_root: Path, out_root: Path) -> None:
             f'--mypy_grpc_out=quiet,only_async:{out_root}',
             *names,
         ]
-    )
-    if status:
-        raise RuntimeError(f'protoc ended with status {status}')
+    ):
+        raise RuntimeError('protoc refused a contract; it says why above')
     remove_empty_services(out_root)
     write_package_files(out_root)
 
