@@ -1,0 +1,1 @@
+"""The services of Twinkle. They meet over the wire and never import each other; `services.kit` is shared."""

@@ -1,0 +1,53 @@
+"""What an application verb may know of the call it serves: the caller and the request id."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from services.kit.caller import Caller
+from services.kit.errors import CredentialsMissing
+
+_caller: ContextVar[Caller | None] = ContextVar('twinkle_caller', default=None)
+_request_id: ContextVar[str] = ContextVar('twinkle_request_id', default='')
+
+
+def current_caller() -> Caller:
+    """Return the caller of the call being served, or the one of `acting_for`.
+
+    Raises:
+        CredentialsMissing: there is none.
+    """
+    caller = _caller.get()
+    if caller is None:
+        raise CredentialsMissing()
+    return caller
+
+
+def current_caller_or_none() -> Caller | None:
+    """Return the caller of the call being served, or the one of `acting_for`, or None."""
+    return _caller.get()
+
+
+def current_request_id() -> str:
+    """Return the id of the call being served; empty outside a call."""
+    return _request_id.get()
+
+
+def set_caller(caller: Caller | None) -> None:
+    """Set the caller for the rest of this task. For the interceptors."""
+    _caller.set(caller)
+
+
+def set_request_id(request_id: str) -> None:
+    """Set the request id for the rest of this task. For the interceptors."""
+    _request_id.set(request_id)
+
+
+@contextmanager
+def acting_for(caller: Caller) -> Iterator[None]:
+    """Make calls to other services in this block on behalf of `caller`, outside of any call."""
+    token = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(token)

@@ -1,0 +1,95 @@
+"""Wraps every handler, of all four RPC shapes, in the same layers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+
+from services.kit.errors import NotBuiltYet
+from services.kit.rpc.call import Call
+from services.kit.rpc.layers import Layer
+
+_OPEN_TO_ALL = ('/grpc.health.', '/grpc.reflection.')
+"""Health and reflection tell nothing of tenants and are asked by load balancers without keys."""
+
+
+class LayeredInterceptor(grpc.aio.ServerInterceptor):
+    """Runs each call inside the layers, the first one outermost."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        """Use `layers`."""
+        self._layers = tuple(layers)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the method's handler, wrapped; an unknown method gets one that refuses."""
+        method: str = handler_call_details.method
+        handler: Any = await continuation(handler_call_details)
+        if method.startswith(_OPEN_TO_ALL):
+            return handler
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self._streaming(method, _refuse))
+        return self._wrap(method, handler)
+
+    def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        codec = {
+            'request_deserializer': handler.request_deserializer,
+            'response_serializer': handler.response_serializer,
+        }
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(self._single(method, handler.unary_unary), **codec)
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(self._single(method, handler.stream_unary), **codec)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(self._streaming(method, handler.unary_stream), **codec)
+        return grpc.stream_stream_rpc_method_handler(self._streaming(method, handler.stream_stream), **codec)
+
+    def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Any:
+        async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            call = Call.begin(method, context)
+            async with self._around(call):
+                return await behaviour(call.received(request), context)
+
+        return serve
+
+    def _streaming(self, method: str, behaviour: Callable[..., Any]) -> Any:
+        # Responses are written here rather than yielded, so that a cancelled call is interrupted
+        # inside these scopes and the generator is closed at once, not when it is collected.
+        async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            call = Call.begin(method, context)
+            async with self._around(call), aclosing(behaviour(call.received(request), context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+
+        return serve
+
+    @asynccontextmanager
+    async def _around(self, call: Call) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for layer in self._layers:
+                await stack.enter_async_context(layer(call))
+            yield
+
+
+class _NoResponses:
+    """A stream of responses that refuses to begin."""
+
+    async def __anext__(self) -> bytes:
+        raise NotBuiltYet('the method asked for')
+
+    def __aiter__(self) -> '_NoResponses':
+        return self
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> _NoResponses:
+    del request, context
+    return _NoResponses()

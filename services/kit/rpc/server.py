@@ -1,0 +1,211 @@
+"""The server of a service: contracts in, health, reflection, interceptors and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.kit.config import ServiceConfig
+from services.kit.rpc.auth import Authenticator
+from services.kit.rpc.channel import service_config_json
+from services.kit.rpc.interceptor import LayeredInterceptor
+from services.kit.rpc.layers import server_layers
+from services.kit.rpc.server_info import ServerFacts, ServerInfoServicer
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+
+_log = structlog.get_logger('server')
+
+_TRANSPORT_FACTOR = 4
+"""The transport takes messages this much larger than the limit, so that the refusal of one that is
+too large can name its size; beyond that gRPC itself refuses."""
+_MAX_CONCURRENT_CALLS = 4096
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One service of the contract and what serves it.
+
+    Methods that the servicer's class does not override answer UNIMPLEMENTED and are listed so.
+    """
+
+    descriptor: ServiceDescriptor
+    """`DESCRIPTOR.services_by_name['...']` of the generated module."""
+    servicer: Any
+    register: Callable[[Any, grpc.aio.Server], None]
+    """The generated `add_...Servicer_to_server`."""
+
+    def methods(self) -> dict[str, bool]:
+        """Return each method's full name, without leading slash, and whether it is built."""
+        return {
+            f'{self.descriptor.full_name}/{method.name}': self._is_built(method.name)
+            for method in self.descriptor.methods
+        }
+
+    def _is_built(self, name: str) -> bool:
+        for owner in type(self.servicer).__mro__:
+            if name in vars(owner):
+                return not owner.__module__.endswith('_pb2_grpc')
+        return False
+
+
+class RpcServer:
+    """Serves endpoints until stopped."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        authenticator: Authenticator,
+        endpoints: Sequence[Endpoint],
+        facts: Callable[[], ServerFacts] = ServerFacts,
+        generic_handlers: Mapping[grpc.GenericRpcHandler[Any, Any], Mapping[str, bool]] | None = None,
+        server_info: server_service_pb2_grpc.ServerServiceServicer | None = None,
+    ) -> None:
+        """Describe the server; nothing listens yet.
+
+        Args:
+            config: address, limits and the internal token.
+            authenticator: tells who calls.
+            endpoints: what is served.
+            facts: models, components and limits for GetServerInfo.
+            generic_handlers: handlers of raw bytes and the methods each of them serves.
+            server_info: serves GetServerInfo. Unset: an answer for this service alone.
+
+        Raises:
+            ValueError: there is no internal token and the address is not on loopback.
+        """
+        _refuse_open_door(config)
+        self._config = config
+        self._generic_handlers = dict(generic_handlers or {})
+        self.methods: dict[str, bool] = {}
+        for methods in (*(endpoint.methods() for endpoint in endpoints), *self._generic_handlers.values()):
+            self.methods.update(methods)
+        limits = server_service_pb2.Limits(
+            message_bytes=config.limits.message_bytes, queue_length=config.limits.queue_length
+        )
+        info = ServerInfoServicer(config.service, facts=facts, methods=self.methods, limits=limits)
+        self.describe = info.describe
+        self._endpoints = (*endpoints, _server_endpoint(server_info or info))
+        self.methods.update(self._endpoints[-1].methods())
+        self._health = health.aio.HealthServicer()
+        self._server = self._build(authenticator)
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """Where it listens, 'host:port'; known once started."""
+        return f'{self._config.listen.rpartition(":")[0]}:{self.port}'
+
+    async def start(self) -> None:
+        """Listen and say so in the health service.
+
+        Raises:
+            RuntimeError: the address is taken or not this machine's.
+        """
+        self.port = self._server.add_insecure_port(self._config.listen)
+        await self._server.start()
+        for name in ('', *(endpoint.descriptor.full_name for endpoint in self._endpoints)):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace: timedelta | None = None) -> None:
+        """Say that it ends, refuse new calls, let running ones go on for `grace`, then end them."""
+        seconds = self._config.drain_seconds if grace is None else grace.total_seconds()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(seconds)
+
+    def _build(self, authenticator: Authenticator) -> grpc.aio.Server:
+        layers = server_layers(
+            authenticator,
+            is_supported=lambda method: self.methods.get(method[1:], False),
+            default_timeouts=default_timeouts(),
+            message_limit_bytes=self._config.limits.message_bytes,
+        )
+        server = grpc.aio.server(
+            interceptors=[LayeredInterceptor(layers)],
+            maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
+            options=[
+                ('grpc.max_receive_message_length', _TRANSPORT_FACTOR * self._config.limits.message_bytes),
+                ('grpc.max_send_message_length', -1),
+                ('grpc.so_reuseport', 0),
+                ('grpc.http2.min_ping_interval_without_data_ms', 10_000),
+                ('grpc.keepalive_permit_without_calls', 1),
+            ],
+        )
+        for endpoint in self._endpoints:
+            endpoint.register(endpoint.servicer, server)
+        if self._generic_handlers:
+            server.add_generic_rpc_handlers(tuple(self._generic_handlers))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = [endpoint.descriptor.full_name for endpoint in self._endpoints]
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        return server
+
+
+async def serve_until_stopped(server: RpcServer, config: ServiceConfig) -> None:
+    """Start `server`, tell where it is, and drain it on SIGINT or SIGTERM."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    await server.start()
+    _log.info('serving', address=server.address)
+    if config.address_file is not None:
+        write_address_file(config.address_file, service=config.service, address=server.address)
+    await stopping.wait()
+    _log.info('draining', seconds=config.drain_seconds)
+    await server.stop()
+
+
+def write_address_file(path: Path, *, service: str, address: str) -> None:
+    """Write who serves where, in one atomic step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps({'service': service, 'address': address, 'pid': os.getpid()})
+    temporary = path.with_suffix(f'.{os.getpid()}')
+    temporary.write_text(content, encoding='utf-8')
+    temporary.replace(path)
+
+
+def default_timeouts() -> dict[str, float]:
+    """Return the seconds each method may take where the caller sets no deadline; '/package.Service/Method' keys."""
+    timeouts: dict[str, float] = {}
+    for entry in json.loads(service_config_json())['methodConfig']:
+        if 'timeout' in entry:
+            for name in entry['name']:
+                timeouts[f'/{name["service"]}/{name["method"]}'] = float(entry['timeout'].rstrip('s'))
+    return timeouts
+
+
+def _server_endpoint(servicer: server_service_pb2_grpc.ServerServiceServicer) -> Endpoint:
+    return Endpoint(
+        server_service_pb2.DESCRIPTOR.services_by_name['ServerService'],
+        servicer,
+        server_service_pb2_grpc.add_ServerServiceServicer_to_server,
+    )
+
+
+def _refuse_open_door(config: ServiceConfig) -> None:
+    host = config.listen.rpartition(':')[0].strip('[]')
+    is_loopback = host == 'localhost' or _is_loopback(host)
+    if not config.internal_token and not is_loopback and config.service != 'gateway':
+        raise ValueError(f'listen: {config.listen} can be reached from outside; set internal_token')
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

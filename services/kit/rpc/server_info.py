@@ -1,0 +1,94 @@
+"""What a server says of itself; every service serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import grpc
+
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+
+CONTRACT_VERSION = 'v1'
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModelFacts:
+    """A base model that a service holds."""
+
+    base_model: str
+    context_tokens: int
+    vocabulary_size: int
+    parameter_count: int
+    dtype: str
+    is_trainable: bool = False
+    is_sampleable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+    """What a service knows of itself beside its methods."""
+
+    base_models: Sequence[BaseModelFacts] = ()
+    components: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """Kind of component to the names known here."""
+    batch_tokens: int = 0
+    lora_rank: int = 0
+
+
+def software_version() -> str:
+    """Return the installed version of Twinkle."""
+    return metadata.version('twinkle-grpc')
+
+
+class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
+    """Answers for one service."""
+
+    def __init__(
+        self,
+        service: str,
+        *,
+        facts: Callable[[], ServerFacts],
+        methods: Mapping[str, bool],
+        limits: server_service_pb2.Limits,
+    ) -> None:
+        """Describe `service`.
+
+        Args:
+            service: its name.
+            facts: asked at each call, since models come and go.
+            methods: full name without leading slash to whether it is built.
+            limits: message and queue limits; the facts add theirs.
+        """
+        self._service = service
+        self._facts = facts
+        self._methods = methods
+        self._limits = limits
+
+    def describe(self) -> server_service_pb2.ServiceInfo:
+        """Return this service's part of the answer."""
+        facts = self._facts()
+        info = server_service_pb2.ServiceInfo(
+            service=self._service, version=software_version(), is_reachable=True, limits=self._limits
+        )
+        info.limits.batch_tokens = facts.batch_tokens
+        info.limits.lora_rank = facts.lora_rank
+        for method in sorted(self._methods):
+            info.methods.add(method=method, is_supported=self._methods[method])
+        for model in facts.base_models:
+            info.base_models.add(**vars(model))
+        for kind in sorted(facts.components):
+            info.components.add(kind=kind, names=sorted(facts.components[kind]))
+        return info
+
+    async def GetServerInfo(  # noqa: N802 (the contract's name)
+        self,
+        request: server_service_pb2.GetServerInfoRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> server_service_pb2.GetServerInfoResponse:
+        """Return what this service is and can."""
+        return server_service_pb2.GetServerInfoResponse(
+            contract_version=CONTRACT_VERSION, services=[self.describe()]
+        )

@@ -1,0 +1,140 @@
+"""States and LoRA configurations between their messages and the library's values.
+
+Trainers publish, samplers subscribe and the checkpoint service stores, so all three speak these
+messages. Every check a manifest or configuration needs is made here, with the field's path.
+"""
+
+import math
+
+from services.kit.errors import InvalidField
+from services.kit.rpc.tensors import dtype_from_proto, dtype_to_proto
+from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.api.model.v1 import training_config_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.checkpoint_engine import InvalidManifest, StateChunk, StateSection, TensorEntry, WeightManifest
+from twinkle.data_format import LoraConfig
+from twinkle.data_format.lora import ALL_LINEAR
+
+_SECTIONS = {
+    StateSection.ADAPTER: weights_pb2.STATE_SECTION_ADAPTER,
+    StateSection.TRAINER: weights_pb2.STATE_SECTION_TRAINER,
+}
+_SECTIONS_BY_NUMBER = {number: section for section, number in _SECTIONS.items()}
+
+
+def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
+    """Return `config` as a message; every field is set."""
+    targets = config.target_modules
+    return training_config_pb2.LoraConfig(
+        lora_rank=config.r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=[targets] if isinstance(targets, str) else targets,
+        is_rank_stabilized=config.use_rslora,
+        rank_pattern=config.rank_pattern,
+        alpha_pattern=config.alpha_pattern,
+        seed=config.seed,
+    )
+
+
+def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) -> LoraConfig:
+    """Return the configuration, unset fields with their defaults.
+
+    Args:
+        message: The message.
+        field: Path of the message in the request, for errors.
+
+    Raises:
+        InvalidField: a value no layer could be built from.
+    """
+    default = LoraConfig()
+    rank = message.lora_rank if message.HasField('lora_rank') else default.r
+    alpha = message.lora_alpha if message.HasField('lora_alpha') else default.lora_alpha
+    dropout = message.lora_dropout if message.HasField('lora_dropout') else default.lora_dropout
+    _check(field, 'lora_rank', is_valid=rank >= 1, cure=f'must be at least 1, got {rank}')
+    _check(field, 'lora_alpha', is_valid=_is_positive(alpha), cure=f'must be positive and finite, got {alpha}')
+    _check(field, 'lora_dropout', is_valid=0 <= dropout < 1, cure=f'must be in [0, 1), got {dropout}')
+    _check(field, 'target_modules', is_valid='' not in message.target_modules, cure='has an empty name; leave it out')
+    for name, value in message.rank_pattern.items():
+        _check(field, f'rank_pattern[{name!r}]', is_valid=value >= 1, cure=f'must be at least 1, got {value}')
+    for name, value in message.alpha_pattern.items():
+        _check(field, f'alpha_pattern[{name!r}]', is_valid=_is_positive(value), cure=f'must be positive, got {value}')
+    targets = tuple(message.target_modules)
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=ALL_LINEAR if targets in ((), (ALL_LINEAR,)) else targets,
+        use_rslora=message.is_rank_stabilized,
+        rank_pattern=dict(message.rank_pattern),
+        alpha_pattern=dict(message.alpha_pattern),
+        seed=message.seed if message.HasField('seed') else None,
+    )
+
+
+def manifest_to_proto(manifest: WeightManifest) -> weights_pb2.WeightManifest:
+    """Return `manifest` as a message."""
+    return weights_pb2.WeightManifest(
+        base_model=manifest.base_model,
+        lora_config=lora_config_to_proto(manifest.lora_config),
+        tensors=[
+            weights_pb2.TensorEntry(
+                name=entry.name,
+                dtype=dtype_to_proto(entry.dtype),
+                shape=entry.shape,
+                offset=entry.offset,
+                size_bytes=entry.size_bytes,
+                section=_SECTIONS[entry.section],
+            )
+            for entry in manifest.tensors
+        ],
+        size_bytes=manifest.size_bytes,
+        digest=manifest.digest,
+    )
+
+
+def manifest_from_proto(message: weights_pb2.WeightManifest, field: str) -> WeightManifest:
+    """Return the manifest, checked as a whole.
+
+    Args:
+        message: The message.
+        field: Path of the message in the request, for errors.
+
+    Raises:
+        InvalidField: it does not add up.
+    """
+    tensors = tuple(
+        _entry_from_proto(entry, f'{field}.tensors[{index}]') for index, entry in enumerate(message.tensors)
+    )
+    lora_config = lora_config_from_proto(message.lora_config, f'{field}.lora_config')
+    try:
+        return WeightManifest(message.base_model, lora_config, tensors, message.size_bytes, message.digest)
+    except InvalidManifest as error:
+        raise InvalidField(f'{field}.{error.field}', error.problem) from error
+
+
+def chunk_to_proto(chunk: StateChunk) -> tensor_pb2.TensorChunk:
+    """Return `chunk` as a message (a copy of its bytes)."""
+    return tensor_pb2.TensorChunk(offset=chunk.offset, data=bytes(chunk.data), checksum=chunk.checksum)
+
+
+def chunk_from_proto(message: tensor_pb2.TensorChunk) -> StateChunk:
+    """Return the chunk as it came; whoever takes it checks it."""
+    return StateChunk(message.offset, message.data, message.checksum)
+
+
+def _entry_from_proto(entry: weights_pb2.TensorEntry, field: str) -> TensorEntry:
+    section = _SECTIONS_BY_NUMBER.get(entry.section)
+    if section is None:
+        raise InvalidField(f'{field}.section', 'must be STATE_SECTION_ADAPTER or STATE_SECTION_TRAINER')
+    dtype = dtype_from_proto(entry.dtype, f'{field}.dtype')
+    return TensorEntry(entry.name, dtype, tuple(entry.shape), entry.offset, entry.size_bytes, section)
+
+
+def _check(field: str, name: str, *, is_valid: bool, cure: str) -> None:
+    if not is_valid:
+        raise InvalidField(f'{field}.{name}', cure)
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0

@@ -1,0 +1,5 @@
+"""Logs, metrics and traces of a service; `start_telemetry` sets up all three."""
+
+from services.kit.telemetry.setup import TelemetryConfig, start_telemetry, stop_telemetry
+
+__all__ = ['TelemetryConfig', 'start_telemetry', 'stop_telemetry']

@@ -1,0 +1,275 @@
+"""The server builder over real sockets: errors, identity, limits, traces, unbuilt methods, draining."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from services.kit.caller import Caller
+from services.kit.config import LimitsConfig, ServiceConfig
+from services.kit.errors import InvalidField, QueueFull
+from services.kit.rpc.auth import InternalAuthenticator
+from services.kit.rpc.channel import open_channel
+from services.kit.rpc.context import acting_for, current_caller
+from services.kit.rpc.layers import server_layers
+from services.kit.rpc.server import Endpoint, RpcServer, default_timeouts
+from services.kit.rpc.status import error_from_call
+from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+
+TOKEN = 'test-token'
+ALICE = Caller(tenant_id='alice')
+
+
+class KitConfig(ServiceConfig):
+    """A service for these tests."""
+
+    service = 'data'
+
+
+class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
+    """Answers with what each test needs."""
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self.was_cancelled = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def GetDataset(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Fail as the id says, or answer with the tenant."""
+        if request.dataset_id == 'bad':
+            raise InvalidField('dataset_id', 'must be good')
+        if request.dataset_id == 'full':
+            raise QueueFull(queue_length=3, queue_limit=3)
+        if request.dataset_id == 'broken':
+            raise RuntimeError('/secret/path')
+        if request.dataset_id == 'group':
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._fail())
+        if request.dataset_id == 'slow':
+            await self.release.wait()
+        response = dataset_service_pb2.GetDatasetResponse()
+        response.dataset.dataset_id = current_caller().tenant_id
+        return response
+
+    async def _fail(self) -> None:
+        raise InvalidField('inner', 'is wrong')
+
+    async def ExportDataset(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Stream for ever and note a cancellation."""
+        try:
+            while True:
+                yield dataset_service_pb2.ExportDatasetResponse()
+                await asyncio.sleep(0)
+        finally:
+            self.was_cancelled.set()
+
+    async def Upload(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        """Count the chunks."""
+        size = 0
+        async for request in request_iterator:
+            size += len(request.chunk.data)
+        return dataset_service_pb2.UploadResponse(committed_bytes=size)
+
+
+@asynccontextmanager
+async def serving(**limits: int) -> AsyncIterator[tuple[Servicer, RpcServer, grpc.aio.Channel]]:
+    config = KitConfig(internal_token=TOKEN, limits=LimitsConfig(**limits))
+    servicer = Servicer()
+    endpoint = Endpoint(
+        dataset_service_pb2.DESCRIPTOR.services_by_name['DatasetService'],
+        servicer,
+        dataset_service_pb2_grpc.add_DatasetServiceServicer_to_server,
+    )
+    server = RpcServer(config, authenticator=InternalAuthenticator(TOKEN), endpoints=[endpoint])
+    await server.start()
+    channel = open_channel(server.address, internal_token=TOKEN)
+    try:
+        yield servicer, server, channel
+    finally:
+        await channel.close()
+        await server.stop(timedelta())
+
+
+async def get(channel: grpc.aio.Channel, dataset_id: str) -> Any:
+    stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
+    return await stub.GetDataset(dataset_service_pb2.GetDatasetRequest(dataset_id=dataset_id))
+
+
+async def failure(channel: grpc.aio.Channel, dataset_id: str) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await get(channel, dataset_id)
+    return caught.value
+
+
+async def test_tenant_comes_from_identity_of_the_calling_service() -> None:
+    """A call made for a tenant is served as that tenant."""
+    async with serving() as (_, _, channel):
+        with acting_for(ALICE):
+            assert (await get(channel, 'x')).dataset.dataset_id == 'alice'
+
+
+async def test_domain_error_becomes_status_with_details() -> None:
+    """Code, reason, field and retry time arrive, and come back as the same facts."""
+    async with serving() as (_, _, channel):
+        bad = await failure(channel, 'bad')
+        assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
+        error = error_from_call(bad, service='data')
+        assert (error.reason, error.violations[0].field) == ('INVALID_FIELD', 'dataset_id')
+        details = rpc_status.from_call(bad).details
+        assert [detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR) for detail in details] == [True, False]
+
+
+async def test_error_inside_task_group_keeps_its_fact() -> None:
+    """What one task of a group raises is what the caller learns."""
+    async with serving() as (_, _, channel):
+        assert error_from_call(await failure(channel, 'group'), service='data').violations[0].field == 'inner'
+
+
+async def test_unforeseen_error_tells_nothing_but_request_id() -> None:
+    """Neither message nor path of an unknown exception reaches the caller."""
+    async with serving() as (_, _, channel):
+        broken = await failure(channel, 'broken')
+        assert broken.code() is grpc.StatusCode.INTERNAL
+        assert 'secret' not in str(broken.details())
+        error = error_from_call(broken, service='data')
+        request_id = dict(broken.trailing_metadata())['x-request-id']
+        assert error.metadata()['requestId'] == request_id
+
+
+@pytest.mark.parametrize('token', ['', 'wrong'])
+async def test_call_without_right_token_is_refused(token: str) -> None:
+    """No token and a wrong one are UNAUTHENTICATED."""
+    async with serving() as (_, server, _):
+        async with open_channel(server.address, internal_token=token) as channel:
+            with acting_for(ALICE):
+                assert (await failure(channel, 'x')).code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_unbuilt_method_says_so_and_is_listed_so() -> None:
+    """A method the servicer lacks is UNIMPLEMENTED with a reason and listed as unsupported."""
+    async with serving() as (_, _, channel):
+        stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ListDatasets(dataset_service_pb2.ListDatasetsRequest())
+        assert error_from_call(caught.value, service='data').reason == 'NOT_BUILT_YET'
+        info = await server_service_pb2_grpc.ServerServiceStub(channel).GetServerInfo(
+            server_service_pb2.GetServerInfoRequest()
+        )
+        methods = {item.method: item.is_supported for item in info.services[0].methods}
+        assert methods['twinkle.api.data.v1.DatasetService/GetDataset']
+        assert not methods['twinkle.api.data.v1.DatasetService/ListDatasets']
+
+
+async def test_unknown_method_is_unimplemented_with_reason() -> None:
+    """A method outside the contract gets the same kind of answer."""
+    async with serving() as (_, _, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary('/twinkle.api.data.v1.Nothing/Here')(b'')
+        assert error_from_call(caught.value, service='data').reason == 'NOT_BUILT_YET'
+
+
+@pytest.mark.parametrize('is_stream', [False, True])
+async def test_oversize_message_names_size_and_limit(is_stream: bool) -> None:
+    """A message above the limit is refused before the servicer sees it."""
+    async with serving(message_bytes=2048) as (_, _, channel):
+        stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
+        big = dataset_service_pb2.UploadRequest()
+        big.chunk.data = bytes(4000)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            if is_stream:
+                await stub.Upload(iter([big]))
+            else:
+                await get(channel, 'x' * 4000)
+        error = error_from_call(caught.value, service='data')
+        assert (error.reason, error.metadata()['limitBytes']) == ('MESSAGE_TOO_LARGE', '2048')
+
+
+async def test_cancelled_stream_ends_the_generator_at_once() -> None:
+    """When the client goes away, the servicer's clean-up runs."""
+    async with serving() as (servicer, _, channel):
+        stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
+        call = stub.ExportDataset(dataset_service_pb2.ExportDatasetRequest())
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(servicer.was_cancelled.wait(), 5)
+
+
+async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
+    """A drain answers what had begun."""
+    async with serving() as (servicer, server, channel):
+        running = asyncio.ensure_future(get(channel, 'slow'))
+        while not servicer.release.is_set() and not running.done():
+            await asyncio.sleep(0.01)
+            if server is not None:
+                break
+        stopping = asyncio.ensure_future(server.stop(timedelta(seconds=5)))
+        await asyncio.sleep(0.05)
+        servicer.release.set()
+        assert (await running) is not None
+        await stopping
+
+
+async def test_health_tells_serving_without_credentials() -> None:
+    """Load balancers can ask without a key."""
+    async with serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_layers_stand_in_the_stated_order() -> None:
+    """Refusals are traced, named, counted, logged and mapped because of this order."""
+    layers = server_layers(
+        InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1
+    )
+    assert [layer.__name__ for layer in layers] == [
+        'trace_call',
+        'name_request',
+        'count_call',
+        'log_call',
+        'map_errors',
+        'authenticate',
+        'refuse_unbuilt_method',
+        'bound',
+    ]
+
+
+def test_address_outside_loopback_needs_a_token(tmp_path: Path) -> None:
+    """A service without a secret does not open its door to the network."""
+    config = KitConfig(listen='0.0.0.0:0', state_dir=tmp_path)
+    with pytest.raises(ValueError, match='internal_token'):
+        RpcServer(config, authenticator=InternalAuthenticator(''), endpoints=[])
+
+
+def test_every_default_timeout_belongs_to_a_method_of_the_contract() -> None:
+    """The service config names only methods that exist."""
+    assert default_timeouts()
+    for path in default_timeouts():
+        service, method = path[1:].split('/')
+        assert method in {item.name for item in _descriptor(service).methods}
+
+
+def _descriptor(service: str) -> Any:
+    from google.protobuf import descriptor_pool
+
+    import twinkle.api.checkpoint.v1.checkpoint_service_pb2
+    import twinkle.api.checkpoint.v1.version_service_pb2
+    import twinkle.api.checkpoint.v1.weight_stream_service_pb2
+    import twinkle.api.data.v1.loader_service_pb2
+    import twinkle.api.gateway.v1.catalogue_service_pb2
+    import twinkle.api.gateway.v1.fleet_service_pb2
+    import twinkle.api.gateway.v1.key_service_pb2
+    import twinkle.api.gateway.v1.session_service_pb2
+    import twinkle.api.model.v1.adapter_service_pb2
+    import twinkle.api.model.v1.training_service_pb2
+    import twinkle.api.sampler.v1.sampler_service_pb2  # noqa: F401
+
+    return descriptor_pool.Default().FindServiceByName(service)
