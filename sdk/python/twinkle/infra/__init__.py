@@ -1,0 +1,20 @@
+"""Where a program runs: meshes of devices, groups of them, and how the program is told.
+
+One process on one device is what works today; larger meshes can be described but not run.
+"""
+
+from twinkle.infra.device_mesh import DeviceGroup, DeviceMesh
+from twinkle.infra.logs import get_logger
+from twinkle.infra.placement import get_device_placement
+from twinkle.infra.runtime import NotSupportedYet, Runtime, initialize, runtime
+
+__all__ = [
+    'DeviceGroup',
+    'DeviceMesh',
+    'NotSupportedYet',
+    'Runtime',
+    'get_device_placement',
+    'get_logger',
+    'initialize',
+    'runtime',
+]

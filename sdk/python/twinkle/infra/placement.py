@@ -1,0 +1,31 @@
+"""A picture of where the program runs."""
+
+import os
+import platform
+import sys
+
+from twinkle.infra.runtime import runtime
+
+
+def get_device_placement() -> str:
+    """Return a boxed text: this process, its device, the mesh's axes and the groups."""
+    current = runtime()
+    mesh = current.device_mesh
+    lines = [
+        f'process     {os.getpid()} on {platform.system()} {platform.machine()}, Python {platform.python_version()}'
+    ]
+    lines.append(f'device      {_device()}')
+    axes = [f'{name}={size}' for name, size in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)] if mesh else []
+    lines.append(f'mesh        {" x ".join(axes) or "one rank"}')
+    lines += [f'group       {group.name}: {group.size} ranks on {group.device_type}' for group in current.groups]
+    width = max(len(line) for line in lines)
+    rows = [f'│ {line.ljust(width)} │' for line in lines]
+    return '\n'.join(['', f'╭{"─" * (width + 2)}╮', *rows, f'╰{"─" * (width + 2)}╯'])
+
+
+def _device() -> str:
+    # Only a program that has loaded torch can run on anything but the CPU.
+    torch = sys.modules.get('torch')
+    if torch is not None and torch.cuda.is_available():
+        return f'{torch.cuda.get_device_name()} (cuda), {os.cpu_count()} CPU cores'
+    return f'CPU, {os.cpu_count()} cores'

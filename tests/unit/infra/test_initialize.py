@@ -1,0 +1,50 @@
+"""What can be described and what can be run."""
+
+import random
+
+import pytest
+
+import twinkle
+from twinkle.infra import NotSupportedYet, runtime
+
+
+def test_mesh_from_sizes_multiplies_its_axes() -> None:
+    """The world is the product of the axes; data is split along dp and fsdp."""
+    mesh = twinkle.DeviceMesh.from_sizes(dp_size=2, fsdp_size=4)
+    assert (mesh.world_size, mesh.data_world_size, mesh.axis_size('tp')) == (8, 8, 1)
+
+
+def test_dp_takes_what_is_left_of_the_world() -> None:
+    """A world size without dp_size is filled by data parallelism."""
+    mesh = twinkle.DeviceMesh.from_sizes(world_size=8, tp_size=2)
+    assert (mesh.axis_size('dp'), mesh.axis_size('tp')) == (4, 2)
+
+
+@pytest.mark.parametrize('sizes', [{'dp_size': 0}, {'world_size': 3, 'dp_size': 2}, {'world_size': 3, 'tp_size': 2}])
+def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
+    """Sizes that make no mesh are named."""
+    with pytest.raises(ValueError, match='size'):
+        twinkle.DeviceMesh.from_sizes(**sizes)
+
+
+def test_many_ranks_are_refused_without_a_trace() -> None:
+    """A mesh that cannot run changes nothing."""
+    before = runtime()
+    with pytest.raises(NotSupportedYet):
+        twinkle.initialize(global_device_mesh=twinkle.DeviceMesh.from_sizes(dp_size=2))
+    with pytest.raises(NotSupportedYet):
+        twinkle.initialize('ray')
+    with pytest.raises(ValueError, match='lazy_collect'):
+        twinkle.initialize(lazy_collect=True)
+    assert runtime() is before
+
+
+def test_initialize_seeds_and_remembers() -> None:
+    """The same seed gives the same numbers, and components can read what was said."""
+    mesh = twinkle.DeviceMesh.from_sizes(dp_size=1)
+    twinkle.initialize(seed=7, global_device_mesh=mesh)
+    first = random.random()
+    twinkle.initialize(seed=7, global_device_mesh=mesh)
+    assert random.random() == first
+    assert runtime().device_mesh is mesh
+    assert 'dp=1' in twinkle.get_device_placement()
