@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
-from services.kit.errors import Code, DomainError
+from services.kit.errors import Code, DomainError, ServiceUnreachable
 from services.kit.rpc.status import error_from_call
 from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto, manifest_from_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
@@ -23,8 +23,6 @@ _TRANSIENT = {Code.UNAVAILABLE, Code.DATA_LOSS, Code.RESOURCE_EXHAUSTED}
 """Codes after which the same transfer may go on."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 2.0
-
-_Response = TypeVar('_Response', wire.SubscribeResponse, wire.FetchResponse)
 
 
 @dataclass(frozen=True)
@@ -94,9 +92,7 @@ class WeightClient:
         Raises:
             DomainError: as the contract of Fetch says.
         """
-        return await self._fetch(
-            wire.FetchRequest(checkpoint_path=checkpoint_path, is_adapter_only=is_adapter_only)
-        )
+        return await self._fetch(wire.FetchRequest(checkpoint_path=checkpoint_path, is_adapter_only=is_adapter_only))
 
     async def follow(self, adapter_id: str, *, held_version: int = 0) -> AsyncGenerator[ReceivedState | Synced, None]:
         """Yield the adapter's newest version and every later one, across restarts of the service.
@@ -111,38 +107,32 @@ class WeightClient:
         Raises:
             DomainError: what waiting does not cure, such as an adapter that was never published.
         """
-        receiver = _Receiver()
-        pause = _FIRST_PAUSE_SECONDS
+        receiver = _Receiver(held_version)
+        backoff = _Backoff()
         while True:
-            request = wire.SubscribeRequest(
-                adapter_id=adapter_id,
-                held_version=held_version,
-                resume_version=receiver.version,
-                resume_offset=receiver.offset,
-            )
-            try:
-                async with aclosing(self._events(request, receiver)) as events:
-                    async for event in events:
-                        pause = _FIRST_PAUSE_SECONDS
-                        if isinstance(event, ReceivedState):
-                            held_version = event.header.version.version
-                        yield event
-            except DomainError as error:
-                if error.code not in _TRANSIENT:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            async with aclosing(self._events(adapter_id, receiver)) as events:
+                async for event in events:
+                    backoff.reset()
+                    yield event
+            await backoff.pause()
 
-    async def _events(
-        self, request: wire.SubscribeRequest, receiver: '_Receiver'
-    ) -> AsyncGenerator[ReceivedState | Synced, None]:
-        """Yield what one stream brings."""
+    async def _events(self, adapter_id: str, receiver: '_Receiver') -> AsyncGenerator[ReceivedState | Synced, None]:
+        """Yield what one stream brings, until it ends or breaks in a way that another one cures."""
+        request = wire.SubscribeRequest(
+            adapter_id=adapter_id,
+            held_version=receiver.held_version,
+            resume_version=receiver.half_version,
+            resume_offset=receiver.offset,
+        )
         call = self._stub.Subscribe(request)
         try:
             async for response in _translated(call):
-                received = receiver.take(response.frame) if response.HasField('frame') else Synced()
-                if received is not None:
-                    yield received
+                event = receiver.take(response.frame) if response.HasField('frame') else Synced()
+                if event is not None:
+                    yield event
+        except DomainError as error:
+            if error.code not in _TRANSIENT:
+                raise
         finally:
             call.cancel()
 
@@ -150,31 +140,29 @@ class WeightClient:
         header.manifest.CopyFrom(manifest_to_proto(state.manifest))
         header.encoding = weights_pb2.FRAME_ENCODING_WHOLE
         header.encoded_size_bytes = state.manifest.size_bytes
-        pause = _FIRST_PAUSE_SECONDS
-        for attempt in range(self._attempts):
+        backoff = _Backoff()
+        while True:
             try:
                 return await self._stub.Publish(_frames(header, state))
             except grpc.aio.AioRpcError as failure:
                 error = error_from_call(failure, service='checkpoint')
-                if error.code not in _TRANSIENT or attempt + 1 == self._attempts:
+                if error.code not in _TRANSIENT or backoff.count + 1 >= self._attempts:
                     raise error from failure
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        raise AssertionError('the last attempt returns or raises')
+            await backoff.pause()
 
     async def _fetch(self, request: wire.FetchRequest) -> ReceivedState:
         receiver = _Receiver()
-        pause, failures = _FIRST_PAUSE_SECONDS, 0
+        backoff = _Backoff()
         while True:
             request.offset = begin = receiver.offset
             try:
                 return await self._fetch_on(request, receiver)
             except DomainError as error:
-                failures = 1 if receiver.offset > begin else failures + 1
-                if error.code not in _TRANSIENT or failures == self._attempts:
+                if error.code not in _TRANSIENT or backoff.count + 1 >= self._attempts:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if receiver.offset > begin:
+                backoff.reset()
+            await backoff.pause()
 
     async def _fetch_on(self, request: wire.FetchRequest, receiver: '_Receiver') -> ReceivedState:
         call = self._stub.Fetch(request)
@@ -188,15 +176,30 @@ class WeightClient:
         raise _broken()
 
 
+class _Backoff:
+    """Waits longer after each failure, up to a bound."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def reset(self) -> None:
+        self.count = 0
+
+    async def pause(self) -> None:
+        await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**self.count, _LONGEST_PAUSE_SECONDS))
+        self.count = min(self.count + 1, 32)
+
+
 class _Receiver:
     """Puts the states of one stream together, and of the streams that take it up."""
 
-    def __init__(self) -> None:
+    def __init__(self, held_version: int = 0) -> None:
         self._header: weights_pb2.FrameHeader | None = None
         self._assembler: Assembler | None = None
+        self.held_version = held_version
 
     @property
-    def version(self) -> int:
+    def half_version(self) -> int:
         """The version that is half received; 0 for none."""
         return self._header.version.version if self._header is not None and self._assembler is not None else 0
 
@@ -225,7 +228,9 @@ class _Receiver:
             self._assembler.add(chunk_from_proto(frame.chunk))
         else:
             assembler, self._assembler = self._assembler, None
-            return ReceivedState(self._header, assembler.finish())
+            state = assembler.finish()
+            self.held_version = self._header.version.version
+            return ReceivedState(self._header, state)
         return None
 
     def _begin(self, header: weights_pb2.FrameHeader) -> None:
