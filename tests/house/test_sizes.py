@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fixtures.source_tree import ROOT, Module, functions, modules, tracked_files
+from fixtures.source_tree import ROOT, Module, body_lines, functions, modules, tracked_files
 
 LIMITS = {'lines': 40, 'parameters': 6, 'nesting': 3}
 """What one function may have: lines of its body, parameters, and depth of nested blocks."""
@@ -44,15 +44,10 @@ def test_every_exception_has_a_reason() -> None:
 
 def _oversized(module: Module) -> Iterator[tuple[str, str, int]]:
     for name, function in functions(module):
-        sizes = {'lines': _body_lines(function), 'parameters': _parameters(function), 'nesting': _nesting(function)}
+        sizes = {'lines': body_lines(function), 'parameters': _parameters(function), 'nesting': _nesting(function)}
         for kind, limit in LIMITS.items():
             if sizes[kind] > limit:
                 yield name, kind, sizes[kind]
-
-
-def _body_lines(function: Function) -> int:
-    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def _parameters(function: Function) -> int:

@@ -1,0 +1,60 @@
+"""Servicers are thin, and tests neither sleep nor patch."""
+
+import ast
+
+from fixtures.source_tree import body_lines, functions, imported_names, modules
+
+SERVICER_LINES = 8
+"""Lines of body that converting, delegating and converting back may take."""
+ENVIRONMENT = {'chdir', 'delenv', 'setenv', 'syspath_prepend'}
+"""What a test may change through pytest's monkeypatch: the environment, never our code."""
+
+
+def test_servicers_convert_delegate_and_convert() -> None:
+    """No RPC method has more than 8 lines of body or catches an error."""
+    offenders: list[str] = []
+    for module in modules('services/'):
+        if '.api.' not in module.name or 'servicer' not in module.name.rsplit('.', maxsplit=1)[-1]:
+            continue
+        for name, function in functions(module):
+            # An RPC method has the contract's name, so it begins with a capital.
+            if function.name[0].isupper() and (
+                body_lines(function) > SERVICER_LINES or any(isinstance(node, ast.Try) for node in ast.walk(function))
+            ):
+                offenders.append(f'{module.path}: {name}, {body_lines(function)} lines')
+    assert offenders == []
+
+
+def test_tests_do_not_sleep() -> None:
+    """A test waits for a fact, never for a time; `asyncio.sleep(0)` yields to the loop and is no wait."""
+    offenders = [
+        f'{module.path}:{node.lineno}'
+        for module in modules('tests/')
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {'time.sleep', 'asyncio.sleep', 'sleep'}
+        and not (node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+    ]
+    assert offenders == []
+
+
+def test_tests_do_not_patch() -> None:
+    """Tests give fakes through constructors; mocks and attribute patches are not used."""
+    offenders = [
+        f'{module.path}:{line}'
+        for module in modules('tests/')
+        for line in [*_mock_imports(module.tree), *_attribute_patches(module.tree)]
+    ]
+    assert offenders == []
+
+
+def _mock_imports(tree: ast.Module) -> list[int]:
+    return [line for line, name in imported_names(tree) if 'mock' in name.split('.')]
+
+
+def _attribute_patches(tree: ast.Module) -> list[int]:
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == 'monkeypatch' and node.attr not in ENVIRONMENT
+    ]
