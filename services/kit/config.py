@@ -118,5 +118,3 @@ def _explain(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return '; '.join(f'{".".join(map(str, item["loc"]))}: {item["msg"]}' for item in error.errors())
     return str(error)
-
-

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import IntEnum
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 
 class Code(IntEnum):
@@ -147,7 +147,7 @@ def all_error_classes() -> list[type[DomainError]]:
     waiting = [DomainError]
     while waiting:
         error_class = waiting.pop()
-        waiting.extend(cast(list[type[DomainError]], error_class.__subclasses__()))
+        waiting.extend(error_class.__subclasses__())
         if 'reason' in error_class.__dict__:
             found[error_class.__name__] = error_class
     return [found[name] for name in sorted(found)]

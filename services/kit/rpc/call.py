@@ -29,7 +29,7 @@ class Call:
     """Most bytes of one received message; 0 is no limit."""
 
     @classmethod
-    def begin(cls, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> 'Call':
+    def begin(cls, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
         """Return the call of a context."""
         pairs = context.invocation_metadata() or ()
         return cls(method, context, {str(key): value for key, value in pairs if isinstance(value, str)})

@@ -25,7 +25,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the method's handler, wrapped; an unknown method gets one that refuses."""
@@ -83,7 +83,7 @@ class _NoResponses:
     async def __anext__(self) -> bytes:
         raise NotBuiltYet('the method asked for')
 
-    def __aiter__(self) -> '_NoResponses':
+    def __aiter__(self) -> _NoResponses:
         return self
 
     async def aclose(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import structlog
@@ -146,7 +146,8 @@ async def map_errors(call: Call) -> AsyncIterator[None]:
 def _domain_error(error: BaseException, call: Call) -> DomainError:
     if isinstance(error, BaseExceptionGroup):
         # A task group wraps what its tasks raise; callers want the fact inside.
-        return _domain_error(error.exceptions[0], call)
+        group = cast('BaseExceptionGroup[BaseException]', error)
+        return _domain_error(group.exceptions[0], call)
     if isinstance(error, DomainError):
         return error
     _log.error('unforeseen error', method=call.method, request_id=call.request_id, exc_info=error)

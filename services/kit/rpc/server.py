@@ -17,6 +17,7 @@ import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from services.kit.config import ServiceConfig
@@ -72,7 +73,7 @@ class RpcServer:
         authenticator: Authenticator,
         endpoints: Sequence[Endpoint],
         facts: Callable[[], ServerFacts] = ServerFacts,
-        generic_handlers: Mapping[grpc.GenericRpcHandler[Any, Any], Mapping[str, bool]] | None = None,
+        generic_handlers: Mapping[grpc.GenericRpcHandler, Mapping[str, bool]] | None = None,
         server_info: server_service_pb2_grpc.ServerServiceServicer | None = None,
     ) -> None:
         """Describe the server; nothing listens yet.
@@ -101,7 +102,7 @@ class RpcServer:
         self.describe = info.describe
         self._endpoints = (*endpoints, _server_endpoint(server_info or info))
         self.methods.update(self._endpoints[-1].methods())
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         self._server = self._build(authenticator)
         self.port = 0
 

@@ -89,6 +89,4 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> server_service_pb2.GetServerInfoResponse:
         """Return what this service is and can."""
-        return server_service_pb2.GetServerInfoResponse(
-            contract_version=CONTRACT_VERSION, services=[self.describe()]
-        )
+        return server_service_pb2.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[self.describe()])

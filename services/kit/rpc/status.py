@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import cast
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -98,7 +98,7 @@ def error_from_call(error: grpc.aio.AioRpcError, *, service: str) -> DomainError
         error: what the call raised.
         service: name of the service that was called, for errors that came from the transport.
     """
-    status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]
+    status = cast(status_pb2.Status | None, rpc_status.from_call(cast(grpc.Call, error)))
     if status is not None:
         return error_from_status(status)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

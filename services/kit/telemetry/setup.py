@@ -80,8 +80,8 @@ def _start_traces(config: TelemetryConfig, *, service: str) -> None:
         exporter = SpanFileExporter(config.trace_dir / f'{service}.jsonl', service=service)
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
     if config.otlp_endpoint:
-        # Imported only where asked for: the exporter costs 15 MB of memory.
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        # Imported only where asked for, since it costs memory in every process.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
 
         insecure = config.otlp_endpoint.startswith('http://')
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(config.otlp_endpoint, insecure=insecure)))

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
@@ -42,6 +44,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         """Begin with nothing seen."""
         self.was_cancelled = asyncio.Event()
         self.release = asyncio.Event()
+        self.has_begun = asyncio.Event()
 
     async def GetDataset(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Fail as the id says, or answer with the tenant."""
@@ -55,6 +58,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._fail())
         if request.dataset_id == 'slow':
+            self.has_begun.set()
             await self.release.wait()
         response = dataset_service_pb2.GetDatasetResponse()
         response.dataset.dataset_id = current_caller().tenant_id
@@ -81,7 +85,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
 
 
 @asynccontextmanager
-async def serving(**limits: int) -> AsyncIterator[tuple[Servicer, RpcServer, grpc.aio.Channel]]:
+async def _serving(**limits: int) -> AsyncIterator[tuple[Servicer, RpcServer, grpc.aio.Channel]]:
     config = KitConfig(internal_token=TOKEN, limits=LimitsConfig(**limits))
     servicer = Servicer()
     endpoint = Endpoint(
@@ -99,28 +103,28 @@ async def serving(**limits: int) -> AsyncIterator[tuple[Servicer, RpcServer, grp
         await server.stop(timedelta())
 
 
-async def get(channel: grpc.aio.Channel, dataset_id: str) -> Any:
+async def _get(channel: grpc.aio.Channel, dataset_id: str) -> Any:
     stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
     return await stub.GetDataset(dataset_service_pb2.GetDatasetRequest(dataset_id=dataset_id))
 
 
-async def failure(channel: grpc.aio.Channel, dataset_id: str) -> grpc.aio.AioRpcError:
+async def _failure(channel: grpc.aio.Channel, dataset_id: str) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await get(channel, dataset_id)
+        await _get(channel, dataset_id)
     return caught.value
 
 
 async def test_tenant_comes_from_identity_of_the_calling_service() -> None:
     """A call made for a tenant is served as that tenant."""
-    async with serving() as (_, _, channel):
+    async with _serving() as (_, _, channel):
         with acting_for(ALICE):
-            assert (await get(channel, 'x')).dataset.dataset_id == 'alice'
+            assert (await _get(channel, 'x')).dataset.dataset_id == 'alice'
 
 
 async def test_domain_error_becomes_status_with_details() -> None:
     """Code, reason, field and retry time arrive, and come back as the same facts."""
-    async with serving() as (_, _, channel):
-        bad = await failure(channel, 'bad')
+    async with _serving() as (_, _, channel):
+        bad = await _failure(channel, 'bad')
         assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
         error = error_from_call(bad, service='data')
         assert (error.reason, error.violations[0].field) == ('INVALID_FIELD', 'dataset_id')
@@ -130,14 +134,14 @@ async def test_domain_error_becomes_status_with_details() -> None:
 
 async def test_error_inside_task_group_keeps_its_fact() -> None:
     """What one task of a group raises is what the caller learns."""
-    async with serving() as (_, _, channel):
-        assert error_from_call(await failure(channel, 'group'), service='data').violations[0].field == 'inner'
+    async with _serving() as (_, _, channel):
+        assert error_from_call(await _failure(channel, 'group'), service='data').violations[0].field == 'inner'
 
 
 async def test_unforeseen_error_tells_nothing_but_request_id() -> None:
     """Neither message nor path of an unknown exception reaches the caller."""
-    async with serving() as (_, _, channel):
-        broken = await failure(channel, 'broken')
+    async with _serving() as (_, _, channel):
+        broken = await _failure(channel, 'broken')
         assert broken.code() is grpc.StatusCode.INTERNAL
         assert 'secret' not in str(broken.details())
         error = error_from_call(broken, service='data')
@@ -148,15 +152,14 @@ async def test_unforeseen_error_tells_nothing_but_request_id() -> None:
 @pytest.mark.parametrize('token', ['', 'wrong'])
 async def test_call_without_right_token_is_refused(token: str) -> None:
     """No token and a wrong one are UNAUTHENTICATED."""
-    async with serving() as (_, server, _):
-        async with open_channel(server.address, internal_token=token) as channel:
-            with acting_for(ALICE):
-                assert (await failure(channel, 'x')).code() is grpc.StatusCode.UNAUTHENTICATED
+    async with _serving() as (_, server, _), open_channel(server.address, internal_token=token) as channel:
+        with acting_for(ALICE):
+            assert (await _failure(channel, 'x')).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_unbuilt_method_says_so_and_is_listed_so() -> None:
     """A method the servicer lacks is UNIMPLEMENTED with a reason and listed as unsupported."""
-    async with serving() as (_, _, channel):
+    async with _serving() as (_, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ListDatasets(dataset_service_pb2.ListDatasetsRequest())
@@ -171,31 +174,28 @@ async def test_unbuilt_method_says_so_and_is_listed_so() -> None:
 
 async def test_unknown_method_is_unimplemented_with_reason() -> None:
     """A method outside the contract gets the same kind of answer."""
-    async with serving() as (_, _, channel):
+    async with _serving() as (_, _, channel):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary('/twinkle.api.data.v1.Nothing/Here')(b'')
         assert error_from_call(caught.value, service='data').reason == 'NOT_BUILT_YET'
 
 
-@pytest.mark.parametrize('is_stream', [False, True])
-async def test_oversize_message_names_size_and_limit(is_stream: bool) -> None:
+@pytest.mark.parametrize('shape', ['unary', 'stream'])
+async def test_oversize_message_names_size_and_limit(shape: str) -> None:
     """A message above the limit is refused before the servicer sees it."""
-    async with serving(message_bytes=2048) as (_, _, channel):
+    async with _serving(message_bytes=2048) as (_, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         big = dataset_service_pb2.UploadRequest()
         big.chunk.data = bytes(4000)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            if is_stream:
-                await stub.Upload(iter([big]))
-            else:
-                await get(channel, 'x' * 4000)
+            await (stub.Upload(iter([big])) if shape == 'stream' else _get(channel, 'x' * 4000))
         error = error_from_call(caught.value, service='data')
         assert (error.reason, error.metadata()['limitBytes']) == ('MESSAGE_TOO_LARGE', '2048')
 
 
 async def test_cancelled_stream_ends_the_generator_at_once() -> None:
     """When the client goes away, the servicer's clean-up runs."""
-    async with serving() as (servicer, _, channel):
+    async with _serving() as (servicer, _, channel):
         stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
         call = stub.ExportDataset(dataset_service_pb2.ExportDatasetRequest())
         await call.read()
@@ -205,31 +205,26 @@ async def test_cancelled_stream_ends_the_generator_at_once() -> None:
 
 async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
     """A drain answers what had begun."""
-    async with serving() as (servicer, server, channel):
-        running = asyncio.ensure_future(get(channel, 'slow'))
-        while not servicer.release.is_set() and not running.done():
-            await asyncio.sleep(0.01)
-            if server is not None:
-                break
+    async with _serving() as (servicer, server, channel):
+        running = asyncio.ensure_future(_get(channel, 'slow'))
+        await asyncio.wait_for(servicer.has_begun.wait(), 5)
         stopping = asyncio.ensure_future(server.stop(timedelta(seconds=5)))
-        await asyncio.sleep(0.05)
         servicer.release.set()
         assert (await running) is not None
         await stopping
+        assert (await _failure(channel, 'x')).code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_health_tells_serving_without_credentials() -> None:
     """Load balancers can ask without a key."""
-    async with serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
+    async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=''))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_layers_stand_in_the_stated_order() -> None:
     """Refusals are traced, named, counted, logged and mapped because of this order."""
-    layers = server_layers(
-        InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1
-    )
+    layers = server_layers(InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1)
     assert [layer.__name__ for layer in layers] == [
         'trace_call',
         'name_request',
@@ -258,18 +253,9 @@ def test_every_default_timeout_belongs_to_a_method_of_the_contract() -> None:
 
 
 def _descriptor(service: str) -> Any:
-    from google.protobuf import descriptor_pool
-
-    import twinkle.api.checkpoint.v1.checkpoint_service_pb2
-    import twinkle.api.checkpoint.v1.version_service_pb2
-    import twinkle.api.checkpoint.v1.weight_stream_service_pb2
-    import twinkle.api.data.v1.loader_service_pb2
-    import twinkle.api.gateway.v1.catalogue_service_pb2
-    import twinkle.api.gateway.v1.fleet_service_pb2
-    import twinkle.api.gateway.v1.key_service_pb2
-    import twinkle.api.gateway.v1.session_service_pb2
-    import twinkle.api.model.v1.adapter_service_pb2
-    import twinkle.api.model.v1.training_service_pb2
-    import twinkle.api.sampler.v1.sampler_service_pb2  # noqa: F401
-
+    package, _, _ = service.rpartition('.')
+    folder = resources.files(package)
+    for file in folder.iterdir():
+        if file.name.endswith('_service_pb2.py'):
+            import_module(f'{package}.{file.name.removesuffix(".py")}')
     return descriptor_pool.Default().FindServiceByName(service)

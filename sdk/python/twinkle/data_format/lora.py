@@ -5,8 +5,8 @@ asked for: `LoraConfig.of` reads the fields that both have.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 ALL_LINEAR = 'all-linear'
 """Every linear layer of the model except its output head."""
@@ -66,9 +66,10 @@ class LoraConfig:
         if isinstance(config, LoraConfig):
             return config
         if isinstance(config, Mapping):
-            values = {str(key): value for key, value in config.items()}
+            values = dict(cast(Mapping[str, Any], config))
         else:
-            values = {name: getattr(config, name) for name in cls.__dataclass_fields__ if hasattr(config, name)}
+            known = (item.name for item in fields(cls))
+            values = {name: getattr(config, name) for name in known if hasattr(config, name)}
         values = {name: value for name, value in values.items() if value is not None}
         targets = values.get('target_modules', ALL_LINEAR)
         if not isinstance(targets, str):

@@ -1,0 +1,98 @@
+"""Ids, clocks, pages and configuration."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from services.kit.clock import FakeClock
+from services.kit.config import ServiceConfig, load_config
+from services.kit.errors import InvalidField, InvalidPageToken
+from services.kit.ids import new_id
+from services.kit.paging import page_token_after, parse_page
+from services.kit.worker import SingleWorker
+
+
+class ProbeConfig(ServiceConfig):
+    """A service that does not exist."""
+
+    service = 'probe'
+
+
+def test_ids_are_unique_and_carry_their_prefix() -> None:
+    """Ten thousand ids differ, and each says what it identifies."""
+    ids = {new_id('ad') for _ in range(10_000)}
+    assert len(ids) == 10_000
+    assert all(item.startswith('ad-') and len(item) == 25 for item in ids)
+
+
+def test_fake_clock_moves_only_when_told() -> None:
+    """Both of its faces advance together."""
+    clock = FakeClock()
+    begin = clock.now()
+    clock.advance(timedelta(seconds=3))
+    assert clock.now() - begin == timedelta(seconds=3)
+    assert clock.monotonic() == 3.0
+
+
+def test_page_token_brings_back_the_sort_key() -> None:
+    """The key survives; the default and the greatest page size hold."""
+    token = page_token_after(['2026', 'ad-1'], query='list/alice')
+    page = parse_page(0, token, query='list/alice')
+    assert (page.after, page.size) == (['2026', 'ad-1'], 50)
+    assert parse_page(5000, '', query='list/alice').size == 1000
+
+
+@pytest.mark.parametrize('token', ['x', '!!', 'bnVsbA==', page_token_after(1, query='list/bob')])
+def test_page_token_of_another_query_is_refused(token: str) -> None:
+    """Nothing but a token made for this query is taken."""
+    with pytest.raises(InvalidPageToken):
+        parse_page(10, token, query='list/alice')
+
+
+def test_negative_page_size_is_refused() -> None:
+    """The field is named."""
+    with pytest.raises(InvalidField, match='page_size'):
+        parse_page(-1, '', query='q')
+
+
+def test_config_takes_the_later_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line wins over the environment, which wins over the file."""
+    file = tmp_path / 'probe.yaml'
+    file.write_text('listen: 127.0.0.1:1\ndrain_seconds: 1\nlimits: {queue_length: 5}\n')
+    monkeypatch.setenv('TWINKLE_PROBE_DRAIN_SECONDS', '2')
+    monkeypatch.setenv('TWINKLE_PROBE_LIMITS__MESSAGE_BYTES', '4096')
+    config = load_config(ProbeConfig, ['--config', str(file), '--set', 'listen=127.0.0.1:3'])
+    assert (config.listen, config.drain_seconds) == ('127.0.0.1:3', 2)
+    assert (config.limits.queue_length, config.limits.message_bytes) == (5, 4096)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'named'),
+    [('lisden=x', 'lisden'), ('limits.queue_length=-1', 'limits.queue_length'), ('limits=3', 'limits')],
+)
+def test_wrong_config_names_the_field(argument: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing mistake ends the start with its name."""
+    with pytest.raises(SystemExit) as caught:
+        load_config(ProbeConfig, ['--set', argument])
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_config_does_not_show_its_secret() -> None:
+    """The internal token stays out of logs."""
+    assert 'hush' not in repr(ProbeConfig(internal_token='hush'))
+
+
+async def test_worker_keeps_order_and_raises_in_the_caller() -> None:
+    """Calls run one after the other; an exception reaches who awaits."""
+    worker = SingleWorker('test')
+    seen: list[int] = []
+    try:
+        for number in range(5):
+            await worker.run(seen.append, number)
+        with pytest.raises(ZeroDivisionError):
+            await worker.run(lambda: 1 // 0)
+    finally:
+        worker.close()
+    assert seen == [0, 1, 2, 3, 4]

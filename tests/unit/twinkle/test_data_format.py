@@ -1,0 +1,92 @@
+"""The values components exchange refuse what no component could use."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.data_format import LoraConfig, SamplingParams, TensorData, pack_value, user_data_get
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20))
+def test_tensor_survives_bytes(values: list[int]) -> None:
+    """What goes in comes out, dtype and shape included."""
+    array = np.array(values, dtype=np.int32)
+    back = TensorData.from_numpy(array).to_numpy()
+    assert back.dtype == array.dtype
+    assert back.tolist() == values
+
+
+def test_tensor_in_fortran_order_is_written_in_c_order() -> None:
+    """The layout is one, whatever the array's was."""
+    array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert TensorData.from_numpy(array).to_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_bfloat16_widens_exactly() -> None:
+    """1.5 and -2 have exact bfloat16 forms."""
+    tensor = TensorData('bfloat16', (2,), np.array([0x3FC0, 0xC000], dtype='<u2').tobytes())
+    assert tensor.to_numpy().tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'shape', 'size'),
+    [('int7', (1,), 1), ('int32', (2,), 7), ('int32', (-1,), 4), ('float32', (2, 0), 4)],
+)
+def test_tensor_that_does_not_add_up_is_refused(dtype: str, shape: tuple[int, ...], size: int) -> None:
+    """Unknown dtype, wrong byte count, negative size."""
+    with pytest.raises(ValueError, match=r'dtype|shape|bytes'):
+        TensorData(dtype, shape, bytes(size))
+
+
+@pytest.mark.parametrize(
+    'values',
+    [
+        {'temperature': -1},
+        {'temperature': float('nan')},
+        {'top_p': 0},
+        {'top_p': 1.1},
+        {'top_k': 0},
+        {'max_tokens': -1},
+        {'num_samples': 0},
+        {'repetition_penalty': 0},
+        {'temprature': 1},
+    ],
+)
+def test_sampling_params_out_of_range_are_refused(values: dict[str, float]) -> None:
+    """Each message names the field."""
+    with pytest.raises(ValueError, match=next(iter(values))):
+        SamplingParams.from_dict(values)
+
+
+def test_stop_is_split_by_kind() -> None:
+    """Strings and ids may be mixed."""
+    params = SamplingParams(stop=['a', 7])
+    assert (params.stop_strings, params.stop_token_ids) == (('a',), (7,))
+
+
+def test_lora_config_reads_a_peft_like_object() -> None:
+    """Fields that both have are taken, target sets are sorted."""
+
+    class PeftLike:
+        r = 4
+        lora_alpha = 8
+        target_modules = frozenset({'v_proj', 'q_proj'})
+        bias = 'none'
+
+    config = LoraConfig.of(PeftLike())
+    assert (config.r, config.lora_alpha, config.target_modules) == (4, 8, ('q_proj', 'v_proj'))
+
+
+@pytest.mark.parametrize('values', [{'r': 0}, {'lora_dropout': 1.0}, {'lora_alpha': 0}, {'target_modules': ()}])
+def test_lora_config_out_of_range_is_refused(values: dict[str, object]) -> None:
+    """Each message names the field."""
+    with pytest.raises(ValueError, match=next(iter(values))):
+        LoraConfig.of(values)
+
+
+def test_user_data_comes_back() -> None:
+    """What was packed under a key is found; what was not is the default."""
+    row = {'user_data': [pack_value('target', 24), pack_value('nums', [1, 2])]}
+    assert user_data_get(row, 'nums') == [1, 2]
+    assert user_data_get(row, 'absent', 0) == 0
