@@ -1,0 +1,30 @@
+"""The one forward path that trainer and sampler share.
+
+All tokens of a batch are one flat row axis T: sequences and adapters are contiguous runs of
+rows. The frozen base model runs once over all rows; attention runs within each sequence, and
+each adapter's low-rank update is applied to its own rows. Because both sides use this path,
+the log-probabilities they report for the same tokens agree.
+"""
+
+from twinkle.nn.causal_lm import PackedCausalLM
+from twinkle.nn.errors import PackError, UnknownTargetModules, UnsupportedModel
+from twinkle.nn.kv_cache import KVCache
+from twinkle.nn.lora_weights import LoraFactors, LoraWeights
+from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of
+from twinkle.nn.spans import AdapterSpan, SequenceSpan
+
+__all__ = [
+    'AdapterSpan',
+    'KVCache',
+    'LoraFactors',
+    'LoraWeights',
+    'PackError',
+    'PackedCausalLM',
+    'SequenceSpan',
+    'UnknownTargetModules',
+    'UnsupportedModel',
+    'load_adapter',
+    'save_adapter',
+    'tensor_data_of',
+    'tensor_of',
+]

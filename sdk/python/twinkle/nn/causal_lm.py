@@ -1,0 +1,157 @@
+"""A frozen Hugging Face causal language model that runs packs of sequences under many adapters.
+
+Legend: T rows of the pack, R rows of any choice of them, D hidden size, V vocabulary.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from twinkle.nn.attention import IMPLEMENTATION, SEQUENCES_ARGUMENT
+from twinkle.nn.errors import PackError, UnsupportedModel
+from twinkle.nn.label_logprobs import HeadWeights, LabelLogprobs
+from twinkle.nn.lora_linear import ActiveAdapters, LoraLinear
+from twinkle.nn.rows import MIN_ROWS, pad_rows
+from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
+
+
+class PackedCausalLM:
+    """Any decoder-only model of transformers, frozen, with every linear layer but the head adaptable.
+
+    Concurrency: one forward pass at a time; drive it from one thread.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.config: Any = model.config.get_text_config()
+        self._generation_config = model.generation_config
+        self._active = ActiveAdapters()
+        self._head = _head_of(model, self.config)
+        self.layers = _wrap_linears(model, self._active)
+        """Module path to `(in_features, out_features)`, in the model's order."""
+        model.requires_grad_(False)
+        self._backbone = model.eval().base_model
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, dtype: str = 'float32', device: str = 'cpu') -> 'PackedCausalLM':
+        """Load a model folder.
+
+        Args:
+            path: a local folder in the Hugging Face layout; nothing is fetched and no code in it is run.
+            dtype: of the frozen weights, by torch's name. Adapters are always float32.
+            device: where it runs.
+
+        Raises:
+            UnsupportedModel: the architecture cannot be run in packs.
+            OSError: the folder is no model.
+        """
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), attn_implementation=IMPLEMENTATION, local_files_only=True
+        )
+        return cls(model.to(device))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.config.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence, in tokens."""
+        return self.config.max_position_embeddings
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Token ids that end a generation."""
+        declared = getattr(self._generation_config, 'eos_token_id', None)
+        if declared is None:
+            declared = self.config.eos_token_id
+        if declared is None:
+            return ()
+        return (declared,) if isinstance(declared, int) else tuple(declared)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs; inputs must be there."""
+        return self._head.weight_VD.device
+
+    def hidden(
+        self,
+        input_ids_T: Tensor,
+        position_ids_T: Tensor,
+        *,
+        sequences: Sequence[SequenceSpan],
+        adapters: Sequence[AdapterSpan] = (),
+        is_training: bool = False,
+    ) -> Tensor:
+        """Run the pack through all layers but the head.
+
+        Args:
+            input_ids_T: int64 [T].
+            position_ids_T: int64 [T], the position of each token within its sequence.
+            sequences: cover all rows in order.
+            adapters: in order, disjoint; rows in none use the base model.
+            is_training: draw dropout, each adapter from its own generator. Whether gradients are
+                recorded is torch's grad mode, and reaches adapters whose weights require them.
+
+        Returns:
+            float [T, D], after the final norm.
+
+        Raises:
+            PackError: the spans do not fit the rows.
+        """
+        row_count = input_ids_T.shape[0]
+        if row_count == 0 or position_ids_T.shape != input_ids_T.shape:
+            raise PackError('input_ids and position_ids must be equally long and not empty')
+        check_spans(row_count, sequences, adapters)
+        ids, positions = pad_rows(input_ids_T, MIN_ROWS), pad_rows(position_ids_T, MIN_ROWS)
+        with self._active.during(adapters, row_count=ids.shape[0], is_training=is_training):
+            output = self._backbone(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                **{SEQUENCES_ARGUMENT: sequences},
+            )
+        return output.last_hidden_state[0, :row_count]
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return float32 [R, V] for rows of `hidden`'s result. For few rows: all are held at once."""
+        return self._head.logits(hidden_RD)
+
+    def label_logprobs(self, hidden_RD: Tensor, labels_R: Tensor, *, temperature: float = 1.0) -> Tensor:
+        """Return the natural log-probability of each row's label, in blocks that bound memory.
+
+        Args:
+            hidden_RD: rows of `hidden`'s result.
+            labels_R: int64 [R] in [0, vocab_size).
+            temperature: divides the logits; positive.
+
+        Returns:
+            float32 [R], differentiable once by `hidden_RD`.
+        """
+        if not hidden_RD.shape[0]:
+            return hidden_RD.new_zeros(0, dtype=torch.float32)
+        return LabelLogprobs.apply(hidden_RD, labels_R, self._head, temperature)
+
+
+def _head_of(model: PreTrainedModel, config: Any) -> HeadWeights:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise UnsupportedModel(f'{type(model).__name__} has no linear output head')
+    if getattr(config, 'logit_scale', None) is not None:
+        raise UnsupportedModel(f'{type(model).__name__} scales its logits, which is not supported')
+    return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None))
+
+
+def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, tuple[int, int]]:
+    head = model.get_output_embeddings()
+    linears = {
+        path: module for path, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
+    }
+    for path, linear in linears.items():
+        parent, _, name = path.rpartition('.')
+        setattr(model.get_submodule(parent), name, LoraLinear(linear, path=path, active=active))
+    return {path: (linear.in_features, linear.out_features) for path, linear in linears.items()}

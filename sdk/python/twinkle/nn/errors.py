@@ -1,0 +1,18 @@
+"""What the forward path refuses. All are raised before anything is computed or changed."""
+
+
+class PackError(ValueError):
+    """Spans, token ids and positions of a pack do not fit together."""
+
+
+class UnknownTargetModules(ValueError):
+    """A LoRA configuration names layers the model does not have."""
+
+    def __init__(self, unknown: list[str], known: list[str]) -> None:
+        super().__init__(f"target_modules {unknown} match no linear layer; use 'all-linear' or some of {known}")
+        self.unknown = unknown
+        self.known = known
+
+
+class UnsupportedModel(ValueError):
+    """The base model computes something that the packed forward path does not."""

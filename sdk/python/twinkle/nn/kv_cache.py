@@ -1,0 +1,82 @@
+"""Keys and values of one sequence's past tokens."""
+
+import torch
+from torch import Tensor
+
+_FIRST_CAPACITY = 64
+
+
+class KVCache:
+    """Per layer the keys and values of one sequence, `[n_kv_heads, length, head_dim]`, grown by doubling.
+
+    Not for use under autograd: values are written in place.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._lengths: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Number of tokens held, the same for every layer between two forward passes."""
+        return self._lengths[-1] if self._lengths else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory allocated."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._keys, *self._values))
+
+    def layer_length(self, layer: int) -> int:
+        """Return the number of tokens held for one layer."""
+        return self._lengths[layer] if layer < len(self._lengths) else 0
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add tokens to a layer.
+
+        Args:
+            layer: index of the layer; layers are first appended to in order.
+            keys: [n_kv_heads, new tokens, head_dim].
+            values: [n_kv_heads, new tokens, head_dim].
+
+        Returns:
+            All keys and values of the layer, as views that the next append may invalidate.
+        """
+        if layer == len(self._lengths):
+            self._keys.append(_allocate(keys, _FIRST_CAPACITY))
+            self._values.append(_allocate(values, _FIRST_CAPACITY))
+            self._lengths.append(0)
+        begin = self._lengths[layer]
+        end = begin + keys.shape[1]
+        for store, new in ((self._keys, keys), (self._values, values)):
+            if end > store[layer].shape[1]:
+                store[layer] = _grown(store[layer], begin, end)
+            store[layer][:, begin:end] = new
+        self._lengths[layer] = end
+        return self._keys[layer][:, :end], self._values[layer][:, :end]
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from `length` on."""
+        self._lengths = [min(length, held) for held in self._lengths]
+
+    def copy(self) -> 'KVCache':
+        """Return an independent cache with the same tokens, such as for another sample of the same prompt."""
+        twin = KVCache()
+        twin._keys = [tensor.clone() for tensor in self._keys]
+        twin._values = [tensor.clone() for tensor in self._values]
+        twin._lengths = list(self._lengths)
+        return twin
+
+
+def _allocate(like: Tensor, capacity: int) -> Tensor:
+    heads, _, head_dim = like.shape
+    return torch.empty((heads, capacity, head_dim), dtype=like.dtype, device=like.device)
+
+
+def _grown(tensor: Tensor, length: int, needed: int) -> Tensor:
+    capacity = tensor.shape[1]
+    while capacity < needed:
+        capacity *= 2
+    grown = _allocate(tensor, capacity)
+    grown[:, :length] = tensor[:, :length]
+    return grown

@@ -1,0 +1,139 @@
+"""One adapter's weights on one device."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import LoraConfig
+from twinkle.nn.targets import Layers, rank_of, scaling_of, select_layers
+
+_PEFT_PREFIX = 'base_model.model.'
+
+
+@dataclass(frozen=True)
+class LoraFactors:
+    """The update of one layer: `scaling B A x`."""
+
+    a: Tensor
+    """float32 [r, in]."""
+    b: Tensor
+    """float32 [out, r]."""
+    scaling: float
+
+
+class LoraWeights:
+    """Low-rank factors by module path, and the random state of their dropout.
+
+    Args:
+        config: what they were made from.
+        factors: module path, as in the base model, to factors; in the model's order.
+        seed: of dropout.
+    """
+
+    def __init__(self, config: LoraConfig, factors: Mapping[str, LoraFactors], *, seed: int) -> None:
+        self.config = config
+        self.factors = dict(factors)
+        # On the CPU whatever the device, so that a run can move between devices.
+        self.dropout_generator = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def create(
+        cls, layers: Layers, config: LoraConfig, *, seed: int, device: str = 'cpu', is_trainable: bool = False
+    ) -> 'LoraWeights':
+        """Draw fresh weights: A uniform in `±1 / sqrt(in)` (He et al. 2015 with a slope of sqrt 5), B zero.
+
+        Args:
+            layers: of the base model.
+            config: ranks, targets, scaling.
+            seed: of A and of dropout; the same seed gives the same weights on every device.
+            device: where they live.
+            is_trainable: whether they collect gradients.
+
+        Raises:
+            UnknownTargetModules: the configuration names layers the model does not have.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        factors: dict[str, LoraFactors] = {}
+        for path in select_layers(layers, config):
+            inputs, outputs = layers[path]
+            rank = rank_of(path, config)
+            a = torch.empty(rank, inputs)
+            torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+            b = torch.zeros(outputs, rank)
+            factors[path] = LoraFactors(a.to(device), b.to(device), scaling_of(path, config))
+        return cls(config, factors, seed=seed).requires_grad_(is_trainable=is_trainable)
+
+    @classmethod
+    def from_peft_state(
+        cls,
+        layers: Layers,
+        config: LoraConfig,
+        state: Mapping[str, Tensor],
+        *,
+        device: str = 'cpu',
+        is_trainable: bool = False,
+    ) -> 'LoraWeights':
+        """Build from tensors under peft's names; they are copied.
+
+        Raises:
+            UnknownTargetModules: the configuration names layers the model does not have.
+            ValueError: a tensor is missing, unexpected, or of another shape than the configuration says.
+        """
+        weights = cls.create(layers, config, seed=config.seed or 0, device=device)
+        weights.load_peft_state(state)
+        return weights.requires_grad_(is_trainable=is_trainable)
+
+    def peft_state(self) -> dict[str, Tensor]:
+        """Return the weights under the names peft saves them by, without copying."""
+        state: dict[str, Tensor] = {}
+        for path, factors in self.factors.items():
+            state[f'{_PEFT_PREFIX}{path}.lora_A.weight'] = factors.a.detach()
+            state[f'{_PEFT_PREFIX}{path}.lora_B.weight'] = factors.b.detach()
+        return state
+
+    def load_peft_state(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite all weights in place.
+
+        Raises:
+            ValueError: as `from_peft_state`; nothing was changed then.
+        """
+        own = self.peft_state()
+        missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        if missing or unexpected:
+            raise ValueError(f'adapter tensors do not fit: missing {missing[:3]}, unexpected {unexpected[:3]}')
+        for name, tensor in own.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(f'{name} must have shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}')
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+    def parameters(self) -> list[Tensor]:
+        """Return A and B of every layer, in a fixed order."""
+        return [tensor for factors in self.factors.values() for tensor in (factors.a, factors.b)]
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Return the trainable tensors under peft's names, in the order of `parameters`."""
+        return dict(zip(self.peft_state(), self.parameters(), strict=True))
+
+    def requires_grad_(self, *, is_trainable: bool) -> 'LoraWeights':
+        """Set whether the weights collect gradients; return self."""
+        for tensor in self.parameters():
+            tensor.requires_grad_(is_trainable)
+        return self
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """Drop elements of `x` by the configured probability and scale up the others; draws from the generator."""
+        probability = self.config.lora_dropout
+        if probability == 0.0:
+            return x
+        draws = torch.rand(x.shape, generator=self.dropout_generator)
+        keep = (draws >= probability).to(device=x.device, dtype=x.dtype)
+        return x * keep / (1.0 - probability)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of scalars."""
+        return sum(tensor.numel() for tensor in self.parameters())

@@ -1,0 +1,52 @@
+"""How the rows of a pack belong to sequences and adapters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinkle.nn.errors import PackError
+
+if TYPE_CHECKING:
+    from twinkle.nn.kv_cache import KVCache
+    from twinkle.nn.lora_weights import LoraWeights
+
+
+@dataclass(frozen=True)
+class SequenceSpan:
+    """Rows `[begin_row, end_row)` of the pack are consecutive tokens of one sequence."""
+
+    begin_row: int
+    end_row: int
+    cache: 'KVCache | None' = None
+    """Keys and values of the tokens before these rows; the forward pass appends to it in place."""
+
+
+@dataclass(frozen=True)
+class AdapterSpan:
+    """Rows `[begin_row, end_row)` of the pack use this adapter; rows in no span use the base model."""
+
+    begin_row: int
+    end_row: int
+    adapter: 'LoraWeights | None'
+
+
+def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:
+    """Check that sequences cover the rows in order and adapters do not overlap.
+
+    Raises:
+        PackError: names the first span that is wrong.
+    """
+    row = 0
+    for index, span in enumerate(sequences):
+        if span.begin_row != row or span.end_row <= row:
+            raise PackError(f'sequences[{index}] must begin at row {row} and not be empty, got {span}')
+        row = span.end_row
+    if row != row_count:
+        raise PackError(f'sequences cover {row} rows of {row_count}')
+    row = 0
+    for index, span in enumerate(adapters):
+        if span.begin_row < row or span.end_row <= span.begin_row:
+            raise PackError(f'adapters[{index}] must begin at row {row} or later and not be empty, got {span}')
+        row = span.end_row
+    if row > row_count:
+        raise PackError(f'adapters reach row {row} of {row_count}')

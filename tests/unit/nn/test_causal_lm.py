@@ -1,0 +1,179 @@
+"""The packed forward path against plain transformers + peft, and against itself in other packings."""
+
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fixtures.peft_oracle import build_peft_model, label_logprobs, lora_gradients
+from twinkle.data_format import LoraConfig
+from twinkle.nn import AdapterSpan, KVCache, LoraWeights, PackedCausalLM, PackError, SequenceSpan
+
+FAMILIES = ('tiny_llama_dir', 'tiny_qwen2_dir', 'tiny_qwen3_dir')
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    """Each tiny model in turn."""
+    return request.getfixturevalue(request.param)
+
+
+def draw_ids(length: int, seed: int = 0) -> torch.Tensor:
+    """Return random token ids."""
+    return torch.randint(0, 320, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def draw_weights(model: PackedCausalLM, config: LoraConfig, seed: int = 0) -> LoraWeights:
+    """Return trainable weights whose B is not zero, so that the adapter does something."""
+    weights = LoraWeights.create(model.layers, config, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    for factors in weights.factors.values():
+        factors.b.copy_(0.1 * torch.randn(factors.b.shape, generator=generator))
+    return weights.requires_grad_(is_trainable=True)
+
+
+def run_packed(model, sequences, adapters=(), **options):
+    """Run whole sequences side by side; `adapters[i]` is the adapter of sequence i."""
+    spans, adapter_spans, begin = [], [], 0
+    for index, ids in enumerate(sequences):
+        end = begin + len(ids)
+        spans.append(SequenceSpan(begin, end))
+        if adapters and adapters[index] is not None:
+            adapter_spans.append(AdapterSpan(begin, end, adapters[index]))
+        begin = end
+    positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
+    return model.hidden(torch.cat(sequences), positions, sequences=spans, adapters=adapter_spans, **options)
+
+
+def test_logits_equal_transformers(folder):
+    """Each sequence of a pack gets the logits that plain transformers gives it alone."""
+    model = PackedCausalLM.load(folder)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    sequences = [draw_ids(length, length) for length in (40, 3, 17)]
+    with torch.no_grad():
+        packed = model.logits(run_packed(model, sequences)).split([len(ids) for ids in sequences])
+        for ids, logits in zip(sequences, packed, strict=True):
+            torch.testing.assert_close(logits, plain(ids[None]).logits[0], atol=2e-5, rtol=0)
+
+
+def test_gradients_equal_peft(folder):
+    """Losses and LoRA gradients equal those of transformers + peft with autograd."""
+    config = LoraConfig(r=4, lora_alpha=12, use_rslora=True, rank_pattern={'q_proj': 2}, alpha_pattern={'down_proj': 3})
+    model = PackedCausalLM.load(folder)
+    weights = draw_weights(model, config)
+    ids, labels = draw_ids(30), draw_ids(30, 9)
+    logprobs = model.label_logprobs(run_packed(model, [ids], [weights]), labels)
+    (-logprobs.mean()).backward()
+    oracle_config = peft.LoraConfig(
+        r=4,
+        lora_alpha=12,
+        use_rslora=True,
+        target_modules='all-linear',
+        rank_pattern={'q_proj': 2},
+        alpha_pattern={'down_proj': 3},
+    )
+    oracle = build_peft_model(folder, oracle_config, weights.peft_state())
+    expected = label_logprobs(oracle, ids.tolist(), labels.tolist())
+    (-expected.mean()).backward()
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+    gradients = lora_gradients(oracle)
+    own = weights.named_parameters()
+    assert own.keys() == gradients.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(tensor.grad, gradients[name], atol=1e-5, rtol=1e-4)
+
+
+def test_neighbours_change_nothing(tiny_llama_dir):
+    """A sequence with its adapter gets the same bits alone and beside others with other adapters."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    mine = draw_weights(model, LoraConfig(r=4))
+    others = [draw_weights(model, LoraConfig(r=8, target_modules=('q_proj', 'down_proj')), 5), None]
+    ids = draw_ids(20)
+    alone = run_packed(model, [ids], [mine])
+    packed = run_packed(model, [draw_ids(33, 1), ids, draw_ids(5, 2)], [others[0], mine, others[1]])[33:53]
+    assert torch.equal(alone, packed)
+
+
+def test_cache_continues_a_sequence(folder):
+    """Prefill in two parts and token by token gives what one whole pass gives."""
+    model = PackedCausalLM.load(folder)
+    ids = draw_ids(100)
+    with torch.inference_mode():
+        whole = run_packed(model, [ids])
+        cache = KVCache()
+        parts = []
+        for begin, end in [(0, 20), (20, 60), *((row, row + 1) for row in range(60, 100))]:
+            span = SequenceSpan(0, end - begin, cache)
+            parts.append(model.hidden(ids[begin:end], torch.arange(begin, end), sequences=[span]))
+    assert cache.length == 100
+    torch.testing.assert_close(torch.cat(parts), whole, atol=2e-5, rtol=0)
+
+
+def test_copied_and_truncated_cache_are_independent(tiny_llama_dir):
+    """A copy may go on, and a truncated cache goes back, without the other noticing."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    ids = draw_ids(10)
+    with torch.inference_mode():
+        cache = KVCache()
+        model.hidden(ids[:8], torch.arange(8), sequences=[SequenceSpan(0, 8, cache)])
+        twin = cache.copy()
+        expected = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, cache)])
+        assert (cache.length, twin.length) == (10, 8)
+        cache.truncate(8)
+        again = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, cache)])
+        other = model.hidden(ids[8:], torch.arange(8, 10), sequences=[SequenceSpan(0, 2, twin)])
+    assert torch.equal(expected, again)
+    assert torch.equal(expected, other)
+
+
+def test_dropout_depends_only_on_its_own_generator(tiny_llama_dir):
+    """Dropout is drawn from the adapter's seed: repeatable, and blind to neighbours."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    config = LoraConfig(r=4, lora_dropout=0.5)
+    ids = draw_ids(20)
+    alone = run_packed(model, [ids], [draw_weights(model, config)], is_training=True)
+    beside = run_packed(
+        model, [draw_ids(7, 3), ids], [draw_weights(model, config, 4), draw_weights(model, config)], is_training=True
+    )
+    evaluated = run_packed(model, [ids], [draw_weights(model, config)])
+    assert torch.equal(alone, beside[7:])
+    assert not torch.equal(alone, evaluated)
+
+
+def test_logprob_blocks_and_temperature_equal_log_softmax(tiny_llama_dir):
+    """Blocks, temperature and their hand-written gradient equal torch's log_softmax."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    hidden = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))
+    labels = draw_ids(300, 4)
+    factors = torch.linspace(-1, 1, 300)
+    results = []
+    for function in (
+        lambda h: model.label_logprobs(h, labels, temperature=0.7),
+        lambda h: (model.logits(h) / 0.7).log_softmax(-1).gather(1, labels[:, None])[:, 0],
+    ):
+        leaf = hidden.clone().requires_grad_()
+        logprobs = function(leaf)
+        (gradient,) = torch.autograd.grad((factors * logprobs).sum(), leaf)
+        results.append((logprobs, gradient))
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('spans', 'adapters'),
+    [([], []), ([SequenceSpan(0, 3)], []), ([SequenceSpan(0, 4)], [AdapterSpan(2, 5, None)])],
+)
+def test_spans_that_do_not_fit_are_refused(tiny_llama_dir, spans, adapters):
+    """Rows in no sequence, and adapters past the end, are refused before anything runs."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    with pytest.raises(PackError):
+        model.hidden(draw_ids(4), torch.arange(4), sequences=spans, adapters=adapters)
+
+
+def test_facts_of_the_model(tiny_llama_dir):
+    """What the engines ask of a model is read from its configuration."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    assert (model.vocab_size, model.max_position_embeddings, model.eos_token_ids) == (320, 512, (2,))
+    assert model.layers['model.layers.0.self_attn.k_proj'] == (64, 32)
+    assert 'lm_head' not in model.layers
