@@ -1,0 +1,274 @@
+"""The template: chats to token features and back, with a model's own tokenizer and chat template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args
+
+import numpy as np
+
+from twinkle.data_format import IGNORE_INDEX, InputFeature, Trajectory
+from twinkle.hub import resolve_tokenizer
+from twinkle.template.chat_template import ChatTemplate, RenderedChat, read_chat_template
+from twinkle.template.errors import ExampleTooLong, TemplateError
+from twinkle.template.labels import IntVector, Span, assistant_spans, label_tokens, shift_labels
+from twinkle.template.messages import check_trajectory, tools_of, with_system, with_thinking
+from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
+
+TruncationStrategy = Literal['raise', 'left', 'right', 'split', 'delete']
+"""What happens to an example longer than `max_length`: refuse it, drop tokens at its beginning or
+end, cut it into several examples, or leave it out."""
+
+
+class TemplateOptions(TypedDict, total=False):
+    """How a template turns chats into tokens."""
+
+    use_chat_template: bool
+    """False: the texts of the messages are joined as they are. Unset: True."""
+    max_length: int
+    """Most tokens of an example. Unset: 8192."""
+    truncation_strategy: TruncationStrategy
+    """Unset: 'raise'."""
+    default_system: str | None
+    """System message of chats that have none. Unset: whatever the chat template does."""
+    enable_thinking: bool
+    """Whether the model may think before it answers. Unset: True."""
+
+
+class Template:
+    """A model's chat format.
+
+    Features hold int32 numpy arrays. Labels are shifted (see `InputFeature`) and cover what
+    the assistant says, its end-of-turn token included.
+
+    Concurrency: safe to share between threads.
+    """
+
+    def __init__(self, model_id: str, **options: Unpack[TemplateOptions]) -> None:
+        """Load the tokenizer and chat template of `model_id`; weights are not downloaded.
+
+        Raises:
+            HubError: the model cannot be had.
+            TemplateError: it has no fast tokenizer, or no chat template and one is wanted.
+            ValueError: an option is out of range.
+            TypeError: an option is unknown.
+        """
+        unknown = sorted(set(options) - set(TemplateOptions.__annotations__))
+        if unknown:
+            raise TypeError(f'unknown template options {unknown}; known are {sorted(TemplateOptions.__annotations__)}')
+        self.model_id = model_id
+        self.max_length = options.get('max_length', 8192)
+        self.truncation_strategy: TruncationStrategy = options.get('truncation_strategy', 'raise')
+        self.default_system = options.get('default_system')
+        self.enable_thinking = options.get('enable_thinking', True)
+        if self.max_length < 1:
+            raise ValueError(f'max_length must be at least 1, got {self.max_length}')
+        if self.truncation_strategy not in get_args(TruncationStrategy):
+            allowed = ', '.join(get_args(TruncationStrategy))
+            raise ValueError(f'truncation_strategy must be one of {allowed}, got {self.truncation_strategy!r}')
+        folder = resolve_tokenizer(model_id)
+        self.tokenizer = ChatTokenizer(folder)
+        """Text to token ids and back."""
+        source = read_chat_template(folder, self.tokenizer.settings)
+        self._chat_template: ChatTemplate | None = None
+        if options.get('use_chat_template', True):
+            if source is None:
+                raise TemplateError(
+                    f'{model_id} has no chat template; give use_chat_template=False to join plain texts'
+                )
+            self._chat_template = ChatTemplate(source, special_tokens=self.tokenizer.special_tokens)
+
+    @property
+    def is_mm(self) -> bool:
+        """Whether images, videos or audio are understood."""
+        return False
+
+    def format_trajectory(self, trajectory: Mapping[str, Any]) -> Trajectory:
+        """Return a checked copy: default system added, thinking where the chat template looks for it.
+
+        Raises:
+            InvalidTrajectory: names the field, such as `messages[1].role`.
+        """
+        messages = with_system(check_trajectory(trajectory), self.default_system)
+        is_kept_apart = self._chat_template is not None and self._chat_template.mentions('reasoning_content')
+        formatted: dict[str, Any] = dict(trajectory)
+        formatted['messages'] = [with_thinking(message, is_kept_apart=is_kept_apart) for message in messages]
+        tools = tools_of(trajectory)
+        if tools:
+            formatted['tools'] = tools
+        return cast('Trajectory', formatted)
+
+    def render(self, trajectory: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
+        """Return the text a chat is tokenised from.
+
+        Raises:
+            InvalidTrajectory: names the field.
+            TemplateError: the chat template refuses the chat.
+        """
+        return self._render(self.format_trajectory(trajectory), add_generation_prompt=add_generation_prompt).text
+
+    def encode(self, trajectory: Mapping[str, Any], *, add_generation_prompt: bool = False) -> InputFeature:
+        """Return one chat as one feature.
+
+        Args:
+            add_generation_prompt: end with the opening of an assistant turn and give no labels (for sampling).
+
+        Raises:
+            InvalidTrajectory: names the field, such as `messages[1].role`.
+            ExampleTooLong: it has more than `max_length` tokens, under 'raise'.
+            TemplateError: it becomes several features or none, under 'split' or 'delete'; use `batch_encode`.
+        """
+        features = self.batch_encode([trajectory], add_generation_prompt=add_generation_prompt)
+        if len(features) != 1:
+            raise TemplateError(f'the example became {len(features)} features; use batch_encode')
+        return features[0]
+
+    def batch_encode(
+        self, trajectories: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
+    ) -> list[InputFeature]:
+        """Return chats as features, in order; under 'split' and 'delete' there may be more or fewer than chats.
+
+        Raises:
+            InvalidTrajectory: as `encode`, of the first chat that is wrong.
+            ExampleTooLong: as `encode`.
+        """
+        grouped = self.encode_groups(trajectories, add_generation_prompt=add_generation_prompt)
+        return [feature for group in grouped for feature in group]
+
+    def encode_groups(
+        self, trajectories: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
+    ) -> list[list[InputFeature]]:
+        """Return the features of each chat: one, or under 'split' several, or under 'delete' perhaps none.
+
+        Raises:
+            InvalidTrajectory: as `encode`, of the first chat that is wrong.
+            ExampleTooLong: as `encode`.
+        """
+        formatted = [self.format_trajectory(trajectory) for trajectory in trajectories]
+        rendered = [self._render(chat, add_generation_prompt=add_generation_prompt) for chat in formatted]
+        tokenized = self.tokenizer.tokenize([chat.text for chat in rendered])
+        groups: list[list[InputFeature]] = []
+        for chat, text, tokens in zip(formatted, rendered, tokenized, strict=True):
+            spans = () if add_generation_prompt else self._spans(chat, text)
+            pieces = self._fit(tokens, spans, is_prompt=add_generation_prompt)
+            groups.append([self._feature(ids, labels, chat, is_prompt=add_generation_prompt) for ids, labels in pieces])
+        return groups
+
+    def check(self, trajectory: Mapping[str, Any]) -> str | None:
+        """Return why a chat would not be trained on, None if nothing is wrong with it."""
+        try:
+            features = self.batch_encode([trajectory])
+        except TemplateError as error:
+            return str(error)
+        if not features:
+            return f'it has more than max_length {self.max_length} tokens and is left out'
+        if all((np.asarray(feature['labels']) == IGNORE_INDEX).all() for feature in features if 'labels' in feature):
+            return 'nothing in it is trained on: no assistant message, or it was truncated away'
+        return None
+
+    def batch_check(self, trajectories: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Return `check` of each chat."""
+        return [self.check(trajectory) for trajectory in trajectories]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = False) -> list[str]:
+        """Return the text of each list of token ids."""
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in token_ids]
+
+    def concat_input_feature(self, prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputFeature:
+        """Return the prompt with a completion behind it, labelled on the completion.
+
+        Labels and `completion_mask` that the prompt already has (an earlier turn's) are kept.
+        """
+        prompt = np.asarray(prompt_feature.get('input_ids', ()), dtype=np.int32)
+        new = np.asarray(new_tokens, dtype=np.int32)
+        labels = np.full(len(prompt) + len(new), IGNORE_INDEX, dtype=np.int32)
+        labels[: len(prompt)] = prompt_feature.get('labels', IGNORE_INDEX)
+        # Shifted: the prompt's last token predicts the first new one.
+        first = max(len(prompt) - 1, 0)
+        labels[first : first + len(new)] = new if len(prompt) else shift_labels(new)
+        mask = np.zeros(len(labels), dtype=np.int32)
+        mask[: len(prompt)] = prompt_feature.get('completion_mask', 0)
+        mask[len(prompt) :] = 1
+        ids = np.concatenate([prompt, new])
+        joined = InputFeature(**prompt_feature)
+        joined.update(_token_fields(ids))
+        joined.update({'labels': labels, 'completion_mask': mask})
+        return joined
+
+    def _render(self, chat: Trajectory, *, add_generation_prompt: bool) -> RenderedChat:
+        if self._chat_template is None:
+            return _joined(chat)
+        return self._chat_template.render(
+            chat.get('messages', []),
+            add_generation_prompt=add_generation_prompt,
+            tools=chat.get('tools'),
+            enable_thinking=self.enable_thinking,
+        )
+
+    def _spans(self, chat: Trajectory, rendered: RenderedChat) -> Sequence[Span]:
+        if self._chat_template is None or self._chat_template.marks_generation:
+            return rendered.generated
+
+        def render(messages: Any, *, add_generation_prompt: bool) -> str:
+            changed = cast('Trajectory', {**chat, 'messages': messages})
+            return self._render(changed, add_generation_prompt=add_generation_prompt).text
+
+        special_texts = self.tokenizer.special_texts
+        return assistant_spans(chat.get('messages', []), rendered.text, render=render, special_texts=special_texts)
+
+    def _fit(
+        self, tokens: TokenizedText, spans: Sequence[Span], *, is_prompt: bool
+    ) -> list[tuple[IntVector, IntVector]]:
+        """Return `(input_ids, labels)` pieces of at most `max_length` tokens, labels shifted within each."""
+        ids = np.asarray(tokens.token_ids, dtype=np.int32)
+        labels = label_tokens(tokens.token_ids, tokens.offsets, spans)
+        count, limit = len(ids), self.max_length
+        match self.truncation_strategy:
+            case _ if count <= limit:
+                ranges = [(0, count)]
+            case 'left':
+                ranges = [(count - limit, count)]
+            case 'delete':
+                ranges = []
+            case 'right' if not is_prompt:
+                ranges = [(0, limit)]
+            case 'split' if not is_prompt:
+                ranges = [(begin, begin + limit) for begin in range(0, count, limit)]
+            case _:
+                # 'right' and 'split' too would cut the opening of the turn that a prompt ends with.
+                raise ExampleTooLong(count, limit)
+        return [(ids[begin:end], shift_labels(labels[begin:end])) for begin, end in ranges]
+
+    def _feature(self, ids: IntVector, labels: IntVector, chat: Trajectory, *, is_prompt: bool) -> InputFeature:
+        feature = InputFeature(messages=[dict(message) for message in chat.get('messages', [])])
+        feature.update(_token_fields(ids))
+        if not is_prompt:
+            feature['labels'] = labels
+        if chat.get('user_data'):
+            feature['user_data'] = chat.get('user_data', [])
+        return feature
+
+
+def _token_fields(ids: IntVector) -> InputFeature:
+    return InputFeature(
+        input_ids=ids,
+        attention_mask=np.ones(len(ids), dtype=np.int32),
+        position_ids=np.arange(len(ids), dtype=np.int32),
+        length=len(ids),
+    )
+
+
+def _joined(chat: Trajectory) -> RenderedChat:
+    """Join the messages' texts; what the assistant says is what is trained on."""
+    pieces: list[str] = []
+    spans: list[Span] = []
+    length = 0
+    for message in chat.get('messages', []):
+        text = str(message.get('content', ''))
+        if message.get('role') == 'assistant':
+            spans.append((length, length + len(text)))
+        pieces.append(text)
+        length += len(text)
+    return RenderedChat(''.join(pieces), tuple(spans))

@@ -1,0 +1,148 @@
+"""Render chats with a model's own Jinja template, as transformers does, in a sandbox.
+
+The template comes from a downloaded repository, so it gets an immutable sandbox and only
+the functions that Hugging Face promises to templates.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from twinkle.template.errors import TemplateError
+
+Chat = Sequence[Mapping[str, Any]]
+
+# Private-use characters that stand around what a template marks as generated; taken out again below.
+_OPEN, _CLOSE = '\U000f5a00', '\U000f5a01'
+_GENERATION = re.compile(r'\{%-?\s*generation\s*-?%\}')
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A chat as text."""
+
+    text: str
+    generated: tuple[tuple[int, int], ...]
+    """Character ranges `[begin, end)` that the template marks as the assistant's."""
+
+
+class ChatTemplate:
+    """A compiled chat template."""
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f'the chat template is not valid Jinja, line {error.lineno}: {error.message}'
+            ) from error
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+
+    @property
+    def marks_generation(self) -> bool:
+        """Whether the template says itself which text is the assistant's."""
+        return _GENERATION.search(self._source) is not None
+
+    def mentions(self, name: str) -> bool:
+        """Return whether the template's source names `name`, such as a message field."""
+        return name in self._source
+
+    def render(self, messages: Chat, *, add_generation_prompt: bool = False, **context: Any) -> RenderedChat:
+        """Return the chat as text.
+
+        Args:
+            add_generation_prompt: end with the opening of an assistant turn.
+            context: further variables of the template, such as `tools`.
+
+        Raises:
+            TemplateError: the template refuses the chat, or fails on it.
+        """
+        values = self._special_tokens | {'documents': None, 'tools': None} | context
+        try:
+            marked = self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **values)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+            raise TemplateError(f'the chat template refused the chat: {error}') from error
+        return _without_marks(marked)
+
+
+def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the template a model's folder holds: `chat_template.jinja`, else the tokenizer's settings."""
+    path = folder / 'chat_template.jinja'
+    if path.is_file():
+        return path.read_text()
+    held = settings.get('chat_template')
+    if isinstance(held, list):
+        named = {item['name']: item['template'] for item in cast('list[dict[str, str]]', held)}
+        return named.get('default')
+    return held
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}`: text the assistant produces."""
+
+    tags = {'generation'}  # noqa: RUF012 - the type jinja2 declares
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Wrap the block's text in marks."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
+        return nodes.CallBlock(self.call_method('_marked'), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f'{_OPEN}{caller()}{_CLOSE}'
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters['tojson'] = _to_json
+    # Declared with the types of Jinja's own functions only.
+    functions = cast('dict[str, Any]', environment.globals)
+    functions |= {'raise_exception': _raise_exception, 'strftime_now': _strftime_now}
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - the signature templates call
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - the signature templates call
+) -> str:
+    # Jinja's own filter escapes for HTML, which a prompt is not.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now(tz=UTC).astimezone().strftime(form)
+
+
+def _without_marks(marked: str) -> RenderedChat:
+    pieces: list[str] = []
+    spans: list[tuple[int, int]] = []
+    length = begin = 0
+    for piece in re.split(f'([{_OPEN}{_CLOSE}])', marked):
+        if piece == _OPEN:
+            begin = length
+        elif piece == _CLOSE:
+            spans.append((begin, length))
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return RenderedChat(''.join(pieces), tuple(spans))
