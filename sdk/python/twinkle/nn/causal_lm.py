@@ -32,6 +32,7 @@ class PackedCausalLM:
         self._head = _head_of(model, self.config)
         self.layers = _wrap_linears(model, self._active)
         """Module path to `(in_features, out_features)`, in the model's order."""
+        self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
         self._backbone = model.eval().base_model
 
@@ -72,6 +73,18 @@ class PackedCausalLM:
         if declared is None:
             return ()
         return (declared,) if isinstance(declared, int) else tuple(declared)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of scalars in the frozen model."""
+        return self._parameter_count
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token takes in a `KVCache`."""
+        heads = getattr(self.config, 'num_key_value_heads', None) or self.config.num_attention_heads
+        head_dim = getattr(self.config, 'head_dim', None) or self.config.hidden_size // self.config.num_attention_heads
+        return 2 * self.config.num_hidden_layers * heads * head_dim * self._head.weight_VD.element_size()
 
     @property
     def device(self) -> torch.device:

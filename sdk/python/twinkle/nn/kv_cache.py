@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from twinkle.nn.errors import PackError
+
 _FIRST_CAPACITY = 64
 
 
@@ -10,9 +12,13 @@ class KVCache:
     """Per layer the keys and values of one sequence, `[n_kv_heads, length, head_dim]`, grown by doubling.
 
     Not for use under autograd: values are written in place.
+
+    Args:
+        max_length: most tokens it will ever hold, and so the most memory it takes. Unset: unbounded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_length: int | None = None) -> None:
+        self._max_length = max_length
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._lengths: list[int] = []
@@ -41,19 +47,34 @@ class KVCache:
 
         Returns:
             All keys and values of the layer, as views that the next append may invalidate.
+
+        Raises:
+            PackError: more than `max_length` tokens.
         """
         if layer == len(self._lengths):
-            self._keys.append(_allocate(keys, _FIRST_CAPACITY))
-            self._values.append(_allocate(values, _FIRST_CAPACITY))
+            capacity = min(_FIRST_CAPACITY, self._max_length or _FIRST_CAPACITY)
+            self._keys.append(_allocate(keys, capacity))
+            self._values.append(_allocate(values, capacity))
             self._lengths.append(0)
         begin = self._lengths[layer]
         end = begin + keys.shape[1]
         for store, new in ((self._keys, keys), (self._values, values)):
             if end > store[layer].shape[1]:
-                store[layer] = _grown(store[layer], begin, end)
+                store[layer] = _grown(store[layer], begin, self._capacity_for(end))
             store[layer][:, begin:end] = new
         self._lengths[layer] = end
         return self._keys[layer][:, :end], self._values[layer][:, :end]
+
+    def _capacity_for(self, length: int) -> int:
+        """Return the memory, in tokens, to take for `length` tokens."""
+        capacity = _FIRST_CAPACITY
+        while capacity < length:
+            capacity *= 2
+        if self._max_length is None:
+            return capacity
+        if length > self._max_length:
+            raise PackError(f'{length} tokens do not fit a cache of {self._max_length}')
+        return min(capacity, self._max_length)
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
@@ -61,7 +82,7 @@ class KVCache:
 
     def copy(self) -> 'KVCache':
         """Return an independent cache with the same tokens, such as for another sample of the same prompt."""
-        twin = KVCache()
+        twin = KVCache(self._max_length)
         twin._keys = [tensor.clone() for tensor in self._keys]
         twin._values = [tensor.clone() for tensor in self._values]
         twin._lengths = list(self._lengths)
@@ -73,10 +94,7 @@ def _allocate(like: Tensor, capacity: int) -> Tensor:
     return torch.empty((heads, capacity, head_dim), dtype=like.dtype, device=like.device)
 
 
-def _grown(tensor: Tensor, length: int, needed: int) -> Tensor:
-    capacity = tensor.shape[1]
-    while capacity < needed:
-        capacity *= 2
+def _grown(tensor: Tensor, length: int, capacity: int) -> Tensor:
     grown = _allocate(tensor, capacity)
     grown[:, :length] = tensor[:, :length]
     return grown
