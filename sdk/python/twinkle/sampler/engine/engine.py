@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twinkle.data_format import SamplingParams, StopReason, VersionSpan
-from twinkle.nn import PackedCausalLM
+from twinkle.nn import KVCache, PackedCausalLM
 from twinkle.sampler.engine.admission import Admission
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
 from twinkle.sampler.engine.draw import draw_token, most_likely, top_logprobs, uniform
@@ -114,6 +114,12 @@ class SamplerEngine:
             kv_tokens_budget=scheduler.limits.kv_budget_tokens,
         )
 
+    @property
+    def kv_bytes_allocated(self) -> int:
+        """Memory that keys and values take now; never above the configured amount."""
+        prompts = [group.cache for group in self._scheduler.prefilling]
+        return sum(cache.size_bytes for cache in [*prompts, *(item.cache for item in self._scheduler.running)])
+
     def add_request(
         self,
         request_id: str,
@@ -213,7 +219,7 @@ class SamplerEngine:
                 max_new_tokens=max_new_tokens,
                 is_prompt_scored=begin == 0 and params.prompt_logprobs is not None,
                 seed=seed,
-                cache=self._model.new_cache(),
+                cache=KVCache(len(request.prompt_token_ids) + max_new_tokens),
             )
             for begin in range(0, len(samples), size)
         ]
@@ -260,7 +266,9 @@ class SamplerEngine:
             del self._unfinished[group.request.request_id]
             return events + [_last_event(group, index, StopReason.LENGTH) for index in group.sample_indices]
         rules = StopRules.of(
-            group.request.params, eos_token_ids=self._model.eos_token_ids, max_new_tokens=group.max_new_tokens
+            group.request.params,
+            eos_token_ids=frozenset(self._model.eos_token_ids),
+            max_new_tokens=group.max_new_tokens,
         )
         sequences = [
             Sequence(

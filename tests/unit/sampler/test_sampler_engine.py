@@ -1,0 +1,409 @@
+"""The torch engine against transformers' own generate, against itself in company, and at its limits."""
+
+import math
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from fixtures.peft_oracle import build_peft_model
+from twinkle.data_format import LoraConfig, SamplingParams, StopReason
+from twinkle.nn import LoraWeights, PackedCausalLM
+from twinkle.sampler.engine import EngineAdapter, EngineConfig, PromptEvent, SamplerEngine, TokenEvent
+from twinkle.sampler.errors import (
+    ContextExceeded,
+    DuplicateRequest,
+    InvalidPrompt,
+    InvalidSamplingParams,
+    UnknownRequest,
+)
+
+EOS = 2
+PROMPTS = [[1, 40, 41, 42], [60, 61], [99], list(range(100, 130)), [7] * 9]
+LORA = LoraConfig(r=4, lora_alpha=8, seed=3)
+
+
+@pytest.fixture(scope='module')
+def model(tiny_llama_dir: Path) -> PackedCausalLM:
+    """One tiny model for all engines here."""
+    return PackedCausalLM.load(tiny_llama_dir)
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tiny_llama_dir: Path) -> Tokenizer:
+    """Its tokenizer."""
+    return Tokenizer.from_file(str(tiny_llama_dir / 'tokenizer.json'))
+
+
+@pytest.fixture(scope='module')
+def adapters(model: PackedCausalLM) -> list[EngineAdapter | None]:
+    """The base model and two different adapters, strong enough to change what is drawn."""
+    return [None, make_adapter(model, 'a', 0), make_adapter(model, 'b', 7)]
+
+
+def make_adapter(model: PackedCausalLM, key: str, seed: int) -> EngineAdapter:
+    """Return an adapter whose B is not zero."""
+    weights = LoraWeights.create(model.layers, LORA, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    for factors in weights.factors.values():
+        factors.b.copy_(0.2 * torch.randn(factors.b.shape, generator=generator))
+    return EngineAdapter(key, seed + 1, weights)
+
+
+@pytest.fixture
+def engine(model: PackedCausalLM, tokenizer: Tokenizer) -> SamplerEngine:
+    """An engine with room for a few sequences and small prompt chunks."""
+    return make_engine(model, tokenizer)
+
+
+def make_engine(model: PackedCausalLM, tokenizer: Tokenizer | None = None, **options) -> SamplerEngine:
+    """Return an engine with small limits."""
+    limits = {'max_sequences': 8, 'max_batch_tokens': 64, 'prefill_chunk_tokens': 16, **options}
+    return SamplerEngine(model, tokenizer=tokenizer, config=EngineConfig(**limits), new_seed=lambda: 0)
+
+
+class Gathered:
+    """The events of one request, put together."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.prompt: PromptEvent | None = None
+        self.tokens: list[list[int]] = [[] for _ in range(count)]
+        self.logprobs: list[list] = [[] for _ in range(count)]
+        self.texts = [''] * count
+        self.reasons: list[StopReason | None] = [None] * count
+        self.spans: list[list] = [[] for _ in range(count)]
+
+    def take(self, event: PromptEvent | TokenEvent) -> None:
+        """Add an event; nothing may follow the end of a sequence."""
+        if isinstance(event, PromptEvent):
+            assert self.prompt is None
+            self.prompt = event
+            return
+        index = event.sequence_index
+        assert self.reasons[index] is None
+        self.tokens[index] += event.tokens
+        self.logprobs[index] += event.logprobs
+        self.texts[index] += event.text
+        self.reasons[index] = event.stop_reason
+        self.spans[index] = event.version_spans
+
+
+def run_all(engine: SamplerEngine, requests: dict) -> dict[str, Gathered]:
+    """Add requests `{id: (prompt, params, adapter)}` at once and run to the end."""
+    results = {}
+    for request_id, (prompt, params, adapter) in requests.items():
+        engine.add_request(request_id, prompt, params, adapter=adapter)
+        results[request_id] = Gathered(params.num_samples)
+    drain(engine, results)
+    return results
+
+
+def drain(engine: SamplerEngine, results: dict[str, Gathered]) -> None:
+    """Step until nothing is left; sort events by request."""
+    while not engine.is_idle:
+        for event in engine.step():
+            results[event.request_id].take(event)
+    assert engine.load.kv_tokens_reserved == 0
+    assert engine.load.running_sequences == engine.load.waiting_sequences == 0
+
+
+def run_one(engine: SamplerEngine, prompt: list[int], adapter: EngineAdapter | None = None, **params) -> Gathered:
+    """Run one request to the end."""
+    return run_all(engine, {'it': (prompt, SamplingParams(**params), adapter)})['it']
+
+
+def plain_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """Return [T, V] from one forward pass of plain transformers."""
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        return plain(torch.tensor([token_ids])).logits[0].float().log_softmax(-1)
+
+
+def generate(oracle: torch.nn.Module, prompt: list[int], max_new_tokens: int, **options) -> list[int]:
+    """Return the new tokens of transformers' own generate, greedily."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        mask = torch.ones_like(ids)
+        out = oracle.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False, **options)
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir'])
+def test_greedy_equals_generate(family, request):
+    """All prompts in one batch give, token for token, what transformers gives each alone."""
+    folder = request.getfixturevalue(family)
+    oracle = AutoModelForCausalLM.from_pretrained(folder)
+    params = SamplingParams(max_tokens=24, temperature=0)
+    engine = make_engine(PackedCausalLM.load(folder))
+    results = run_all(engine, {str(i): (prompt, params, None) for i, prompt in enumerate(PROMPTS)})
+    for place, prompt in enumerate(PROMPTS):
+        assert results[str(place)].tokens[0] == generate(oracle, prompt, 24)
+
+
+def test_greedy_with_adapter_equals_peft(engine, adapters, tiny_llama_dir):
+    """An adapter beside base requests gives what peft gives."""
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules='all-linear', task_type='CAUSAL_LM')
+    oracle = build_peft_model(tiny_llama_dir, config, adapters[1].weights.peft_state()).eval()
+    params = SamplingParams(max_tokens=24, temperature=0)
+    requests = {f'{i}': (prompt, params, adapters[1]) for i, prompt in enumerate(PROMPTS)}
+    results = run_all(engine, requests | {'base': (PROMPTS[0], params, None)})
+    for place, prompt in enumerate(PROMPTS):
+        assert results[str(place)].tokens[0] == generate(oracle, prompt, 24)
+    assert results['base'].tokens != results['0'].tokens
+
+
+def test_repetition_penalty_equals_generate(engine, tiny_llama_dir):
+    """The penalty acts on prompt and new tokens as in transformers."""
+    oracle = AutoModelForCausalLM.from_pretrained(tiny_llama_dir)
+    result = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, repetition_penalty=1.3)
+    assert result.tokens[0] == generate(oracle, PROMPTS[0], 20, repetition_penalty=1.3)
+
+
+def test_company_never_changes_a_sample(model, adapters):
+    """Tokens and log-probabilities of every request are bitwise those it gets alone."""
+    requests = {
+        f'{place}-{temperature}': (
+            prompt,
+            SamplingParams(
+                max_tokens=12, temperature=temperature, seed=place, top_p=0.9, logprobs=2, prompt_logprobs=1
+            ),
+            adapters[place % 3],
+        )
+        for place, prompt in enumerate(PROMPTS)
+        for temperature in (0.0, 1.0)
+    }
+    together = run_all(make_engine(model), requests)
+    for request_id, request in requests.items():
+        alone = run_all(make_engine(model), {request_id: request})[request_id]
+        assert alone.tokens == together[request_id].tokens
+        assert alone.logprobs == together[request_id].logprobs
+        assert alone.prompt == together[request_id].prompt
+
+
+def test_seed_repeats_and_samples_differ(engine):
+    """The same seed gives the same samples; the samples of one request and of other seeds differ."""
+    first, again = (run_one(engine, PROMPTS[0], max_tokens=12, seed=5, num_samples=3) for _ in range(2))
+    other = run_one(engine, PROMPTS[0], max_tokens=12, seed=6, num_samples=3)
+    assert first.tokens == again.tokens
+    assert len({tuple(tokens) for tokens in first.tokens + other.tokens}) == 6
+
+
+def test_samples_share_one_prefill_and_are_those_of_separate_groups(model):
+    """More samples than fit at once are drawn in several groups, with the same result."""
+    wide = run_one(make_engine(model), PROMPTS[3], max_tokens=6, seed=1, num_samples=8, prompt_logprobs=0)
+    narrow = run_one(
+        make_engine(model, max_sequences=3), PROMPTS[3], max_tokens=6, seed=1, num_samples=8, prompt_logprobs=0
+    )
+    assert wide.tokens == narrow.tokens
+    assert wide.prompt == narrow.prompt
+
+
+def test_logprobs_equal_a_full_forward_pass(engine, tiny_llama_dir):
+    """Log-probabilities are the model's own, before temperature and filters, prompt and completion alike."""
+    prompt = PROMPTS[3]
+    result = run_one(engine, prompt, max_tokens=10, temperature=0.6, top_k=5, seed=1, logprobs=3, prompt_logprobs=2)
+    tokens = result.tokens[0]
+    oracle = plain_logprobs(tiny_llama_dir, prompt + tokens)
+    for step, (own, *best) in enumerate(result.logprobs[0]):
+        row = oracle[len(prompt) - 1 + step]
+        assert own[0] == tokens[step]
+        assert own[1] == pytest.approx(float(row[tokens[step]]), abs=1e-5)
+        assert [value for _, value in best] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
+    assert result.prompt.logprobs[0] is result.prompt.top_logprobs[0] is None
+    expected = [float(oracle[place - 1, token]) for place, token in enumerate(prompt) if place]
+    assert result.prompt.logprobs[1:] == pytest.approx(expected, abs=1e-5)
+    assert [len(best) for best in result.prompt.top_logprobs[1:]] == [2] * (len(prompt) - 1)
+
+
+def test_no_new_tokens_gives_prompt_logprobs_only(engine):
+    """With max_tokens 0 every sequence ends at once, and the prompt is scored."""
+    result = run_one(engine, PROMPTS[3], max_tokens=0, prompt_logprobs=0, num_samples=2)
+    assert result.tokens == [[], []]
+    assert result.reasons == [StopReason.LENGTH] * 2
+    assert len(result.prompt.logprobs) == len(PROMPTS[3])
+    assert result.prompt.top_logprobs is None
+
+
+def test_spans_name_the_version_of_every_token(engine, adapters):
+    """One span of the adapter's version covers all tokens; the base model is version 0."""
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    results = run_all(engine, {'b': (PROMPTS[0], params, adapters[2]), 'base': (PROMPTS[0], params, None)})
+    for name, version in (('b', adapters[2].version), ('base', 0)):
+        (span,) = results[name].spans[0]
+        assert (span.version, span.begin_token, span.end_token) == (version, 0, 5)
+
+
+def test_stop_token_ends_after_min_tokens(engine):
+    """The stop token may not be drawn before min_tokens and ends the sequence afterwards."""
+    free = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True).tokens[0]
+    stop = free[4]
+    early = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True, stop=[stop])
+    assert early.tokens[0] == free[: free.index(stop) + 1]
+    assert early.reasons == [StopReason.STOP]
+    late = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, ignore_eos=True, stop=[stop], min_tokens=8)
+    assert stop not in late.tokens[0][:8]
+
+
+def test_stop_string_ends_and_is_cut(engine, tokenizer):
+    """The text ends before the stop string, the tokens with the one that completed it."""
+    free = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
+    text = free.texts[0]
+    place = next(p for p in range(4, len(text) - 2) if '\ufffd' not in text[p : p + 2])
+    stop = text[place : place + 2]
+    result = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True, stop=stop)
+    assert result.texts[0] == text[: text.index(stop)]
+    assert result.reasons == [StopReason.STOP]
+    assert stop in tokenizer.decode(result.tokens[0])
+
+
+def test_context_ends_a_sequence_without_max_tokens(model):
+    """Unset max_tokens goes up to the context and no further."""
+    engine = make_engine(model, max_model_len=20)
+    result = run_one(engine, PROMPTS[0], temperature=0, ignore_eos=True)
+    assert len(result.tokens[0]) == 16
+    assert result.reasons == [StopReason.LENGTH]
+
+
+@pytest.mark.parametrize(
+    ('prompt', 'params', 'error'),
+    [
+        ([], {}, InvalidPrompt),
+        ([1, 320], {}, InvalidPrompt),
+        ([-1], {}, InvalidPrompt),
+        ([1] * 10, {'max_tokens': 503}, ContextExceeded),
+        ([1] * 512, {}, ContextExceeded),
+        ([1], {'max_tokens': 2, 'min_tokens': 3}, InvalidSamplingParams),
+        ([1], {'stop': ['']}, InvalidSamplingParams),
+        ([1], {'stop': [320]}, InvalidSamplingParams),
+    ],
+)
+def test_bad_requests_change_nothing(engine, prompt, params, error):
+    """What cannot be served is refused before any work."""
+    with pytest.raises(error):
+        engine.add_request('it', prompt, SamplingParams(**params))
+    assert engine.is_idle
+
+
+def test_context_refusal_names_the_numbers(engine):
+    """Prompt, new tokens and context are told."""
+    with pytest.raises(ContextExceeded) as caught:
+        engine.add_request('it', [1] * 500, SamplingParams(max_tokens=13))
+    assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.context_tokens) == (500, 13, 512)
+
+
+def test_stop_strings_need_a_tokenizer(model):
+    """An engine that knows no text cannot look for a string."""
+    with pytest.raises(InvalidSamplingParams):
+        make_engine(model).add_request('it', [1], SamplingParams(stop='x'))
+
+
+def test_abort_frees_at_once_wherever_the_request_is(engine):
+    """Waiting, being prefilled or running: the memory is free and every open sequence ends once."""
+    params = SamplingParams(max_tokens=20, num_samples=4, ignore_eos=True)
+    for name in ('running', 'second', 'waiting'):
+        engine.add_request(name, PROMPTS[3], params)
+    events = [event for _ in range(5) for event in engine.step()]
+    drawn = sum(len(event.tokens) for event in events if isinstance(event, TokenEvent) and event.sequence_index == 0)
+    for name in ('waiting', 'second', 'running'):
+        ended = engine.abort(name)
+        assert sorted(event.sequence_index for event in ended) == [0, 1, 2, 3]
+        assert {event.stop_reason for event in ended} == {StopReason.ABORT}
+    assert engine.is_idle
+    assert engine.load.kv_tokens_reserved == 0
+    assert drawn > 0
+    assert engine.step() == []
+    with pytest.raises(UnknownRequest):
+        engine.abort('running')
+
+
+def test_running_request_id_is_not_taken_twice(engine):
+    """The second request of that id is refused, the first goes on."""
+    engine.add_request('it', [5], SamplingParams(max_tokens=2))
+    with pytest.raises(DuplicateRequest):
+        engine.add_request('it', [5], SamplingParams(max_tokens=2))
+
+
+def test_parked_request_waits_and_goes_on_unchanged(model):
+    """Parking one request stops it alone; afterwards it draws what it would have drawn."""
+    params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
+    expected = run_one(make_engine(model), PROMPTS[0], max_tokens=8, seed=1, ignore_eos=True).tokens
+    engine = make_engine(model)
+    results = {'parked': Gathered(), 'other': Gathered()}
+    for name in results:
+        engine.add_request(name, PROMPTS[0], params)
+    for event in engine.step():
+        results[event.request_id].take(event)
+    engine.set_parked('parked', is_parked=True)
+    while results['other'].reasons[0] is None:
+        for event in engine.step():
+            results[event.request_id].take(event)
+    assert len(results['parked'].tokens[0]) == 1
+    assert engine.step() == []
+    engine.set_parked('parked', is_parked=False)
+    drain(engine, results)
+    assert results['parked'].tokens == results['other'].tokens == expected
+
+
+def test_memory_bounds_admission(model):
+    """Requests wait for key-value memory; what is allocated stays within the budget."""
+    budget = 100 * model.kv_bytes_per_token
+    engine = make_engine(model, kv_cache_memory_bytes=budget)
+    params = SamplingParams(max_tokens=20, num_samples=2, ignore_eos=True)
+    results = {str(i): Gathered(2) for i in range(4)}
+    for name in results:
+        engine.add_request(name, PROMPTS[3], params)
+    most = 0
+    while not engine.is_idle:
+        for event in engine.step():
+            results[event.request_id].take(event)
+        most = max(most, engine.kv_bytes_allocated)
+        assert engine.load.running_sequences <= 2
+    assert 0 < most <= budget
+    assert all(len(tokens) == 20 for result in results.values() for tokens in result.tokens)
+    assert engine.admission.context_tokens == 100
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    plan=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(1, 3), st.sampled_from([None, 2])), max_size=8
+    )
+)
+def test_joining_and_leaving_never_disturbs_the_others(model, adapters, plan):
+    """Requests that come and go between steps leave every finished one as if it were alone."""
+    engine = make_engine(model, max_sequences=4)
+    results: dict[str, Gathered] = {}
+    requests = {}
+    for place, (prompt_index, max_tokens, count, leave_after) in enumerate(plan):
+        request = (
+            PROMPTS[prompt_index],
+            SamplingParams(max_tokens=max_tokens, num_samples=count, seed=place),
+            adapters[place % 3],
+        )
+        name = str(place)
+        engine.add_request(name, request[0], request[1], adapter=request[2])
+        results[name] = Gathered(count)
+        for event in [event for _ in range(leave_after or 1) for event in engine.step()]:
+            results[event.request_id].take(event)
+        if leave_after and None in results[name].reasons:
+            for event in engine.abort(name):
+                results[name].take(event)
+        elif None not in results[name].reasons or not leave_after:
+            requests[name] = request
+    drain(engine, results)
+    assert all(None not in result.reasons for result in results.values())
+    for name, request in requests.items():
+        alone = run_all(make_engine(model), {name: request})[name]
+        assert results[name].tokens == alone.tokens
+        assert results[name].logprobs == alone.logprobs
+
+
+def test_logprobs_are_never_positive_or_nan(engine):
+    """Whatever is drawn, its log-probability is a number at most 0."""
+    result = run_one(engine, PROMPTS[2], max_tokens=16, temperature=5.0, seed=2, logprobs=1)
+    assert all(math.isfinite(value) and value <= 0 for entry in result.logprobs[0] for _, value in entry)
