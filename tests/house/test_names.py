@@ -10,7 +10,7 @@ from fixtures.source_tree import modules, tracked_files
 
 FORBIDDEN_ROOMS = {'utils', 'util', 'helpers', 'helper', 'common', 'misc'}
 """Names that tell a stranger nothing."""
-TORCH_ROOMS = ('loss', 'metric', 'model', 'nn', 'processor', 'sampler')
+TORCH_ROOMS = ('loss', 'metric', 'model', 'module', 'nn', 'processor', 'sampler')
 """Rooms of the library that load torch for seconds; their lists are read from the source alone."""
 PACKAGES = [module for module in modules('sdk/python/', 'services/') if module.is_package]
 LIGHT_PACKAGES = [
