@@ -1,0 +1,3 @@
+"""Values and rules of training: adapters, operations, their order. Standard library and plain data only."""
+
+__all__: list[str] = []

@@ -1,0 +1,31 @@
+"""An adapter as the service knows it: whose it is, how it is trained, how far it came."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from services.model.domain.training_config import TrainingConfig
+from twinkle.data_format import LoraConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """One training run. Immutable: a change makes a new value."""
+
+    adapter_id: str
+    tenant_id: str
+    base_model: str
+    lora_config: LoraConfig
+    """As in use: every default filled in, the seed included."""
+    training_config: TrainingConfig
+    """As in use."""
+    parameter_count: int
+    create_time: datetime
+    update_time: datetime
+    sequence_number: int = 0
+    """The last operation that was accepted; 0 before the first."""
+    step_count: int = 0
+    """Optimizer steps applied."""
+    version: int = 0
+    """The newest published version; 0 before the first."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -1,0 +1,81 @@
+"""Errors that only training knows."""
+
+from dataclasses import dataclass
+
+from services.kit.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound
+
+
+@dataclass(eq=False)
+class OperationNotFound(NotFound):
+    """No operation with that number is on record."""
+
+    reason = 'OPERATION_NOT_FOUND'
+    adapter_id: str
+    sequence_number: int
+
+    def __str__(self) -> str:
+        return f'adapter {self.adapter_id!r} has no operation {self.sequence_number} on record'
+
+
+@dataclass(eq=False)
+class SequenceReused(Aborted):
+    """The number was used for an operation with other content."""
+
+    reason = 'SEQUENCE_REUSED'
+    adapter_id: str
+    sequence_number: int
+
+    def __str__(self) -> str:
+        return f'sequence_number {self.sequence_number} of adapter {self.adapter_id!r} was used for another operation'
+
+
+@dataclass(eq=False)
+class SequenceGap(FailedPrecondition):
+    """The operation waited for an earlier number that never came."""
+
+    reason = 'SEQUENCE_GAP'
+    adapter_id: str
+    sequence_number: int
+    expected: int
+
+    def __str__(self) -> str:
+        return (
+            f'operation {self.sequence_number} of adapter {self.adapter_id!r} waited for operation {self.expected}, '
+            'which never came'
+        )
+
+
+@dataclass(eq=False)
+class AdapterNotReady(FailedPrecondition):
+    """The adapter lacks what the verb needs."""
+
+    reason = 'ADAPTER_NOT_READY'
+    adapter_id: str
+    needs: str
+
+    def __str__(self) -> str:
+        return f'adapter {self.adapter_id!r} needs {self.needs} first'
+
+
+@dataclass(eq=False)
+class LossNotFinite(FailedPrecondition):
+    """The forward pass gave no finite loss; no gradient was added."""
+
+    reason = 'LOSS_NOT_FINITE'
+    adapter_id: str
+    feature_index: int
+
+    def __str__(self) -> str:
+        return f'the loss of example {self.feature_index} is not finite; the gradient was left as it was'
+
+
+@dataclass(eq=False)
+class BatchTooLarge(InvalidArgument):
+    """One batch needs more than the replica has."""
+
+    reason = 'BATCH_TOO_LARGE'
+    token_count: int
+    token_limit: int
+
+    def __str__(self) -> str:
+        return f'the batch has {self.token_count} tokens, this replica takes {self.token_limit} at once; split it'

@@ -1,0 +1,174 @@
+"""Operations: one ordered training verb on one adapter. Each verb is a value."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.model.domain.training_config import TrainingConfig
+from twinkle.data_format import InputFeature
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardOptions:
+    """How a forward pass is run."""
+
+    temperature: float = 1.0
+    is_adapter_disabled: bool = False
+    is_logprobs_returned: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardOnly:
+    """Log-probabilities and loss; no gradient, no change of state."""
+
+    features: Sequence[InputFeature]
+    options: ForwardOptions = ForwardOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """A forward pass whose activations are kept for CalculateLoss and Backward."""
+
+    features: Sequence[InputFeature]
+    options: ForwardOptions = ForwardOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalculateLoss:
+    """The loss of the last Forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """Adds the gradient of the last loss, or of given gradients of log-probabilities."""
+
+    logprob_gradients: Sequence[npt.NDArray[np.float32]] = ()
+    """float32 [T] for each example of the last Forward; empty for the configured loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardBackward:
+    """Forward, loss and backward in one; adds to the accumulated gradient."""
+
+    features: Sequence[InputFeature]
+    options: ForwardOptions = ForwardOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipGradNorm:
+    """Scales the accumulated gradient down to a norm."""
+
+    max_grad_norm: float = 1.0
+    norm_type: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Applies the accumulated gradient."""
+
+    learning_rate: float | None = None
+    """Of this step alone; None is the optimizer's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroGrad:
+    """Drops the accumulated gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrStep:
+    """Moves the schedule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipGradAndStep:
+    """ClipGradNorm, Step, ZeroGrad and LrStep in one."""
+
+    max_grad_norm: float = 1.0
+    norm_type: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalculateMetric:
+    """Reports what the metrics gathered, and begins anew."""
+
+    is_training: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configure:
+    """Changes how the adapter is trained."""
+
+    training_config: TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """Saves a durable checkpoint."""
+
+    name: str
+    is_optimizer_included: bool = False
+    is_overwrite_allowed: bool = False
+    ttl: timedelta | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Replaces the adapter's weights by a checkpoint's."""
+
+    checkpoint_path: str
+    is_optimizer_included: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishVersion:
+    """Makes the current weights the next version."""
+
+    is_pinned: bool = False
+
+
+ComputeVerb = (
+    ForwardOnly
+    | Forward
+    | CalculateLoss
+    | Backward
+    | ForwardBackward
+    | ClipGradNorm
+    | Step
+    | ZeroGrad
+    | LrStep
+    | ClipGradAndStep
+    | CalculateMetric
+    | Configure
+)
+"""Verbs that the engine alone carries out."""
+StateVerb = Save | Load | PublishVersion
+"""Verbs that also need the checkpoint service."""
+Verb = ComputeVerb | StateVerb
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One ordered training verb on one adapter."""
+
+    adapter_id: str
+    sequence_number: int
+    """Counts from 1 within the adapter."""
+    verb: Verb
+    fingerprint: bytes
+    """Digest of the request's content: tells a repeat from another operation with the same number."""
+    request_bytes: int = 0
+
+    @property
+    def verb_name(self) -> str:
+        """Name of the verb, for logs and traces."""
+        return type(self.verb).__name__
+
+
+def token_count(verb: Any) -> int:
+    """Return the number of tokens a verb brings."""
+    return sum(len(feature['input_ids']) for feature in getattr(verb, 'features', ()))

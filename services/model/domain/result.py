@@ -1,0 +1,80 @@
+"""What comes of operations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardResult:
+    """Of the forward family."""
+
+    loss: float
+    label_count: int
+    logprobs: Sequence[npt.NDArray[np.float32]] = ()
+    """float32 [T] for each example, natural, 0.0 where the label is ignored."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """Of the step family."""
+
+    is_applied: bool
+    learning_rate: float
+    step_count: int
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricResult:
+    """Of CalculateMetric."""
+
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveResult:
+    """Of Save."""
+
+    checkpoint_path: str
+    size_bytes: int
+    folder: str = ''
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishResult:
+    """Of PublishVersion."""
+
+    version: int
+    digest: str
+    size_bytes: int
+
+
+Outcome = ForwardResult | StepResult | MetricResult | SaveResult | PublishResult | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What an operation cost."""
+
+    token_count: int = 0
+    padding_token_count: int = 0
+    device_time: timedelta = timedelta()
+    queue_time: timedelta = timedelta()
+    request_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationResult:
+    """An operation that was carried out."""
+
+    adapter_id: str
+    sequence_number: int
+    outcome: Outcome
+    receipt: Receipt
+    warnings: tuple[str, ...] = ()
+    is_replayed: bool = False
