@@ -1,0 +1,51 @@
+"""The verb that begins a session."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.gateway.domain.session import Session, SessionState
+from services.gateway.ports import SessionStore
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import RequestIdReused
+from services.kit.ids import new_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOrder:
+    """What session is asked for."""
+
+    request_id: str
+    client: str
+    user_metadata: Mapping[str, str]
+
+
+class CreateSession:
+    """Begins a session; the same request id again returns the same session."""
+
+    def __init__(self, sessions: SessionStore, *, clock: Clock) -> None:
+        """Keep sessions in `sessions`."""
+        self._sessions = sessions
+        self._clock = clock
+
+    async def __call__(self, caller: Caller, order: SessionOrder) -> Session:
+        """Return the session.
+
+        Raises:
+            RequestIdReused: the request id came before with other content.
+        """
+        now = self._clock.now()
+        session = Session(
+            session_id=new_id('ses'),
+            tenant_id=caller.tenant_id,
+            request_id=order.request_id,
+            state=SessionState.ACTIVE,
+            client=order.client,
+            user_metadata=order.user_metadata,
+            create_time=now,
+            heartbeat_time=now,
+        )
+        kept = await self._sessions.add_if_absent(session)
+        if not kept.is_same_request(session):
+            raise RequestIdReused(order.request_id)
+        return kept

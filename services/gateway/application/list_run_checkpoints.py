@@ -1,0 +1,19 @@
+"""The verb that lists checkpoints."""
+
+from services.gateway.domain.catalogue import Checkpoint
+from services.gateway.domain.listing import Cursor, Listing, Page, list_page
+from services.gateway.ports import CheckpointStore
+from services.kit.caller import Caller
+
+
+class ListRunCheckpoints:
+    """Lists the caller's checkpoints, newest first. A run that is not the caller's has none."""
+
+    def __init__(self, checkpoints: CheckpointStore) -> None:
+        """List what `checkpoints` keeps."""
+        self._checkpoints = checkpoints
+
+    async def __call__(self, caller: Caller, page: Page, *, run_id: str | None = None) -> Listing[Checkpoint]:
+        """Return one page, of the run alone unless it is None."""
+        found = await self._checkpoints.list_newest(caller.tenant_id, page, run_id=run_id)
+        return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.checkpoint_id))

@@ -1,0 +1,137 @@
+"""A database: its connections, its transactions, its schema."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self, cast
+
+import structlog
+from sqlalchemy import Connection, event, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from services.gateway.backends.sql.migrations import upgrade_schema
+from services.kit.errors import ServiceUnreachable
+
+_BUSY_SECONDS = 30
+"""How long a writer waits for another one's transaction."""
+_MIGRATION_LOCK = 0x7477696E6B6C65
+"""Number of PostgreSQL's advisory lock: only one gateway changes the schema at a time."""
+
+_log = structlog.get_logger('database')
+
+
+class Database:
+    """Runs transactions. One that commits is kept across a kill of the process.
+
+    Concurrency: any number of tasks; of several processes on one SQLite file, writers take turns.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Use `engine`; see `open`."""
+        self._engine = engine
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """Return the database at `url` with its schema brought up to date.
+
+        Args:
+            url: 'sqlite:///<path>' or 'postgresql://<user>:<password>@<host>/<name>'.
+
+        Raises:
+            ValueError: the URL is of another kind.
+            ServiceUnreachable: the database does not answer.
+        """
+        address = _with_driver(url)
+        if address.get_backend_name() == 'sqlite':
+            engine = _sqlite_engine(address)
+        else:
+            engine = create_async_engine(address, pool_pre_ping=True, hide_parameters=True)
+        database = cls(engine)
+        try:
+            async with database.write() as connection:
+                await connection.run_sync(_migrate)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction that commits at the end of the block.
+
+        Raises:
+            ServiceUnreachable: the database does not answer.
+        """
+        with _connection_errors_as_facts():
+            async with self._engine.begin() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction that sees one state and changes nothing.
+
+        Raises:
+            ServiceUnreachable: the database does not answer.
+        """
+        with _connection_errors_as_facts():
+            async with self._engine.connect() as connection:
+                yield await connection.execution_options(is_read_only=True)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+
+class _connection_errors_as_facts:  # noqa: N801 (used as a block, named like one)
+    """Turns a database that does not answer into a fact a caller may see."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
+            _log.warning('the database does not answer', exc_info=error)
+            raise ServiceUnreachable('database') from error
+
+
+def _with_driver(url: str) -> URL:
+    address = make_url(url)
+    drivers = {'sqlite': 'sqlite+aiosqlite', 'postgresql': 'postgresql+psycopg'}
+    if address.get_backend_name() not in drivers:
+        raise ValueError(f'database_url: must begin with {" or ".join(drivers)}, got {address.drivername}')
+    return address.set(drivername=drivers[address.get_backend_name()])
+
+
+def _sqlite_engine(address: URL) -> AsyncEngine:
+    if not address.database or address.database == ':memory:':
+        raise ValueError('database_url: name a file, such as sqlite:///twinkle.db')
+    Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_async_engine(address, connect_args={'timeout': _BUSY_SECONDS}, hide_parameters=True)
+    event.listen(engine.sync_engine, 'connect', _prepare_sqlite)
+    event.listen(engine.sync_engine, 'begin', _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, record: object) -> None:
+    del record
+    # Without this the driver begins transactions by itself, too late and never around DDL.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for setting in ('journal_mode=WAL', 'synchronous=NORMAL', 'foreign_keys=ON', 'cache_size=-2000'):
+        cursor.execute(f'PRAGMA {setting}')
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A writer takes its lock at once: a reader that turns writer later may find that it cannot.
+    options = cast(dict[str, Any], connection.get_execution_options())
+    connection.exec_driver_sql('BEGIN' if options.get('is_read_only') else 'BEGIN IMMEDIATE')
+
+
+def _migrate(connection: Connection) -> None:
+    if connection.dialect.name == 'postgresql':
+        connection.execute(text('SELECT pg_advisory_xact_lock(:number)'), {'number': _MIGRATION_LOCK})
+    upgrade_schema(connection)
