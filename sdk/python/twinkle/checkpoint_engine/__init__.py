@@ -24,7 +24,9 @@ from twinkle.checkpoint_engine.peft_config import adapter_config_json, parse_ada
 from twinkle.checkpoint_engine.peft_folder import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_MODEL_FILE,
+    SEED_KEY,
     read_peft_folder,
+    seed_metadata,
     write_peft_folder,
 )
 from twinkle.checkpoint_engine.safetensors_file import FileEntry, build_header, parse_header
@@ -33,6 +35,7 @@ __all__ = [
     'ADAPTER_CONFIG_FILE',
     'ADAPTER_MODEL_FILE',
     'CHUNK_BYTES',
+    'SEED_KEY',
     'Assembler',
     'ChunkCorrupt',
     'ChunkOutOfOrder',
@@ -57,6 +60,7 @@ __all__ = [
     'parse_adapter_config',
     'parse_header',
     'read_peft_folder',
+    'seed_metadata',
     'state_digest',
     'unpack_state',
     'write_peft_folder',

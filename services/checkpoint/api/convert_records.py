@@ -1,0 +1,193 @@
+"""Versions, checkpoints, uploads and events to values and back, with every check of their fields."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+
+from google.protobuf import timestamp_pb2
+
+from services.checkpoint.api.convert_fields import name_from_proto, not_negative
+from services.checkpoint.application.read_checkpoints import ArchivePiece
+from services.checkpoint.application.upload_checkpoint import UploadHeader
+from services.checkpoint.application.watch_checkpoints import CheckpointEvent
+from services.checkpoint.domain import AdapterVersion, Checkpoint, CheckpointKey, parse_checkpoint_path
+from services.kit.caller import Caller
+from services.kit.errors import CheckpointNotFound, InvalidField, InvalidPageToken
+from services.kit.paging import Page, page_token_after, parse_page
+from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto
+from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
+from twinkle.checkpoint_engine import StateChunk
+
+
+def version_to_proto(version: AdapterVersion) -> weights_pb2.AdapterVersion:
+    """Return a version as a message."""
+    return weights_pb2.AdapterVersion(
+        adapter_id=version.adapter.adapter_id,
+        version=version.version,
+        digest=version.digest,
+        size_bytes=version.size_bytes,
+        is_pinned=version.is_pinned,
+        create_time=_timestamp(version.create_time),
+    )
+
+
+def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
+    """Return a checkpoint as a message."""
+    return checkpoint_pb2.Checkpoint(
+        checkpoint_id=checkpoint.key.checkpoint_id,
+        adapter_id=checkpoint.key.adapter.adapter_id,
+        name=checkpoint.key.name,
+        path=checkpoint.key.path,
+        base_model=checkpoint.base_model,
+        is_optimizer_included=checkpoint.is_optimizer_included,
+        size_bytes=checkpoint.size_bytes,
+        step_count=checkpoint.step_count,
+        digest=checkpoint.digest,
+        folder=checkpoint.folder,
+        create_time=_timestamp(checkpoint.create_time),
+        expire_time=None if checkpoint.expire_time is None else _timestamp(checkpoint.expire_time),
+    )
+
+
+def key_from_proto(caller: Caller, checkpoint_path: str) -> CheckpointKey:
+    """Return the key of a checkpoint of the caller's tenant.
+
+    Raises:
+        InvalidField: the path is empty.
+        CheckpointNotFound: no checkpoint can have that path.
+    """
+    if not checkpoint_path:
+        raise InvalidField('checkpoint_path', 'must be "twinkle://<run>/weights/<name>" or a checkpoint id')
+    key = parse_checkpoint_path(caller.tenant_id, checkpoint_path)
+    if key is None:
+        raise CheckpointNotFound(checkpoint_path)
+    return key
+
+
+def exact_version(version: int) -> int:
+    """Return a version number that names one version.
+
+    Raises:
+        InvalidField: it does not.
+    """
+    if version < 1:
+        raise InvalidField('version', f'must be at least 1, got {version}')
+    return version
+
+
+def versions_page_from_proto(request: version_service_pb2.ListVersionsRequest) -> tuple[str, int, int | None]:
+    """Return adapter, page size, and the version below which the page begins.
+
+    Raises:
+        InvalidField, InvalidPageToken: a field is malformed.
+    """
+    adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
+    page = parse_page(request.page_size, request.page_token, query=_versions_query(adapter_id))
+    if page.after is not None and not isinstance(page.after, int):
+        raise InvalidPageToken()
+    return adapter_id, page.size, page.after
+
+
+def versions_to_proto(
+    adapter_id: str, versions: Sequence[AdapterVersion], below: int | None
+) -> version_service_pb2.ListVersionsResponse:
+    """Return a page of versions."""
+    token = '' if below is None else page_token_after(below, query=_versions_query(adapter_id))
+    return version_service_pb2.ListVersionsResponse(
+        versions=[version_to_proto(version) for version in versions], next_page_token=token
+    )
+
+
+def checkpoints_page_from_proto(caller: Caller, request: checkpoint_service_pb2.ListCheckpointsRequest) -> Page:
+    """Return page size and the position behind which the page begins.
+
+    Raises:
+        InvalidField, InvalidPageToken: a field is malformed.
+    """
+    if request.adapter_id:
+        name_from_proto(request.adapter_id, 'adapter_id')
+    page = parse_page(request.page_size, request.page_token, query=_checkpoints_query(caller, request.adapter_id))
+    if page.after is None:
+        return page
+    match page.after:
+        case [str(create_time), str(checkpoint_id)]:
+            return Page(size=page.size, after=(create_time, checkpoint_id))
+        case _:
+            raise InvalidPageToken()
+
+
+def checkpoints_to_proto(
+    caller: Caller, adapter_id: str, checkpoints: Sequence[Checkpoint], after: tuple[str, str] | None
+) -> checkpoint_service_pb2.ListCheckpointsResponse:
+    """Return a page of checkpoints."""
+    token = '' if after is None else page_token_after(after, query=_checkpoints_query(caller, adapter_id))
+    return checkpoint_service_pb2.ListCheckpointsResponse(
+        checkpoints=[checkpoint_to_proto(checkpoint) for checkpoint in checkpoints], next_page_token=token
+    )
+
+
+def piece_to_proto(piece: ArchivePiece) -> checkpoint_service_pb2.DownloadCheckpointResponse:
+    """Return a piece of an archive."""
+    return checkpoint_service_pb2.DownloadCheckpointResponse(
+        chunk=chunk_to_proto(piece.chunk), archive_size_bytes=piece.archive_size_bytes
+    )
+
+
+async def upload_from_proto(
+    requests: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest],
+) -> AsyncIterator[UploadHeader | StateChunk]:
+    """Yield the parts of an upload as they come.
+
+    Raises:
+        InvalidField: a part is empty or malformed.
+    """
+    async for request in requests:
+        kind = request.WhichOneof('part')
+        if kind is None:
+            raise InvalidField('part', 'must hold a header or a chunk')
+        yield _upload_header(request.header) if kind == 'header' else _upload_chunk(request)
+
+
+def event_to_proto(event: CheckpointEvent) -> checkpoint_service_pb2.WatchCheckpointsResponse:
+    """Return what a watch tells."""
+    response = checkpoint_service_pb2.WatchCheckpointsResponse(resume_token=event.resume_token)
+    if event.key is None:
+        response.is_synced = True
+        return response
+    response.tenant_id = event.key.adapter.tenant_id
+    if event.checkpoint is None:
+        response.deletion.checkpoint_id = event.key.checkpoint_id
+    else:
+        response.checkpoint.CopyFrom(checkpoint_to_proto(event.checkpoint))
+    return response
+
+
+def _upload_header(header: checkpoint_service_pb2.CheckpointUploadHeader) -> UploadHeader:
+    if not header.base_model:
+        raise InvalidField('header.base_model', 'is empty; name the model the adapter belongs to')
+    if header.size_bytes < 1:
+        raise InvalidField('header.size_bytes', f'must be at least 1, got {header.size_bytes}')
+    return UploadHeader(
+        upload_id=name_from_proto(header.upload_id, 'header.upload_id'),
+        name=name_from_proto(header.name, 'header.name'),
+        base_model=header.base_model,
+        size_bytes=header.size_bytes,
+    )
+
+
+def _upload_chunk(request: checkpoint_service_pb2.UploadCheckpointRequest) -> StateChunk:
+    not_negative(request.chunk.offset, 'chunk.offset')
+    return chunk_from_proto(request.chunk)
+
+
+def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
+    message = timestamp_pb2.Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def _versions_query(adapter_id: str) -> str:
+    return f'ListVersions {adapter_id}'
+
+
+def _checkpoints_query(caller: Caller, adapter_id: str) -> str:
+    return f'ListCheckpoints {caller.tenant_id} {adapter_id}'

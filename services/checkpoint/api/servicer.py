@@ -1,0 +1,183 @@
+"""The three services of the contract. Each method converts, awaits its verb, and converts."""
+
+# ruff: noqa: N802 (the methods have the contract's names)
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from services.checkpoint.api import convert, convert_fields, convert_records
+from services.checkpoint.application.verbs import Verbs
+from services.kit.rpc.context import current_caller
+from twinkle.api.checkpoint.v1 import (
+    checkpoint_service_pb2,
+    checkpoint_service_pb2_grpc,
+    version_service_pb2,
+    version_service_pb2_grpc,
+    weight_stream_service_pb2,
+    weight_stream_service_pb2_grpc,
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WeightStreamServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
+    """Moves weights."""
+
+    def __init__(self, verbs: Verbs) -> None:
+        """Serve `verbs`."""
+        self._verbs = verbs
+
+    async def Publish(
+        self, request_iterator: AsyncIterator[weight_stream_service_pb2.PublishRequest], context: _Context
+    ) -> weight_stream_service_pb2.PublishResponse:
+        """Take a state."""
+        record = await self._verbs.publish(current_caller(), convert.frames_from_proto(request_iterator))
+        return convert.published_to_proto(record)
+
+    async def Subscribe(
+        self, request: weight_stream_service_pb2.SubscribeRequest, context: _Context
+    ) -> AsyncIterator[weight_stream_service_pb2.SubscribeResponse]:
+        """Send an adapter's versions as they come."""
+        subscription = convert.subscription_from_proto(request)
+        async with aclosing(self._verbs.subscribe(current_caller(), subscription)) as events:
+            async for event in events:
+                yield convert.subscribed_to_proto(event)
+
+    async def Fetch(
+        self, request: weight_stream_service_pb2.FetchRequest, context: _Context
+    ) -> AsyncIterator[weight_stream_service_pb2.FetchResponse]:
+        """Send one state."""
+        reference = convert.reference_from_proto(request)
+        offset = convert_fields.not_negative(request.offset, 'offset')
+        frames = self._verbs.fetch(current_caller(), reference, is_adapter_only=request.is_adapter_only, offset=offset)
+        async with aclosing(frames):
+            async for frame in frames:
+                yield weight_stream_service_pb2.FetchResponse(frame=convert.frame_to_proto(frame))
+
+
+class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
+    """Finds and keeps versions."""
+
+    def __init__(self, verbs: Verbs) -> None:
+        """Serve `verbs`."""
+        self._verbs = verbs
+
+    async def GetVersion(
+        self, request: version_service_pb2.GetVersionRequest, context: _Context
+    ) -> version_service_pb2.GetVersionResponse:
+        """Return a version."""
+        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
+        number = convert_fields.not_negative(request.version, 'version')
+        version = await self._verbs.get_version(current_caller(), adapter_id, number)
+        return version_service_pb2.GetVersionResponse(version=convert_records.version_to_proto(version))
+
+    async def ListVersions(
+        self, request: version_service_pb2.ListVersionsRequest, context: _Context
+    ) -> version_service_pb2.ListVersionsResponse:
+        """Return a page of versions."""
+        adapter_id, size, below = convert_records.versions_page_from_proto(request)
+        versions, below = await self._verbs.list_versions(current_caller(), adapter_id, size=size, below=below)
+        return convert_records.versions_to_proto(adapter_id, versions, below)
+
+    async def PinVersion(
+        self, request: version_service_pb2.PinVersionRequest, context: _Context
+    ) -> version_service_pb2.PinVersionResponse:
+        """Keep a version."""
+        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
+        number = convert_records.exact_version(request.version)
+        version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=True)
+        return version_service_pb2.PinVersionResponse(version=convert_records.version_to_proto(version))
+
+    async def UnpinVersion(
+        self, request: version_service_pb2.UnpinVersionRequest, context: _Context
+    ) -> version_service_pb2.UnpinVersionResponse:
+        """Let a version leave in its turn."""
+        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
+        number = convert_records.exact_version(request.version)
+        version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=False)
+        return version_service_pb2.UnpinVersionResponse(version=convert_records.version_to_proto(version))
+
+    async def DeleteVersion(
+        self, request: version_service_pb2.DeleteVersionRequest, context: _Context
+    ) -> version_service_pb2.DeleteVersionResponse:
+        """Delete a version."""
+        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
+        number = convert_records.exact_version(request.version)
+        await self._verbs.delete_version(current_caller(), adapter_id, number)
+        return version_service_pb2.DeleteVersionResponse()
+
+
+class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
+    """Finds, moves and deletes durable checkpoints."""
+
+    def __init__(self, verbs: Verbs) -> None:
+        """Serve `verbs`."""
+        self._verbs = verbs
+
+    async def GetCheckpoint(
+        self, request: checkpoint_service_pb2.GetCheckpointRequest, context: _Context
+    ) -> checkpoint_service_pb2.GetCheckpointResponse:
+        """Return a checkpoint."""
+        key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
+        found = await self._verbs.get_checkpoint(key)
+        return checkpoint_service_pb2.GetCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(found))
+
+    async def ListCheckpoints(
+        self, request: checkpoint_service_pb2.ListCheckpointsRequest, context: _Context
+    ) -> checkpoint_service_pb2.ListCheckpointsResponse:
+        """Return a page of checkpoints."""
+        caller, adapter_id = current_caller(), request.adapter_id
+        page = convert_records.checkpoints_page_from_proto(caller, request)
+        found, after = await self._verbs.list_checkpoints(
+            caller, adapter_id=adapter_id, size=page.size, after=page.after
+        )
+        return convert_records.checkpoints_to_proto(caller, adapter_id, found, after)
+
+    async def DeleteCheckpoint(
+        self, request: checkpoint_service_pb2.DeleteCheckpointRequest, context: _Context
+    ) -> checkpoint_service_pb2.DeleteCheckpointResponse:
+        """Delete a checkpoint."""
+        caller = current_caller()
+        await self._verbs.change_checkpoints.delete(
+            caller, convert_records.key_from_proto(caller, request.checkpoint_path)
+        )
+        return checkpoint_service_pb2.DeleteCheckpointResponse()
+
+    async def SetCheckpointTtl(
+        self, request: checkpoint_service_pb2.SetCheckpointTtlRequest, context: _Context
+    ) -> checkpoint_service_pb2.SetCheckpointTtlResponse:
+        """Set when a checkpoint is deleted."""
+        caller = current_caller()
+        key = convert_records.key_from_proto(caller, request.checkpoint_path)
+        ttl = convert_fields.ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None
+        changed = await self._verbs.change_checkpoints.set_ttl(caller, key, ttl)
+        return checkpoint_service_pb2.SetCheckpointTtlResponse(checkpoint=convert_records.checkpoint_to_proto(changed))
+
+    async def DownloadCheckpoint(
+        self, request: checkpoint_service_pb2.DownloadCheckpointRequest, context: _Context
+    ) -> AsyncIterator[checkpoint_service_pb2.DownloadCheckpointResponse]:
+        """Send a checkpoint as an archive."""
+        key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
+        offset = convert_fields.not_negative(request.offset, 'offset')
+        async with aclosing(self._verbs.download_checkpoint(key, offset=offset)) as pieces:
+            async for piece in pieces:
+                yield convert_records.piece_to_proto(piece)
+
+    async def UploadCheckpoint(
+        self, request_iterator: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest], context: _Context
+    ) -> checkpoint_service_pb2.UploadCheckpointResponse:
+        """Take a peft folder made elsewhere."""
+        parts = convert_records.upload_from_proto(request_iterator)
+        made = await self._verbs.upload_checkpoint(current_caller(), parts)
+        return checkpoint_service_pb2.UploadCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(made))
+
+    async def WatchCheckpoints(
+        self, request: checkpoint_service_pb2.WatchCheckpointsRequest, context: _Context
+    ) -> AsyncIterator[checkpoint_service_pb2.WatchCheckpointsResponse]:
+        """Follow all checkpoints."""
+        async with aclosing(self._verbs.watch_checkpoints(current_caller(), request.resume_token)) as events:
+            async for event in events:
+                yield convert_records.event_to_proto(event)

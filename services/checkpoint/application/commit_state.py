@@ -1,0 +1,123 @@
+"""Committing a state that has been written: store first, catalogue second, then the news.
+
+Shared by publishing and uploading, the two ways a state comes in.
+"""
+
+from datetime import datetime
+
+from services.checkpoint.application.announcements import Announcements
+from services.checkpoint.application.exclusive import Exclusive
+from services.checkpoint.application.frames import CheckpointTarget, Header, VersionTarget
+from services.checkpoint.domain import (
+    AdapterKey,
+    AdapterVersion,
+    Catalogue,
+    Checkpoint,
+    CheckpointKey,
+    Record,
+    VersionKey,
+)
+from services.checkpoint.ports import StateStore, StateWriter
+from services.kit.clock import Clock
+
+CHECKPOINTS = 'checkpoints'
+"""Topic of the announcements of changed checkpoints; that of versions is the adapter's key."""
+
+
+class CommitState:
+    """Turns a written state into a version or a checkpoint."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        store: StateStore,
+        *,
+        clock: Clock,
+        announcements: Announcements,
+        exclusive: Exclusive,
+    ) -> None:
+        """Use the ports and the service's shared objects."""
+        self._catalogue = catalogue
+        self._store = store
+        self._clock = clock
+        self._announcements = announcements
+        self._exclusive = exclusive
+
+    def match(self, adapter: AdapterKey, header: Header) -> Record | None:
+        """Return the record if this very state is here already; None if it may be written.
+
+        Raises:
+            VersionConflict, CheckpointExists: something else is here.
+            QuotaExceeded: it asks to be pinned, and as many as may be are.
+        """
+        digest, target = header.manifest.digest, header.target
+        if isinstance(target, VersionTarget):
+            return self._catalogue.match_version(adapter, target.version, digest=digest, is_pinned=target.is_pinned)
+        return self._catalogue.match_checkpoint(
+            CheckpointKey(adapter, target.name),
+            digest,
+            is_overwrite_allowed=target.is_overwrite_allowed,
+            now=self._clock.now(),
+        )
+
+    def begin(self, adapter: AdapterKey, header: Header) -> StateWriter:
+        """Return a writer for the state that the header announces."""
+        target = header.target
+        if isinstance(target, VersionTarget):
+            return self._store.begin(VersionKey(adapter, target.version), header.manifest)
+        return self._store.begin(CheckpointKey(adapter, target.name), header.manifest)
+
+    async def __call__(self, adapter: AdapterKey, header: Header, writer: StateWriter) -> Record:
+        """Commit what was written, or return what another writer committed first, if it is the same.
+
+        Raises:
+            VersionConflict, CheckpointExists: another writer was first with something else.
+            StreamOutOfOrder, DigestMismatch: what was written is not what was announced.
+        """
+        return await self._exclusive.run(adapter, lambda: self._commit(adapter, header, writer))
+
+    async def _commit(self, adapter: AdapterKey, header: Header, writer: StateWriter) -> Record:
+        known = self.match(adapter, header)
+        if known is not None:
+            return known
+        now = self._clock.now()
+        if isinstance(header.target, VersionTarget):
+            version = _version(adapter, header, header.target, now)
+            await writer.commit(version)
+            evicted = self._catalogue.add_version(version)
+            self._announcements.announce(adapter)
+            for old in evicted:
+                await self._store.delete(old.key)
+            return version
+        checkpoint = _checkpoint(adapter, header, header.target, now, folder=writer.folder)
+        await writer.commit(checkpoint)
+        self._catalogue.put_checkpoint(checkpoint)
+        self._announcements.announce(CHECKPOINTS)
+        return checkpoint
+
+
+def _version(adapter: AdapterKey, header: Header, target: VersionTarget, now: datetime) -> AdapterVersion:
+    return AdapterVersion(
+        adapter=adapter,
+        version=target.version,
+        digest=header.manifest.digest,
+        size_bytes=header.manifest.size_bytes,
+        is_pinned=target.is_pinned,
+        create_time=now,
+    )
+
+
+def _checkpoint(
+    adapter: AdapterKey, header: Header, target: CheckpointTarget, now: datetime, *, folder: str
+) -> Checkpoint:
+    return Checkpoint(
+        key=CheckpointKey(adapter, target.name),
+        base_model=header.manifest.base_model,
+        is_optimizer_included=header.manifest.is_trainer_included,
+        size_bytes=header.manifest.size_bytes,
+        digest=header.manifest.digest,
+        step_count=target.step_count,
+        folder=folder,
+        create_time=now,
+        expire_time=None if target.ttl is None else now + target.ttl,
+    )

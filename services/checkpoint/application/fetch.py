@@ -1,0 +1,63 @@
+"""Fetch: send one state, from a byte on."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from services.checkpoint.application.authority import require_internal
+from services.checkpoint.application.frames import Frame, frames_of
+from services.checkpoint.domain import AdapterKey, Catalogue, Record, parse_checkpoint_path
+from services.checkpoint.ports import StateStore
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import CheckpointNotFound
+
+
+@dataclass(frozen=True)
+class VersionRef:
+    """A version of an adapter; 0 is the newest."""
+
+    adapter_id: str
+    version: int
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint by its path or id."""
+
+    path: str
+
+
+class Fetch:
+    """Sends a version or a checkpoint to a service."""
+
+    def __init__(self, catalogue: Catalogue, store: StateStore, clock: Clock) -> None:
+        """Use the catalogue's records and the store's bytes."""
+        self._catalogue = catalogue
+        self._store = store
+        self._clock = clock
+
+    async def __call__(
+        self, caller: Caller, reference: VersionRef | CheckpointRef, *, is_adapter_only: bool, offset: int
+    ) -> AsyncGenerator[Frame, None]:
+        """Yield the frames.
+
+        Raises:
+            ScopeMissing: the caller is no service.
+            AdapterNotFound, VersionNotFound, CheckpointNotFound: it is not here.
+            InvalidField: the offset lies behind the state.
+        """
+        require_internal(caller)
+        record = self._find(caller, reference)
+        source = await self._store.open_state(record.key, is_adapter_only=is_adapter_only)
+        async with aclosing(frames_of(record, source, offset=offset, field='offset')) as frames:
+            async for frame in frames:
+                yield frame
+
+    def _find(self, caller: Caller, reference: VersionRef | CheckpointRef) -> Record:
+        if isinstance(reference, VersionRef):
+            return self._catalogue.ring(AdapterKey(caller.tenant_id, reference.adapter_id)).get(reference.version)
+        key = parse_checkpoint_path(caller.tenant_id, reference.path)
+        if key is None:
+            raise CheckpointNotFound(reference.path)
+        return self._catalogue.checkpoint(key, now=self._clock.now())

@@ -1,0 +1,93 @@
+"""Get, list and download checkpoints."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from services.checkpoint.domain import Catalogue, Checkpoint, CheckpointKey
+from services.checkpoint.ports import StateStore
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import InvalidField
+from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
+
+
+class GetCheckpoint:
+    """Finds one checkpoint."""
+
+    def __init__(self, catalogue: Catalogue, clock: Clock) -> None:
+        """Use the catalogue; `clock` tells which have expired."""
+        self._catalogue = catalogue
+        self._clock = clock
+
+    async def __call__(self, key: CheckpointKey) -> Checkpoint:
+        """Return a checkpoint.
+
+        Raises:
+            CheckpointNotFound: it is not here.
+        """
+        return self._catalogue.checkpoint(key, now=self._clock.now())
+
+
+class ListCheckpoints:
+    """Lists a tenant's checkpoints."""
+
+    def __init__(self, catalogue: Catalogue, clock: Clock) -> None:
+        """Use the catalogue; `clock` tells which have expired."""
+        self._catalogue = catalogue
+        self._clock = clock
+
+    async def __call__(
+        self, caller: Caller, *, adapter_id: str, size: int, after: tuple[str, str] | None
+    ) -> tuple[list[Checkpoint], tuple[str, str] | None]:
+        """Return a page, newest first, and what to give as `after` for the next; None after the last.
+
+        Args:
+            caller: Whose checkpoints.
+            adapter_id: Only of this run; empty for all.
+            size: Most checkpoints to return.
+            after: From the page before. None: the first page.
+        """
+        found = self._catalogue.checkpoints(caller.tenant_id, adapter_id=adapter_id, now=self._clock.now())
+        rest = [checkpoint for checkpoint in found if after is None or _position(checkpoint) < after]
+        page = rest[:size]
+        return page, _position(page[-1]) if len(rest) > size else None
+
+
+@dataclass(frozen=True)
+class ArchivePiece:
+    """A piece of a checkpoint's archive."""
+
+    chunk: StateChunk
+    archive_size_bytes: int
+
+
+class DownloadCheckpoint:
+    """Sends a checkpoint as a tar archive of its peft folder."""
+
+    def __init__(self, catalogue: Catalogue, store: StateStore, clock: Clock) -> None:
+        """Use the catalogue's records and the store's bytes."""
+        self._catalogue = catalogue
+        self._store = store
+        self._clock = clock
+
+    async def __call__(self, key: CheckpointKey, *, offset: int) -> AsyncGenerator[ArchivePiece, None]:
+        """Yield the archive from a byte on; one piece is in memory at a time.
+
+        Raises:
+            CheckpointNotFound: it is not here.
+            InvalidField: the offset lies behind the archive.
+        """
+        self._catalogue.checkpoint(key, now=self._clock.now())
+        source = await self._store.open_archive(key)
+        try:
+            if offset > source.size_bytes:
+                raise InvalidField('offset', f'is {offset}, the archive has {source.size_bytes} bytes')
+            for begin in range(offset, source.size_bytes, CHUNK_BYTES):
+                data = await source.read(begin, CHUNK_BYTES)
+                yield ArchivePiece(StateChunk(begin, data, chunk_checksum(data)), source.size_bytes)
+        finally:
+            await source.close()
+
+
+def _position(checkpoint: Checkpoint) -> tuple[str, str]:
+    return checkpoint.create_time.isoformat(timespec='microseconds'), checkpoint.key.checkpoint_id

@@ -1,0 +1,163 @@
+"""The durable store: a standard peft folder for each state, below one root.
+
+`states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` holds `record.json` and the folder
+that it names. Whatever no record names was never committed: a crash left it, and `load` removes it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import IO, TypeVar
+from urllib.parse import quote
+
+import structlog
+
+from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.folder_writer import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    TRAINER_STATE_FILE,
+    FolderWriter,
+    committed_generation,
+)
+from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
+from services.checkpoint.backends.record_json import manifest_from_json, record_from_json, record_to_json
+from services.checkpoint.backends.threads import Threads
+from services.checkpoint.domain import Checkpoint, CheckpointKey, Record, VersionKey
+from services.kit.errors import CheckpointNotFound, NotFound, VersionNotFound
+from twinkle.checkpoint_engine import ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE, WeightManifest
+
+_log = structlog.get_logger('store')
+
+_ROOT = 'states'
+_SLOT_DEPTH = 4
+"""Tenant, adapter, kind, and number or name."""
+_ARCHIVED = (ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE)
+"""What an archive holds: what every tool that reads peft folders asks for, and nothing else."""
+
+_Key = VersionKey | CheckpointKey
+_Source = TypeVar('_Source')
+
+
+class FolderStore:
+    """Keeps states on a disk. Every method that touches it works in a thread."""
+
+    def __init__(self, disk: Disk, threads: Threads) -> None:
+        """Keep states on `disk`."""
+        self._disk = disk
+        self._threads = threads
+
+    async def load(self) -> list[Record]:
+        """Remove what was never committed, and return the records of all that was."""
+        return await self._threads.run(self._load)
+
+    def begin(self, key: _Key, manifest: WeightManifest) -> FolderWriter:
+        """Return a writer for a state; nothing happens before its first call."""
+        return FolderWriter(self._disk, _slot(key), manifest, self._threads)
+
+    async def open_state(self, key: _Key, *, is_adapter_only: bool) -> StatePieceSource:
+        """Open a state; see the port."""
+        return await self._threads.run(self._open, key, partial(self._state, is_adapter_only=is_adapter_only))
+
+    async def open_archive(self, key: CheckpointKey) -> PieceSource:
+        """Open a checkpoint's peft folder as a tar archive; see the port."""
+        return await self._threads.run(self._open, key, self._archive)
+
+    async def update(self, record: Record) -> None:
+        """Replace the record of a committed state."""
+        await self._threads.run(self._update, record)
+
+    async def delete(self, key: _Key) -> None:
+        """Remove a state and its record; nothing happens where there is none."""
+        await self._threads.run(self._delete, _slot(key))
+
+    def _load(self) -> list[Record]:
+        slots: defaultdict[str, set[str]] = defaultdict(set)
+        for name in self._disk.names(_ROOT):
+            parts = name.split('/')
+            if len(parts) >= _SLOT_DEPTH:
+                slots['/'.join(parts[:_SLOT_DEPTH])].update(parts[_SLOT_DEPTH : _SLOT_DEPTH + 1])
+        found = (self._load_slot(f'{_ROOT}/{slot}', names) for slot, names in sorted(slots.items()))
+        return [record for record in found if record is not None]
+
+    def _load_slot(self, slot: str, names: Iterable[str]) -> Record | None:
+        """Return a slot's record, once all that it does not name is removed."""
+        if RECORD_FILE not in names:
+            self._disk.remove(slot)
+            return None
+        try:
+            record, generation = record_from_json(self._disk.read(f'{slot}/{RECORD_FILE}'))
+        except (ValueError, KeyError, TypeError) as error:
+            # Left where it is: somebody may want to look at it, and the other states are fine.
+            _log.error('unreadable record', slot=slot, error=str(error))
+            return None
+        for name in set(names) - {RECORD_FILE, generation}:
+            self._disk.remove(f'{slot}/{name}')
+        if isinstance(record, Checkpoint):
+            return replace(record, folder=self._disk.local_path(f'{slot}/{generation}'))
+        return record
+
+    def _open(self, key: _Key, opener: Callable[[str], _Source]) -> _Source:
+        """Return what `opener` makes of the committed folder, also while it is being replaced."""
+        slot = _slot(key)
+        tried = None
+        while (generation := committed_generation(self._disk, slot)) != tried:
+            with suppress(FileNotFoundError):
+                return opener(f'{slot}/{generation}')
+            tried = generation
+        raise _not_found(key)
+
+    def _state(self, folder: str, *, is_adapter_only: bool) -> StatePieceSource:
+        manifest = manifest_from_json(self._disk.read(f'{folder}/{MANIFEST_FILE}'), is_adapter_only=is_adapter_only)
+        adapter_bytes = manifest.adapter_size_bytes
+        pieces = [self._tail(f'{folder}/{ADAPTER_MODEL_FILE}', adapter_bytes)]
+        if manifest.is_trainer_included:
+            pieces.append(self._tail(f'{folder}/{TRAINER_STATE_FILE}', manifest.size_bytes - adapter_bytes))
+        return StatePieceSource(manifest, pieces, self._threads)
+
+    def _tail(self, name: str, size_bytes: int) -> Piece:
+        """Return the tensors' part of a safetensors file: all behind its header."""
+        return Piece(size_bytes, self._disk.open_to_read(name), self._disk.size_bytes(name) - size_bytes)
+
+    def _archive(self, folder: str) -> PieceSource:
+        files: list[tuple[str, int, Callable[[int], Piece]]] = []
+        for name in _ARCHIVED:
+            file = self._disk.open_to_read(f'{folder}/{name}')
+            files.append((name, self._disk.size_bytes(f'{folder}/{name}'), partial(_whole, file)))
+        return PieceSource(tar_pieces(files), self._threads)
+
+    def _update(self, record: Record) -> None:
+        slot = _slot(record.key)
+        generation = committed_generation(self._disk, slot)
+        if generation is None:
+            raise _not_found(record.key)
+        self._disk.replace(f'{slot}/{RECORD_FILE}', record_to_json(record, generation=generation))
+
+    def _delete(self, slot: str) -> None:
+        # The record goes first: without it the rest is what a crash would leave, and is cleaned up.
+        self._disk.remove(f'{slot}/{RECORD_FILE}')
+        self._disk.remove(slot)
+
+
+def _whole(file: IO[bytes], size_bytes: int) -> Piece:
+    return Piece(size_bytes, file)
+
+
+def _slot(key: _Key) -> str:
+    adapter = key.adapter
+    place = f'versions/{key.version}' if isinstance(key, VersionKey) else f'weights/{key.name}'
+    return f'{_ROOT}/{_safe(adapter.tenant_id)}/{_safe(adapter.adapter_id)}/{place}'
+
+
+def _safe(text: str) -> str:
+    """Return `text` as one path component that leads nowhere else."""
+    quoted = quote(text, safe='')
+    return quoted.replace('.', '%2E') if not quoted.strip('.') else quoted
+
+
+def _not_found(key: _Key) -> NotFound:
+    if isinstance(key, VersionKey):
+        return VersionNotFound(key.adapter.adapter_id, key.version)
+    return CheckpointNotFound(key.checkpoint_id)

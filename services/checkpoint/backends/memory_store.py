@@ -1,0 +1,125 @@
+"""The store in memory: the oracle for the one on disk, and enough where nothing has to last."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from services.checkpoint.backends.checked_chunks import domain_errors
+from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
+from services.checkpoint.backends.record_json import adapter_part
+from services.checkpoint.backends.threads import Threads
+from services.checkpoint.domain import CheckpointKey, Record, VersionKey
+from services.kit.errors import CheckpointNotFound, NotFound, VersionNotFound
+from twinkle.checkpoint_engine import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_MODEL_FILE,
+    Assembler,
+    PackedState,
+    StateChunk,
+    StateSection,
+    WeightManifest,
+    adapter_config_json,
+    build_header,
+    seed_metadata,
+    state_digest,
+)
+
+_Key = VersionKey | CheckpointKey
+
+
+@dataclass(frozen=True)
+class _Held:
+    record: Record
+    state: PackedState
+
+
+class MemoryStore:
+    """Keeps states until the process ends."""
+
+    def __init__(self, threads: Threads) -> None:
+        """Begin empty; sources read in `threads`, as those of a disk do."""
+        self._threads = threads
+        self._held: dict[_Key, _Held] = {}
+
+    async def load(self) -> list[Record]:
+        """Return the records of all that was committed."""
+        return [held.record for held in self._held.values()]
+
+    def begin(self, key: _Key, manifest: WeightManifest) -> 'MemoryWriter':
+        """Return a writer for a state."""
+        return MemoryWriter(self._held, key, manifest)
+
+    async def open_state(self, key: _Key, *, is_adapter_only: bool) -> StatePieceSource:
+        """Open a state; see the port."""
+        state = self._get(key).state
+        manifest, data = state.manifest, bytes(state.data)
+        if is_adapter_only:
+            data = data[: manifest.adapter_size_bytes]
+            manifest = adapter_part(manifest, state_digest(data))
+        return StatePieceSource(manifest, [Piece(len(data), content=data)], self._threads)
+
+    async def open_archive(self, key: CheckpointKey) -> PieceSource:
+        """Open a checkpoint as a tar archive; see the port."""
+        state = self._get(key).state
+        manifest = state.manifest
+        entries = manifest.entries_of(StateSection.ADAPTER)
+        config = adapter_config_json(
+            manifest.lora_config, base_model=manifest.base_model, tensor_names=[entry.name for entry in entries]
+        )
+        header = build_header(entries, metadata=seed_metadata(manifest.lora_config))
+        model = header + bytes(state.data[: manifest.adapter_size_bytes])
+        files = [(ADAPTER_CONFIG_FILE, config), (ADAPTER_MODEL_FILE, model)]
+        return PieceSource(
+            tar_pieces([(name, len(data), partial(_piece, data)) for name, data in files]), self._threads
+        )
+
+    async def update(self, record: Record) -> None:
+        """Replace the record of a committed state."""
+        self._held[record.key] = replace(self._get(record.key), record=record)
+
+    async def delete(self, key: _Key) -> None:
+        """Remove a state and its record; nothing happens where there is none."""
+        self._held.pop(key, None)
+
+    def _get(self, key: _Key) -> _Held:
+        held = self._held.get(key)
+        if held is None:
+            raise _not_found(key)
+        return held
+
+
+class MemoryWriter:
+    """One state on its way into memory."""
+
+    def __init__(self, held: dict[_Key, _Held], key: _Key, manifest: WeightManifest) -> None:
+        """Put the state into `held` when it is committed."""
+        self._held = held
+        self._key = key
+        self._assembler = Assembler(manifest)
+
+    @property
+    def folder(self) -> str:
+        """There is none."""
+        return ''
+
+    async def add(self, chunk: StateChunk) -> None:
+        """Take the next chunk; see the port."""
+        with domain_errors():
+            self._assembler.add(chunk)
+
+    async def commit(self, record: Record) -> None:
+        """Make the state visible; see the port."""
+        with domain_errors():
+            self._held[self._key] = _Held(record, self._assembler.finish())
+
+    async def discard(self) -> None:
+        """Nothing was made."""
+
+
+def _piece(data: bytes, size_bytes: int) -> Piece:
+    return Piece(size_bytes, content=data)
+
+
+def _not_found(key: _Key) -> NotFound:
+    if isinstance(key, VersionKey):
+        return VersionNotFound(key.adapter.adapter_id, key.version)
+    return CheckpointNotFound(key.checkpoint_id)

@@ -1,0 +1,109 @@
+"""Bytes put together from pieces of files, such as a state or an archive of files.
+
+A state is the tensors' part of one or two safetensors files; an archive is tar headers, files
+and padding. Both can be read from any byte without making them first.
+"""
+
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import IO
+
+from services.checkpoint.backends.threads import Threads
+from twinkle.checkpoint_engine import WeightManifest
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive bytes: of a file, or given."""
+
+    size_bytes: int
+    file: IO[bytes] | None = None
+    """None: the bytes are `content`."""
+    file_offset: int = 0
+    """Where they begin in the file."""
+    content: bytes = b''
+
+
+class PieceSource:
+    """Reads a sequence of pieces as one."""
+
+    def __init__(self, pieces: Sequence[Piece], threads: Threads) -> None:
+        """Read `pieces`; their files are closed with this source."""
+        self._pieces = tuple(pieces)
+        self._threads = threads
+        # A read that was cancelled may still run in its thread when the source is closed.
+        self._lock = Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are."""
+        return sum(piece.size_bytes for piece in self._pieces)
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on, fewer only at the end."""
+        return await self._threads.run(self._read, offset, length)
+
+    async def close(self) -> None:
+        """Close the files."""
+        await self._threads.run(self._close)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        parts: list[bytes] = []
+        begin = 0
+        with self._lock:
+            for piece in self._pieces:
+                first = max(offset - begin, 0)
+                last = min(offset + length - begin, piece.size_bytes)
+                if first < last:
+                    parts.append(_read_piece(piece, first, last))
+                begin += piece.size_bytes
+        return parts[0] if len(parts) == 1 else b''.join(parts)
+
+    def _close(self) -> None:
+        with self._lock:
+            for piece in self._pieces:
+                if piece.file is not None:
+                    piece.file.close()
+
+
+class StatePieceSource(PieceSource):
+    """A state's bytes in pieces."""
+
+    def __init__(self, manifest: WeightManifest, pieces: Sequence[Piece], threads: Threads) -> None:
+        """Read the state that `manifest` describes."""
+        super().__init__(pieces, threads)
+        self._manifest = manifest
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """Describes the bytes."""
+        return self._manifest
+
+
+def tar_pieces(files: Sequence[tuple[str, int, Callable[[int], Piece]]]) -> list[Piece]:
+    """Return the pieces of a tar archive; equal files give equal bytes, whenever and wherever.
+
+    Args:
+        files: Name, size in bytes, and what makes the piece of that size.
+    """
+    pieces: list[Piece] = []
+    for name, size_bytes, piece_of in files:
+        info = tarfile.TarInfo(name)
+        info.size = size_bytes
+        header = info.tobuf(tarfile.GNU_FORMAT)
+        padding = bytes(-size_bytes % tarfile.BLOCKSIZE)
+        pieces += [Piece(len(header), content=header), piece_of(size_bytes), Piece(len(padding), content=padding)]
+    end = bytes(2 * tarfile.BLOCKSIZE)
+    return [*pieces, Piece(len(end), content=end)]
+
+
+def _read_piece(piece: Piece, first: int, last: int) -> bytes:
+    if piece.file is None:
+        return piece.content[first:last]
+    piece.file.seek(piece.file_offset + first)
+    data = piece.file.read(last - first)
+    if len(data) != last - first:
+        raise OSError('a stored file is shorter than when it was committed')
+    return data

@@ -1,0 +1,27 @@
+"""Versions, checkpoints and their rules. No I/O, no clock, no bytes of weights."""
+
+from services.checkpoint.domain.catalogue import Catalogue
+from services.checkpoint.domain.change_log import Change, ChangeLog
+from services.checkpoint.domain.errors import CheckpointExists, VersionConflict
+from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey, parse_checkpoint_path
+from services.checkpoint.domain.records import AdapterVersion, Checkpoint, Record
+from services.checkpoint.domain.transfer import FrameKind, Transfer
+from services.checkpoint.domain.version_ring import VersionRing
+
+__all__ = [
+    'AdapterKey',
+    'AdapterVersion',
+    'Catalogue',
+    'Change',
+    'ChangeLog',
+    'Checkpoint',
+    'CheckpointExists',
+    'CheckpointKey',
+    'FrameKind',
+    'Record',
+    'Transfer',
+    'VersionConflict',
+    'VersionKey',
+    'VersionRing',
+    'parse_checkpoint_path',
+]

@@ -1,0 +1,141 @@
+"""Every version and checkpoint there is, by tenant, and the changes of checkpoints.
+
+It is the memory of what the store has committed: the application writes to the store first and
+here second, so what is found here is durable.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from services.checkpoint.domain.change_log import ChangeLog
+from services.checkpoint.domain.errors import CheckpointExists
+from services.checkpoint.domain.keys import AdapterKey, CheckpointKey
+from services.checkpoint.domain.records import AdapterVersion, Checkpoint, Record
+from services.checkpoint.domain.version_ring import VersionRing
+from services.kit.errors import AdapterNotFound, CheckpointNotFound
+
+_DELETION_LIMIT = 10_000
+
+
+class Catalogue:
+    """Looks up by tenant; another tenant's things and things that do not exist are alike."""
+
+    def __init__(self, *, ring_capacity: int, pin_limit: int) -> None:
+        """Begin empty.
+
+        Args:
+            ring_capacity: Most versions of an adapter that are kept without a pin, at least 1.
+            pin_limit: Most pinned versions of an adapter.
+        """
+        self._ring_capacity = ring_capacity
+        self._pin_limit = pin_limit
+        self._rings: dict[AdapterKey, VersionRing] = {}
+        self._checkpoints: dict[str, dict[CheckpointKey, Checkpoint]] = {}
+        self.changes = ChangeLog(deletion_limit=_DELETION_LIMIT)
+
+    def restore(self, records: Iterable[Record]) -> list[AdapterVersion]:
+        """Take in what a store has, before the first call; return versions that do not fit the ring."""
+        evicted: list[AdapterVersion] = []
+        for record in sorted(records, key=lambda record: record.create_time):
+            if isinstance(record, Checkpoint):
+                self.put_checkpoint(record)
+            else:
+                evicted += self.add_version(record)
+        return evicted
+
+    def ring(self, adapter: AdapterKey) -> VersionRing:
+        """Return an adapter's versions.
+
+        Raises:
+            AdapterNotFound: nothing was ever published.
+        """
+        ring = self._rings.get(adapter)
+        if ring is None:
+            raise AdapterNotFound(adapter.adapter_id)
+        return ring
+
+    def match_version(
+        self, adapter: AdapterKey, version: int, *, digest: str, is_pinned: bool
+    ) -> AdapterVersion | None:
+        """Return the version if it is here with the same digest; None if it may be added.
+
+        Raises:
+            VersionConflict: it is neither.
+            QuotaExceeded: it asks to be pinned, and as many as may be are.
+        """
+        return (self._rings.get(adapter) or self._new_ring(adapter)).match(version, digest, is_pinned=is_pinned)
+
+    def add_version(self, version: AdapterVersion) -> list[AdapterVersion]:
+        """Add a version and return those that had to leave for it, oldest first."""
+        ring = self._rings.setdefault(version.adapter, self._new_ring(version.adapter))
+        return ring.add(version)
+
+    def checkpoint(self, key: CheckpointKey, *, now: datetime) -> Checkpoint:
+        """Return a checkpoint.
+
+        Raises:
+            CheckpointNotFound: there is none, or its time is over.
+        """
+        found = self.find(key)
+        if found is None or found.is_expired(now):
+            raise CheckpointNotFound(key.checkpoint_id)
+        return found
+
+    def match_checkpoint(
+        self, key: CheckpointKey, digest: str, *, is_overwrite_allowed: bool, now: datetime
+    ) -> Checkpoint | None:
+        """Return the checkpoint if it is here with the same digest; None if it may be written.
+
+        Raises:
+            CheckpointExists: one with another digest may not be replaced.
+        """
+        try:
+            found = self.checkpoint(key, now=now)
+        except CheckpointNotFound:
+            return None
+        if found.digest == digest:
+            return found
+        if not is_overwrite_allowed:
+            raise CheckpointExists(key.checkpoint_id)
+        return None
+
+    def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Add a checkpoint, or replace one."""
+        self._checkpoints.setdefault(checkpoint.key.adapter.tenant_id, {})[checkpoint.key] = checkpoint
+        self.changes.record(checkpoint.key, is_deletion=False)
+
+    def remove_checkpoint(self, key: CheckpointKey) -> None:
+        """Forget a checkpoint."""
+        of_tenant = self._checkpoints[key.adapter.tenant_id]
+        del of_tenant[key]
+        if not of_tenant:
+            del self._checkpoints[key.adapter.tenant_id]
+        self.changes.record(key, is_deletion=True)
+
+    def checkpoints(self, tenant_id: str, *, adapter_id: str, now: datetime) -> list[Checkpoint]:
+        """Return a tenant's checkpoints, newest first; an empty `adapter_id` means of all adapters."""
+        found = [
+            checkpoint
+            for key, checkpoint in self._checkpoints.get(tenant_id, {}).items()
+            if adapter_id in ('', key.adapter.adapter_id) and not checkpoint.is_expired(now)
+        ]
+        return sorted(
+            found, key=lambda checkpoint: (checkpoint.create_time, checkpoint.key.checkpoint_id), reverse=True
+        )
+
+    def is_expired(self, key: CheckpointKey, *, now: datetime) -> bool:
+        """Say whether a checkpoint is still here although its time is over."""
+        found = self.find(key)
+        return found is not None and found.is_expired(now)
+
+    def find(self, key: CheckpointKey) -> Checkpoint | None:
+        """Return a checkpoint, expired or not; None where there is none."""
+        return self._checkpoints.get(key.adapter.tenant_id, {}).get(key)
+
+    def all_checkpoints(self) -> Iterator[Checkpoint]:
+        """Yield every tenant's checkpoints, in no particular order."""
+        for of_tenant in self._checkpoints.values():
+            yield from of_tenant.values()
+
+    def _new_ring(self, adapter: AdapterKey) -> VersionRing:
+        return VersionRing(adapter, capacity=self._ring_capacity, pin_limit=self._pin_limit)

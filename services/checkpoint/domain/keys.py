@@ -1,0 +1,59 @@
+"""What versions and checkpoints are looked up by. The tenant is part of every key.
+
+Because no lookup can be made without a tenant, what belongs to another one cannot be found.
+"""
+
+import re
+from dataclasses import dataclass
+
+PATH_SCHEME = 'twinkle://'
+_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,127}')
+NAME_RULE = '1 to 128 letters, digits, ".", "_" and "-", beginning with a letter or digit'
+"""What `is_name` asks for, in words."""
+
+
+def is_name(text: str) -> bool:
+    """Say whether `text` may name an adapter, a checkpoint or an upload."""
+    return _NAME.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, order=True)
+class AdapterKey:
+    """An adapter of a tenant."""
+
+    tenant_id: str
+    adapter_id: str
+
+
+@dataclass(frozen=True, order=True)
+class VersionKey:
+    """A version of an adapter."""
+
+    adapter: AdapterKey
+    version: int
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointKey:
+    """A checkpoint of an adapter."""
+
+    adapter: AdapterKey
+    name: str
+
+    @property
+    def checkpoint_id(self) -> str:
+        """`<run>/weights/<name>`."""
+        return f'{self.adapter.adapter_id}/weights/{self.name}'
+
+    @property
+    def path(self) -> str:
+        """`twinkle://<run>/weights/<name>`."""
+        return PATH_SCHEME + self.checkpoint_id
+
+
+def parse_checkpoint_path(tenant_id: str, path: str) -> CheckpointKey | None:
+    """Return the key of a path or checkpoint id of `tenant_id`; None where it is neither."""
+    run, separator, name = path.removeprefix(PATH_SCHEME).partition('/weights/')
+    if not separator or not is_name(run) or not is_name(name):
+        return None
+    return CheckpointKey(AdapterKey(tenant_id, run), name)

@@ -1,0 +1,54 @@
+"""What is remembered of a version or a checkpoint beside its weights."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterVersion:
+    """An immutable snapshot of an adapter's weights."""
+
+    adapter: AdapterKey
+    version: int
+    """Counts up within the adapter, from 1."""
+    digest: str
+    """blake3 of its state, hexadecimal."""
+    size_bytes: int
+    is_pinned: bool
+    """Whether it is kept until unpinned."""
+    create_time: datetime
+
+    @property
+    def key(self) -> VersionKey:
+        """What it is looked up by."""
+        return VersionKey(self.adapter, self.version)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A durable, named snapshot of an adapter."""
+
+    key: CheckpointKey
+    base_model: str
+    is_optimizer_included: bool
+    """Whether training can resume from it."""
+    size_bytes: int
+    digest: str
+    """blake3 of its state, hexadecimal."""
+    step_count: int
+    """Optimizer steps applied when it was taken."""
+    folder: str
+    """The peft folder, where the store is a local disk; else empty."""
+    create_time: datetime
+    expire_time: datetime | None
+    """When it is deleted. None: kept."""
+
+    def is_expired(self, now: datetime) -> bool:
+        """Say whether its time is over."""
+        return self.expire_time is not None and self.expire_time <= now
+
+
+Record = AdapterVersion | Checkpoint
+"""What a store keeps beside the weights."""
