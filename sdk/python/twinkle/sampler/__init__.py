@@ -1,3 +1,28 @@
-"""Samplers: the torch reference engine (`engine/`) and its user-facing face."""
+"""Samplers: the torch reference engine (`engine/`) and the faces users see."""
 
-__all__: list[str] = []
+from twinkle.sampler.base import Sampler, SamplerInput
+from twinkle.sampler.errors import (
+    ContextExceeded,
+    DuplicateRequest,
+    InvalidPrompt,
+    InvalidSamplingParams,
+    SamplerError,
+    UnknownAdapter,
+    UnknownRequest,
+)
+from twinkle.sampler.torch_sampler import TorchSampler
+from twinkle.sampler.vllm_sampler import vLLMSampler
+
+__all__ = [
+    'ContextExceeded',
+    'DuplicateRequest',
+    'InvalidPrompt',
+    'InvalidSamplingParams',
+    'Sampler',
+    'SamplerError',
+    'SamplerInput',
+    'TorchSampler',
+    'UnknownAdapter',
+    'UnknownRequest',
+    'vLLMSampler',
+]

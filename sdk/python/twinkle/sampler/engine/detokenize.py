@@ -9,7 +9,7 @@ _INCOMPLETE = '\ufffd'
 class TokenDecoder(Protocol):
     """The part of `tokenizers.Tokenizer` that is needed here."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: FBT001, FBT002 - theirs
+    def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool) -> str:
         """Return the text of `ids`."""
         ...
 

@@ -102,6 +102,10 @@ class SamplerEngine:
         """Whether no request is waiting or running."""
         return not self._unfinished
 
+    def is_running(self, request_id: str) -> bool:
+        """Return whether a request is waiting or running."""
+        return request_id in self._unfinished
+
     @property
     def load(self) -> EngineLoad:
         """How busy the engine is now."""

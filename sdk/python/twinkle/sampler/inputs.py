@@ -1,0 +1,50 @@
+"""What users may give a sampler, as prompts of tokens."""
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from twinkle.data_format import InputFeature, Trajectory
+from twinkle.sampler.base import SamplerInput
+
+
+def split_inputs(inputs: SamplerInput | Sequence[SamplerInput]) -> list[SamplerInput]:
+    """Return one input or a list of them as a list.
+
+    Raises:
+        ValueError: the list is empty.
+    """
+    if isinstance(inputs, Mapping) or _is_tokens(inputs):
+        return [inputs]
+    items = list(inputs)
+    if not items:
+        raise ValueError('inputs is empty; give at least one chat, feature or list of token ids')
+    return items
+
+
+def prompt_feature(item: Any, encode: Callable[[Trajectory], InputFeature]) -> InputFeature:
+    """Return an input as a feature with `input_ids`.
+
+    Args:
+        item: a chat, a feature or token ids.
+        encode: turns a chat into tokens.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(item, Mapping):
+        if 'input_ids' in item:
+            return InputFeature(**item)
+        if 'messages' in item:
+            return encode(item)
+    elif _is_tokens(item):
+        return InputFeature(input_ids=[int(token_id) for token_id in item])
+    raise ValueError(f'an input is a chat with messages, a feature with input_ids or a list of token ids; got {item!r}')
+
+
+def _is_tokens(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in 'iu'
+    return isinstance(value, Sequence) and bool(value) and isinstance(value[0], Integral)

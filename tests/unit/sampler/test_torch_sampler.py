@@ -1,0 +1,148 @@
+"""The sampler of this process, through the names users type."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from twinkle.data_format import LoraConfig, SamplingParams, StopReason
+from twinkle.infra import DeviceMesh, NotSupportedYet
+from twinkle.nn import LoraWeights, PackedCausalLM, save_adapter
+from twinkle.sampler import (
+    ContextExceeded,
+    InvalidSamplingParams,
+    Sampler,
+    TorchSampler,
+    UnknownAdapter,
+    vLLMSampler,
+)
+
+CHAT = {'messages': [{'role': 'user', 'content': 'Hi'}], 'user_data': [('answer', '"42"')]}
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope='module')
+def sampler(tiny_llama_dir: Path) -> TorchSampler:
+    """A sampler of the tiny model."""
+    return TorchSampler(str(tiny_llama_dir), engine_args={'max_num_seqs': 4})
+
+
+@pytest.fixture
+def adapter_dir(tiny_llama_dir: Path, tmp_path: Path) -> Path:
+    """A peft folder with an adapter that changes what is drawn."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    weights = LoraWeights.create(model.layers, LoraConfig(r=4, seed=1), seed=1)
+    for factors in weights.factors.values():
+        factors.b.copy_(0.3 * torch.randn(factors.b.shape, generator=torch.Generator().manual_seed(2)))
+    save_adapter(weights, tmp_path / 'adapter', base_model='tiny')
+    return tmp_path / 'adapter'
+
+
+def test_chats_features_and_tokens_are_the_same_prompt(sampler):
+    """However a prompt is given, the completion is the same, and answers come in order."""
+    feature = sampler.encode_trajectory(CHAT)
+    tokens = [int(token) for token in feature['input_ids']]
+    by_chat, by_feature, by_tokens, other = sampler.sample([CHAT, feature, tokens, [9]], GREEDY)
+    assert by_chat.prompt_token_ids == by_feature.prompt_token_ids == by_tokens.prompt_token_ids == tokens
+    assert by_chat.sequences[0].tokens == by_feature.sequences[0].tokens == by_tokens.sequences[0].tokens
+    assert other.prompt_token_ids == [9]
+    assert sampler.sample(tokens, GREEDY)[0].sequences[0].tokens == by_tokens.sequences[0].tokens
+
+
+def test_new_input_feature_trains_on_the_completion_only(sampler):
+    """Labels are shifted and cover the new tokens; old_logps stand where the labels do; the chat goes on."""
+    (response,) = sampler.sample(CHAT, {'max_tokens': 5, 'seed': 1, 'ignore_eos': True})
+    (sequence,) = response.sequences
+    feature, count = sequence.new_input_feature, len(response.prompt_token_ids)
+    ids, labels = list(feature['input_ids']), list(feature['labels'])
+    assert ids == response.prompt_token_ids + sequence.tokens
+    assert labels == [-100] * (count - 1) + sequence.tokens + [-100]
+    expected = [entry[0][1] for entry in sequence.logprobs]
+    np.testing.assert_allclose(feature['old_logps'][count - 1 : -1], expected, rtol=1e-6)
+    assert list(feature['completion_mask']) == [0] * count + [1] * 5
+    assert feature['messages'][-1] == {'role': 'assistant', 'content': sequence.decoded}
+    assert feature['user_data'] == [('answer', '"42"')]
+
+
+def test_num_samples_wins_over_the_params(sampler):
+    """The keyword of `sample` decides how many completions each input gets."""
+    responses = sampler.sample([[5], [6]], SamplingParams(max_tokens=3, seed=1), num_samples=6)
+    assert [len(response.sequences) for response in responses] == [6, 6]
+    assert all(seq.stop_reason is not StopReason.ERROR for response in responses for seq in response.sequences)
+
+
+def test_adapter_folder_is_sampled_and_versions_count(sampler, adapter_dir):
+    """Adding a name again is a newer version; the base model stays what it was."""
+    base = sampler.sample([5, 6, 7], GREEDY)[0].sequences[0]
+    sampler.add_adapter_to_sampler('mine', adapter_dir)
+    first = sampler.sample([5, 6, 7], GREEDY, 'mine')[0].sequences[0]
+    sampler.add_adapter_to_sampler('mine', LoraConfig(r=2))
+    fresh = sampler.sample([5, 6, 7], GREEDY, 'mine')[0].sequences[0]
+    assert first.tokens != base.tokens == fresh.tokens
+    assert [seq.version_spans[0].version for seq in (base, first, fresh)] == [0, 1, 2]
+
+
+def test_unknown_adapter_is_refused(sampler):
+    """Never answered from the base model."""
+    with pytest.raises(UnknownAdapter):
+        sampler.sample([5], GREEDY, 'nobody')
+
+
+def test_no_new_tokens_scores_the_prompt(sampler):
+    """max_tokens 0 asks for log-probabilities without saying so twice."""
+    (response,) = sampler.sample([5, 6, 7], SamplingParams(max_tokens=0))
+    assert response.sequences[0].tokens == []
+    assert response.prompt_logprobs[0] is None
+    assert all(value < 0 for value in response.prompt_logprobs[1:])
+
+
+def test_refused_batch_leaves_nothing_behind(sampler):
+    """One bad input refuses all, and the sampler goes on as before."""
+    with pytest.raises(ContextExceeded):
+        sampler.sample([[5], [1] * 600], SamplingParams(max_tokens=3))
+    with pytest.raises(InvalidSamplingParams):
+        sampler.sample([5], SamplingParams(max_tokens=3, min_tokens=4))
+    with pytest.raises(ValueError, match='inputs'):
+        sampler.sample([])
+    assert len(sampler.sample([5], GREEDY)) == 1
+
+
+def test_stream_gives_what_sample_gives_and_can_be_left(sampler):
+    """Tokens come one by one; leaving early frees the request."""
+    expected = sampler.sample([5, 6], GREEDY)[0].sequences[0]
+    events = list(sampler.sample_stream([5, 6], GREEDY))
+    assert [token for event in events for token in event.tokens] == expected.tokens
+    assert ''.join(event.text for event in events) == expected.decoded
+    stream = sampler.sample_stream([5, 6], GREEDY)
+    next(stream)
+    stream.close()
+    assert sampler.sample([5, 6], GREEDY)[0].sequences[0].tokens == expected.tokens
+
+
+def test_streams_may_be_read_in_turns(sampler):
+    """Each of two open streams gets its own tokens, whoever drives the engine."""
+    alone = [sampler.sample([token], GREEDY)[0].sequences[0].tokens for token in (5, 9)]
+    streams = [sampler.sample_stream([token], GREEDY) for token in (5, 9)]
+    pairs = zip(*streams, strict=True)
+    together = [[token for event in events for token in event.tokens] for events in zip(*pairs, strict=True)]
+    assert together == alone
+
+
+def test_arguments_without_effect_are_refused(tiny_llama_dir):
+    """Nothing is silently ignored."""
+    with pytest.raises(ValueError, match='gpu_memory_utilization'):
+        TorchSampler(str(tiny_llama_dir), engine_args={'gpu_memory_utilization': 0.5})
+    with pytest.raises(NotSupportedYet):
+        TorchSampler(str(tiny_llama_dir), device_mesh=DeviceMesh.from_sizes(world_size=2, dp_size=2))
+
+
+def test_vllm_says_that_it_is_not_built_yet():
+    """The name exists and tells what to use instead."""
+    with pytest.raises(NotSupportedYet):
+        vLLMSampler('m', engine_args={})
+
+
+def test_torch_sampler_is_a_sampler():
+    """All samplers share one face."""
+    assert issubclass(TorchSampler, Sampler)
