@@ -146,7 +146,7 @@ class PackedCausalLM:
             float32 [R], differentiable once by `hidden_RD`.
         """
         if not hidden_RD.shape[0]:
-            return hidden_RD.new_zeros(0, dtype=torch.float32)
+            return hidden_RD.sum(dim=-1, dtype=torch.float32)
         return LabelLogprobs.apply(hidden_RD, labels_R, self._head, temperature)
 
 

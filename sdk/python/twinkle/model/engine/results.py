@@ -1,0 +1,56 @@
+"""What goes into the verbs of the trainer and what comes out of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from twinkle.model.errors import InvalidArgument
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardOptions:
+    """How a forward pass is run."""
+
+    temperature: float = 1.0
+    """Divides the logits before the log-probabilities; positive and finite."""
+    is_adapter_disabled: bool = False
+    """Run the base model without the adapter; forward_only alone."""
+
+    def __post_init__(self) -> None:
+        """Refuse a temperature no logits could be divided by."""
+        if not 0.0 < self.temperature < float('inf'):
+            raise InvalidArgument(f'temperature must be positive and finite, got {self.temperature}')
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardResult:
+    """What came of a batch."""
+
+    loss_sum: float
+    """The loss as a sum over labels."""
+    loss: float
+    """The loss as its reduction says: the sum, or the sum over `num_tokens`."""
+    num_tokens: int
+    """Labels that counted."""
+    logps: list[npt.NDArray[np.float32]]
+    """float32 [T] for each feature: natural log-probability of each label, 0.0 where it does not count."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the loss reports."""
+    token_count: int
+    """Tokens computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What came of a step and its like."""
+
+    is_applied: bool
+    """False where gradient accumulation only counted."""
+    grad_norm: float | None = None
+    """Norm before clipping; None where it was not computed."""
+    learning_rate: float
+    """Used, or to be used next."""
+    step_count: int
+    """Optimizer steps applied so far."""

@@ -1,0 +1,55 @@
+"""What the trainer refuses. Bad input is refused before anything is changed."""
+
+
+class TrainerError(Exception):
+    """Base of what the trainer raises of its own."""
+
+
+class UnknownAdapter(TrainerError, KeyError):
+    """No adapter of that id exists."""
+
+    def __init__(self, adapter_id: str) -> None:
+        super().__init__(adapter_id)
+        self.adapter_id = adapter_id
+
+    def __str__(self) -> str:
+        return f'there is no adapter {self.adapter_id!r}; create it first'
+
+
+class AdapterExists(TrainerError, ValueError):
+    """An adapter of that id exists already."""
+
+    def __init__(self, adapter_id: str) -> None:
+        super().__init__(f'adapter {adapter_id!r} exists already')
+        self.adapter_id = adapter_id
+
+
+class AdapterNotReady(TrainerError, RuntimeError):
+    """The adapter lacks what the verb needs."""
+
+    def __init__(self, adapter_id: str, needs: str) -> None:
+        super().__init__(f'adapter {adapter_id!r} needs {needs}')
+        self.adapter_id = adapter_id
+        self.needs = needs
+
+
+class LossNotFinite(TrainerError, ArithmeticError):
+    """A forward pass gave a loss or gradient that is not finite; no gradient was added."""
+
+    def __init__(self, adapter_id: str, feature_index: int | None) -> None:
+        place = 'the batch' if feature_index is None else f'features[{feature_index}]'
+        super().__init__(f'the loss of {place} is not finite; no gradient was added')
+        self.adapter_id = adapter_id
+        self.feature_index = feature_index
+
+
+class SnapshotMismatch(TrainerError, ValueError):
+    """A saved state does not fit the adapter or is malformed; nothing was changed."""
+
+
+class InvalidArgument(TrainerError, ValueError):
+    """An argument is out of range."""
+
+
+class NotSupportedYet(TrainerError, NotImplementedError):
+    """Something the contract names and this version does not do."""

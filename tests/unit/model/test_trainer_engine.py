@@ -1,0 +1,297 @@
+"""The trainer's verbs against an independent oracle and against their own promises."""
+
+import math
+
+import numpy as np
+import peft
+import pytest
+import torch
+
+from fixtures.peft_oracle import build_peft_model, label_logprobs, lora_gradients
+from twinkle.component import InvalidComponentOptions, UnknownComponent
+from twinkle.data_format import LoraConfig
+from twinkle.model.engine import ForwardOptions, TrainerEngine
+from twinkle.model.errors import AdapterExists, AdapterNotReady, InvalidArgument, LossNotFinite, UnknownAdapter
+from twinkle.nn import PackedCausalLM
+from twinkle.processor import InvalidFeatures
+
+
+def gradients_of(engine, adapter_id='a'):
+    """Return copies of the accumulated gradient."""
+    return [parameter.grad.clone() for parameter in engine.adapter(adapter_id).weights.parameters()]
+
+
+def weights_of(engine, adapter_id='a'):
+    """Return copies of the weights."""
+    return [parameter.detach().clone() for parameter in engine.adapter(adapter_id).weights.parameters()]
+
+
+def train(engine, batches, adapter_id='a'):
+    """Run whole training steps; return the losses."""
+    losses = []
+    for batch in batches:
+        losses.append(engine.forward_backward(adapter_id, batch).loss)
+        engine.clip_grad_and_step(adapter_id)
+    return losses
+
+
+@pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir'])
+def test_training_equals_transformers_and_peft(family, request, draw_feature):
+    """Losses, gradients and three AdamW steps equal a plain transformers + peft loop on the same features."""
+    folder = request.getfixturevalue(family)
+    engine = TrainerEngine(PackedCausalLM.load(folder))
+    engine.create_adapter('a', LoraConfig(r=4, lora_alpha=8, seed=3))
+    engine.set_optimizer('a', 'AdamW', lr=1e-2, weight_decay=0.1)
+    oracle = build_peft_model(
+        folder,
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules='all-linear'),
+        engine.adapter('a').weights.peft_state(),
+    )
+    parameters = [parameter for parameter in oracle.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+    for step in range(3):
+        batch = [
+            draw_feature(length, length + step, loss_weights=np.linspace(0.5, 2, length)) for length in (20, 7, 13)
+        ]
+        result = engine.forward_backward('a', batch)
+        logprobs = [label_logprobs(oracle, list(f['input_ids']), list(f['labels'])) for f in batch]
+        weighted = sum(
+            -(values * torch.tensor(f['loss_weights'])).sum() for values, f in zip(logprobs, batch, strict=True)
+        )
+        count = sum(int((f['labels'] != -100).sum()) for f in batch)
+        optimizer.zero_grad()
+        (weighted / count).backward()
+        assert result.num_tokens == count
+        assert result.loss == pytest.approx((weighted / count).item(), abs=1e-5)
+        for own, expected in zip(result.logps, logprobs, strict=True):
+            np.testing.assert_allclose(own, expected.detach().numpy(), atol=2e-5)
+        expected_gradients = lora_gradients(oracle)
+        for name, parameter in engine.adapter('a').weights.named_parameters().items():
+            torch.testing.assert_close(parameter.grad / count, expected_gradients[name], atol=1e-5, rtol=1e-3)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        assert engine.clip_grad_norm('a') == pytest.approx(float(norm), rel=1e-4)
+        optimizer.step()
+        engine.step('a')
+        engine.zero_grad('a')
+
+
+def test_solo_and_beside_others_is_the_same_to_the_bit(model, draw_feature):
+    """Another adapter's work in between changes no bit."""
+    batches = [[draw_feature(9, step), draw_feature(17, step + 50)] for step in range(3)]
+    alone, shared = TrainerEngine(model), TrainerEngine(model)
+    for engine in (alone, shared):
+        engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.2, seed=1))
+    shared.create_adapter('b', LoraConfig(r=8, lora_dropout=0.5, seed=2))
+    losses = train(alone, batches)
+    for batch, loss in zip(batches, losses, strict=True):
+        shared.forward_backward('b', [draw_feature(30, 99)])
+        assert train(shared, [batch]) == [loss]
+        shared.clip_grad_and_step('b')
+    assert all(torch.equal(x, y) for x, y in zip(weights_of(alone), weights_of(shared), strict=True))
+
+
+def test_padding_changes_nothing(engine, draw_feature):
+    """Masked tokens on either side give the logprobs of the bare feature, 0.0 where masked."""
+    bare = draw_feature(10)
+    ids, labels = bare['input_ids'], bare['labels']
+    for left, right in ((0, 6), (6, 0)):
+        pad = lambda values, fill, left=left, right=right: np.pad(values, (left, right), constant_values=fill)  # noqa: E731
+        padded = {
+            'input_ids': pad(ids, 2), 'labels': pad(labels, -100), 'attention_mask': pad(np.ones(10, int), 0),
+        }  # fmt: skip
+        expected = engine.forward_only('a', [bare]).logps[0]
+        np.testing.assert_array_equal(engine.forward_only('a', [padded]).logps[0], pad(expected, 0.0))
+
+
+def test_packed_feature_equals_separate_ones(engine, draw_feature):
+    """Samples packed into one feature do not see each other."""
+    first, second = draw_feature(10, 1), draw_feature(8, 2)
+    packed = {
+        'input_ids': np.concatenate([first['input_ids'], second['input_ids']]),
+        'labels': np.concatenate([first['labels'], second['labels']]),
+        'position_ids': np.concatenate([np.arange(10), np.arange(8)]),
+    }
+    apart = engine.forward_only('a', [first, second])
+    together = engine.forward_only('a', [packed])
+    np.testing.assert_array_equal(together.logps[0], np.concatenate(apart.logps))
+
+
+def test_a_large_batch_runs_in_parts(model, draw_feature):
+    """Passes of bounded size add up to what one pass gives, features without labels among them."""
+    batch = [draw_feature(length, length) for length in (20, 3, 15, 9)]
+    batch[2]['labels'] = np.full(15, -100)
+    whole, parted = TrainerEngine(model), TrainerEngine(model, max_pass_tokens=16)
+    for engine in (whole, parted):
+        engine.create_adapter('a', LoraConfig(r=4, seed=3))
+    expected, result = whole.forward_backward('a', batch), parted.forward_backward('a', batch)
+    assert (result.num_tokens, result.token_count) == (expected.num_tokens, expected.token_count)
+    assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-6)
+    for own, other in zip(gradients_of(parted), gradients_of(whole), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-4)
+
+
+def test_accumulated_batches_equal_one_large_one(model, draw_feature):
+    """Batches of unequal length weigh by their labels, and steps in between only count."""
+    batches = [[draw_feature(20, 1)], [draw_feature(8, 2), draw_feature(5, 3)]]
+    split, joined = TrainerEngine(model), TrainerEngine(model)
+    split.create_adapter('a', LoraConfig(r=4, seed=3), gradient_accumulation_steps=2)
+    joined.create_adapter('a', LoraConfig(r=4, seed=3))
+    for engine in (split, joined):
+        engine.set_lr_scheduler('a', 'LinearWarmupScheduler', num_warmup_steps=0, num_training_steps=10)
+    applied = []
+    for batch in batches:
+        split.forward_backward('a', batch)
+        assert (split.clip_grad_norm('a') is None) == (not applied)
+        applied.append(split.step('a').is_applied)
+        split.zero_grad('a')
+        applied.append(split.lr_step('a').is_applied)
+    assert applied == [False, False, True, True]
+    joined.forward_backward('a', batches[0] + batches[1])
+    joined.clip_grad_and_step('a')
+    assert split.adapter('a').learning_rate == joined.adapter('a').learning_rate
+    for own, other in zip(weights_of(split), weights_of(joined), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-5, rtol=0)
+
+
+def test_sum_reduction_leaves_the_gradient_whole(engine, draw_feature):
+    """With 'sum' the step uses the gradient of the summed loss; with 'mean' of its mean."""
+    batch = [draw_feature(20)]
+    norms = {}
+    for reduction in ('sum', 'mean'):
+        engine.set_loss('a', 'CrossEntropyLoss', reduction=reduction)
+        count = engine.forward_backward('a', batch).num_tokens
+        norms[reduction] = engine.clip_grad_norm('a', max_grad_norm=1e9)
+        engine.zero_grad('a')
+    assert norms['sum'] == pytest.approx(norms['mean'] * count, rel=1e-5)
+
+
+def test_forward_loss_backward_equals_forward_backward(engine, draw_feature):
+    """The three verbs one by one, and with the loss's gradient given by the caller, add the same gradient."""
+    batch = [draw_feature(20, 1), draw_feature(6, 2)]
+    expected_logps = engine.forward_backward('a', batch).logps
+    expected = gradients_of(engine)
+    engine.zero_grad('a')
+    logps = engine.forward('a', batch)
+    engine.calculate_loss('a')
+    engine.backward('a')
+    assert all(torch.equal(x, y) for x, y in zip(gradients_of(engine), expected, strict=True))
+    np.testing.assert_array_equal(logps[1], expected_logps[1])
+    engine.zero_grad('a')
+    engine.forward('a', batch)
+    engine.backward('a', logprob_gradients=[-(feature['labels'] != -100).astype(np.float32) for feature in batch])
+    assert all(torch.equal(x, y) for x, y in zip(gradients_of(engine), expected, strict=True))
+
+
+def test_forward_only_changes_nothing_and_may_leave_the_adapter_out(engine, draw_feature):
+    """Evaluation draws no dropout, adds no gradient; without the adapter it is the base model."""
+    batch = [draw_feature(20)]
+    fresh = engine.forward_only('a', batch)
+    engine.set_optimizer('a', 'AdamW', lr=0.1)
+    train(engine, [batch])
+    assert engine.forward_only('a', batch).loss != fresh.loss
+    disabled = engine.forward_only('a', batch, options=ForwardOptions(is_adapter_disabled=True))
+    assert disabled.loss == pytest.approx(fresh.loss, abs=1e-6)
+    assert engine.adapter('a').batch_count == 0
+
+
+def test_training_learns(engine, draw_feature):
+    """The loss on one batch falls far below where it began."""
+    engine.set_optimizer('a', 'AdamW', lr=2e-2)
+    losses = train(engine, [[draw_feature(20, 1), draw_feature(9, 2)]] * 25)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_learning_rate_of_one_step(engine, draw_feature):
+    """A rate given for one step is used once."""
+    engine.set_optimizer('a', 'SGD', lr=0.5)
+    engine.forward_backward('a', [draw_feature()])
+    before = weights_of(engine)
+    assert engine.step('a', learning_rate=0.0).learning_rate == 0.0
+    assert all(torch.equal(x, y) for x, y in zip(weights_of(engine), before, strict=True))
+    assert engine.step('a').learning_rate == 0.5
+
+
+def test_metrics_are_numbers_and_begin_anew(engine, draw_feature):
+    """The loss is per label over all batches since the last report; evaluation is kept apart."""
+    results = [engine.forward_backward('a', [draw_feature(length, length)]) for length in (8, 20)]
+    engine.clip_grad_and_step('a')
+    engine.forward_only('a', [draw_feature(5, 9)])
+    values = engine.calculate_metric('a')
+    labels = sum(result.num_tokens for result in results)
+    assert values['loss'] == pytest.approx(sum(result.loss_sum for result in results) / labels)
+    assert (values['label_count'], values['step_count']) == (labels, 1.0)
+    assert all(type(value) is float and math.isfinite(value) for value in values.values())
+    assert 'loss' not in engine.calculate_metric('a')
+    assert engine.calculate_metric('a', is_training=False)['label_count'] == 4.0
+
+
+def test_loss_that_is_not_finite_adds_nothing(engine, draw_feature):
+    """A poisoned model is reported with the feature's index; gradient and random state stay as they were."""
+    engine.forward_backward('a', [draw_feature()])
+    before = gradients_of(engine)
+    with torch.no_grad():
+        engine.adapter('a').weights.parameters()[-1].fill_(float('nan'))
+    random_state = engine.adapter('a').weights.dropout_generator.get_state()
+    with pytest.raises(LossNotFinite) as refusal:
+        engine.forward_backward('a', [draw_feature()])
+    assert refusal.value.feature_index == 0
+    assert all(torch.equal(x, y) for x, y in zip(gradients_of(engine), before, strict=True))
+    assert torch.equal(engine.adapter('a').weights.dropout_generator.get_state(), random_state)
+
+
+def test_a_batch_without_a_counting_label_is_refused(engine, draw_feature):
+    """Nothing could be learned from it, so it is refused for training and allowed for evaluation."""
+    batch = [draw_feature(6, loss_weights=np.zeros(6))]
+    with pytest.raises(InvalidFeatures) as refusal:
+        engine.forward_backward('a', batch)
+    assert refusal.value.field == 'labels'
+    assert engine.forward_only('a', batch).num_tokens == 0
+
+
+def test_verbs_without_what_they_need_say_so(engine):
+    """Steps without a gradient, schedules never set, backward without forward."""
+    for verb in (engine.clip_grad_norm, engine.step, engine.lr_step, engine.calculate_loss, engine.backward):
+        with pytest.raises(AdapterNotReady):
+            verb('a')
+
+
+def test_unknown_and_taken_ids_are_refused(engine):
+    """Ids are neither invented nor replaced."""
+    with pytest.raises(UnknownAdapter, match='ghost'):
+        engine.step('ghost')
+    with pytest.raises(AdapterExists):
+        engine.create_adapter('a', LoraConfig())
+    engine.delete_adapter('a')
+    with pytest.raises(UnknownAdapter):
+        engine.delete_adapter('a')
+
+
+def test_components_and_options_that_do_not_exist_are_refused(engine):
+    """Unknown names and options are refused naming what there is, and leave all as it was."""
+    optimizer = engine.adapter('a').optimizer
+    with pytest.raises(UnknownComponent, match='AdamW'):
+        engine.set_optimizer('a', 'AdamX')
+    with pytest.raises(InvalidComponentOptions, match='learning_rate'):
+        engine.set_optimizer('a', 'AdamW', learning_rate=1.0)
+    with pytest.raises(InvalidComponentOptions, match='Invalid learning rate'):
+        engine.set_optimizer('a', 'AdamW', lr=-1.0)
+    with pytest.raises(InvalidComponentOptions):
+        engine.set_lr_scheduler('a', 'CosineWarmupScheduler', num_warmup_steps=5)
+    with pytest.raises(InvalidComponentOptions):
+        engine.set_loss('a', 'CrossEntropyLoss', reduction='average')
+    with pytest.raises(InvalidArgument):
+        ForwardOptions(temperature=0.0)
+    assert engine.adapter('a').optimizer is optimizer
+
+
+def test_dropout_follows_the_seed(model, draw_feature):
+    """The same seed drops the same elements, another seed others."""
+    losses = []
+    for seed in (1, 1, 2):
+        engine = TrainerEngine(model)
+        engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.5, seed=seed))
+        with torch.no_grad():
+            for index, parameter in enumerate(engine.adapter('a').weights.parameters()):
+                parameter.copy_(torch.linspace(-0.2, 0.2, parameter.numel()).reshape(parameter.shape) * (index % 3))
+        losses.append(engine.forward_backward('a', [draw_feature(20)]).loss)
+    assert losses[0] == losses[1] != losses[2]
