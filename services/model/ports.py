@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.kit.rpc.server_info import ServerFacts
+from services.kit.server_facts import ServerFacts
 from services.model.domain.operation import ComputeVerb, Save
 from services.model.domain.result import Outcome, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig

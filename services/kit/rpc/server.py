@@ -25,7 +25,8 @@ from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.channel import service_config_json
 from services.kit.rpc.interceptor import LayeredInterceptor
 from services.kit.rpc.layers import server_layers
-from services.kit.rpc.server_info import ServerFacts, ServerInfoServicer
+from services.kit.rpc.server_info import ServerInfoServicer
+from services.kit.server_facts import ServerFacts
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 _log = structlog.get_logger('server')

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
 import grpc
 
+from services.kit.server_facts import ServerFacts
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 CONTRACT_VERSION = 'v1'
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseModelFacts:
-    """A base model that a service holds."""
-
-    base_model: str
-    context_tokens: int
-    vocabulary_size: int
-    parameter_count: int
-    dtype: str
-    is_trainable: bool = False
-    is_sampleable: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerFacts:
-    """What a service knows of itself beside its methods."""
-
-    base_models: Sequence[BaseModelFacts] = ()
-    components: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """Kind of component to the names known here."""
-    batch_tokens: int = 0
-    lora_rank: int = 0
 
 
 def software_version() -> str:

@@ -166,14 +166,15 @@ class WeightClient:
 
     async def _fetch_on(self, request: wire.FetchRequest, receiver: '_Receiver') -> ReceivedState:
         call = self._stub.Fetch(request)
+        received: ReceivedState | None = None
         try:
             async for response in _translated(call):
                 received = receiver.take(response.frame)
-                if received is not None:
-                    return received
         finally:
             call.cancel()
-        raise _broken()
+        if received is None:
+            raise _broken()
+        return received
 
 
 class _Backoff:

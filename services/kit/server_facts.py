@@ -1,0 +1,28 @@
+"""What a service says of itself, as plain facts; `kit.rpc.server_info` puts them on the wire."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModelFacts:
+    """A base model that a service holds."""
+
+    base_model: str
+    context_tokens: int
+    vocabulary_size: int
+    parameter_count: int
+    dtype: str
+    is_trainable: bool = False
+    is_sampleable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+    """What a service knows of itself beside its methods."""
+
+    base_models: Sequence[BaseModelFacts] = ()
+    components: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """Kind of component to the names known here."""
+    batch_tokens: int = 0
+    lora_rank: int = 0

@@ -1,0 +1,167 @@
+"""Training configuration between messages and the domain. Every check names its field."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from google.protobuf import json_format, struct_pb2
+
+from services.kit.errors import InvalidField
+from services.model.domain.training_config import Component, LossChoice, TrainingConfig
+from twinkle.api.model.v1 import training_config_pb2 as wire
+from twinkle.data_format import LoraConfig
+
+
+def lora_config_from_proto(message: wire.LoraConfig, field: str) -> LoraConfig:
+    """Return the LoRA configuration.
+
+    Raises:
+        InvalidField: a value is out of range.
+    """
+    targets = tuple(message.target_modules)
+    if any(not name for name in targets):
+        raise InvalidField(f'{field}.target_modules', 'must not hold empty names')
+    if len(targets) == 1 and targets[0] == 'all-linear':
+        targets = ()
+    values: dict[str, Any] = {
+        'r': message.lora_rank if message.HasField('lora_rank') else None,
+        'lora_alpha': message.lora_alpha if message.HasField('lora_alpha') else None,
+        'lora_dropout': message.lora_dropout if message.HasField('lora_dropout') else None,
+        'target_modules': targets or None,
+        'use_rslora': message.is_rank_stabilized,
+        'rank_pattern': dict(message.rank_pattern),
+        'alpha_pattern': dict(message.alpha_pattern),
+        'seed': message.seed if message.HasField('seed') else None,
+    }
+    try:
+        return LoraConfig.of(values)
+    except ValueError as error:
+        raise InvalidField(f'{field}.{_wire_name(str(error))}', str(error)) from error
+
+
+def lora_config_to_proto(config: LoraConfig) -> wire.LoraConfig:
+    """Return the message of a LoRA configuration, every field set."""
+    targets = [config.target_modules] if isinstance(config.target_modules, str) else config.target_modules
+    return wire.LoraConfig(
+        lora_rank=config.r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        is_rank_stabilized=config.use_rslora,
+        rank_pattern=config.rank_pattern,
+        alpha_pattern=config.alpha_pattern,
+        seed=config.seed,
+    )
+
+
+def training_config_from_proto(message: wire.TrainingConfig, field: str) -> TrainingConfig:
+    """Return what is to change; parts that are not set are None.
+
+    Raises:
+        InvalidField: a value is out of range or a name is missing.
+    """
+    steps = message.gradient_accumulation_steps if message.HasField('gradient_accumulation_steps') else None
+    if steps is not None and steps < 1:
+        raise InvalidField(f'{field}.gradient_accumulation_steps', f'must be at least 1, got {steps}')
+    return TrainingConfig(
+        optimizer=_optimizer(message.optimizer, f'{field}.optimizer') if message.HasField('optimizer') else None,
+        lr_scheduler=_named(message.lr_scheduler, f'{field}.lr_scheduler')
+        if message.HasField('lr_scheduler')
+        else None,
+        loss=_loss(message.loss, f'{field}.loss') if message.HasField('loss') else None,
+        gradient_accumulation_steps=steps,
+        processor=_named(message.processor, f'{field}.processor') if message.HasField('processor') else None,
+        template=_named(message.template, f'{field}.template') if message.HasField('template') else None,
+        metrics=tuple(_named(item, f'{field}.metrics[{index}]') for index, item in enumerate(message.metrics)),
+        patches=tuple(_named(item, f'{field}.patches[{index}]') for index, item in enumerate(message.patches)),
+    )
+
+
+def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
+    """Return the message of a training configuration; parts that are None are left unset."""
+    message = wire.TrainingConfig(gradient_accumulation_steps=config.gradient_accumulation_steps)
+    if config.optimizer is not None:
+        options = dict(config.optimizer.options)
+        rate = options.pop('lr', None)
+        message.optimizer.CopyFrom(
+            wire.OptimizerConfig(name=config.optimizer.name, learning_rate=rate, options=_struct(options))
+        )
+    if config.lr_scheduler is not None:
+        message.lr_scheduler.CopyFrom(
+            wire.SchedulerConfig(name=config.lr_scheduler.name, options=_struct(config.lr_scheduler.options))
+        )
+    if config.loss is not None:
+        reduction = wire.LOSS_REDUCTION_MEAN if config.loss.is_mean else wire.LOSS_REDUCTION_SUM
+        message.loss.CopyFrom(
+            wire.LossConfig(name=config.loss.name, options=_struct(config.loss.options), reduction=reduction)
+        )
+    for name in ('processor', 'template'):
+        component: Component | None = getattr(config, name)
+        if component is not None:
+            getattr(message, name).CopyFrom(_component_to_proto(component))
+    message.metrics.extend(map(_component_to_proto, config.metrics))
+    message.patches.extend(map(_component_to_proto, config.patches))
+    return message
+
+
+def _wire_name(message: str) -> str:
+    """Return the contract's name of the field that a library error begins with."""
+    name = message.split(' ', 1)[0]
+    return {'r': 'lora_rank', 'use_rslora': 'is_rank_stabilized'}.get(name, name)
+
+
+def _optimizer(message: wire.OptimizerConfig, field: str) -> Component:
+    options = _options(message.options)
+    if 'lr' in options:
+        raise InvalidField(f'{field}.options.lr', 'set learning_rate instead')
+    if message.HasField('learning_rate'):
+        rate = message.learning_rate
+        if not 0.0 <= rate < float('inf'):
+            raise InvalidField(f'{field}.learning_rate', f'must be at least 0 and finite, got {rate}')
+        options['lr'] = rate
+    return Component(name=message.name or 'AdamW', options=options)
+
+
+def _loss(message: wire.LossConfig, field: str) -> LossChoice:
+    if message.reduction not in wire.LossReduction.values():
+        raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')
+    return LossChoice(
+        name=message.name or 'CrossEntropyLoss',
+        options=_options(message.options),
+        is_mean=message.reduction == wire.LOSS_REDUCTION_MEAN,
+    )
+
+
+def _named(message: wire.SchedulerConfig | wire.ComponentConfig, field: str) -> Component:
+    if not message.name:
+        raise InvalidField(f'{field}.name', 'must be set')
+    return Component(name=message.name, options=_options(message.options))
+
+
+def _component_to_proto(component: Component) -> wire.ComponentConfig:
+    return wire.ComponentConfig(name=component.name, options=_struct(component.options))
+
+
+def _options(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """Return the arguments; numbers without a fraction are integers, as a Struct knows only doubles."""
+    return cast(dict[str, Any], _integral(json_format.MessageToDict(struct)))
+
+
+def _integral(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_integral(item) for item in cast(list[Any], value)]
+    if isinstance(value, dict):
+        return {key: _integral(item) for key, item in cast(dict[str, Any], value).items()}
+    return value
+
+
+def _struct(options: Mapping[str, Any]) -> struct_pb2.Struct:
+    struct = struct_pb2.Struct()
+    struct.update(
+        {
+            key: list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else value
+            for key, value in options.items()
+        }
+    )
+    return struct

@@ -1,0 +1,100 @@
+"""Examples between messages and the domain. Every check names its field."""
+
+import numpy as np
+
+from services.kit.errors import InvalidField, NotBuiltYet
+from services.kit.rpc.tensors import tensor_from_proto
+from twinkle.api.data.v1 import input_feature_pb2
+from twinkle.api.model.v1 import operation_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.data_format import IGNORE_INDEX, InputFeature
+
+_INTEGERS = ('int32', 'int64')
+_FLOATS = ('float32',)
+_STREAMS: dict[str, tuple[str, ...]] = {
+    'position_ids': _INTEGERS,
+    'labels': _INTEGERS,
+    'loss_weights': _FLOATS,
+    'advantages': _FLOATS,
+    'old_logps': _FLOATS,
+    'ref_logps': _FLOATS,
+    'completion_mask': _INTEGERS,
+}
+"""Per-token fields beside `input_ids`, and the dtypes each may have."""
+
+
+def features_from_proto(
+    batch: operation_pb2.Batch, field: str, *, vocabulary_size: int, are_labels_needed: bool
+) -> list[InputFeature]:
+    """Return the examples of a batch.
+
+    Args:
+        batch: the message.
+        field: its path, for errors.
+        vocabulary_size: token ids and labels must be below it.
+        are_labels_needed: refuse an example without labels.
+
+    Raises:
+        InvalidField: an example is malformed; the path names which and where.
+        NotBuiltYet: the batch is somewhere else than in the message.
+    """
+    source = batch.WhichOneof('source')
+    if source is None:
+        raise InvalidField(f'{field}.source', 'must be set: give features')
+    if source != 'features':
+        raise NotBuiltYet(f'a batch by {source}')
+    if not batch.features.features:
+        raise InvalidField(f'{field}.features.features', 'must hold at least one example')
+    return [
+        _feature(message, f'{field}.features.features[{index}]', vocabulary_size, are_labels_needed=are_labels_needed)
+        for index, message in enumerate(batch.features.features)
+    ]
+
+
+def gradients_from_proto(tensors: list[tensor_pb2.Tensor], field: str) -> list[np.ndarray]:
+    """Return gradients of log-probabilities, float32 [T] each.
+
+    Raises:
+        InvalidField: one is malformed.
+    """
+    return [
+        tensor_from_proto(tensor, f'{field}[{index}]', dtypes=_FLOATS, dimensions=1)
+        for index, tensor in enumerate(tensors)
+    ]
+
+
+def _feature(
+    message: input_feature_pb2.InputFeature, field: str, vocabulary_size: int, *, are_labels_needed: bool
+) -> InputFeature:
+    if not message.HasField('input_ids'):
+        raise InvalidField(f'{field}.input_ids', 'must be set')
+    if are_labels_needed and not message.HasField('labels'):
+        raise InvalidField(f'{field}.labels', 'must be set to train')
+    if message.extra_tensors:
+        raise InvalidField(f'{field}.extra_tensors', f'{sorted(message.extra_tensors)} are not known to this model')
+    ids = tensor_from_proto(message.input_ids, f'{field}.input_ids', dtypes=_INTEGERS, dimensions=1)
+    if not len(ids):
+        raise InvalidField(f'{field}.input_ids', 'must hold at least one token')
+    _check_range(ids, f'{field}.input_ids', vocabulary_size)
+    feature = InputFeature(input_ids=ids, length=len(ids))
+    present = {descriptor.name: tensor for descriptor, tensor in message.ListFields()}
+    for name, dtypes in _STREAMS.items():
+        if name in present:
+            feature[name] = _stream(present[name], f'{field}.{name}', dtypes, len(ids))
+    if 'labels' in feature:
+        labels = np.asarray(feature['labels'])
+        _check_range(labels[labels != IGNORE_INDEX], f'{field}.labels', vocabulary_size)
+    return feature
+
+
+def _stream(tensor: tensor_pb2.Tensor, field: str, dtypes: tuple[str, ...], length: int) -> np.ndarray:
+    array = tensor_from_proto(tensor, field, dtypes=dtypes, dimensions=1)
+    if len(array) != length:
+        raise InvalidField(f'{field}.shape', f'must be as long as input_ids ({length}), got {len(array)}')
+    return array
+
+
+def _check_range(ids: np.ndarray, field: str, vocabulary_size: int) -> None:
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary_size):
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise InvalidField(field, f'must be in [0, {vocabulary_size}), got {wrong}')

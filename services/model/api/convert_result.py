@@ -1,0 +1,103 @@
+"""Adapters and results from the domain to messages."""
+
+from services.kit.rpc.status import status_from_error
+from services.kit.rpc.tensors import tensor_to_proto
+from services.model.api.convert_config import lora_config_to_proto, training_config_to_proto
+from services.model.application.directory import AdapterEvent
+from services.model.application.find_operation import OperationRecord, OperationState
+from services.model.application.train_stream import Refused
+from services.model.domain import result as domain
+from services.model.domain.adapter import Adapter
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_result_pb2, training_service_pb2
+
+_STATES = {
+    OperationState.RUNNING: training_service_pb2.OPERATION_STATE_RUNNING,
+    OperationState.DONE: training_service_pb2.OPERATION_STATE_DONE,
+    OperationState.FAILED: training_service_pb2.OPERATION_STATE_FAILED,
+}
+
+
+def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
+    """Return the message of an adapter."""
+    message = adapter_pb2.Adapter(
+        adapter_id=adapter.adapter_id,
+        base_model=adapter.base_model,
+        lora_config=lora_config_to_proto(adapter.lora_config),
+        training_config=training_config_to_proto(adapter.training_config),
+        sequence_number=adapter.sequence_number,
+        step_count=adapter.step_count,
+        version=adapter.version,
+        parameter_count=adapter.parameter_count,
+        user_metadata=adapter.user_metadata,
+    )
+    message.create_time.FromDatetime(adapter.create_time)
+    message.update_time.FromDatetime(adapter.update_time)
+    return message
+
+
+def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResponse:
+    """Return the message of a watcher's event."""
+    message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=event.tenant_id, resume_token=event.token)
+    if event.adapter is not None:
+        message.adapter.CopyFrom(adapter_to_proto(event.adapter))
+    elif event.is_synced:
+        message.is_synced = True
+    else:
+        message.deletion.adapter_id = event.deleted_id
+    return message
+
+
+def result_to_proto(result: domain.OperationResult | Refused) -> operation_result_pb2.OperationResult:
+    """Return the message of a result, or of a failure in a stream."""
+    message = operation_result_pb2.OperationResult(adapter_id=result.adapter_id, sequence_number=result.sequence_number)
+    if isinstance(result, Refused):
+        message.error.CopyFrom(status_from_error(result.error))
+        return message
+    _set_outcome(message, result.outcome)
+    message.receipt.CopyFrom(_receipt_to_proto(result.receipt))
+    message.warnings.extend(result.warnings)
+    message.is_replayed = result.is_replayed
+    return message
+
+
+def record_to_proto(
+    record: OperationRecord, adapter_id: str, sequence_number: int
+) -> tuple[training_service_pb2.OperationState.ValueType, operation_result_pb2.OperationResult | None]:
+    """Return the state and, once there is one, the result of an operation on record."""
+    if record.result is not None:
+        return _STATES[record.state], result_to_proto(record.result)
+    if record.error is not None:
+        return _STATES[record.state], result_to_proto(Refused(adapter_id, sequence_number, record.error))
+    return _STATES[record.state], None
+
+
+def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.Outcome) -> None:
+    match outcome:
+        case domain.ForwardResult():
+            logprobs = [tensor_to_proto(array) for array in outcome.logprobs]
+            message.forward.CopyFrom(
+                operation_result_pb2.ForwardResult(
+                    loss=outcome.loss, label_count=outcome.label_count, logprobs=logprobs, metrics=outcome.metrics
+                )
+            )
+        case domain.StepResult():
+            message.step.CopyFrom(operation_result_pb2.StepResult(**vars(outcome)))
+        case domain.MetricResult():
+            message.metric.CopyFrom(operation_result_pb2.MetricResult(values=outcome.values))
+        case domain.SaveResult():
+            message.save.CopyFrom(operation_result_pb2.SaveResult(**vars(outcome)))
+        case domain.PublishResult():
+            message.publish.CopyFrom(operation_result_pb2.PublishResult(**vars(outcome)))
+        case None:
+            pass
+
+
+def _receipt_to_proto(receipt: domain.Receipt) -> operation_result_pb2.Receipt:
+    message = operation_result_pb2.Receipt(
+        token_count=receipt.token_count,
+        padding_token_count=receipt.padding_token_count,
+        request_bytes=receipt.request_bytes,
+    )
+    message.device_time.FromTimedelta(receipt.device_time)
+    message.queue_time.FromTimedelta(receipt.queue_time)
+    return message

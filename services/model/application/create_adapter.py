@@ -1,0 +1,131 @@
+"""Create an adapter, once for each request id."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import BaseModelNotFound, InvalidField, QuotaExceeded, RequestIdReused
+from services.kit.ids import new_id
+from services.model.application.directory import AdapterDirectory
+from services.model.domain.adapter import Adapter
+from services.model.domain.training_config import TrainingConfig
+from services.model.ports import AdapterState, TrainerBackend, WeightStore
+from twinkle.data_format import LoraConfig
+
+_REQUESTS_KEPT = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateAdapterCommand:
+    """What is asked for."""
+
+    request_id: str
+    base_model: str
+    lora_config: LoraConfig | None
+    """None: all defaults, or the checkpoint's."""
+    training_config: TrainingConfig
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    checkpoint_path: str = ''
+    is_optimizer_included: bool = False
+    fingerprint: bytes = b''
+
+
+class CreateAdapter:
+    """Makes adapters, fresh or from a checkpoint."""
+
+    def __init__(
+        self,
+        directory: AdapterDirectory,
+        backend: TrainerBackend,
+        store: WeightStore,
+        *,
+        clock: Clock,
+        max_lora_rank: int,
+        max_adapters: int,
+    ) -> None:
+        """Use the parts and bounds given."""
+        self._directory = directory
+        self._backend = backend
+        self._store = store
+        self._clock = clock
+        self._max_lora_rank = max_lora_rank
+        self._max_adapters = max_adapters
+        self._requests: OrderedDict[tuple[str, str], tuple[bytes, str]] = OrderedDict()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def __call__(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
+        """Return the adapter; the same request again returns the same one, as it is now.
+
+        Raises:
+            BaseModelNotFound, CheckpointNotFound: what it is to begin from is not there.
+            InvalidField, UnknownComponent: the configuration is of no use.
+            QuotaExceeded: the replica holds as many as it may.
+            RequestIdReused: the request id came with other content before.
+        """
+        # One at a time, so that a request repeated at once cannot make two adapters.
+        async with self._one_at_a_time:
+            known = self._requests.get((caller.tenant_id, command.request_id))
+            if known is not None:
+                fingerprint, adapter_id = known
+                if fingerprint != command.fingerprint:
+                    raise RequestIdReused(command.request_id)
+                return self._directory.get(caller, adapter_id)
+            adapter = await self._create(caller, command)
+            self._requests[caller.tenant_id, command.request_id] = (command.fingerprint, adapter.adapter_id)
+            if len(self._requests) > _REQUESTS_KEPT:
+                self._requests.popitem(last=False)
+            return adapter
+
+    async def _create(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
+        self._check(command)
+        state = await self._starting_state(command)
+        lora_config = command.lora_config or (state.lora_config if state else LoraConfig())
+        self._check_rank(lora_config)
+        adapter_id = new_id('ad')
+        description = await self._backend.create_adapter(adapter_id, lora_config, command.training_config)
+        now = self._clock.now()
+        adapter = Adapter(
+            adapter_id=adapter_id,
+            tenant_id=caller.tenant_id,
+            base_model=command.base_model,
+            lora_config=description.lora_config,
+            training_config=description.training_config,
+            parameter_count=description.parameter_count,
+            create_time=now,
+            update_time=now,
+            user_metadata=command.user_metadata,
+        )
+        if state is not None:
+            adapter = await self._begin_from(adapter, state, is_trainer_included=command.is_optimizer_included)
+        self._directory.put(adapter)
+        return adapter
+
+    def _check(self, command: CreateAdapterCommand) -> None:
+        known = tuple(model.base_model for model in self._backend.facts().base_models)
+        if command.base_model not in known:
+            raise BaseModelNotFound(command.base_model, known)
+        if len(self._directory) >= self._max_adapters:
+            raise QuotaExceeded(quota='adapters', limit=self._max_adapters)
+
+    def _check_rank(self, lora_config: LoraConfig) -> None:
+        highest = max([lora_config.r, *lora_config.rank_pattern.values()])
+        if highest > self._max_lora_rank:
+            raise InvalidField('lora_config.lora_rank', f'must be at most {self._max_lora_rank}, got {highest}')
+
+    async def _starting_state(self, command: CreateAdapterCommand) -> AdapterState | None:
+        if not command.checkpoint_path:
+            return None
+        return await self._store.fetch(command.checkpoint_path, is_trainer_included=command.is_optimizer_included)
+
+    async def _begin_from(self, adapter: Adapter, state: AdapterState, *, is_trainer_included: bool) -> Adapter:
+        is_loaded = False
+        try:
+            run = await self._backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)
+            is_loaded = True
+        finally:
+            if not is_loaded:
+                await self._backend.delete_adapter(adapter.adapter_id)
+        return replace(adapter, step_count=run.step_count or 0)
