@@ -1,0 +1,46 @@
+"""Remote handles with the component library's names, over gRPC.
+
+`init_twinkle_client` connects; `twinkle_client.{dataset,dataloader,model,sampler}` hold what
+a training loop is written with. Nothing here loads torch.
+"""
+
+from twinkle_client.client import TwinkleClient, current_client, init_twinkle_client
+from twinkle_client.errors import (
+    AccessError,
+    BusyError,
+    CancelledError,
+    ConflictError,
+    DeadlineError,
+    Error,
+    FieldViolation,
+    NotFoundError,
+    NotSupportedError,
+    QuotaError,
+    RetryableError,
+    ServerError,
+    StateError,
+    UsageError,
+)
+
+__version__ = '0.1.0'
+
+__all__ = [
+    'AccessError',
+    'BusyError',
+    'CancelledError',
+    'ConflictError',
+    'DeadlineError',
+    'Error',
+    'FieldViolation',
+    'NotFoundError',
+    'NotSupportedError',
+    'QuotaError',
+    'RetryableError',
+    'ServerError',
+    'StateError',
+    'TwinkleClient',
+    'UsageError',
+    '__version__',
+    'current_client',
+    'init_twinkle_client',
+]

@@ -1,0 +1,325 @@
+"""The client: one connection to a gateway, its session, and what is known there.
+
+Every verb blocks; its `.aio` form is a coroutine (`await client.get_server_info.aio()`).
+Answers are messages of the contract, which say what their fields mean.
+"""
+
+import asyncio
+import atexit
+import tarfile
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2
+from twinkle.api.checkpoint.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from twinkle.api.gateway.v1 import catalogue_service_pb2, session_service_pb2
+from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import CatalogueServiceStub
+from twinkle.api.server.v1 import server_service_pb2
+from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_client.endpoint import find_endpoint
+from twinkle_client.errors import Error, RetryableError
+from twinkle_client.rpc import Address, Connection, LoopThread, remote_method
+from twinkle_client.rpc.connection import DEFAULT_RETRY_TIMEOUT
+from twinkle_client.session import SessionKeeper
+from twinkle_client.transfer import receive_file
+
+_CLIENT_NAME = 'twinkle_client 0.1.0'
+_PAGE_SIZE = 1000
+
+
+class TwinkleClient:
+    """A connection to a gateway; several may be open at once. Close it, or use it with `with`."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        session_heartbeat_interval: float | timedelta | None = None,
+        retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT,
+    ) -> None:
+        """Prepare a connection; the first call makes it.
+
+        Args:
+            base_url: `http://host:port`, `https://...`, `grpc://...` or `host:port`. Unset:
+                `TWINKLE_SERVER_URL`, else the stack that `twinkle up` runs on this machine.
+            api_key: unset or empty: `TWINKLE_API_KEY`, else the local stack's own key.
+            session_heartbeat_interval: seconds between heartbeats. Unset: as often as the gateway asks.
+            retry_timeout: how long a call is tried again while the server cannot serve it.
+
+        Raises:
+            ValueError: no address was given or found, or it is malformed.
+        """
+        address, key = find_endpoint(base_url, api_key)
+        seconds = session_heartbeat_interval
+        self._heartbeat_interval = timedelta(seconds=seconds) if isinstance(seconds, int | float) else seconds
+        self.connection = Connection(Address.parse(address), api_key=key, retry_timeout=retry_timeout)
+        self._server = ServerServiceStub(self.connection.channel)
+        self._catalogue = CatalogueServiceStub(self.connection.channel)
+        self._checkpoints = CheckpointServiceStub(self.connection.channel)
+        self._session = SessionKeeper(self.connection, client=_CLIENT_NAME)
+        self._adapter_ids: dict[str, str] = {}
+        self._is_closed = False
+        _open_clients.add(self)
+
+    @property
+    def loop_thread(self) -> LoopThread:
+        """Where the client's coroutines run."""
+        return self.connection.loop_thread
+
+    @property
+    def base_url(self) -> str:
+        """The gateway's address."""
+        return str(self.connection.address)
+
+    @property
+    def session_id(self) -> str:
+        """The session's id; empty before `create_session`."""
+        return self._session.session_id
+
+    @remote_method
+    async def create_session(self) -> session_service_pb2.Session:
+        """Begin the session and its heartbeats; replaces one begun before.
+
+        Raises:
+            AccessError: the API key is missing or unknown.
+            RetryableError: there is no server at the address.
+        """
+        return await self._session.begin(interval=self._heartbeat_interval)
+
+    @remote_method
+    async def get_server_info(self) -> server_service_pb2.GetServerInfoResponse:
+        """Return what is served: services, methods, base models, component names, limits."""
+        return await self.connection.unary(self._server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
+
+    @remote_method
+    async def health_check(self) -> bool:
+        """Return whether the gateway and every service behind it answer."""
+        try:
+            info = await self.connection.unary(
+                self._server.GetServerInfo, server_service_pb2.GetServerInfoRequest(), deadline=timedelta(seconds=5)
+            )
+        except (RetryableError, TimeoutError):
+            return False
+        return all(service.is_reachable for service in info.services)
+
+    @remote_method
+    async def list_training_runs(self, *, base_model: str = '') -> list[catalogue_service_pb2.Run]:
+        """Return the caller's runs, newest first; only those of `base_model` if it is given."""
+        runs: list[catalogue_service_pb2.Run] = []
+        request = catalogue_service_pb2.ListRunsRequest(page_size=_PAGE_SIZE, base_model=base_model)
+        while True:
+            page = await self.connection.unary(self._catalogue.ListRuns, request)
+            runs += page.runs
+            if not page.next_page_token:
+                return runs
+            request.page_token = page.next_page_token
+
+    @remote_method
+    async def get_training_run(self, run_id: str) -> catalogue_service_pb2.Run:
+        """Return a run.
+
+        Raises:
+            NotFoundError: there is none of that id.
+        """
+        request = catalogue_service_pb2.GetRunRequest(run_id=run_id)
+        return (await self.connection.unary(self._catalogue.GetRun, request)).run
+
+    @remote_method
+    async def list_checkpoints(self, run_id: str = '') -> list[checkpoint_pb2.Checkpoint]:
+        """Return the caller's checkpoints, newest first; only those of a run if it is given."""
+        return await self._list_checkpoints(run_id)
+
+    async def _list_checkpoints(self, run_id: str) -> list[checkpoint_pb2.Checkpoint]:
+        checkpoints: list[checkpoint_pb2.Checkpoint] = []
+        request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=run_id, page_size=_PAGE_SIZE)
+        while True:
+            page = await self.connection.unary(self._checkpoints.ListCheckpoints, request)
+            checkpoints += page.checkpoints
+            if not page.next_page_token:
+                return checkpoints
+            request.page_token = page.next_page_token
+
+    @remote_method
+    async def get_checkpoint(self, path: str) -> checkpoint_pb2.Checkpoint:
+        """Return a checkpoint: its size, step, digest and, for a local store, its folder.
+
+        Raises:
+            NotFoundError: there is none at that path.
+        """
+        return await self._get_checkpoint(path)
+
+    async def _get_checkpoint(self, path: str) -> checkpoint_pb2.Checkpoint:
+        request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=path)
+        return (await self.connection.unary(self._checkpoints.GetCheckpoint, request)).checkpoint
+
+    @remote_method
+    async def get_checkpoint_path(self, run_id: str, name: str) -> str:
+        """Return the `twinkle://` path of a checkpoint.
+
+        Raises:
+            NotFoundError: the run has none of that name.
+        """
+        return (await self._get_checkpoint(f'twinkle://{run_id}/weights/{name}')).path
+
+    @remote_method
+    async def get_latest_checkpoint_path(self, run_id: str) -> str | None:
+        """Return the path of a run's newest checkpoint, or None."""
+        checkpoints = await self._list_checkpoints(run_id)
+        return checkpoints[0].path if checkpoints else None
+
+    @remote_method
+    async def delete_checkpoint(self, path: str) -> None:
+        """Delete a checkpoint.
+
+        Raises:
+            NotFoundError: there is none at that path.
+        """
+        request = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=path)
+        await self.connection.unary(self._checkpoints.DeleteCheckpoint, request)
+
+    @remote_method
+    async def download_checkpoint(self, path: str, folder: str | Path) -> Path:
+        """Fetch a checkpoint as a peft folder.
+
+        A download that was cut, also by the end of the program, goes on where it stopped when it
+        is called again with the same arguments.
+
+        Args:
+            path: `twinkle://<run>/weights/<name>`.
+            folder: where its files go; made if need be.
+
+        Returns:
+            The folder.
+
+        Raises:
+            NotFoundError: there is no checkpoint at that path.
+        """
+        target = Path(folder)
+        archive = target / '.download.tar'
+        await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+        await receive_file(archive, lambda offset: self._archive(path, offset))
+        await asyncio.to_thread(_unpack, archive)
+        return target
+
+    async def _archive(self, path: str, offset: int) -> AsyncIterator[tensor_pb2.TensorChunk]:
+        request = checkpoint_service_pb2.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
+        async with aclosing(self.connection.stream(self._checkpoints.DownloadCheckpoint, request)) as pieces:
+            async for piece in pieces:
+                yield piece.chunk
+
+    def name_adapter(self, name: str, adapter_id: str) -> None:
+        """Let this client's samplers find an adapter by the name that the program gave it."""
+        self._adapter_ids[name] = adapter_id
+
+    def adapter_id(self, name: str) -> str:
+        """Return the id of the adapter named last by `name`; what is no such name is taken for an id."""
+        return self._adapter_ids.get(name, name)
+
+    def close(self) -> None:
+        """End the session and the connection; closing again does nothing."""
+        self._close(session_service_pb2.FINISH_REASON_SUCCESS)
+
+    def _close(self, reason: session_service_pb2.FinishReason.ValueType) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(Error, RuntimeError):
+            self.loop_thread.run(self._session.end(reason))
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        if not self.session_id:
+            self.create_session()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(_finish_reason(kind))
+
+    async def __aenter__(self) -> Self:
+        if not self.session_id:
+            await self.create_session.aio()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Closing joins a thread for a moment; nothing else is left to wait for.
+        self._close(_finish_reason(kind))
+
+
+_open_clients: weakref.WeakSet[TwinkleClient] = weakref.WeakSet()
+_current: list[TwinkleClient] = []
+
+
+def init_twinkle_client(
+    base_url: str | None = None,
+    api_key: str | None = None,
+    *,
+    session_heartbeat_interval: float | timedelta | None = None,
+    retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT,
+) -> TwinkleClient:
+    """Connect, begin a session, and make this the client that components use by default.
+
+    Args:
+        base_url: see `TwinkleClient`.
+        api_key: see `TwinkleClient`.
+        session_heartbeat_interval: see `TwinkleClient`.
+        retry_timeout: see `TwinkleClient`.
+
+    Raises:
+        ValueError: no address was given or found, or it is malformed.
+        AccessError: the API key is missing or unknown.
+        RetryableError: no server answers at the address.
+    """
+    client = TwinkleClient(
+        base_url, api_key, session_heartbeat_interval=session_heartbeat_interval, retry_timeout=retry_timeout
+    )
+    try:
+        client.create_session()
+    except BaseException:
+        client.close()
+        raise
+    _current[:] = [client]
+    return client
+
+
+def current_client(client: TwinkleClient | None = None) -> TwinkleClient:
+    """Return `client`, or else the one that `init_twinkle_client` made last.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if client is not None:
+        return client
+    if not _current:
+        raise RuntimeError('there is no client yet: call init_twinkle_client(), or give client=')
+    return _current[0]
+
+
+def _unpack(archive: Path) -> None:
+    with tarfile.open(archive) as content:
+        content.extractall(archive.parent, filter='data')
+    archive.unlink()
+
+
+def _finish_reason(kind: type[BaseException] | None) -> session_service_pb2.FinishReason.ValueType:
+    if kind is None:
+        return session_service_pb2.FINISH_REASON_SUCCESS
+    if issubclass(kind, KeyboardInterrupt):
+        return session_service_pb2.FINISH_REASON_INTERRUPTED
+    return session_service_pb2.FINISH_REASON_FAILED
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_open_clients):
+        client.close()

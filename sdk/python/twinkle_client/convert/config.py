@@ -1,0 +1,121 @@
+"""Configurations of adapters and training."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2
+
+from twinkle.api.model.v1 import training_config_pb2 as pb
+from twinkle.data_format import LoraConfig
+
+_PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    'bias': ('none',),
+    'corda_config': (None,),
+    'eva_config': (None,),
+    'exclude_modules': (None,),
+    'fan_in_fan_out': (False,),
+    'init_lora_weights': (True,),
+    'layer_replication': (None,),
+    'layers_pattern': (None,),
+    'layers_to_transform': (None,),
+    'modules_to_save': (None,),
+    'target_parameters': (None,),
+    'trainable_token_indices': (None,),
+    'use_bdlora': (None,),
+    'use_dora': (False,),
+}
+"""Fields of peft's configuration that the contract has no place for, with the values that mean nothing."""
+_REDUCTIONS = {'sum': pb.LOSS_REDUCTION_SUM, 'mean': pb.LOSS_REDUCTION_MEAN}
+
+
+def lora_config(config: Any) -> pb.LoraConfig:
+    """Return a `LoraConfig`, peft's or the library's, or a mapping of its fields, as a message.
+
+    Raises:
+        TypeError: a mapping has a key that is no field.
+        ValueError: a value is out of range, or asks for what is not supported here.
+    """
+    if not isinstance(config, LoraConfig | Mapping):
+        for name, meaningless in _PEFT_DEFAULTS.items():
+            value = getattr(config, name, meaningless[0])
+            if value and value not in meaningless:
+                raise ValueError(f'LoraConfig.{name} = {value!r} is not supported; leave it unset')
+    lora = LoraConfig.of(config)
+    targets = (lora.target_modules,) if isinstance(lora.target_modules, str) else lora.target_modules
+    return pb.LoraConfig(
+        lora_rank=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=targets,
+        is_rank_stabilized=lora.use_rslora,
+        rank_pattern=lora.rank_pattern,
+        alpha_pattern=lora.alpha_pattern,
+        seed=lora.seed,
+    )
+
+
+def optimizer_config(name: Any, options: Mapping[str, Any]) -> pb.OptimizerConfig:
+    """Return an optimizer by name or class, with torch's arguments (`lr` and the others)."""
+    others = {key: value for key, value in options.items() if key != 'lr'}
+    return pb.OptimizerConfig(
+        name=component_name(name), learning_rate=options.get('lr'), options=struct(others, field='optimizer')
+    )
+
+
+def scheduler_config(name: Any, options: Mapping[str, Any]) -> pb.SchedulerConfig:
+    """Return a schedule by name or class, with its arguments."""
+    return pb.SchedulerConfig(name=component_name(name), options=struct(options, field='lr_scheduler'))
+
+
+def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str) -> pb.LossConfig:
+    """Return a loss by name or class, with its arguments.
+
+    Raises:
+        ValueError: `reduction` is neither 'mean' nor 'sum'.
+    """
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+    return pb.LossConfig(
+        name=component_name(name), options=struct(options, field='loss'), reduction=_REDUCTIONS[reduction]
+    )
+
+
+def component_config(name: Any, options: Mapping[str, Any]) -> pb.ComponentConfig:
+    """Return a processor, template, metric or patch by name or class, with its arguments."""
+    return pb.ComponentConfig(name=component_name(name), options=struct(options, field=component_name(name)))
+
+
+def component_name(component: Any) -> str:
+    """Return the name of a component given by name or class.
+
+    Raises:
+        TypeError: it is an object; code does not travel, names do.
+    """
+    if isinstance(component, str):
+        return component
+    if isinstance(component, type):
+        return component.__name__
+    raise TypeError(f'give the name or class of {type(component).__name__}, and its arguments beside it')
+
+
+def struct(values: Mapping[str, Any], *, field: str) -> struct_pb2.Struct:
+    """Return JSON-like values as a message.
+
+    Raises:
+        ValueError: a value has no JSON form.
+    """
+    try:
+        return json_format.ParseDict(_plain(values), struct_pb2.Struct())
+    except (json_format.ParseError, TypeError) as error:
+        raise ValueError(
+            f'{field}: arguments must be numbers, strings, booleans, lists and mappings: {error}'
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return tuples as lists and numpy scalars as numbers, at any depth."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value.item() if hasattr(value, 'item') else value

@@ -1,0 +1,126 @@
+"""Token-level examples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from twinkle.api.data.v1 import input_feature_pb2 as pb
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.data_format import IGNORE_INDEX, InputFeature
+from twinkle_client.convert.tensors import tensor_from_proto, tensor_to_proto, vector
+
+_INTEGERS = ('position_ids', 'labels', 'completion_mask')
+_FLOATS = ('loss_weights', 'advantages', 'old_logps', 'ref_logps')
+PER_LABEL = _FLOATS
+"""What may be given beside the features, one value or sequence for each."""
+_CARRIED = frozenset(
+    {'messages', 'tools', 'user_data', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
+)
+"""Keys of a feature that are the program's own and do not travel."""
+
+
+def features_to_proto(
+    features: Sequence[Mapping[str, Any]], *, per_label: Mapping[str, Sequence[Any] | None] | None = None
+) -> pb.FeatureBatch:
+    """Return examples as a message.
+
+    Args:
+        features: `InputFeature`s; padding (attention mask 0) is cut off.
+        per_label: `advantages`, `old_logps`, `ref_logps` or `loss_weights` by name, one entry a feature:
+            a number for all its labels, one number a label that counts, or one a token. A sampler's
+            `logprobs` are understood.
+
+    Raises:
+        ValueError: names the feature and field that cannot be sent.
+    """
+    if not features:
+        raise ValueError('features: at least one is needed')
+    given = {name: values for name, values in (per_label or {}).items() if values is not None}
+    for name, values in given.items():
+        if name not in PER_LABEL:
+            raise ValueError(f'{name} is not one of {", ".join(PER_LABEL)}')
+        if len(values) != len(features):
+            raise ValueError(f'{name}: {len(values)} entries for {len(features)} features')
+    return pb.FeatureBatch(
+        features=[
+            _feature_to_proto(feature, {name: values[index] for name, values in given.items()}, f'features[{index}]')
+            for index, feature in enumerate(features)
+        ]
+    )
+
+
+def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], field: str) -> pb.InputFeature:
+    if feature.get('input_ids') is None:
+        raise ValueError(f'{field}.input_ids is missing')
+    tokens = vector(feature['input_ids'], np.int32, field=f'{field}.input_ids')
+    is_kept = _kept(feature, len(tokens), field)
+    tensors = {'input_ids': tensor_to_proto(tokens[is_kept])}
+    for name in (*_INTEGERS, *_FLOATS):
+        if feature.get(name) is not None:
+            array = vector(feature[name], np.float32 if name in _FLOATS else np.int32, field=f'{field}.{name}')
+            _check_length(array, len(tokens), f'{field}.{name}')
+            tensors[name] = tensor_to_proto(array[is_kept])
+    for name, value in per_label.items():
+        labels = tensors.get('labels')
+        if labels is None:
+            raise ValueError(f'{field}.labels are missing, but {name} belong to labels')
+        tensors[name] = tensor_to_proto(_per_label(value, tensor_from_proto(labels), f'{name} of {field}'))
+    return pb.InputFeature(**tensors, extra_tensors=_extra_tensors(feature, field))
+
+
+def _kept(feature: Mapping[str, Any], length: int, field: str) -> npt.NDArray[np.bool_]:
+    if feature.get('attention_mask') is None:
+        return np.ones(length, dtype=np.bool_)
+    mask = vector(feature['attention_mask'], np.int32, field=f'{field}.attention_mask')
+    _check_length(mask, length, f'{field}.attention_mask')
+    return mask != 0
+
+
+def _check_length(array: npt.NDArray[Any], length: int, field: str) -> None:
+    if len(array) != length:
+        raise ValueError(f'{field} has {len(array)} elements, input_ids {length}')
+
+
+def _per_label(value: Any, labels: npt.NDArray[Any], field: str) -> npt.NDArray[np.float32]:
+    """Return `value` as one number a token: 0 where the label is ignored."""
+    places = np.flatnonzero(labels != IGNORE_INDEX)
+    numbers = np.asarray(_numbers(value), dtype=np.float32)
+    if numbers.ndim == 1 and len(numbers) == len(labels):
+        return numbers
+    if numbers.ndim == 1 and len(numbers) != len(places):
+        raise ValueError(f'{field}: {len(numbers)} numbers for {len(places)} labels and {len(labels)} tokens')
+    result = np.zeros(len(labels), dtype=np.float32)
+    result[places] = numbers
+    return result
+
+
+def _numbers(value: Any) -> Any:
+    """Return a sampler's log-probabilities as plain numbers, and anything else as it is."""
+    if isinstance(value, Sequence) and value and isinstance(value[0], Sequence):
+        # For each token a list of (token id, log-probability), the sampled token's first.
+        return [float(candidates[0][1]) for candidates in cast(Any, value)]
+    return cast(Any, value)
+
+
+def _extra_tensors(feature: Mapping[str, Any], field: str) -> dict[str, tensor_pb2.Tensor]:
+    known = {'input_ids', *_INTEGERS, *_FLOATS, *_CARRIED}
+    extra: dict[str, tensor_pb2.Tensor] = {}
+    for name in sorted(set(feature) - known):
+        array = np.asarray(feature[name])
+        if array.dtype.kind not in 'biuf':
+            raise ValueError(f'{field}.{name} is no array of numbers, and nothing else can be sent; remove it')
+        extra[name] = tensor_to_proto(array)
+    return extra
+
+
+def feature_from_proto(feature: pb.InputFeature) -> InputFeature:
+    """Return the example of a message; its arrays are read-only."""
+    result: dict[str, Any] = {'input_ids': tensor_from_proto(feature.input_ids)}
+    for name in (*_INTEGERS, *_FLOATS):
+        if feature.HasField(cast(Any, name)):
+            result[name] = tensor_from_proto(getattr(feature, name))
+    result.update({name: tensor_from_proto(tensor) for name, tensor in feature.extra_tensors.items()})
+    result['length'] = len(result['input_ids'])
+    return cast(InputFeature, result)

@@ -1,0 +1,103 @@
+"""What is asked of a sampler; what it answers is `twinkle_client.sampler.results`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, cast
+
+import numpy as np
+from google.protobuf import duration_pb2
+
+from twinkle.api.sampler.v1 import sampling_pb2 as pb
+from twinkle.data_format import SamplingParams
+from twinkle_client.convert.tensors import tensor_to_proto, vector
+from twinkle_client.convert.trajectories import trajectory_to_proto
+
+SCHEME = 'twinkle://'
+
+
+def sampling_params(
+    params: SamplingParams | Mapping[str, Any] | None, *, num_samples: int | None = None
+) -> pb.SamplingParams:
+    """Return parameters as a message.
+
+    Args:
+        params: None means all defaults.
+        num_samples: replaces the parameters' own where given.
+
+    Raises:
+        ValueError: a name is unknown or a value out of range.
+    """
+    values = params if isinstance(params, SamplingParams) else SamplingParams.from_dict(params or {})
+    if num_samples is not None:
+        values = replace(values, num_samples=num_samples)
+    return pb.SamplingParams(
+        max_tokens=values.max_tokens,
+        min_tokens=values.min_tokens,
+        seed=values.seed,
+        stop_strings=values.stop_strings,
+        stop_token_ids=values.stop_token_ids,
+        temperature=values.temperature,
+        top_k=values.top_k,
+        top_p=values.top_p,
+        repetition_penalty=values.repetition_penalty,
+        top_logprob_count=values.logprobs,
+        is_prompt_logprobs_returned=values.prompt_logprobs is not None,
+        prompt_top_logprob_count=values.prompt_logprobs,
+        sample_count=values.num_samples,
+        is_eos_ignored=values.ignore_eos,
+    )
+
+
+def adapter_ref(
+    adapter: str, *, version: int | None, min_version: int | None, wait: timedelta | None = None
+) -> pb.AdapterRef | None:
+    """Return which weights to sample from; None for the base model.
+
+    Args:
+        adapter: an adapter's id, a checkpoint's `twinkle://` path, or empty for the base model.
+        version: exactly this one.
+        min_version: this one or newer.
+        wait: how long the sampler may wait for the version.
+
+    Raises:
+        ValueError: a version without an adapter, of a checkpoint, or two kinds of it.
+    """
+    is_checkpoint = adapter.startswith(SCHEME)
+    if version is not None and min_version is not None:
+        raise ValueError('give version or min_version, not both')
+    if (version is not None or min_version is not None) and (not adapter or is_checkpoint):
+        raise ValueError('a version needs an adapter: give adapter_name')
+    if not adapter:
+        return None
+    timeout = None
+    if wait is not None:
+        timeout = duration_pb2.Duration()
+        timeout.FromTimedelta(wait)
+    if is_checkpoint:
+        return pb.AdapterRef(checkpoint_path=adapter, wait_timeout=timeout)
+    if version is not None:
+        return pb.AdapterRef(adapter_id=adapter, exact=version, wait_timeout=timeout)
+    if min_version is not None:
+        return pb.AdapterRef(adapter_id=adapter, at_least=min_version, wait_timeout=timeout)
+    return pb.AdapterRef(adapter_id=adapter, wait_timeout=timeout)
+
+
+def prompt_to_proto(prompt: Any, *, is_thinking_enabled: bool | None = None) -> pb.Prompt:
+    """Return text, token ids, a chat or a feature as a prompt.
+
+    Raises:
+        ValueError: it is none of these, or holds no token.
+    """
+    if isinstance(prompt, str):
+        return pb.Prompt(text=prompt)
+    if isinstance(prompt, Mapping):
+        fields = cast(Mapping[str, Any], prompt)
+        if fields.get('input_ids') is None:
+            chat = pb.ChatPrompt(trajectory=trajectory_to_proto(fields), is_thinking_enabled=is_thinking_enabled)
+            return pb.Prompt(chat=chat)
+        prompt = fields['input_ids']
+    token_ids = vector(prompt, np.int32, field='prompt')
+    if not len(token_ids):
+        raise ValueError('prompt: at least one token is needed')
+    return pb.Prompt(token_ids=tensor_to_proto(token_ids))

@@ -1,0 +1,183 @@
+"""Reads a dataset batch by batch; a reading that stops can go on at exactly the next batch."""
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from twinkle.api.data.v1 import dataset_pb2, loader_service_pb2
+from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
+from twinkle.data_format import InputFeature
+from twinkle_client.convert import feature_from_proto, trajectory_from_proto
+from twinkle_client.dataset import Dataset
+from twinkle_client.errors import RetryableError
+from twinkle_client.rpc import LoopThread, new_id, remote_method, remote_stream
+from twinkle_client.transfer import MAX_FAILURES
+
+Batch = list[InputFeature]
+
+
+class DataLoader:
+    """Iterate over it, with `for` or `async for`, to get lists of `InputFeature`s."""
+
+    def __init__(
+        self,
+        dataset: Dataset | Callable[[], Dataset],
+        *,
+        batch_size: int = 1,
+        shuffle_seed: int | None = None,
+        epochs: int = 1,
+        drop_last: bool = False,
+        prefetch: int = 4,
+    ) -> None:
+        """Describe a reading; it is opened when iterated over.
+
+        Args:
+            dataset: encoded, or a function that returns one.
+            batch_size: examples a batch.
+            shuffle_seed: shuffle by this seed, anew each epoch. Unset: the dataset's order.
+            epochs: passes over the dataset in one iteration; 0 is without end.
+            drop_last: leave out a last batch that is not full.
+            prefetch: batches that may be under way ahead of the one in use, 1 to 64.
+
+        Raises:
+            ValueError: `prefetch` is out of range.
+        """
+        if not 1 <= prefetch <= 64:
+            raise ValueError(f'prefetch must be in [1, 64], got {prefetch}')
+        self._dataset = dataset if isinstance(dataset, Dataset) else dataset()
+        self._connection = self._dataset.client.connection
+        self._stub = LoaderServiceStub(self._connection.channel)
+        self._options: dict[str, Any] = {
+            'batch_size': batch_size,
+            'shuffle_seed': shuffle_seed,
+            'epoch_count': epochs,
+            'is_last_partial_dropped': drop_last,
+        }
+        self._prefetch = prefetch
+        self._loader: dataset_pb2.Loader | None = None
+        self._opening = asyncio.Lock()
+        self._cursor: dataset_pb2.Cursor | None = None
+        self._resume_from: dataset_pb2.Cursor | None = None
+
+    @property
+    def loop_thread(self) -> LoopThread:
+        """Where its coroutines run."""
+        return self._connection.loop_thread
+
+    def __len__(self) -> int:
+        return self.open().batch_count
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches()
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self.batches.aio()
+
+    @remote_method
+    async def open(self) -> dataset_pb2.Loader:
+        """Open the loader at the server, if it is not; return it.
+
+        Raises:
+            StateError: the dataset is not encoded.
+            UsageError: an option is out of range.
+        """
+        return await self._opened()
+
+    @remote_stream
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Yield the batches; begins anew each time, once after `resume_from_checkpoint` behind that place."""
+        cursor, self._resume_from = self._resume_from, None
+        failures = 0
+        while True:
+            try:
+                async with aclosing(self._responses(cursor)) as responses:
+                    async for response in responses:
+                        failures = 0
+                        self._cursor = cursor = response.cursor
+                        yield _batch(response)
+                return
+            except RetryableError:
+                failures += 1
+                if failures == MAX_FAILURES:
+                    raise
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the place behind the batch handed out last, as plain JSON values."""
+        cursor = self._cursor or self._resume_from or dataset_pb2.Cursor()
+        return {
+            'consumed_train_samples': cursor.consumed_rows,
+            'cursor': base64.b64encode(cursor.state).decode('ascii'),
+        }
+
+    def resume_from_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin behind the place that `get_state` gave.
+
+        Raises:
+            ValueError: `state` is not what `get_state` returns.
+        """
+        try:
+            self._resume_from = dataset_pb2.Cursor(
+                consumed_rows=int(state['consumed_train_samples']),
+                state=base64.b64decode(state['cursor'], validate=True),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f'state must be what get_state() returned: {error!r}') from None
+
+    @remote_method
+    async def close(self) -> None:
+        """Close the loader at the server, so that its dataset may be deleted."""
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            request = loader_service_pb2.CloseLoaderRequest(loader_id=loader.loader_id)
+            await self._connection.unary(self._stub.CloseLoader, request)
+
+    async def _opened(self) -> dataset_pb2.Loader:
+        async with self._opening:
+            if self._loader is None:
+                request = loader_service_pb2.OpenLoaderRequest(
+                    request_id=new_id('rq'), dataset_id=await self._dataset.dataset_id(), **self._options
+                )
+                self._loader = (await self._connection.unary(self._stub.OpenLoader, request)).loader
+            return self._loader
+
+    async def _responses(
+        self, cursor: dataset_pb2.Cursor | None
+    ) -> AsyncGenerator[loader_service_pb2.StreamBatchesResponse]:
+        loader = await self._opened()
+        start = loader_service_pb2.StreamStart(
+            loader_id=loader.loader_id, cursor=cursor, is_trajectory_included=self._dataset.is_prompt_only
+        )
+        credits_given: asyncio.Queue[int] = asyncio.Queue()
+        credits_given.put_nowait(self._prefetch)
+        responses = self._connection.duplex(
+            self._stub.StreamBatches,
+            _requests(start, credits_given),
+            request_type=loader_service_pb2.StreamBatchesRequest,
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                if response.is_end:
+                    return
+                # The caller takes this one, so another may come.
+                credits_given.put_nowait(1)
+                yield response
+
+
+async def _requests(
+    start: loader_service_pb2.StreamStart, credits_given: asyncio.Queue[int]
+) -> AsyncIterator[loader_service_pb2.StreamBatchesRequest]:
+    yield loader_service_pb2.StreamBatchesRequest(start=start)
+    while True:
+        yield loader_service_pb2.StreamBatchesRequest(credits=await credits_given.get())
+
+
+def _batch(response: loader_service_pb2.StreamBatchesResponse) -> Batch:
+    features = [feature_from_proto(feature) for feature in response.batch.features]
+    for feature, trajectory in zip(features, response.trajectories, strict=False):
+        chat: Any = trajectory_from_proto(trajectory)
+        feature['messages'] = chat['messages']
+        if 'user_data' in chat:
+            feature['user_data'] = chat['user_data']
+    return features

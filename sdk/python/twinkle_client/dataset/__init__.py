@@ -1,0 +1,6 @@
+"""Datasets held by the data service."""
+
+from twinkle_client.dataset.dataset import Dataset, PackingDataset
+from twinkle_client.dataset.source import DatasetMeta
+
+__all__ = ['Dataset', 'DatasetMeta', 'PackingDataset']

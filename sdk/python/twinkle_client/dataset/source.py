@@ -1,0 +1,160 @@
+"""Where a dataset's rows come from, and how they reach the data service."""
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
+from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
+from twinkle_client.errors import RetryableError
+from twinkle_client.rpc import Connection, new_id
+from twinkle_client.transfer import MAX_FAILURES, file_chunks
+
+_FORMATS = {
+    '.jsonl': dataset_pb2.FILE_FORMAT_JSONL,
+    '.json': dataset_pb2.FILE_FORMAT_JSONL,
+    '.parquet': dataset_pb2.FILE_FORMAT_PARQUET,
+    '.csv': dataset_pb2.FILE_FORMAT_CSV,
+}
+
+
+class MetaLike(Protocol):
+    """What both this package's and the library's `DatasetMeta` have."""
+
+    @property
+    def dataset_id(self) -> str | None: ...  # noqa: D102 - see DatasetMeta
+    @property
+    def subset_name(self) -> str | None: ...  # noqa: D102
+    @property
+    def split(self) -> str | None: ...  # noqa: D102
+    @property
+    def data_slice(self) -> Any: ...  # noqa: D102
+    @property
+    def data(self) -> Any: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class DatasetMeta:
+    """What to read."""
+
+    dataset_id: str = ''
+    """`hf://org/name`, `ms://org/name`, a bare id, or a JSONL, Parquet or CSV file of this machine."""
+    subset_name: str = 'default'
+    split: str = 'train'
+    data_slice: range | Sequence[int] | None = None
+    """Take these rows only: a range for hub datasets, any row numbers for rows in memory and JSONL files."""
+    data: Sequence[Mapping[str, Any]] | None = None
+    """Rows in memory, instead of an id."""
+
+
+async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.DatasetSource:
+    """Return the source for `CreateDataset`; local rows and files are uploaded first.
+
+    Raises:
+        ValueError: there is neither an id nor rows, or the slice cannot be taken there.
+    """
+    if meta.data is not None:
+        lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in meta.data]
+        return await _upload_lines(connection, _sliced(lines, meta.data_slice))
+    if not meta.dataset_id:
+        raise ValueError('dataset_id is empty; give an id, a file, or rows as data=')
+    path = Path(meta.dataset_id)
+    if path.suffix not in _FORMATS or not _is_file(path):
+        return _hub_source(meta)
+    if meta.data_slice is None:
+        return await _upload_file(connection, path, _FORMATS[path.suffix])
+    if _FORMATS[path.suffix] != dataset_pb2.FILE_FORMAT_JSONL:
+        raise ValueError(f'data_slice cannot be taken from {path.suffix} files; use JSONL')
+    return await _upload_lines(connection, _sliced(_read_lines(path), meta.data_slice))
+
+
+def _hub_source(meta: MetaLike) -> dataset_pb2.DatasetSource:
+    rows = meta.data_slice
+    if rows is not None and (not isinstance(rows, range) or rows.step != 1):
+        raise ValueError(f'data_slice of a hub dataset must be a range of step 1, got {rows!r}')
+    subset = '' if meta.subset_name in {None, 'default'} else str(meta.subset_name)
+    hub = dataset_pb2.HubSource(dataset_id=str(meta.dataset_id), subset_name=subset, split=meta.split or 'train')
+    if rows is not None:
+        hub.begin_row, hub.end_row = rows.start, rows.stop
+    return dataset_pb2.DatasetSource(hub=hub)
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file()
+
+
+def _file_size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _read_lines(path: Path) -> list[str]:
+    return [line for line in path.read_text(encoding='utf-8').splitlines() if line.strip()]
+
+
+def _sliced(lines: list[str], rows: range | Sequence[int] | None) -> list[str]:
+    if rows is None:
+        return lines
+    if isinstance(rows, range):
+        # As with the seeds' range(500): more than there are is all there are.
+        rows = [row for row in rows if row < len(lines)]
+    return [lines[row] for row in rows]
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return cast(Any, value).tolist()
+    raise ValueError(f'data: {type(value).__name__} has no JSON form')
+
+
+async def _upload_lines(connection: Connection, lines: list[str]) -> dataset_pb2.DatasetSource:
+    if not lines:
+        raise ValueError('data: there are no rows')
+    with _temporary_file('\n'.join(lines) + '\n') as path:
+        return await _upload_file(connection, path, dataset_pb2.FILE_FORMAT_JSONL)
+
+
+@contextmanager
+def _temporary_file(text: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix='twinkle-') as folder:
+        path = Path(folder) / 'rows.jsonl'
+        path.write_text(text, encoding='utf-8')
+        yield path
+
+
+async def _upload_file(
+    connection: Connection, path: Path, file_format: dataset_pb2.FileFormat.ValueType
+) -> dataset_pb2.DatasetSource:
+    """Upload a file, going on where it stopped whenever the connection is cut."""
+    stub = DatasetServiceStub(connection.channel)
+    upload_id = new_id('up')
+    committed, failures = 0, 0
+    while True:
+        requests = _upload_requests(path, upload_id, offset=committed)
+        try:
+            await connection.upload(stub.Upload, requests, request_type=dataset_service_pb2.UploadRequest)
+            break
+        except RetryableError:
+            failures += 1
+            if failures == MAX_FAILURES:
+                raise
+            state = await connection.unary(stub.GetUpload, dataset_service_pb2.GetUploadRequest(upload_id=upload_id))
+            failures = failures if state.committed_bytes == committed else 0
+            committed = state.committed_bytes
+    upload = dataset_pb2.UploadSource(upload_id=upload_id, format=file_format)
+    return dataset_pb2.DatasetSource(upload=upload)
+
+
+async def _upload_requests(
+    path: Path, upload_id: str, *, offset: int
+) -> AsyncIterator[dataset_service_pb2.UploadRequest]:
+    size = _file_size(path)
+    header = dataset_service_pb2.UploadHeader(upload_id=upload_id, size_bytes=size)
+    yield dataset_service_pb2.UploadRequest(header=header)
+    async for chunk in file_chunks(path, offset=offset):
+        yield dataset_service_pb2.UploadRequest(chunk=chunk)

@@ -1,0 +1,101 @@
+"""The model handle: adapters of one base model, trained by the model service.
+
+Every verb blocks; `.aio` is its coroutine and `.submit` begins it and returns a future.
+Verbs of one adapter are applied in the order they are begun.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.api.model.v1.training_config_pb2 import LOSS_REDUCTION_MEAN, LossConfig, TrainingConfig
+from twinkle_client.convert import lora_config
+from twinkle_client.convert.sampling import SCHEME
+from twinkle_client.model.configuring import ConfiguringVerbs
+from twinkle_client.model.handle import AdapterHandle
+from twinkle_client.model.operations import OperationLog
+from twinkle_client.model.pipeline import Pipeline
+from twinkle_client.model.saving import SavingVerbs
+from twinkle_client.model.training import TrainingVerbs
+from twinkle_client.rpc import new_id, remote_method
+
+
+class MultiLoraTransformersModel(ConfiguringVerbs, TrainingVerbs, SavingVerbs):
+    """A shared base model, and this program's adapters of it."""
+
+    @remote_method
+    async def add_adapter_to_model(
+        self,
+        adapter_name: str,
+        config_or_dir: Any = None,
+        *,
+        gradient_accumulation_steps: int = 1,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Create an adapter at the server, with cross-entropy, averaged at the step, and AdamW.
+
+        Args:
+            adapter_name: its name in this program.
+            config_or_dir: a `LoraConfig`, peft's or the library's; or a checkpoint's `twinkle://` path
+                to begin from. Unset: a `LoraConfig` with every default.
+            gradient_accumulation_steps: batches whose gradients are added up before a step is applied.
+            user_metadata: labels for the catalogue.
+
+        Returns:
+            Its id, which is also the run's.
+
+        Raises:
+            ValueError: the configuration asks for what is not supported, or the name is taken.
+            NotFoundError: the server has no such base model or checkpoint.
+            QuotaError: it is one adapter too many.
+        """
+        if adapter_name in self._adapters:
+            raise ValueError(f'adapter_name {adapter_name!r} is taken; call remove_adapter first')
+        is_path = isinstance(config_or_dir, str)
+        if is_path and not config_or_dir.startswith(SCHEME):
+            raise ValueError(f'config_or_dir must be a LoraConfig or a {SCHEME} path, got {config_or_dir!r}')
+        request = adapter_service_pb2.CreateAdapterRequest(
+            request_id=new_id('rq'),
+            base_model=self.model_id,
+            lora_config=None if is_path else lora_config(config_or_dir or {}),
+            training_config=TrainingConfig(
+                loss=LossConfig(reduction=LOSS_REDUCTION_MEAN), gradient_accumulation_steps=gradient_accumulation_steps
+            ),
+            user_metadata=user_metadata or {},
+            checkpoint_path=config_or_dir if is_path else '',
+            session_id=self._client.session_id,
+        )
+        adapter = (await self._connection.unary(self._stub.CreateAdapter, request)).adapter
+        self._attach(adapter_name, adapter.adapter_id, adapter.sequence_number)
+        return adapter.adapter_id
+
+    @remote_method
+    async def attach_adapter(self, adapter_name: str, adapter_id: str) -> None:
+        """Go on with an adapter that exists, such as one of an earlier program.
+
+        Raises:
+            NotFoundError: there is none of that id.
+        """
+        request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        adapter = (await self._connection.unary(self._stub.GetAdapter, request)).adapter
+        self._attach(adapter_name, adapter_id, adapter.sequence_number)
+
+    @remote_method
+    async def remove_adapter(self, adapter_name: str | None = None) -> None:
+        """Delete an adapter at the server; its checkpoints stay."""
+        adapter = self._adapter(adapter_name)
+        request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter.adapter_id)
+        await self._connection.unary(self._stub.DeleteAdapter, request)
+        self._adapters = {name: other for name, other in self._adapters.items() if other is not adapter}
+
+    def pipeline(self, *, adapter_name: str | None = None) -> Pipeline:
+        """Return a block (`with` or `async with`) in which the adapter's verbs travel on one stream.
+
+        Begun with `.submit` or as tasks of `.aio`, none waits for the answer of the one before.
+        """
+        return Pipeline(self._connection, self._adapter(adapter_name).operations)
+
+    def _attach(self, adapter_name: str, adapter_id: str, last_number: int) -> None:
+        log = OperationLog(self._connection, adapter_id, last_number=last_number)
+        self._adapters[adapter_name] = AdapterHandle(adapter_id, log)
+        self._client.name_adapter(adapter_name, adapter_id)

@@ -1,0 +1,112 @@
+"""Verbs about an adapter's state: saved, loaded, published, described."""
+
+from datetime import timedelta
+from typing import Any
+
+from google.protobuf import duration_pb2, json_format
+
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2
+from twinkle_client.model.handle import ModelHandle
+from twinkle_client.rpc import remote_method
+
+
+class SavingVerbs(ModelHandle):
+    """Each takes `adapter_name`; without it the only adapter is meant."""
+
+    @remote_method
+    async def save(
+        self,
+        name: str,
+        *,
+        save_optimizer: bool = False,
+        overwrite: bool = False,
+        ttl: timedelta | None = None,
+        adapter_name: str | None = None,
+    ) -> str:
+        """Save a durable checkpoint.
+
+        Args:
+            name: within the run.
+            save_optimizer: optimizer, schedule, counters and random state too, so that training can resume.
+            overwrite: replace one of that name.
+            ttl: delete it after this long. Unset: kept.
+            adapter_name: unset: the only adapter.
+
+        Returns:
+            Its path, `twinkle://<run>/weights/<name>`.
+
+        Raises:
+            ConflictError: there is one of that name.
+        """
+        verb = operation_pb2.Save(name=name, is_optimizer_included=save_optimizer, is_overwrite_allowed=overwrite)
+        if ttl is not None:
+            duration = duration_pb2.Duration()
+            duration.FromTimedelta(ttl)
+            verb.ttl.CopyFrom(duration)
+        return (await self._run(adapter_name, save=verb)).save.checkpoint_path
+
+    @remote_method
+    async def load(self, path: str, *, load_optimizer: bool = False, adapter_name: str | None = None) -> None:
+        """Replace the adapter's weights by a checkpoint's.
+
+        Raises:
+            NotFoundError: there is no checkpoint at that path.
+            UsageError: its LoRA configuration is another one.
+        """
+        verb = operation_pb2.Load(checkpoint_path=path, is_optimizer_included=load_optimizer)
+        await self._run(adapter_name, load=verb)
+
+    @remote_method
+    async def resume_from_checkpoint(
+        self, path: str, *, resume_only_model: bool = False, adapter_name: str | None = None
+    ) -> int:
+        """Go on from a checkpoint; return the optimizer steps applied until it was taken."""
+        verb = operation_pb2.Load(checkpoint_path=path, is_optimizer_included=not resume_only_model)
+        await self._run(adapter_name, load=verb)
+        return (await self._get(adapter_name)).step_count
+
+    @remote_method
+    async def publish_version(self, *, is_pinned: bool = False, adapter_name: str | None = None) -> int:
+        """Make the current weights the next version, for samplers to use; return its number."""
+        verb = operation_pb2.PublishVersion(is_pinned=is_pinned)
+        return (await self._run(adapter_name, publish_version=verb)).publish.version
+
+    @remote_method
+    async def upload_to_hub(
+        self, path: str, hub_model_id: str, hub_token: str, *, adapter_name: str | None = None
+    ) -> None:
+        """Upload a checkpoint to a hub, `hf://org/name` or `ms://org/name`.
+
+        Raises:
+            NotSupportedError: the server has no way to.
+        """
+        verb = operation_pb2.UploadToHub(checkpoint_path=path, hub_model_id=hub_model_id, hub_token=hub_token)
+        await self._run(adapter_name, upload_to_hub=verb)
+
+    @remote_method
+    async def undo(self, steps: int = 1, *, adapter_name: str | None = None) -> None:
+        """Go back by optimizer steps.
+
+        Raises:
+            NotSupportedError: the server keeps no way back.
+        """
+        await self._run(adapter_name, undo=operation_pb2.Undo(step_count=steps))
+
+    @remote_method
+    async def get_adapter(self, *, adapter_name: str | None = None) -> adapter_pb2.Adapter:
+        """Return the adapter as the service knows it, its configuration with every default filled in."""
+        return await self._get(adapter_name)
+
+    @remote_method
+    async def get_train_configs(self, *, adapter_name: str | None = None) -> dict[str, Any]:
+        """Return the adapter's LoRA and training configuration as plain values."""
+        adapter = await self._get(adapter_name)
+        return {
+            'adapter_id': adapter.adapter_id,
+            'lora_config': json_format.MessageToDict(adapter.lora_config, preserving_proto_field_name=True),
+            **json_format.MessageToDict(adapter.training_config, preserving_proto_field_name=True),
+        }
+
+    async def _get(self, adapter_name: str | None) -> adapter_pb2.Adapter:
+        request = adapter_service_pb2.GetAdapterRequest(adapter_id=self._adapter(adapter_name).adapter_id)
+        return (await self._connection.unary(self._stub.GetAdapter, request)).adapter

@@ -1,0 +1,132 @@
+"""Verbs that compute: forward passes, gradients and steps."""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from twinkle.api.model.v1 import operation_pb2, operation_result_pb2
+from twinkle_client.convert import tensor_to_proto, vector
+from twinkle_client.model.forward import ForwardOutput, Inputs, forward_fields, forward_output
+from twinkle_client.model.handle import ModelHandle
+from twinkle_client.rpc import remote_method
+
+
+class StepOutput(TypedDict):
+    """What came of a step."""
+
+    is_applied: bool
+    """False where gradient accumulation only counted."""
+    grad_norm: float | None
+    """Norm of the gradient before clipping; None where it was not computed."""
+    learning_rate: float
+    """Used, or to be used next."""
+    step_count: int
+    """Optimizer steps applied so far."""
+
+
+class TrainingVerbs(ModelHandle):
+    """Each takes `adapter_name`; without it the only adapter is meant."""
+
+    @remote_method
+    async def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
+        """Compute log-probabilities and loss; no gradient, no change of state. Arguments as `forward_backward`."""
+        verb = operation_pb2.ForwardOnly(**forward_fields(inputs, options))
+        return forward_output(await self._run(adapter_name, forward_only=verb))
+
+    @remote_method
+    async def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
+        """Compute as `forward_only`, and keep what `calculate_loss` and `backward` need."""
+        verb = operation_pb2.Forward(**forward_fields(inputs, options))
+        return forward_output(await self._run(adapter_name, forward=verb))
+
+    @remote_method
+    async def calculate_loss(self, *, adapter_name: str | None = None) -> float:
+        """Return the loss of the last `forward`."""
+        result = await self._run(adapter_name, calculate_loss=operation_pb2.CalculateLoss())
+        return result.forward.loss
+
+    @remote_method
+    async def backward(
+        self, *, logprob_gradients: Sequence[Any] = (), adapter_name: str | None = None
+    ) -> ForwardOutput:
+        """Add the gradient of the last `forward` to the accumulated one.
+
+        Args:
+            logprob_gradients: of the caller's own loss by each label's log-probability: float [T] for
+                each example. Empty: the configured loss.
+            adapter_name: unset: the only adapter.
+        """
+        tensors = [
+            tensor_to_proto(vector(item, np.float32, field=f'logprob_gradients[{index}]'))
+            for index, item in enumerate(logprob_gradients)
+        ]
+        return forward_output(await self._run(adapter_name, backward=operation_pb2.Backward(logprob_gradients=tensors)))
+
+    @remote_method
+    async def forward_backward(
+        self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any
+    ) -> ForwardOutput:
+        """Compute loss and gradient, and add the gradient to the accumulated one.
+
+        Args:
+            inputs: features, or chats for the adapter's template; one or many.
+            adapter_name: unset: the only adapter.
+            options: `advantages`, `old_logps`, `ref_logps`, `loss_weights`: one entry an example, a
+                number for all its labels, one number a label, or one a token. `temperature`,
+                `disable_lora`, `return_logps`.
+
+        Raises:
+            TypeError, ValueError: something cannot be sent; nothing was.
+            UsageError: the server refuses; the message names the field. Nothing changed.
+        """
+        verb = operation_pb2.ForwardBackward(**forward_fields(inputs, options))
+        return forward_output(await self._run(adapter_name, forward_backward=verb))
+
+    @remote_method
+    async def clip_grad_norm(
+        self, max_grad_norm: float = 1.0, *, norm_type: float = 2.0, adapter_name: str | None = None
+    ) -> float:
+        """Scale the accumulated gradient to a norm of at most `max_grad_norm`; return the norm before."""
+        verb = operation_pb2.ClipGradNorm(max_grad_norm=max_grad_norm, norm_type=norm_type)
+        return (await self._run(adapter_name, clip_grad_norm=verb)).step.grad_norm
+
+    @remote_method
+    async def step(self, *, learning_rate: float | None = None, adapter_name: str | None = None) -> StepOutput:
+        """Apply the accumulated gradient; `learning_rate` counts for this step alone."""
+        verb = operation_pb2.Step(learning_rate=learning_rate)
+        return _step_output(await self._run(adapter_name, step=verb))
+
+    @remote_method
+    async def zero_grad(self, *, adapter_name: str | None = None) -> None:
+        """Drop the accumulated gradient."""
+        await self._run(adapter_name, zero_grad=operation_pb2.ZeroGrad())
+
+    @remote_method
+    async def lr_step(self, *, adapter_name: str | None = None) -> float:
+        """Move the schedule by one step; return the learning rate from now on."""
+        return (await self._run(adapter_name, lr_step=operation_pb2.LrStep())).step.learning_rate
+
+    @remote_method
+    async def clip_grad_and_step(
+        self, max_grad_norm: float = 1.0, *, norm_type: float = 2.0, adapter_name: str | None = None
+    ) -> StepOutput:
+        """Do `clip_grad_norm`, `step`, `zero_grad` and `lr_step` in one."""
+        verb = operation_pb2.ClipGradAndStep(max_grad_norm=max_grad_norm, norm_type=norm_type)
+        return _step_output(await self._run(adapter_name, clip_grad_and_step=verb))
+
+    @remote_method
+    async def calculate_metric(self, *, is_training: bool = True, adapter_name: str | None = None) -> dict[str, float]:
+        """Return what the metrics gathered, as numbers by name, and begin anew."""
+        verb = operation_pb2.CalculateMetric(is_training=is_training)
+        return dict((await self._run(adapter_name, calculate_metric=verb)).metric.values)
+
+
+def _step_output(result: operation_result_pb2.OperationResult) -> StepOutput:
+    step = result.step
+    return StepOutput(
+        is_applied=step.is_applied,
+        grad_norm=step.grad_norm if step.HasField('grad_norm') else None,
+        learning_rate=step.learning_rate,
+        step_count=step.step_count,
+    )

@@ -1,0 +1,235 @@
+"""One channel to a gateway, and how each shape of call is made on it.
+
+Every call carries the API key, a request id that all its attempts share, and the trace
+context of a client span. Failures come out as `twinkle_client.errors`; what may be tried
+again is, until `retry_timeout` is over.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from importlib import resources
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from opentelemetry import propagate, trace
+
+from twinkle_client.errors import Error, RetryableError, error_from_rpc
+from twinkle_client.rpc.address import Address
+from twinkle_client.rpc.ids import new_id
+from twinkle_client.rpc.loop import LoopThread
+
+_Request = TypeVar('_Request', bound=Message)
+_Response = TypeVar('_Response')
+
+DEFAULT_RETRY_TIMEOUT = timedelta(seconds=60)
+"""Long enough for a service to be restarted beneath its clients."""
+_FIRST_DELAY = 0.2
+_LAST_DELAY = 5.0
+_TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Services bound the sizes and say what the bound is.
+    ('grpc.max_receive_message_length', -1),
+    ('grpc.max_send_message_length', -1),
+    ('grpc.keepalive_time_ms', 30_000),
+    ('grpc.keepalive_timeout_ms', 10_000),
+)
+_tracer = trace.get_tracer('twinkle.client')
+
+
+@dataclass
+class _Attempt:
+    """A call under way: what every attempt of it sends."""
+
+    span: trace.Span
+    request_id: str = field(default_factory=lambda: new_id('rq'))
+
+    def metadata(self, api_key: str) -> grpc.aio.Metadata:
+        """Return what goes beside the request."""
+        headers = {'x-request-id': self.request_id}
+        if api_key:
+            headers['authorization'] = f'Bearer {api_key}'
+        propagate.inject(headers, context=trace.set_span_in_context(self.span))
+        return grpc.aio.Metadata(*headers.items())
+
+    def failed(self, error: grpc.aio.AioRpcError) -> Error:
+        """Return the error to raise, and note it on the span."""
+        self.span.set_attribute('rpc.status', error.code().name)
+        return error_from_rpc(error, request_id=self.request_id)
+
+
+class Connection:
+    """A channel, its credentials and its event loop."""
+
+    def __init__(self, address: Address, *, api_key: str, retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT) -> None:
+        """Describe the connection; it is made by the first call, and again whenever it was lost.
+
+        Args:
+            address: of the gateway.
+            api_key: empty for a server that asks for none.
+            retry_timeout: how long calls are tried again while the server cannot serve them.
+        """
+        self.address = address
+        self.loop_thread = LoopThread()
+        self._api_key = api_key
+        self._retry_timeout = retry_timeout.total_seconds()
+        self.channel = self.loop_thread.run(self._open())
+
+    async def _open(self) -> grpc.aio.Channel:
+        options = [*_TRANSPORT_OPTIONS, ('grpc.service_config', _service_config())]
+        if self.address.is_secure:
+            return grpc.aio.secure_channel(self.address.target, grpc.ssl_channel_credentials(), options=options)
+        return grpc.aio.insecure_channel(self.address.target, options=options)
+
+    async def unary(
+        self,
+        call: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        deadline: timedelta | None = None,
+    ) -> _Response:
+        """Call and return the answer.
+
+        Args:
+            call: the stub's method.
+            request: may be sent more than once, so it carries its own id wherever it changes something.
+            deadline: of one attempt. Unset: as the method's service config says.
+
+        Raises:
+            Error: see `twinkle_client.errors`.
+        """
+        seconds = None if deadline is None else deadline.total_seconds()
+        with _client_span(type(request)) as attempt:
+            delays = self._delays()
+            while True:
+                try:
+                    return await call(request, metadata=attempt.metadata(self._api_key), timeout=seconds)
+                except grpc.aio.AioRpcError as error:
+                    await _wait_or_raise(attempt.failed(error), delays)
+
+    async def stream(
+        self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request
+    ) -> AsyncGenerator[_Response]:
+        """Call and yield the answers; tried again only while none has come.
+
+        Raises:
+            Error: see `twinkle_client.errors`.
+        """
+        with _client_span(type(request)) as attempt:
+            delays = self._delays()
+            while True:
+                has_begun = False
+                responses = call(request, metadata=attempt.metadata(self._api_key))
+                try:
+                    async for response in responses:
+                        has_begun = True
+                        yield response
+                    return
+                except grpc.aio.AioRpcError as error:
+                    await _wait_or_raise(attempt.failed(error), () if has_begun else delays)
+                finally:
+                    responses.cancel()
+
+    async def upload(
+        self,
+        call: grpc.aio.StreamUnaryMultiCallable[_Request, _Response],
+        requests: AsyncIterator[_Request],
+        *,
+        request_type: type[_Request],
+    ) -> _Response:
+        """Send a stream and return the answer; the caller resumes a stream that was cut.
+
+        Raises:
+            Error: see `twinkle_client.errors`.
+        """
+        with _client_span(request_type) as attempt:
+            try:
+                return await call(requests, metadata=attempt.metadata(self._api_key))
+            except grpc.aio.AioRpcError as error:
+                raise attempt.failed(error) from None
+
+    async def duplex(
+        self,
+        call: grpc.aio.StreamStreamMultiCallable[_Request, _Response],
+        requests: AsyncIterator[_Request],
+        *,
+        request_type: type[_Request],
+    ) -> AsyncGenerator[_Response]:
+        """Send a stream and yield the answers; the caller resumes a stream that was cut.
+
+        Raises:
+            Error: see `twinkle_client.errors`.
+        """
+        with _client_span(request_type) as attempt:
+            responses = call(requests, metadata=attempt.metadata(self._api_key))
+            try:
+                async for response in responses:
+                    yield response
+            except grpc.aio.AioRpcError as error:
+                raise attempt.failed(error) from None
+            finally:
+                responses.cancel()
+
+    def close(self) -> None:
+        """Close the channel and end the thread; closing again does nothing."""
+        try:
+            self.loop_thread.run(self._shut())
+        except RuntimeError:
+            return
+        self.loop_thread.stop()
+
+    async def _shut(self) -> None:
+        await self.channel.close()
+
+    def _delays(self) -> Iterator[float]:
+        return _backoff(asyncio.get_running_loop().time, self._retry_timeout)
+
+
+def _backoff(clock: Callable[[], float], total: float) -> Iterator[float]:
+    """Yield growing delays in seconds until `total` seconds have passed by `clock`."""
+    end = clock() + total
+    delay = _FIRST_DELAY
+    while clock() < end:
+        yield delay
+        delay = min(2 * delay, _LAST_DELAY)
+
+
+async def _wait_or_raise(error: Error, delays: Iterator[float] | tuple[()]) -> None:
+    """Wait before the next attempt, or raise `error` where there should be none."""
+    delay = next(iter(delays), None) if isinstance(error, RetryableError) else None
+    if delay is None:
+        # grpc's own error says the same in worse words, with addresses in it.
+        raise error from None
+    await asyncio.sleep(max(delay, error.retry_after.total_seconds() if error.retry_after else 0.0))
+
+
+@contextmanager
+def _client_span(request_type: type[Message]) -> Iterator[_Attempt]:
+    # The span is not made current: a generator's body runs in whatever context asks for its next item.
+    span = _tracer.start_span(_full_method(request_type), kind=trace.SpanKind.CLIENT)
+    try:
+        yield _Attempt(span)
+    except Error as error:
+        span.set_status(trace.StatusCode.ERROR, error.reason or error.code.name)
+        raise
+    finally:
+        span.end()
+
+
+@cache
+def _full_method(request_type: type[Message]) -> str:
+    """Return 'package.Service/Method' of a request; each method has a request type of its own."""
+    descriptor: Any = request_type.DESCRIPTOR
+    for service in descriptor.file.services_by_name.values():
+        for method in service.methods:
+            if method.input_type is descriptor:
+                return f'{service.full_name}/{method.name}'
+    raise ValueError(f'{descriptor.full_name} is the request of no method')
+
+
+@cache
+def _service_config() -> str:
+    return resources.files('twinkle.api').joinpath('service_config.json').read_text(encoding='utf-8')

@@ -1,0 +1,6 @@
+"""Completions from the sampler service."""
+
+from twinkle_client.sampler.results import SampleDelta, SampledSequence, SampleResults
+from twinkle_client.sampler.sampler import Sampler, vLLMSampler
+
+__all__ = ['SampleDelta', 'SampleResults', 'SampledSequence', 'Sampler', 'vLLMSampler']

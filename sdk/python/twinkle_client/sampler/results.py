@@ -1,0 +1,156 @@
+"""What a sampler gives back, and how it is read from the contract's messages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
+from twinkle.data_format import IGNORE_INDEX, InputFeature, SampleResponse, StopReason, VersionSpan
+from twinkle.data_format import SampledSequence as _SampledSequence
+from twinkle_client.convert import tensor_from_proto
+
+_STOP_REASONS: dict[int, StopReason] = {
+    sampling_pb2.STOP_REASON_LENGTH: StopReason.LENGTH,
+    sampling_pb2.STOP_REASON_STOP: StopReason.STOP,
+    sampling_pb2.STOP_REASON_ABORT: StopReason.ABORT,
+}
+
+
+class SampledSequence(_SampledSequence):
+    """A completion; its fields may also be had by `get`, as from a dict."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, else `default`."""
+        return getattr(self, name, default)
+
+
+class SampleResults(list[SampleResponse]):
+    """One response for each prompt, in the order of the prompts."""
+
+    @property
+    def sequences(self) -> list[SampledSequence]:
+        """The completions of all prompts, those of the first prompt first."""
+        return [cast(SampledSequence, sequence) for response in self for sequence in response.sequences]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return `sequences` by name, else `default`."""
+        return self.sequences if name == 'sequences' else default
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleDelta:
+    """News of one sequence of a stream: new tokens, or its end."""
+
+    sequence_index: int
+    text: str
+    """What became certain; may be empty."""
+    tokens: list[int]
+    logprobs: list[list[tuple[int, float]]]
+    """See `SampledSequence.logprobs`."""
+    version: int | None
+    """The adapter version that drew the tokens, 0 for the base model; None at the end."""
+    stop_reason: StopReason | None
+    """Set at the end of the sequence, once."""
+
+
+def sample_response(response: sampler_service_pb2.SampleBatchResponse, *, prompt: Any) -> SampleResponse:
+    """Return the completions of `prompt`."""
+    prompt_ids = tensor_from_proto(response.prompt.token_ids)
+    logprobs: list[float | None] | None = None
+    if response.prompt.HasField('logprobs'):
+        values = tensor_from_proto(response.prompt.logprobs)
+        logprobs = [None if np.isnan(value) else float(value) for value in values]
+    top: list[list[tuple[int, float]] | None] | None = None
+    if response.prompt.HasField('top_logprobs'):
+        top = [row or None for row in _top_logprobs(response.prompt.top_logprobs)]
+    return SampleResponse(
+        sequences=[_sequence(item, prompt=prompt, prompt_ids=prompt_ids) for item in response.sequences],
+        prompt_token_ids=[int(token) for token in prompt_ids],
+        prompt_logprobs=logprobs,
+        topk_prompt_logprobs=top,
+    )
+
+
+def delta_from_proto(delta: sampling_pb2.TokenDelta) -> SampleDelta:
+    """Return new tokens."""
+    return SampleDelta(
+        sequence_index=delta.sequence_index,
+        text=delta.text,
+        tokens=[int(token) for token in tensor_from_proto(delta.token_ids)],
+        logprobs=_token_logprobs(delta),
+        version=delta.version,
+        stop_reason=None,
+    )
+
+
+def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
+    """Return the end of a sequence."""
+    return SampleDelta(
+        sequence_index=finished.sequence_index,
+        text=finished.text,
+        tokens=[],
+        logprobs=[],
+        version=None,
+        stop_reason=_STOP_REASONS.get(finished.stop_reason, StopReason.ERROR),
+    )
+
+
+def completion_feature(
+    prompt: Any, prompt_ids: npt.NDArray[Any], completion_ids: npt.NDArray[Any], text: str
+) -> InputFeature:
+    """Return prompt and completion as a training example with labels on the completion only.
+
+    Args:
+        prompt: what was sampled from; a chat's messages go on with the completion, its user data is kept.
+        prompt_ids: int [P].
+        completion_ids: int [C].
+        text: the completion, for the chat.
+    """
+    input_ids = np.concatenate([prompt_ids, completion_ids]).astype(np.int32)
+    labels = np.full(len(input_ids), IGNORE_INDEX, dtype=np.int32)
+    # labels[t] is predicted from the tokens 0..t, so the first completion token is the last prompt token's label.
+    labels[len(prompt_ids) - 1 : len(input_ids) - 1] = completion_ids
+    feature = InputFeature(input_ids=input_ids, labels=labels, length=len(input_ids))
+    if isinstance(prompt, Mapping):
+        fields = cast(Mapping[str, Any], prompt)
+        if fields.get('messages'):
+            feature['messages'] = [*fields['messages'], {'role': 'assistant', 'content': text}]
+        if fields.get('user_data'):
+            feature['user_data'] = fields['user_data']
+    return feature
+
+
+def _sequence(sequence: sampling_pb2.SampledSequence, *, prompt: Any, prompt_ids: npt.NDArray[Any]) -> SampledSequence:
+    tokens = tensor_from_proto(sequence.token_ids)
+    return SampledSequence(
+        stop_reason=_STOP_REASONS.get(sequence.stop_reason, StopReason.ERROR),
+        tokens=[int(token) for token in tokens],
+        logprobs=_token_logprobs(sequence),
+        decoded=sequence.text,
+        version_spans=[
+            VersionSpan(version=span.version, begin_token=span.begin_token, end_token=span.end_token)
+            for span in sequence.version_spans
+        ],
+        new_input_feature=completion_feature(prompt, prompt_ids, tokens, sequence.text),
+    )
+
+
+def _token_logprobs(part: sampling_pb2.SampledSequence | sampling_pb2.TokenDelta) -> list[list[tuple[int, float]]]:
+    """Return for each token `(id, log-probability)`, its own first, then the most likely."""
+    pairs = zip(tensor_from_proto(part.token_ids), tensor_from_proto(part.logprobs), strict=True)
+    rows = [[(int(token), float(logprob))] for token, logprob in pairs]
+    if part.HasField('top_logprobs'):
+        for row, candidates in zip(rows, _top_logprobs(part.top_logprobs), strict=True):
+            row.extend(candidates)
+    return rows
+
+
+def _top_logprobs(top: sampling_pb2.TopLogprobs) -> list[list[tuple[int, float]]]:
+    ids, values = tensor_from_proto(top.token_ids), tensor_from_proto(top.logprobs)
+    return [
+        [(int(token), float(logprob)) for token, logprob in zip(*row, strict=True) if np.isfinite(logprob)]
+        for row in zip(ids, values, strict=True)
+    ]
