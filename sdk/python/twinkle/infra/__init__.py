@@ -6,7 +6,7 @@ One process on one device is what works today; larger meshes can be described bu
 from twinkle.infra.device_mesh import DeviceGroup, DeviceMesh
 from twinkle.infra.logs import get_logger
 from twinkle.infra.placement import get_device_placement
-from twinkle.infra.runtime import NotSupportedYet, Runtime, initialize, runtime
+from twinkle.infra.runtime import NotSupportedYet, Runtime, initialize, refuse_many_ranks, runtime
 
 __all__ = [
     'DeviceGroup',
@@ -16,5 +16,6 @@ __all__ = [
     'get_device_placement',
     'get_logger',
     'initialize',
+    'refuse_many_ranks',
     'runtime',
 ]

@@ -1,0 +1,147 @@
+"""Rows in files: JSON lines, JSON, Parquet, CSV."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+
+from twinkle.dataset.errors import UnreadableFile
+
+Row = dict[str, Any]
+
+FORMATS = ('jsonl', 'json', 'parquet', 'csv')
+"""Formats by name; also the suffixes of their files."""
+
+
+def format_of(path: Path) -> str | None:
+    """Return the format a file's suffix says, None if it is none of `FORMATS`."""
+    suffix = path.suffix.lstrip('.').lower()
+    return suffix if suffix in FORMATS else None
+
+
+def read_rows(path: Path, file_format: str | None = None) -> list[Row]:
+    """Return the rows of a file.
+
+    Args:
+        file_format: one of `FORMATS`. Unset: what the suffix says.
+
+    Raises:
+        UnreadableFile: the format is unknown, or the file does not hold it.
+    """
+    chosen = file_format or format_of(path)
+    if chosen not in _READERS:
+        raise UnreadableFile(f'{path.name}: a file of rows must be one of {", ".join(FORMATS)}')
+    return _READERS[chosen](path)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], file_format: str | None = None) -> None:
+    """Write rows to a file, replacing it in one step.
+
+    Args:
+        file_format: 'jsonl', 'parquet' or 'csv'. Unset: what the suffix says.
+
+    Raises:
+        UnreadableFile: the format is unknown or cannot be written.
+    """
+    chosen = file_format or format_of(path)
+    if chosen not in _WRITERS:
+        raise UnreadableFile(f'{path.name}: rows can be written as {", ".join(_WRITERS)}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f'.{path.name}.part')
+    _WRITERS[chosen](staging, rows)
+    staging.replace(path)
+
+
+def plain(value: Any) -> Any:
+    """Return a value with its arrays as lists, as JSON needs it."""
+    if isinstance(value, np.ndarray | np.generic):
+        return cast('Any', value.tolist())
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in cast('Mapping[Any, Any]', value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in cast('Sequence[Any]', value)]
+    return value
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    with path.open(encoding='utf-8-sig') as file:
+        return list(_rows_of_lines(path.name, file))
+
+
+def _rows_of_lines(name: str, lines: Iterable[str]) -> Iterator[Row]:
+    try:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _checked(_parse(line, f'{name}, line {number}'), f'{name}, line {number}')
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f'{name} is not UTF-8 text') from error
+
+
+def _read_json(path: Path) -> list[Row]:
+    try:
+        text = path.read_text(encoding='utf-8-sig')
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f'{path.name} is not UTF-8 text') from error
+    content = _parse(text, path.name)
+    if not isinstance(content, list):
+        raise UnreadableFile(f'{path.name} must hold a list of objects')
+    rows = cast('list[Any]', content)
+    return [_checked(row, f'{path.name}, item {index}') for index, row in enumerate(rows)]
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UnreadableFile(f'{place} is not JSON: {error.msg} at column {error.colno}') from error
+
+
+def _checked(value: Any, place: str) -> Row:
+    if not isinstance(value, dict):
+        raise UnreadableFile(f'{place} must be an object, got {type(value).__name__}')
+    return cast('Row', value)
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    return _arrow_files().read_parquet(path)
+
+
+def _read_csv(path: Path) -> list[Row]:
+    return _arrow_files().read_csv(path)
+
+
+def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with path.open('w', encoding='utf-8') as file:
+        for row in rows:
+            file.write(json.dumps(plain(row), ensure_ascii=False) + '\n')
+
+
+def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    _arrow_files().write_parquet(path, [plain(row) for row in rows])
+
+
+def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    _arrow_files().write_csv(path, [plain(row) for row in rows])
+
+
+def _arrow_files() -> ModuleType:
+    # Loaded where such a file is met: pyarrow costs more memory than the rest of this library together.
+    from twinkle.dataset import arrow_files  # noqa: PLC0415 - see above
+
+    return arrow_files
+
+
+_READERS: dict[str, Callable[[Path], list[Row]]] = {
+    'jsonl': _read_jsonl,
+    'json': _read_json,
+    'parquet': _read_parquet,
+    'csv': _read_csv,
+}
+_WRITERS: dict[str, Callable[[Path, Iterable[Mapping[str, Any]]], None]] = {
+    'jsonl': _write_jsonl,
+    'parquet': _write_parquet,
+    'csv': _write_csv,
+}

@@ -1,0 +1,101 @@
+"""Find the files of a subset and split in a dataset's folder.
+
+A `configs` entry in the README's front matter decides, as on the hubs; without one, the
+names of folders and files do.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from twinkle.dataset.errors import DatasetError
+from twinkle.dataset.files import format_of
+
+DEFAULT_SUBSET = 'default'
+_SPLITS = ('train', 'validation', 'valid', 'val', 'dev', 'test')
+_SPLIT_WORD = re.compile(rf'(?<![a-z])({"|".join(_SPLITS)})(?![a-z])')
+
+
+def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
+    """Return the files of rows of one subset and split, sorted.
+
+    Raises:
+        DatasetError: there are none; the message says what there is.
+    """
+    configs = _read_configs(folder)
+    if configs:
+        return _files_of_config(folder, configs, subset_name, split)
+    root = folder
+    if subset_name != DEFAULT_SUBSET:
+        root = folder / subset_name
+        if not root.is_dir() or not root.resolve().is_relative_to(folder.resolve()):
+            there = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith('.'))
+            raise DatasetError(
+                f'subset {subset_name!r} is not in {folder.name}; there are {", ".join(there) or "none"}'
+            )
+    candidates = _data_files(root.rglob('*'))
+    by_split: dict[str, list[Path]] = {}
+    for path in candidates:
+        found = _SPLIT_WORD.findall(str(path.relative_to(root)).lower())
+        by_split.setdefault(found[-1] if found else '', []).append(path)
+    if split in by_split:
+        return by_split[split]
+    # Files that name no split at all are what there is to train on.
+    if split == 'train' and set(by_split) == {''}:
+        return by_split['']
+    there = ', '.join(sorted(name or 'files that name no split' for name in by_split)) or 'no files of rows'
+    raise DatasetError(f'split {split!r} is not in {folder.name}; there are {there}')
+
+
+def _data_files(paths: Iterable[Path]) -> list[Path]:
+    is_hidden = re.compile(r'^[._]|^(dataset_infos|dataset_info|config|state)\.json$')
+    return sorted(path for path in paths if path.is_file() and format_of(path) and not is_hidden.search(path.name))
+
+
+def _read_configs(folder: Path) -> list[dict[str, Any]]:
+    readme = folder / 'README.md'
+    parts = readme.read_text(errors='replace').split('---', 2) if readme.is_file() else []
+    if len(parts) != 3 or parts[0].strip():
+        return []
+    try:
+        front = yaml.safe_load(parts[1])
+    except yaml.YAMLError:
+        # A README is written for people first; one that is not YAML decides nothing.
+        return []
+    configs = cast('dict[str, Any]', front).get('configs') if isinstance(front, dict) else None
+    listed = cast('list[dict[str, Any]]', configs or [])
+    return [config for config in listed if config.get('data_files')]
+
+
+def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: str, split: str) -> list[Path]:
+    names = [str(config.get('config_name', DEFAULT_SUBSET)) for config in configs]
+    is_default = [bool(config.get('default')) for config in configs]
+    if subset_name in names:
+        chosen = configs[names.index(subset_name)]
+    elif subset_name == DEFAULT_SUBSET and (len(configs) == 1 or any(is_default)):
+        chosen = configs[is_default.index(True) if any(is_default) else 0]
+    else:
+        raise DatasetError(f'subset {subset_name!r} is not in {folder.name}; there are {", ".join(names)}')
+    patterns = _patterns(chosen['data_files'])
+    if split not in patterns:
+        raise DatasetError(f'split {split!r} is not in {folder.name}; there are {", ".join(sorted(patterns))}')
+    files = _data_files(path for pattern in patterns[split] for path in folder.glob(pattern))
+    inside = [path for path in files if path.resolve().is_relative_to(folder.resolve()) or path.is_symlink()]
+    if not inside:
+        raise DatasetError(f'{folder.name} has no files of rows that match {", ".join(patterns[split])}')
+    return inside
+
+
+def _patterns(data_files: Any) -> dict[str, list[str]]:
+    """Return split name to file patterns; the hubs allow a pattern, several, or one entry a split."""
+    if isinstance(data_files, str):
+        return {'train': [data_files]}
+    patterns: dict[str, list[str]] = {}
+    for entry in cast('list[Any]', data_files):
+        item: dict[str, Any] = {'path': entry} if isinstance(entry, str) else entry
+        path: str | list[str] = item['path']
+        patterns.setdefault(str(item.get('split', 'train')), []).extend([path] if isinstance(path, str) else path)
+    return patterns

@@ -1,0 +1,15 @@
+"""Instructions in the Alpaca format."""
+
+from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
+
+
+class AlpacaProcessor(RowPreprocessor):
+    """Reads `instruction`, `output`, perhaps `input` and `system`; gives `messages`."""
+
+    def convert(self, row: Row) -> Row:
+        """Return the chat of one instruction, its input behind it on a line of its own."""
+        instruction = text_of(row, 'instruction')
+        given = text_of(row, 'input') if row.get('input') else ''
+        system = text_of(row, 'system') if row.get('system') else None
+        question = f'{instruction}\n{given}' if given else instruction
+        return {'messages': chat_of(system=system, user=question, assistant=text_of(row, 'output'))}

@@ -1,0 +1,106 @@
+"""Files and folders of rows are read as they are laid out on the hubs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from twinkle.dataset import Dataset, DatasetError, DatasetMeta, UnreadableFile, load_rows, read_rows, write_rows
+
+ROWS = [{'a': 1, 'b': 'é, "x"\ny'}, {'a': 2, 'b': 'z'}]
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write JSON lines, making folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+
+@pytest.mark.parametrize('suffix', ['jsonl', 'parquet', 'csv'])
+def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
+    """Every format that is written reads back the same."""
+    path = tmp_path / f'rows.{suffix}'
+    Dataset(DatasetMeta(data=ROWS)).save_as(path)
+    assert read_rows(path) == ROWS
+    assert load_rows(DatasetMeta(str(path))) == ROWS
+
+
+def test_json_lists_are_read(tmp_path: Path) -> None:
+    """A JSON file is a list of objects."""
+    path = tmp_path / 'rows.json'
+    path.write_text(json.dumps(ROWS))
+    assert read_rows(path) == ROWS
+
+
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [
+        ('a.jsonl', '{"a": 1}\n{'),
+        ('a.jsonl', '[1]\n'),
+        ('a.jsonl', b'\xff\xfe\x00'),
+        ('a.json', '{"a": 1}'),
+        ('a.json', '['),
+        ('a.parquet', 'nothing'),
+        ('a.csv', 'a,b\n1\n'),
+        ('a.txt', 'x'),
+    ],
+)
+def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: str | bytes) -> None:
+    """A file that is not what it claims is an error that names the file."""
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UnreadableFile, match='a\\.'):
+        read_rows(path)
+
+
+def test_nested_columns_are_not_written_as_csv(tmp_path: Path) -> None:
+    """CSV cannot hold chats, and a failed write leaves no file."""
+    with pytest.raises(UnreadableFile, match='messages'):
+        write_rows(tmp_path / 'rows.csv', [{'messages': [{'role': 'user'}]}])
+    assert not (tmp_path / 'rows.csv').exists()
+
+
+def test_split_is_found_by_file_name(tmp_path: Path) -> None:
+    """Files and folders named after splits are taken for them."""
+    write(tmp_path / 'data/train-00001.jsonl', [{'x': 2}])
+    write(tmp_path / 'data/train-00000.jsonl', [{'x': 1}])
+    write(tmp_path / 'test/part.jsonl', [{'x': 3}])
+    assert load_rows(DatasetMeta(str(tmp_path))) == [{'x': 1}, {'x': 2}]
+    assert load_rows(DatasetMeta(str(tmp_path), split='test')) == [{'x': 3}]
+    with pytest.raises(DatasetError, match='test, train'):
+        load_rows(DatasetMeta(str(tmp_path), split='validation'))
+
+
+def test_files_without_a_split_are_for_training(tmp_path: Path) -> None:
+    """A single file of any name is the train split."""
+    write(tmp_path / 'self_cognition.jsonl', [{'x': 1}])
+    assert load_rows(DatasetMeta(str(tmp_path))) == [{'x': 1}]
+    with pytest.raises(DatasetError):
+        load_rows(DatasetMeta(str(tmp_path), split='test'))
+
+
+def test_subset_is_a_folder(tmp_path: Path) -> None:
+    """Without a README, a subset is the folder of its name, inside the dataset."""
+    write(tmp_path / 'main/train.jsonl', [{'x': 1}])
+    write(tmp_path / 'other/train.jsonl', [{'x': 2}])
+    assert load_rows(DatasetMeta(str(tmp_path), subset_name='main')) == [{'x': 1}]
+    for name in ('absent', '../..'):
+        with pytest.raises(DatasetError, match='main, other'):
+            load_rows(DatasetMeta(str(tmp_path), subset_name=name))
+
+
+def test_readme_decides_where_it_lists_files(tmp_path: Path) -> None:
+    """The hubs' `configs` name files of subsets and splits."""
+    write(tmp_path / 'a.jsonl', [{'x': 1}])
+    write(tmp_path / 'b.jsonl', [{'x': 2}])
+    (tmp_path / 'README.md').write_text(
+        '---\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n  - split: train\n    path: a.jsonl\n'
+        '  - split: test\n    path: [b.*]\n- config_name: plain\n  data_files: b.jsonl\n---\n# Rows\n'
+    )
+    assert load_rows(DatasetMeta(str(tmp_path))) == [{'x': 1}]
+    assert load_rows(DatasetMeta(str(tmp_path), subset_name='main', split='test')) == [{'x': 2}]
+    assert load_rows(DatasetMeta(str(tmp_path), subset_name='plain')) == [{'x': 2}]
+    with pytest.raises(DatasetError, match='main, plain'):
+        load_rows(DatasetMeta(str(tmp_path), subset_name='absent'))
+    with pytest.raises(DatasetError, match='test, train'):
+        load_rows(DatasetMeta(str(tmp_path), split='validation'))
