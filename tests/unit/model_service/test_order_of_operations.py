@@ -1,0 +1,349 @@
+"""Operations of an adapter run in order, once; repeats, gaps, refusals and lost callers are told right."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from fixtures.fake_trainer import BASE_MODEL, FakeStore, FakeTrainer
+
+from services.kit.caller import Caller
+from services.kit.clock import FakeClock
+from services.kit.errors import (
+    AdapterNotFound,
+    BaseModelNotFound,
+    DomainError,
+    InvalidField,
+    QueueFull,
+    QuotaExceeded,
+    RequestIdReused,
+    ServiceUnreachable,
+)
+from services.model.application.admission import Admission
+from services.model.application.create_adapter import CreateAdapter, CreateAdapterCommand
+from services.model.application.delete_adapter import DeleteAdapter
+from services.model.application.directory import AdapterDirectory
+from services.model.application.execute_operation import ExecuteOperation
+from services.model.application.train_stream import Refused, TrainStream
+from services.model.domain.adapter import Adapter
+from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
+from services.model.domain.operation import LrStep, Operation, PublishVersion, Save, Step, Verb, ZeroGrad
+from services.model.domain.result import OperationResult, PublishResult
+from services.model.domain.training_config import TrainingConfig
+
+ALICE = Caller(tenant_id='alice')
+BOB = Caller(tenant_id='bob')
+
+
+class World:
+    """The verbs over fakes."""
+
+    def __init__(self, *, queue_limit: int = 100, gap_seconds: float = 5.0, max_adapters: int = 10) -> None:
+        self.directory = AdapterDirectory()
+        self.trainer = FakeTrainer()
+        self.store = FakeStore()
+        clock = FakeClock()
+        self.execute = ExecuteOperation(
+            self.directory,
+            self.trainer,
+            self.store,
+            Admission(queue_limit),
+            clock=clock,
+            gap_seconds=gap_seconds,
+        )
+        self.create = CreateAdapter(
+            self.directory, self.trainer, self.store, clock=clock, max_lora_rank=64, max_adapters=max_adapters
+        )
+        self.delete = DeleteAdapter(self.directory, self.trainer, self.execute)
+
+    async def adapter(self, caller: Caller = ALICE, request_id: str = 'r1') -> Adapter:
+        """Create an adapter."""
+        return await self.create(caller, _command(request_id))
+
+    async def do(self, adapter: Adapter, number: int, verb: Verb, *, caller: Caller = ALICE) -> OperationResult:
+        """Carry out an operation, refused where the queue is full."""
+        return await self.execute(caller, _operation(adapter, number, verb), is_waiting_allowed=False)
+
+    def verbs(self) -> list[str]:
+        """Names of the verbs that ran."""
+        return [type(verb).__name__ for _, verb in self.trainer.ran]
+
+
+def _command(request_id: str, **changes: object) -> CreateAdapterCommand:
+    values: dict[str, object] = {
+        'request_id': request_id,
+        'base_model': BASE_MODEL,
+        'lora_config': None,
+        'training_config': TrainingConfig(),
+        **changes,
+    }
+    return CreateAdapterCommand(**values)  # type: ignore[arg-type]
+
+
+async def _let_others_run() -> None:
+    """Give every task that can run its turn."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def _operation(adapter: Adapter, number: int, verb: Verb) -> Operation:
+    fingerprint = repr((number, verb)).encode()
+    return Operation(adapter_id=adapter.adapter_id, sequence_number=number, verb=verb, fingerprint=fingerprint)
+
+
+async def test_operations_that_come_out_of_order_run_in_order() -> None:
+    """Ten operations sent in any order run by their numbers."""
+    world = World()
+    adapter = await world.adapter()
+    numbers = list(range(1, 11))
+    random.Random(3).shuffle(numbers)
+    verbs = {number: Step(learning_rate=float(number)) for number in numbers}
+    await asyncio.gather(*(world.do(adapter, number, verbs[number]) for number in numbers))
+    assert [verb for _, verb in world.trainer.ran] == [verbs[number] for number in sorted(numbers)]
+
+
+async def test_repeat_is_answered_from_the_record() -> None:
+    """The same operation again runs nothing and says that it was recorded."""
+    world = World()
+    adapter = await world.adapter()
+    first = await world.do(adapter, 1, Step())
+    again = await world.do(adapter, 1, Step())
+    assert world.verbs() == ['Step']
+    assert again.outcome == first.outcome
+    assert (first.is_replayed, again.is_replayed) == (False, True)
+
+
+async def test_repeat_while_running_waits_for_the_one_run() -> None:
+    """Two copies of one request at the same time run once."""
+    world = World()
+    adapter = await world.adapter()
+    world.trainer.gate.clear()
+    copies = [asyncio.ensure_future(world.do(adapter, 1, Step())) for _ in range(5)]
+    await _let_others_run()
+    world.trainer.gate.set()
+    results = await asyncio.gather(*copies)
+    assert world.verbs() == ['Step']
+    assert len({id(result.outcome) for result in results}) == 1
+
+
+async def test_changed_repeat_is_aborted() -> None:
+    """A number stands for one content for ever."""
+    world = World()
+    adapter = await world.adapter()
+    await world.do(adapter, 1, Step())
+    with pytest.raises(SequenceReused):
+        await world.do(adapter, 1, ZeroGrad())
+
+
+async def test_gap_that_stays_is_told() -> None:
+    """An operation whose predecessor never comes fails and names it."""
+    world = World(gap_seconds=0.01)
+    adapter = await world.adapter()
+    with pytest.raises(SequenceGap) as caught:
+        await world.do(adapter, 3, Step())
+    assert caught.value.expected == 1
+
+
+@pytest.mark.parametrize('error', [InvalidField('x', 'is bad'), ServiceUnreachable('checkpoint')])
+async def test_refused_operation_leaves_its_number_free(error: DomainError) -> None:
+    """After a refusal the same number may carry corrected content."""
+    world = World()
+    adapter = await world.adapter()
+    world.trainer.failures.append(error)
+    with pytest.raises(type(error)):
+        await world.do(adapter, 1, Step())
+    await world.do(adapter, 1, ZeroGrad())
+    assert world.verbs() == ['ZeroGrad']
+
+
+async def test_failed_operation_uses_its_number_up() -> None:
+    """A repeat of what failed fails the same way without running again; the next number runs."""
+    world = World()
+    adapter = await world.adapter()
+    world.trainer.failures.append(LossNotFinite(adapter.adapter_id, 0))
+    for _ in range(2):
+        with pytest.raises(LossNotFinite):
+            await world.do(adapter, 1, Step())
+    await world.do(adapter, 2, Step())
+    assert world.verbs() == ['Step']
+
+
+async def test_caller_that_leaves_does_not_stop_what_runs() -> None:
+    """The outcome is on record for the retry."""
+    world = World()
+    adapter = await world.adapter()
+    world.trainer.gate.clear()
+    leaving = asyncio.ensure_future(world.do(adapter, 1, Step()))
+    await _let_others_run()
+    leaving.cancel()
+    world.trainer.gate.set()
+    assert (await world.do(adapter, 1, Step())).is_replayed
+    assert world.verbs() == ['Step']
+
+
+async def test_unforeseen_failure_is_on_record_and_blocks_nobody() -> None:
+    """After a defect the queue goes on."""
+    world = World()
+    adapter = await world.adapter()
+    world.trainer.failures.append(RuntimeError('defect'))
+    with pytest.raises(RuntimeError):
+        await world.do(adapter, 1, Step())
+    await world.do(adapter, 2, Step())
+    assert world.verbs() == ['Step']
+
+
+async def test_old_number_no_longer_on_record_is_not_found() -> None:
+    """The record is bounded; what fell out of it is told so and never run again."""
+    world = World()
+    adapter = await world.adapter()
+    for number in range(1, 101):
+        await world.do(adapter, number, LrStep())
+    with pytest.raises(OperationNotFound):
+        await world.do(adapter, 1, LrStep())
+    assert len(world.trainer.ran) == 100
+
+
+async def test_foreign_adapter_is_as_absent_as_none() -> None:
+    """Another tenant's id and a made-up one raise the same, word for word but for the id."""
+    world = World()
+    adapter = await world.adapter()
+    with pytest.raises(AdapterNotFound) as foreign:
+        await world.do(adapter, 1, Step(), caller=BOB)
+    with pytest.raises(AdapterNotFound) as absent:
+        world.directory.get(BOB, 'ad-none')
+    assert str(foreign.value).replace(adapter.adapter_id, 'ad-none') == str(absent.value)
+    with pytest.raises(AdapterNotFound):
+        await world.delete(BOB, adapter.adapter_id)
+
+
+async def test_full_queue_refuses_or_waits_as_asked() -> None:
+    """A tenant's overload is its own; waiting gets a place when one is free."""
+    world = World(queue_limit=2)
+    adapter = await world.adapter()
+    other = await world.adapter(BOB)
+    world.trainer.gate.clear()
+    held = [asyncio.ensure_future(world.do(adapter, number, Step())) for number in (1, 2)]
+    await _let_others_run()
+    with pytest.raises(QueueFull):
+        await world.do(adapter, 3, Step())
+    patient = asyncio.ensure_future(world.execute(ALICE, _operation(adapter, 3, Step()), is_waiting_allowed=True))
+    foreign = asyncio.ensure_future(world.do(other, 1, Step(), caller=BOB))
+    await _let_others_run()
+    world.trainer.gate.set()
+    await asyncio.gather(*held, patient, foreign)
+    assert len(world.verbs()) == 4
+
+
+async def test_publish_counts_versions_and_retries_with_the_same_one() -> None:
+    """A publish that failed on the way is tried again as the same version."""
+    world = World()
+    adapter = await world.adapter()
+    await world.do(adapter, 1, PublishVersion())
+    world.store.failures.append(ServiceUnreachable('checkpoint'))
+    with pytest.raises(ServiceUnreachable):
+        await world.do(adapter, 2, PublishVersion())
+    result = await world.do(adapter, 2, PublishVersion())
+    assert isinstance(result.outcome, PublishResult)
+    assert result.outcome.version == 2
+    assert world.directory.get(ALICE, adapter.adapter_id).version == 2
+
+
+async def test_adapter_begins_from_a_checkpoint_with_its_steps() -> None:
+    """Counters come along with the optimizer."""
+    world = World()
+    adapter = await world.adapter()
+    await world.do(adapter, 1, Step())
+    await world.do(adapter, 2, Save(name='a', is_optimizer_included=True))
+    path = f'twinkle://{adapter.adapter_id}/weights/a'
+    heir = await world.create(ALICE, _command('r2', checkpoint_path=path, is_optimizer_included=True))
+    assert heir.step_count == 1
+
+
+async def test_create_is_idempotent_by_request_id() -> None:
+    """The same request gives the same adapter, other content under its id is refused, tenants do not mix."""
+    world = World()
+    adapter = await world.adapter()
+    assert (await world.adapter()).adapter_id == adapter.adapter_id
+    assert (await world.adapter(BOB)).adapter_id != adapter.adapter_id
+    with pytest.raises(RequestIdReused):
+        await world.create(ALICE, _command('r1', fingerprint=b'other'))
+
+
+async def test_create_refuses_before_anything_is_made() -> None:
+    """Unknown model, a rank too high, one adapter too many: none of them reaches the engine."""
+    world = World(max_adapters=0)
+    with pytest.raises(BaseModelNotFound):
+        await world.create(ALICE, _command('r1', base_model='other'))
+    with pytest.raises(QuotaExceeded):
+        await world.create(ALICE, _command('r1'))
+    assert not world.trainer.adapters
+
+
+async def test_stream_reports_each_failure_and_goes_on() -> None:
+    """A refused operation of a stream is one result among others; each adapter's come in order."""
+    world = World()
+    first, second = await world.adapter(), await world.adapter(request_id='r2')
+
+    async def operations() -> AsyncIterator[Operation | Refused]:
+        for number in range(1, 51):
+            yield _operation(first, number, LrStep())
+            yield _operation(second, number, LrStep())
+        yield Refused('ad-x', 9, InvalidField('operation.verb', 'must be set'))
+
+    results = [result async for result in TrainStream(world.execute)(ALICE, operations())]
+    for adapter in (first, second):
+        numbers = [item.sequence_number for item in results if item.adapter_id == adapter.adapter_id]
+        assert numbers == list(range(1, 51))
+    assert [item.sequence_number for item in results if isinstance(item, Refused)] == [9]
+
+
+async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:
+    """What waits behind a running operation finds the adapter absent."""
+    world = World()
+    adapter = await world.adapter()
+    world.trainer.gate.clear()
+    running = asyncio.ensure_future(world.do(adapter, 1, Step()))
+    waiting = asyncio.ensure_future(world.do(adapter, 2, Step()))
+    await _let_others_run()
+    deleting = asyncio.ensure_future(world.delete(ALICE, adapter.adapter_id))
+    await _let_others_run()
+    world.trainer.gate.set()
+    await asyncio.gather(running, deleting)
+    with pytest.raises(AdapterNotFound):
+        await waiting
+
+
+async def test_watch_gives_snapshot_then_changes_and_resumes() -> None:
+    """A watcher that comes back with its token misses nothing and sees nothing twice."""
+    world = World()
+    adapter = await world.adapter()
+    watch = world.directory.watch('')
+    snapshot = [await anext(watch), await anext(watch)]
+    assert [event.is_synced for event in snapshot] == [False, True]
+    await world.do(adapter, 1, Step())
+    change = await anext(watch)
+    assert change.adapter is not None
+    assert change.adapter.step_count == 1
+    await watch.aclose()
+    await world.delete(ALICE, adapter.adapter_id)
+    resumed = world.directory.watch(change.token)
+    assert (await anext(resumed)).deleted_id == adapter.adapter_id
+    await resumed.aclose()
+
+
+async def test_watcher_that_fell_behind_gets_a_new_snapshot() -> None:
+    """The ring of events is bounded; a token older than it begins anew."""
+    world = World()
+    adapter = await world.adapter()
+    watch = world.directory.watch('')
+    await anext(watch)
+    token = (await anext(watch)).token
+    await watch.aclose()
+    for number in range(1, 2001):
+        world.directory.update(adapter.adapter_id, step_count=number)
+    late = world.directory.watch(token)
+    first = await anext(late)
+    assert first.adapter is not None
+    assert first.adapter.step_count == 2000
+    assert (await anext(late)).is_synced
+    await late.aclose()
