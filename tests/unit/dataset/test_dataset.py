@@ -189,3 +189,18 @@ def test_prompts_are_not_packed(tiny_llama_dir: Path) -> None:
     dataset.encode(add_generation_prompt=True)
     with pytest.raises(NotReady):
         dataset.pack_dataset()
+
+
+def test_encode_reports_what_it_cut_and_what_trains_on_nothing(tiny_llama_dir: Path) -> None:
+    """Nothing is dropped silently."""
+    rows = [*Dataset(chats('a', 'x' * 200)), {'messages': [{'role': 'user', 'content': 'u'}]}]
+    reports: dict[str, list[str]] = {}
+    for strategy in ('delete', 'left'):
+        dataset = Dataset(DatasetMeta(data=rows))
+        dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=100, truncation_strategy=strategy)
+        reports[strategy] = dataset.encode()
+    assert [line.split(':')[0] for line in reports['delete']] == [
+        '1 of 3 examples were left out',
+        '1 of 3 examples train on nothing',
+    ]
+    assert reports['left'][0].startswith('1 of 3 examples were cut')

@@ -1,6 +1,7 @@
 """The template: chats to token features and back, with a model's own tokenizer and chat template."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
@@ -31,6 +32,16 @@ class TemplateOptions(TypedDict, total=False):
     """System message of chats that have none. Unset: whatever the chat template does."""
     enable_thinking: bool
     """Whether the model may think before it answers. Unset: True."""
+
+
+@dataclass(frozen=True)
+class EncodedChat:
+    """What one chat became."""
+
+    features: list[InputFeature]
+    """One; under 'split' perhaps several, under 'delete' perhaps none."""
+    token_count: int
+    """Tokens of the whole chat, before it was cut."""
 
 
 class Template:
@@ -130,13 +141,13 @@ class Template:
             InvalidTrajectory: as `encode`, of the first chat that is wrong.
             ExampleTooLong: as `encode`.
         """
-        grouped = self.encode_groups(trajectories, add_generation_prompt=add_generation_prompt)
-        return [feature for group in grouped for feature in group]
+        chats = self.encode_chats(trajectories, add_generation_prompt=add_generation_prompt)
+        return [feature for chat in chats for feature in chat.features]
 
-    def encode_groups(
+    def encode_chats(
         self, trajectories: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
-    ) -> list[list[InputFeature]]:
-        """Return the features of each chat: one, or under 'split' several, or under 'delete' perhaps none.
+    ) -> list[EncodedChat]:
+        """Return what each chat became, in order.
 
         Raises:
             InvalidTrajectory: as `encode`, of the first chat that is wrong.
@@ -145,12 +156,13 @@ class Template:
         formatted = [self.format_trajectory(trajectory) for trajectory in trajectories]
         rendered = [self._render(chat, add_generation_prompt=add_generation_prompt) for chat in formatted]
         tokenized = self.tokenizer.tokenize([chat.text for chat in rendered])
-        groups: list[list[InputFeature]] = []
+        encoded: list[EncodedChat] = []
         for chat, text, tokens in zip(formatted, rendered, tokenized, strict=True):
             spans = () if add_generation_prompt else self._spans(chat, text)
             pieces = self._fit(tokens, spans, is_prompt=add_generation_prompt)
-            groups.append([self._feature(ids, labels, chat, is_prompt=add_generation_prompt) for ids, labels in pieces])
-        return groups
+            features = [self._feature(ids, labels, chat, is_prompt=add_generation_prompt) for ids, labels in pieces]
+            encoded.append(EncodedChat(features, len(tokens.token_ids)))
+        return encoded
 
     def check(self, trajectory: Mapping[str, Any]) -> str | None:
         """Return why a chat would not be trained on, None if nothing is wrong with it."""
