@@ -1,9 +1,17 @@
 """The verb that writes down which sessions have expired."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Never
+
+import structlog
 
 from services.gateway.ports import SessionStore
 from services.kit.clock import Clock
+from services.kit.errors import DomainError
+
+_log = structlog.get_logger('sessions')
 
 
 class ExpireSessions:
@@ -18,3 +26,13 @@ class ExpireSessions:
     async def __call__(self) -> int:
         """Return how many were marked."""
         return await self._sessions.expire(silent_since=self._clock.now() - self._lifetime)
+
+    async def keep_on(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+        """Sweep every `interval` until cancelled; a sweep that fails is made up for by the next."""
+        while True:
+            await pause(interval.total_seconds())
+            try:
+                if count := await self():
+                    _log.info('sessions expired', count=count)
+            except DomainError as error:
+                _log.warning('sweep failed', reason=error.reason)

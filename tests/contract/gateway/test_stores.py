@@ -1,0 +1,272 @@
+"""One suite over every implementation of the gateway's stores."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from services.gateway.domain.api_key import ApiKey, Scope
+from services.gateway.domain.catalogue import Checkpoint, Run
+from services.gateway.domain.errors import SessionFinished
+from services.gateway.domain.listing import Cursor, Page
+from services.gateway.domain.session import FinishReason, Session, SessionState
+from services.gateway.domain.tenant import Tenant
+
+START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
+ALL = Page(size=100)
+ALICE = Tenant(tenant_id='alice', display_name='Alice', create_time=START)
+BOB = Tenant(tenant_id='bob', display_name='Bob', create_time=START)
+KEY = ApiKey(
+    key_id='key-1',
+    tenant_id='alice',
+    scopes=frozenset({Scope.TRAIN, Scope.DATA}),
+    display_name='laptop',
+    create_time=START,
+    expire_time=START + timedelta(days=1),
+)
+SESSION = Session(
+    session_id='ses-1',
+    tenant_id='alice',
+    request_id='rq-1',
+    state=SessionState.ACTIVE,
+    client='test 1.0',
+    user_metadata={'team': 'red', 'note': 'ünïcode'},
+    create_time=START,
+    heartbeat_time=START,
+)
+RUN = Run(
+    run_id='ad-1',
+    tenant_id='alice',
+    base_model='tiny',
+    lora_rank=8,
+    step_count=1 << 40,
+    version=2,
+    user_metadata={'a': 'b'},
+    is_active=True,
+    create_time=START,
+    update_time=START,
+)
+CHECKPOINT = Checkpoint(
+    checkpoint_id='ad-1/weights/first',
+    tenant_id='alice',
+    run_id='ad-1',
+    name='first',
+    path='twinkle://ad-1/weights/first',
+    base_model='tiny',
+    is_optimizer_included=True,
+    size_bytes=5 << 32,
+    step_count=3,
+    digest='ab' * 32,
+    folder='',
+    create_time=START,
+    expire_time=START + timedelta(days=2),
+)
+
+
+@pytest.fixture
+async def owned(stores: Any) -> Any:
+    """Stores that know two tenants."""
+    for tenant in (ALICE, BOB):
+        await stores.tenants.add_if_absent(tenant)
+    return stores
+
+
+async def test_tenant_stays_as_it_was_first_made(stores: Any) -> None:
+    """A second tenant of the same id changes nothing and the first is returned."""
+    assert await stores.tenants.add_if_absent(ALICE) == ALICE
+    assert await stores.tenants.add_if_absent(replace(ALICE, display_name='Other')) == ALICE
+    assert await stores.tenants.get('alice') == ALICE
+    assert await stores.tenants.get('nobody') is None
+
+
+async def test_key_is_found_by_its_digest_alone(owned: Any) -> None:
+    """Every field of a key comes back, by the exact digest only."""
+    await owned.keys.add(KEY, digest=b'1' * 32)
+    assert await owned.keys.find(b'1' * 32) == KEY
+    assert await owned.keys.find(b'2' * 32) is None
+
+
+async def test_key_with_known_digest_changes_nothing(owned: Any) -> None:
+    """The same digest again keeps the key that was there, revoked or not."""
+    await owned.keys.add(KEY, digest=b'1' * 32)
+    await owned.keys.revoke('key-1', moment=START)
+    await owned.keys.add(replace(KEY, display_name='again'), digest=b'1' * 32)
+    assert await owned.keys.find(b'1' * 32) == replace(KEY, revoke_time=START)
+
+
+async def test_key_revoked_twice_keeps_the_first_moment(owned: Any) -> None:
+    """Revoking again changes nothing; an unknown key is None."""
+    await owned.keys.add(KEY, digest=b'1' * 32)
+    assert (await owned.keys.revoke('key-1', moment=START)).revoke_time == START
+    assert (await owned.keys.revoke('key-1', moment=START + timedelta(hours=1))).revoke_time == START
+    assert await owned.keys.revoke('key-9', moment=START) is None
+
+
+async def test_session_of_same_request_is_kept(owned: Any) -> None:
+    """One request id of one tenant makes one session; another tenant may use the same one."""
+    assert await owned.sessions.add_if_absent(SESSION) == SESSION
+    assert await owned.sessions.add_if_absent(replace(SESSION, session_id='ses-2')) == SESSION
+    foreign = replace(SESSION, session_id='ses-3', tenant_id='bob')
+    assert await owned.sessions.add_if_absent(foreign) == foreign
+
+
+async def test_session_of_another_tenant_is_absent(owned: Any) -> None:
+    """Neither reading nor changing reaches another tenant's session."""
+    await owned.sessions.add_if_absent(SESSION)
+    assert await owned.sessions.get('bob', 'ses-1') is None
+    assert await owned.sessions.change('bob', 'ses-1', lambda found: found.finished(FinishReason.FAILED)) is None
+    assert await owned.sessions.get('alice', 'ses-1') == SESSION
+
+
+async def test_session_change_is_kept_and_a_refused_one_is_not(owned: Any) -> None:
+    """What `change` returns is kept; what it raises comes out and leaves the session alone."""
+    await owned.sessions.add_if_absent(SESSION)
+    finished = await owned.sessions.change('alice', 'ses-1', lambda found: found.finished(FinishReason.FAILED))
+    assert finished == await owned.sessions.get('alice', 'ses-1')
+    assert finished.finish_reason is FinishReason.FAILED
+    with pytest.raises(SessionFinished):
+        await owned.sessions.change('alice', 'ses-1', lambda found: found.heard(START))
+    assert await owned.sessions.get('alice', 'ses-1') == finished
+
+
+async def test_only_silent_active_sessions_expire(owned: Any) -> None:
+    """The sweep marks active sessions last heard before the moment, and nothing else."""
+    fresh = replace(SESSION, session_id='ses-2', request_id='rq-2', heartbeat_time=START + timedelta(hours=1))
+    ended = replace(SESSION, session_id='ses-3', request_id='rq-3', state=SessionState.FINISHED)
+    for session in (SESSION, fresh, ended):
+        await owned.sessions.add_if_absent(session)
+    assert await owned.sessions.expire(silent_since=START + timedelta(minutes=1)) == 1
+    states = {item.session_id: item.state for item in await owned.sessions.list_newest('alice', ALL)}
+    assert states == {
+        'ses-1': SessionState.EXPIRED,
+        'ses-2': SessionState.ACTIVE,
+        'ses-3': SessionState.FINISHED,
+    }
+
+
+async def test_run_is_kept_as_last_heard(stores: Any) -> None:
+    """Saving again replaces every field, and large counters come back whole."""
+    await stores.runs.save(RUN)
+    assert await stores.runs.get('alice', 'ad-1') == RUN
+    later = replace(RUN, step_count=9, user_metadata={}, update_time=START + timedelta(seconds=1))
+    await stores.runs.save(later)
+    assert await stores.runs.get('alice', 'ad-1') == later
+    assert await stores.runs.get('bob', 'ad-1') is None
+
+
+async def test_run_that_is_gone_stays_listed(stores: Any) -> None:
+    """A deleted run is inactive from that moment; marking it again changes nothing."""
+    await stores.runs.save(RUN)
+    for hours in (1, 2):
+        await stores.runs.mark_gone('ad-1', moment=START + timedelta(hours=hours))
+    await stores.runs.mark_gone('unknown', moment=START)
+    gone = replace(RUN, is_active=False, update_time=START + timedelta(hours=1))
+    assert await stores.runs.list_newest('alice', ALL, base_model=None) == [gone]
+
+
+async def test_runs_absent_from_a_snapshot_are_inactive(stores: Any) -> None:
+    """What a snapshot does not hold is inactive; what it holds is untouched."""
+    await stores.runs.save(RUN)
+    await stores.runs.save(replace(RUN, run_id='ad-2'))
+    await stores.runs.mark_absent_gone({'ad-2'}, moment=START)
+    activity = {run.run_id: run.is_active for run in await stores.runs.list_newest('alice', ALL, base_model=None)}
+    assert activity == {'ad-1': False, 'ad-2': True}
+
+
+async def test_runs_are_listed_by_base_model(stores: Any) -> None:
+    """The filter keeps runs of one base model; no filter keeps all of the tenant's."""
+    await stores.runs.save(RUN)
+    await stores.runs.save(replace(RUN, run_id='ad-2', base_model='large'))
+    await stores.runs.save(replace(RUN, run_id='ad-3', tenant_id='bob'))
+    assert [run.run_id for run in await stores.runs.list_newest('alice', ALL, base_model='large')] == ['ad-2']
+    assert {run.run_id for run in await stores.runs.list_newest('alice', ALL, base_model=None)} == {'ad-1', 'ad-2'}
+
+
+async def test_checkpoint_that_is_gone_is_not_listed_until_it_is_back(stores: Any) -> None:
+    """A deleted checkpoint leaves the list; the same one saved again is in it, every field as told."""
+    await stores.checkpoints.save(CHECKPOINT)
+    await stores.checkpoints.mark_gone(CHECKPOINT.checkpoint_id, moment=START)
+    assert await stores.checkpoints.list_newest('alice', ALL, run_id=None) == []
+    await stores.checkpoints.save(CHECKPOINT)
+    assert await stores.checkpoints.list_newest('alice', ALL, run_id='ad-1') == [CHECKPOINT]
+    assert await stores.checkpoints.list_newest('alice', ALL, run_id='ad-2') == []
+    assert await stores.checkpoints.list_newest('bob', ALL, run_id=None) == []
+
+
+async def test_checkpoints_absent_from_a_snapshot_are_gone(stores: Any) -> None:
+    """What a snapshot does not hold leaves the list."""
+    other = replace(CHECKPOINT, checkpoint_id='ad-1/weights/second', name='second', expire_time=None)
+    for checkpoint in (CHECKPOINT, other):
+        await stores.checkpoints.save(checkpoint)
+    await stores.checkpoints.mark_absent_gone({other.checkpoint_id}, moment=START)
+    assert await stores.checkpoints.list_newest('alice', ALL, run_id=None) == [other]
+
+
+async def test_position_is_the_last_one_saved(stores: Any) -> None:
+    """Each feed has its own position, empty at first."""
+    assert await stores.positions.load('runs') == ''
+    await stores.positions.save('runs', 'one')
+    await stores.positions.save('runs', 'two')
+    await stores.positions.save('other', 'three')
+    assert await stores.positions.load('runs') == 'two'
+
+
+async def _fill_tenants(stores: Any, number: int, moment: datetime) -> None:
+    await stores.tenants.add_if_absent(Tenant(tenant_id=f'item-{number}', display_name='', create_time=moment))
+
+
+async def _fill_keys(stores: Any, number: int, moment: datetime) -> None:
+    key = replace(KEY, key_id=f'item-{number}', create_time=moment)
+    await stores.keys.add(key, digest=bytes([number]) * 32)
+
+
+async def _fill_sessions(stores: Any, number: int, moment: datetime) -> None:
+    session = replace(SESSION, session_id=f'item-{number}', request_id=f'rq-{number}', create_time=moment)
+    await stores.sessions.add_if_absent(session)
+
+
+async def _fill_runs(stores: Any, number: int, moment: datetime) -> None:
+    await stores.runs.save(replace(RUN, run_id=f'item-{number}', create_time=moment))
+
+
+async def _fill_checkpoints(stores: Any, number: int, moment: datetime) -> None:
+    await stores.checkpoints.save(replace(CHECKPOINT, checkpoint_id=f'item-{number}', create_time=moment))
+
+
+LISTS: dict[str, tuple[Any, Any, str]] = {
+    'tenants': (_fill_tenants, lambda stores, page: stores.tenants.list_newest(page), 'tenant_id'),
+    'keys': (_fill_keys, lambda stores, page: stores.keys.list_newest('alice', page), 'key_id'),
+    'sessions': (_fill_sessions, lambda stores, page: stores.sessions.list_newest('alice', page), 'session_id'),
+    'runs': (_fill_runs, lambda stores, page: stores.runs.list_newest('alice', page, base_model=None), 'run_id'),
+    'checkpoints': (
+        _fill_checkpoints,
+        lambda stores, page: stores.checkpoints.list_newest('alice', page, run_id=None),
+        'checkpoint_id',
+    ),
+}
+
+
+@pytest.mark.parametrize('name', LISTS)
+async def test_pages_show_each_item_once_newest_first(stores: Any, name: str) -> None:
+    """Pages of two cover all items in order of time, then id, also where times are equal."""
+    fill, list_newest, id_field = LISTS[name]
+    if name in {'keys', 'sessions'}:
+        await stores.tenants.add_if_absent(ALICE)
+    for number in range(7):
+        await fill(stores, number, START + timedelta(microseconds=number // 3))
+    seen = await _read_pages(lambda page: list_newest(stores, page), id_field)
+    assert seen == [f'item-{number}' for number in (6, 5, 4, 3, 2, 1, 0)]
+
+
+async def _read_pages(list_newest: Callable[[Page], Any], id_field: str) -> list[str]:
+    seen: list[str] = []
+    after = None
+    while True:
+        found = await list_newest(Page(size=2, after=after))
+        assert len(found) <= 3
+        seen += [getattr(item, id_field) for item in found[:2]]
+        if len(found) < 3:
+            return seen
+        after = Cursor(found[1].create_time, seen[-1])
