@@ -52,8 +52,6 @@ class Loss(ABC):
 
     ignore_index: int = IGNORE_INDEX
     """Label that does not count."""
-    reduction: str = 'mean'
-    """'sum', or 'mean': the gradient is divided at the step by the labels accumulated since the last."""
     is_separable: bool = True
     """Whether the loss of a batch is the sum over its features, so that a large one may run in parts."""
     required_streams: ClassVar[tuple[str, ...]] = ()

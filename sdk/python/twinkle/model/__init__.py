@@ -1,3 +1,27 @@
-"""Trainers: the engine, and the classes a training loop is written with. The engine is `twinkle.model.engine`."""
+"""Trainers: the classes a training loop is written with. The engine they drive is `twinkle.model.engine`."""
 
-__all__: list[str] = []
+from twinkle.model.base import TwinkleModel
+from twinkle.model.errors import (
+    AdapterExists,
+    AdapterNotReady,
+    InvalidArgument,
+    LossNotFinite,
+    SnapshotMismatch,
+    TrainerError,
+    UnknownAdapter,
+)
+from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.transformers_model import TransformersModel
+
+__all__ = [
+    'AdapterExists',
+    'AdapterNotReady',
+    'InvalidArgument',
+    'LossNotFinite',
+    'MultiLoraTransformersModel',
+    'SnapshotMismatch',
+    'TrainerError',
+    'TransformersModel',
+    'TwinkleModel',
+    'UnknownAdapter',
+]

@@ -49,7 +49,3 @@ class SnapshotMismatch(TrainerError, ValueError):
 
 class InvalidArgument(TrainerError, ValueError):
     """An argument is out of range."""
-
-
-class NotSupportedYet(TrainerError, NotImplementedError):
-    """Something the contract names and this version does not do."""

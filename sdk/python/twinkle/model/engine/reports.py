@@ -24,7 +24,6 @@ def result_of_pending(pending: PendingForward) -> PassResult:
 
 
 def forward_result(
-    state: AdapterState,
     features: Sequence[InputFeature],
     parts: list[PackedBatch],
     results: list[PassResult],
@@ -46,10 +45,10 @@ def forward_result(
     )
     for metric in metrics:
         metric.accumulate(facts)
-    is_mean = state.loss.reduction == 'mean'
+    divisor = sum(result.divisor for result in results)
     return ForwardResult(
         loss_sum=loss_sum,
-        loss=loss_sum / max(label_count, 1) if is_mean else loss_sum,
+        loss=loss_sum / divisor if divisor else loss_sum,
         num_tokens=label_count,
         logps=[logps for part, result in zip(parts, results, strict=True) for logps in part.by_feature(result.logps_R)],
         metrics=reported,

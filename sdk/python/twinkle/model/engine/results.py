@@ -31,7 +31,7 @@ class ForwardResult:
     loss_sum: float
     """The loss as a sum over labels."""
     loss: float
-    """The loss as its reduction says: the sum, or the sum over `num_tokens`."""
+    """The loss as its gradient is scaled at the step: the sum, or the sum divided by what the loss says."""
     num_tokens: int
     """Labels that counted."""
     logps: list[npt.NDArray[np.float32]]

@@ -154,7 +154,7 @@ class TrainerEngine:
         state = self.adapter(adapter_id)
         parts = self._runner.parts(state, features)
         results = self._runner.run(state, parts, options or ForwardOptions(), is_training=False)
-        return forward_result(state, features, parts, results, metrics=state.eval_metrics)
+        return forward_result(features, parts, results, metrics=state.eval_metrics)
 
     def forward_backward(
         self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
@@ -175,7 +175,7 @@ class TrainerEngine:
                 gradient = sum_gradients(gradient, result.gradient)
             check_gradient(state, gradient)
         add_gradient(state, gradient, divisor=sum(result.divisor for result in results))
-        return forward_result(state, features, parts, results, metrics=state.train_metrics)
+        return forward_result(features, parts, results, metrics=state.train_metrics)
 
     def forward(
         self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
@@ -204,7 +204,7 @@ class TrainerEngine:
             output = loss_of(state.loss, pending.batch, pending.logps_R)
         check_loss(state, pending.batch, pending.logps_R, output)
         pending.output = output
-        return forward_result(state, (), [pending.batch], [result_of_pending(pending)], metrics=())
+        return forward_result((), [pending.batch], [result_of_pending(pending)], metrics=())
 
     def backward(
         self, adapter_id: str, *, logprob_gradients: Sequence[npt.NDArray[np.float32]] | None = None
@@ -233,7 +233,7 @@ class TrainerEngine:
         result = result_of_pending(pending)
         state.pending = None
         add_gradient(state, gradient, divisor=result.divisor if logprob_gradients is None else 0)
-        return forward_result(state, (), [pending.batch], [result], metrics=state.train_metrics)
+        return forward_result((), [pending.batch], [result], metrics=state.train_metrics)
 
     # Steps
 

@@ -1,0 +1,149 @@
+"""What every trainer offers, wherever it runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twinkle.data_format import InputFeature, ModelOutput, Trajectory
+
+Inputs = InputFeature | Trajectory | Sequence[InputFeature] | Sequence[Trajectory]
+"""One example or several; chats are encoded by the adapter's template."""
+
+
+class TwinkleModel(ABC):
+    """A base model with adapters in training.
+
+    Every method takes `adapter_name`; it may be left out while there is one adapter.
+    """
+
+    @abstractmethod
+    def add_adapter_to_model(
+        self, adapter_name: str, config_or_dir: Any, *, gradient_accumulation_steps: int = 1
+    ) -> None:
+        """Add an adapter.
+
+        Args:
+            adapter_name: not yet in use.
+            config_or_dir: a `LoraConfig` of ours or of peft, or a peft folder to begin from.
+            gradient_accumulation_steps: batches that make a step.
+        """
+
+    @abstractmethod
+    def set_optimizer(self, optimizer_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the optimizer, given by name or class. The schedule must be set after it."""
+
+    @abstractmethod
+    def set_lr_scheduler(self, scheduler_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the schedule, given by name or class."""
+
+    @abstractmethod
+    def set_loss(self, loss_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the loss, given by name, class, instance or function."""
+
+    @abstractmethod
+    def set_processor(self, processor_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the input processor, given by name, class or instance."""
+
+    @abstractmethod
+    def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Set what encodes inputs that are chats, given by name, class or instance."""
+
+    @abstractmethod
+    def add_metric(
+        self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
+    ) -> None:
+        """Report one more metric of training, or of forward-only batches."""
+
+    @abstractmethod
+    def forward_only(
+        self,
+        inputs: Inputs,
+        *,
+        adapter_name: str | None = None,
+        temperature: float = 1.0,
+        disable_lora: bool = False,
+    ) -> ModelOutput:
+        """Return loss and log-probabilities; no gradient."""
+
+    @abstractmethod
+    def forward(self, inputs: Inputs, *, adapter_name: str | None = None, temperature: float = 1.0) -> ModelOutput:
+        """Return log-probabilities and keep what `calculate_loss` and `backward` need."""
+
+    @abstractmethod
+    def calculate_loss(self, *, adapter_name: str | None = None) -> float:
+        """Return the loss of the last `forward`."""
+
+    @abstractmethod
+    def backward(self, *, adapter_name: str | None = None) -> None:
+        """Add the gradient of the last `calculate_loss` to the accumulated one."""
+
+    @abstractmethod
+    def forward_backward(
+        self, inputs: Inputs, *, adapter_name: str | None = None, temperature: float = 1.0
+    ) -> ModelOutput:
+        """Do forward, calculate_loss and backward in one."""
+
+    @abstractmethod
+    def clip_grad_norm(
+        self, max_grad_norm: float = 1.0, norm_type: float = 2.0, *, adapter_name: str | None = None
+    ) -> float | None:
+        """Limit the gradient's norm; return the norm before, None while accumulating."""
+
+    @abstractmethod
+    def step(self, *, adapter_name: str | None = None) -> None:
+        """Apply the accumulated gradient, once enough batches are in it."""
+
+    @abstractmethod
+    def zero_grad(self, *, adapter_name: str | None = None) -> None:
+        """Drop the accumulated gradient, once a step is due."""
+
+    @abstractmethod
+    def lr_step(self, *, adapter_name: str | None = None) -> None:
+        """Move the schedule by one step, once a step is due."""
+
+    @abstractmethod
+    def clip_grad_and_step(
+        self, max_grad_norm: float = 1.0, norm_type: float = 2.0, *, adapter_name: str | None = None
+    ) -> float | None:
+        """Do clip_grad_norm, step, zero_grad and lr_step in one; return the norm before clipping."""
+
+    @abstractmethod
+    def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established name and place
+        """Return what was gathered since the last call, as numbers."""
+
+    @abstractmethod
+    def save(
+        self,
+        name: str,
+        output_dir: str | None = None,
+        *,
+        adapter_name: str | None = None,
+        save_optimizer: bool = False,
+        consumed_train_samples: int = 0,
+    ) -> str:
+        """Save a checkpoint; return where it is."""
+
+    @abstractmethod
+    def load(
+        self,
+        name: str,
+        output_dir: str | None = None,
+        *,
+        adapter_name: str | None = None,
+        load_optimizer: bool = False,
+    ) -> None:
+        """Replace the adapter's weights by a checkpoint's."""
+
+    @abstractmethod
+    def resume_from_checkpoint(
+        self, checkpoint_dir: str, *, resume_only_model: bool = False, adapter_name: str | None = None
+    ) -> Mapping[str, int]:
+        """Go on from a checkpoint; return its counters."""
+
+    @abstractmethod
+    def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, Any]:
+        """Return the adapter's weights under peft's names."""
+
+    @abstractmethod
+    def get_train_configs(self, *, adapter_name: str | None = None) -> str:
+        """Describe how the adapter is trained, for people."""
