@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack
 
+import numpy as np
+
+from twinkle.data_format import IGNORE_INDEX
 from twinkle.dataset.errors import DatasetError, InvalidExample, NotReady
 from twinkle.dataset.files import Row, write_rows
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.sources import load_rows
+from twinkle.infra import get_logger
 from twinkle.preprocessor import (
     DataFilter,
     FilterFunction,
@@ -18,7 +22,7 @@ from twinkle.preprocessor import (
     build_filter,
     build_preprocessor,
 )
-from twinkle.template import ExampleTooLong, InvalidTrajectory, Template, TemplateError, build_template
+from twinkle.template import EncodedChat, ExampleTooLong, InvalidTrajectory, Template, TemplateError, build_template
 
 _BATCH_ROWS = 1000
 """Rows a preprocessor sees and a tokenizer encodes together."""
@@ -153,11 +157,14 @@ class Dataset:
             raise InvalidExample(missing[0], column, 'is missing')
         self._set_rows([{**row, column: decode(row[column])} for row in self._rows])
 
-    def encode(self, *, add_generation_prompt: bool = False, **hints: Unpack[ExecutionHints]) -> None:
+    def encode(self, *, add_generation_prompt: bool = False, **hints: Unpack[ExecutionHints]) -> list[str]:
         """Turn chats into token features, other columns staying beside them.
 
         Args:
             add_generation_prompt: end with the opening of an assistant turn and give no labels (for sampling).
+
+        Returns:
+            What the caller should know, and what was logged: rows cut, left out, or training on nothing.
 
         Raises:
             NotReady: there is no template, or the rows are encoded already.
@@ -167,13 +174,18 @@ class Dataset:
         self._refuse_encoded('encode')
         template = self._template()
         encoded: list[Row] = []
+        chats: list[EncodedChat] = []
         for begin in range(0, len(self._rows), _BATCH_ROWS):
             batch = self._rows[begin : begin + _BATCH_ROWS]
-            groups = _encoded(template, batch, begin, add_generation_prompt=add_generation_prompt)
-            for row, group in zip(batch, groups, strict=True):
-                encoded += [{**row, **feature} for feature in group]
+            chats += _encoded(template, batch, begin, add_generation_prompt=add_generation_prompt)
+            for row, chat in zip(batch, chats[begin:], strict=True):
+                encoded += [{**row, **feature} for feature in chat.features]
         self._set_rows(encoded)
         self.is_encoded = True
+        report = _report(template, chats)
+        for line in report:
+            get_logger().warning('%s', line)
+        return report
 
     def check(self, **hints: Unpack[ExecutionHints]) -> list[str]:
         """Leave out rows that would not be trained on and return why, `rows[i]: reason` each.
@@ -281,11 +293,10 @@ def _filtered(rows: Sequence[Row], function: FilterFunction) -> list[Row]:
     return kept
 
 
-def _encoded(template: Template, batch: Sequence[Row], begin: int, *, add_generation_prompt: bool) -> list[list[Row]]:
+def _encoded(template: Template, batch: Sequence[Row], begin: int, *, add_generation_prompt: bool) -> list[EncodedChat]:
     """Encode a batch together; only when something is wrong, row by row, to name it."""
     try:
-        groups = template.encode_groups(batch, add_generation_prompt=add_generation_prompt)
-        return cast('list[list[Row]]', groups)
+        return template.encode_chats(batch, add_generation_prompt=add_generation_prompt)
     except TemplateError:
         for index, row in enumerate(batch, start=begin):
             _encode_alone(template, row, index, add_generation_prompt=add_generation_prompt)
@@ -294,7 +305,7 @@ def _encoded(template: Template, batch: Sequence[Row], begin: int, *, add_genera
 
 def _encode_alone(template: Template, row: Row, index: int, *, add_generation_prompt: bool) -> None:
     try:
-        template.encode_groups([row], add_generation_prompt=add_generation_prompt)
+        template.encode_chats([row], add_generation_prompt=add_generation_prompt)
     except InvalidTrajectory as error:
         raise InvalidExample(index, error.field, error.problem) from error
     except ExampleTooLong as error:
@@ -302,3 +313,19 @@ def _encode_alone(template: Template, row: Row, index: int, *, add_generation_pr
         raise InvalidExample(index, '', problem) from error
     except TemplateError as error:
         raise InvalidExample(index, 'messages', f'were refused: {error}') from error
+
+
+def _report(template: Template, chats: Sequence[EncodedChat]) -> list[str]:
+    long = [chat for chat in chats if chat.token_count > template.max_length]
+    left_out = sum(not chat.features for chat in long)
+    unlabelled = sum(
+        'labels' in feature and bool((np.asarray(feature['labels']) == IGNORE_INDEX).all())
+        for chat in chats
+        for feature in chat.features
+    )
+    counts = {
+        f'were left out: longer than max_length {template.max_length}': left_out,
+        f'were cut to max_length {template.max_length} ({template.truncation_strategy})': len(long) - left_out,
+        'train on nothing: no label in them counts': unlabelled,
+    }
+    return [f'{count} of {len(chats)} examples {what}' for what, count in counts.items() if count]

@@ -78,10 +78,12 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path:
 def _resolve_model(
     model_id: str, is_fit: Callable[[Path], bool], patterns: tuple[str, ...], *, is_local_allowed: bool
 ) -> Path:
-    model_id = without_alias(model_id)
+    given = model_id
+    model_id = without_alias(given)
     if model_id in _BUILT_IN:
         return get_model(model_id)
-    path = local_path(model_id) if is_local_allowed else None
+    # Whoever set the alias may name a path, whoever uses it need not be allowed to.
+    path = local_path(model_id) if is_local_allowed or model_id != given else None
     if path is not None:
         if is_fit(path):
             return path
