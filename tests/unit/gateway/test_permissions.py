@@ -1,0 +1,61 @@
+"""The table of scopes covers every method of every contract."""
+
+import importlib
+import pkgutil
+
+from google.protobuf.descriptor import FileDescriptor
+
+import twinkle.api
+from services.gateway.api.endpoints import FORWARDED
+from services.gateway.domain.api_key import Scope
+from services.gateway.domain.permissions import (
+    Access,
+    methods_with_rules,
+    requirement_of,
+    services_with_rules,
+)
+
+
+def contract_methods() -> dict[str, str]:
+    """Return every method of every contract, to its service."""
+    found: dict[str, str] = {}
+    for module in pkgutil.walk_packages(twinkle.api.__path__, 'twinkle.api.'):
+        if module.name.endswith('_pb2'):
+            descriptor: FileDescriptor = importlib.import_module(module.name).DESCRIPTOR
+            for service in descriptor.services_by_name.values():
+                found.update({f'{service.full_name}/{method.name}': service.full_name for method in service.methods})
+    return found
+
+
+def test_every_method_of_every_contract_has_an_entry() -> None:
+    """The services of the table are those of the contracts, and each method named alone exists."""
+    methods = contract_methods()
+    assert services_with_rules() == set(methods.values())
+    assert methods_with_rules() <= set(methods)
+
+
+def test_methods_marked_internal_in_the_contracts_are_closed_to_keys() -> None:
+    """No key reaches what the contracts keep for services."""
+    internal = {method for method in contract_methods() if requirement_of(method) is Access.INTERNAL}
+    assert internal == {
+        'twinkle.api.checkpoint.v1.CheckpointService/WatchCheckpoints',
+        'twinkle.api.checkpoint.v1.WeightStreamService/Fetch',
+        'twinkle.api.checkpoint.v1.WeightStreamService/Publish',
+        'twinkle.api.checkpoint.v1.WeightStreamService/Subscribe',
+        'twinkle.api.gateway.v1.FleetService/Lease',
+        'twinkle.api.gateway.v1.FleetService/Register',
+        'twinkle.api.model.v1.AdapterService/WatchAdapters',
+    }
+
+
+def test_managing_keys_and_engines_needs_its_own_scope() -> None:
+    """Training and sampling keys can neither make keys nor pause engines."""
+    assert requirement_of('twinkle.api.gateway.v1.KeyService/CreateKey') is Scope.ADMIN
+    assert requirement_of('twinkle.api.sampler.v1.SamplerService/Pause') is Scope.OPERATOR
+    assert requirement_of('twinkle.api.unknown.v1.Service/Method') is None
+
+
+def test_every_forwarded_contract_is_in_the_table() -> None:
+    """Nothing is forwarded that the table does not know."""
+    names = {descriptor.full_name for descriptors in FORWARDED.values() for descriptor in descriptors}
+    assert names <= services_with_rules()
