@@ -96,6 +96,8 @@ class SamplerEngine:
             )
         )
         self._unfinished: dict[str, int] = {}
+        self.last_step_rows = 0
+        """Rows the last step computed; 0 means that stepping again brings nothing before something changes."""
 
     @property
     def is_idle(self) -> bool:
@@ -186,8 +188,12 @@ class SamplerEngine:
 
     @torch.inference_mode()
     def step(self) -> list[EngineEvent]:
-        """Compute one batch and return what it brought; empty when there was nothing to compute."""
+        """Compute one batch and return what it brought; nothing where prompts are not complete yet.
+
+        If it raises, what the batch held is undefined: abort its requests.
+        """
         plan = self._scheduler.schedule()
+        self.last_step_rows = plan.row_count
         if plan.row_count == 0:
             return []
         hidden_TD, item_rows = self._forward(plan)

@@ -1,0 +1,154 @@
+"""Values as answers."""
+
+import math
+
+import numpy as np
+
+from services.kit.ids import new_id
+from services.kit.rpc.tensors import tensor_to_proto
+from services.sampler.application.compute_logprobs import ScoredSequence
+from services.sampler.application.sample_batch import CompletedPrompt, CompletedSequence
+from services.sampler.domain.generation import (
+    EngineLoad,
+    GenerationEvent,
+    PromptComputed,
+    SequenceEnded,
+    TokensDrawn,
+    TopTokens,
+)
+from services.sampler.domain.residency import ResidentVersion
+from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.data_format import StopReason, VersionSpan
+
+_STOP_REASONS = {
+    StopReason.LENGTH: sampling_pb2.STOP_REASON_LENGTH,
+    StopReason.STOP: sampling_pb2.STOP_REASON_STOP,
+    StopReason.ABORT: sampling_pb2.STOP_REASON_ABORT,
+}
+
+
+def event_to_proto(event: GenerationEvent) -> sampler_service_pb2.SampleResponse:
+    """Return one event of a stream of tokens."""
+    if isinstance(event, PromptComputed):
+        return sampler_service_pb2.SampleResponse(prompt=_prompt_to_proto(event))
+    if isinstance(event, TokensDrawn):
+        return sampler_service_pb2.SampleResponse(delta=_delta_to_proto(event))
+    return sampler_service_pb2.SampleResponse(finished=_end_to_proto(event))
+
+
+def completed_to_proto(prompt: CompletedPrompt) -> sampler_service_pb2.SampleBatchResponse:
+    """Return a finished prompt of a batch."""
+    return sampler_service_pb2.SampleBatchResponse(
+        prompt_index=prompt.prompt_index,
+        prompt=_prompt_to_proto(prompt.prompt),
+        sequences=[_sequence_to_proto(sequence) for sequence in prompt.sequences],
+    )
+
+
+def scores_to_proto(sequences: list[ScoredSequence]) -> sampler_service_pb2.ComputeLogprobsResponse:
+    """Return the scores of a batch of sequences."""
+    answer = sampler_service_pb2.ComputeLogprobsResponse()
+    for scored in sequences:
+        answer.sequences.add(
+            logprobs=_prompt_logprobs(scored.prompt.logprobs or []),
+            top_logprobs=_top_to_proto(scored.prompt.top_logprobs),
+            version=scored.version,
+        )
+    return answer
+
+
+def resident_to_proto(version: ResidentVersion) -> sampler_service_pb2.ResidentAdapter:
+    """Return a version that is held. A checkpoint is named by its path."""
+    return sampler_service_pb2.ResidentAdapter(
+        adapter_id=version.key.adapter.name.partition('#')[0],
+        version=version.key.version,
+        size_bytes=version.size_bytes,
+        sequence_count=version.use_count,
+    )
+
+
+def load_to_proto(load: EngineLoad) -> sampler_service_pb2.EngineLoad:
+    """Return how busy the engine is."""
+    return sampler_service_pb2.EngineLoad(
+        running_sequence_count=load.running_sequences,
+        waiting_sequence_count=load.waiting_sequences,
+        kv_usage=load.kv_usage,
+        tokens_per_second=load.tokens_per_second,
+        prefix_hit_rate=load.prefix_hit_rate,
+        is_paused=load.is_paused,
+    )
+
+
+def _prompt_to_proto(prompt: PromptComputed) -> sampling_pb2.PromptInfo:
+    return sampling_pb2.PromptInfo(
+        token_ids=_ints(prompt.token_ids),
+        logprobs=None if prompt.logprobs is None else _prompt_logprobs(prompt.logprobs),
+        top_logprobs=_top_to_proto(prompt.top_logprobs),
+        cached_token_count=prompt.cached_tokens,
+    )
+
+
+def _delta_to_proto(event: TokensDrawn) -> sampling_pb2.TokenDelta:
+    return sampling_pb2.TokenDelta(
+        sequence_index=event.sequence_index,
+        token_ids=_ints(event.tokens),
+        logprobs=_floats([entry[0][1] for entry in event.logprobs]),
+        top_logprobs=_top_to_proto([entry[1:] for entry in event.logprobs]),
+        text=event.text,
+        version=event.version,
+    )
+
+
+def _end_to_proto(event: SequenceEnded) -> sampling_pb2.SequenceFinished:
+    return sampling_pb2.SequenceFinished(
+        sequence_index=event.sequence_index,
+        stop_reason=_STOP_REASONS[event.stop_reason],
+        sequence_id=new_id('sq'),
+        version_spans=_spans_to_proto(event.version_spans),
+        text=event.text,
+    )
+
+
+def _sequence_to_proto(sequence: CompletedSequence) -> sampling_pb2.SampledSequence:
+    return sampling_pb2.SampledSequence(
+        sequence_id=new_id('sq'),
+        stop_reason=_STOP_REASONS[sequence.stop_reason],
+        token_ids=_ints(sequence.tokens),
+        logprobs=_floats([entry[0][1] for entry in sequence.logprobs]),
+        top_logprobs=_top_to_proto([entry[1:] for entry in sequence.logprobs]),
+        text=sequence.text,
+        version_spans=_spans_to_proto(sequence.version_spans),
+    )
+
+
+def _spans_to_proto(spans: list[VersionSpan]) -> list[sampling_pb2.VersionSpan]:
+    return [
+        sampling_pb2.VersionSpan(version=span.version, begin_token=span.begin_token, end_token=span.end_token)
+        for span in spans
+    ]
+
+
+def _top_to_proto(rows: list[TopTokens] | list[TopTokens | None] | None) -> sampling_pb2.TopLogprobs | None:
+    """Return `[T, k]` tables, k the longest row; None where no row has a token."""
+    width = max((len(row) for row in rows or () if row), default=0)
+    if not rows or not width:
+        return None
+    token_ids = np.zeros((len(rows), width), dtype=np.int32)
+    logprobs = np.full((len(rows), width), -math.inf, dtype=np.float32)
+    for place, row in enumerate(rows):
+        for column, (token_id, logprob) in enumerate(row or ()):
+            token_ids[place, column], logprobs[place, column] = token_id, logprob
+    return sampling_pb2.TopLogprobs(token_ids=tensor_to_proto(token_ids), logprobs=tensor_to_proto(logprobs))
+
+
+def _prompt_logprobs(values: list[float | None]) -> tensor_pb2.Tensor:
+    return _floats([math.nan if value is None else value for value in values])
+
+
+def _ints(values: list[int] | tuple[int, ...]) -> tensor_pb2.Tensor:
+    return tensor_to_proto(np.asarray(values, dtype=np.int32))
+
+
+def _floats(values: list[float]) -> tensor_pb2.Tensor:
+    return tensor_to_proto(np.asarray(values, dtype=np.float32))

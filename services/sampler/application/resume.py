@@ -1,0 +1,26 @@
+"""Let the engine go on."""
+
+from services.kit.caller import Caller
+from services.kit.errors import ScopeMissing
+from services.sampler.application.admission import Admission
+from services.sampler.ports import SamplerEngine
+
+
+class Resume:
+    """For operators. Resuming what runs is no error."""
+
+    def __init__(self, engine: SamplerEngine, admission: Admission) -> None:
+        """Act on `engine` and its door."""
+        self._engine = engine
+        self._admission = admission
+
+    async def __call__(self, caller: Caller) -> None:
+        """Return when the engine runs.
+
+        Raises:
+            ScopeMissing: the caller is no operator.
+        """
+        if 'operator' not in caller.scopes:
+            raise ScopeMissing('operator')
+        await self._engine.resume()
+        self._admission.open()

@@ -1,0 +1,205 @@
+"""The thread that owns the torch engine: commands between steps, events out, nothing else shared."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from services.sampler.backends.mailbox import Mailbox
+from twinkle.data_format import SamplingParams
+from twinkle.sampler.engine import EngineAdapter, EngineEvent, SamplerEngine, TokenEvent
+
+_Result = TypeVar('_Result')
+_log = structlog.get_logger('engine')
+
+_RATE_WINDOW_SECONDS = 5.0
+
+
+@dataclass
+class _Reader:
+    """A running request's mailbox."""
+
+    mailbox: Mailbox
+    is_parked: bool = False
+    parked_at: float = 0.0
+
+
+class EngineThread:
+    """Steps an engine until closed.
+
+    Concurrency: `call` and `post` from anywhere; what they are given runs in the thread, between two
+    steps, and may use the engine and the methods below that say so.
+    """
+
+    def __init__(self, engine: SamplerEngine, *, stall_seconds: float) -> None:
+        """Own `engine`; end requests whose reader takes nothing for `stall_seconds`."""
+        self.engine = engine
+        self.load = engine.load
+        """How busy the engine was after its last step."""
+        self._stall_seconds = stall_seconds
+        self._readers: dict[str, _Reader] = {}
+        self._commands: deque[Callable[[], Any]] = deque()
+        self._wakeup = threading.Condition()
+        self._is_paused = False
+        self._is_closing = False
+        self._token_counts: deque[tuple[float, int]] = deque(maxlen=4096)
+        self._thread = threading.Thread(target=self._run, name='sampler-engine', daemon=True)
+        self._thread.start()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no steps are made."""
+        return self._is_paused
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens drawn over the last seconds."""
+        begin = time.monotonic() - _RATE_WINDOW_SECONDS
+        return sum(count for at, count in list(self._token_counts) if at >= begin) / _RATE_WINDOW_SECONDS
+
+    def post(self, command: Callable[[], Any]) -> None:
+        """Have `command` run between two steps."""
+        with self._wakeup:
+            self._commands.append(command)
+            self._wakeup.notify()
+
+    async def call(self, command: Callable[[], _Result]) -> _Result:
+        """Have `command` run between two steps and return what it returns."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Result] = loop.create_future()
+
+        def run() -> None:
+            try:
+                result = command()
+            except Exception as error:
+                loop.call_soon_threadsafe(_settle, future, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, future, result, None)
+
+        self.post(run)
+        return await future
+
+    def close(self) -> None:
+        """End the thread after the running step; blocks until it has."""
+        with self._wakeup:
+            self._is_closing = True
+            self._wakeup.notify()
+        self._thread.join()
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        adapter: EngineAdapter | None,
+        mailbox: Mailbox,
+    ) -> None:
+        """Begin a request whose events go to `mailbox`. In the thread.
+
+        Raises:
+            SamplerError: as `SamplerEngine.add_request`.
+        """
+        self.engine.add_request(request_id, prompt, params, adapter=adapter)
+        self._readers[request_id] = _Reader(mailbox)
+
+    def abort(self, request_id: str) -> None:
+        """End a request if it runs; its reader gets the last events. In the thread."""
+        if self.engine.is_running(request_id):
+            self._deliver(self.engine.abort(request_id))
+
+    def leave(self, request_id: str, mailbox: Mailbox) -> None:
+        """End a request whose reader has gone. In the thread."""
+        reader = self._readers.get(request_id)
+        if reader is None or reader.mailbox is not mailbox:
+            return
+        del self._readers[request_id]
+        if self.engine.is_running(request_id):
+            self.engine.abort(request_id)
+
+    def unpark(self, request_id: str) -> None:
+        """Let a request go on whose reader has caught up. In the thread."""
+        reader = self._readers.get(request_id)
+        if reader is not None and reader.is_parked:
+            reader.is_parked = False
+            if self.engine.is_running(request_id):
+                self.engine.set_parked(request_id, is_parked=False)
+
+    def set_paused(self, *, is_paused: bool) -> None:
+        """Stop or go on stepping. In the thread."""
+        self._is_paused = is_paused
+
+    def _run(self) -> None:
+        is_waiting = True
+        while self._take_commands(is_waiting=is_waiting):
+            self._end_stalled()
+            self.load = self.engine.load
+            if self._is_paused:
+                is_waiting = True
+                continue
+            try:
+                events = self.engine.step()
+            except Exception:
+                _log.exception('the engine failed; its requests are ended')
+                self._fail_all()
+                events = []
+            self._deliver(events)
+            self.load = self.engine.load
+            is_waiting = self.engine.last_step_rows == 0
+
+    def _take_commands(self, *, is_waiting: bool) -> bool:
+        """Run what was posted, waiting for it if there is nothing to step; return whether to go on."""
+        with self._wakeup:
+            while is_waiting and not self._commands and not self._is_closing:
+                self._wakeup.wait(self._stall_seconds if self._has_parked() else None)
+                is_waiting = not self._has_parked()
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
+        return not self._is_closing
+
+    def _has_parked(self) -> bool:
+        return any(reader.is_parked for reader in self._readers.values())
+
+    def _end_stalled(self) -> None:
+        """End requests whose reader has taken nothing for too long: they hold memory that others wait for."""
+        limit = time.monotonic() - self._stall_seconds
+        for request_id, reader in list(self._readers.items()):
+            if reader.is_parked and reader.parked_at <= limit:
+                _log.warning('ended a request that nobody reads', request=request_id)
+                self.abort(request_id)
+                reader.is_parked = False
+
+    def _deliver(self, events: Sequence[EngineEvent]) -> None:
+        by_request: dict[str, list[EngineEvent]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, news in by_request.items():
+            reader = self._readers.get(request_id)
+            if reader is None:
+                continue
+            if reader.mailbox.put(news) and not reader.is_parked and self.engine.is_running(request_id):
+                reader.is_parked, reader.parked_at = True, time.monotonic()
+                self.engine.set_parked(request_id, is_parked=True)
+        count = sum(len(event.tokens) for event in events if isinstance(event, TokenEvent))
+        self._token_counts.append((time.monotonic(), count))
+
+    def _fail_all(self) -> None:
+        for request_id, reader in self._readers.items():
+            if self.engine.is_running(request_id):
+                self.engine.abort(request_id)
+            reader.mailbox.fail()
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,66 @@
+"""Prompts to tokens, with the model's own tokenizer and chat template."""
+
+import numpy as np
+
+from services.kit.errors import InvalidField
+from services.sampler.domain.errors import ContextExceeded
+from services.sampler.domain.generation import ChatPrompt, EngineFacts, Prompt, TokenPrompt
+from twinkle.hub import resolve_tokenizer
+from twinkle.template import ChatTokenizer, ExampleTooLong, InvalidTrajectory, Template, TemplateError
+
+
+class PromptEncoder:
+    """Encodes for one model.
+
+    Concurrency: safe to share between threads.
+    """
+
+    def __init__(self, folder: str, *, vocabulary_size: int) -> None:
+        """Read the tokenizer of the model in `folder`; its chat template is read when a chat comes."""
+        self._folder = folder
+        self._vocabulary_size = vocabulary_size
+        self.tokenizer = ChatTokenizer(resolve_tokenizer(folder))
+        self._templates: dict[tuple[bool, int], Template] = {}
+
+    def encode(self, prompt: Prompt, facts: EngineFacts) -> tuple[int, ...]:
+        """Return the prompt as tokens, at least one.
+
+        Raises:
+            InvalidField: relative to the prompt: 'token_ids', 'text' or 'chat...'.
+            ContextExceeded: a chat alone is longer than the context.
+        """
+        if isinstance(prompt, TokenPrompt):
+            return self._checked(prompt.token_ids)
+        if isinstance(prompt, ChatPrompt):
+            return self._encode_chat(prompt, facts)
+        token_ids = tuple(self.tokenizer.encode(prompt.text))
+        if not token_ids:
+            raise InvalidField('text', 'is empty; give at least one character')
+        return token_ids
+
+    def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        array = np.asarray(token_ids)
+        wrong = np.flatnonzero((array < 0) | (array >= self._vocabulary_size))
+        if wrong.size:
+            place = int(wrong[0])
+            problem = f'token {place} is {token_ids[place]}; tokens are 0 to {self._vocabulary_size - 1}'
+            raise InvalidField('token_ids', problem)
+        return token_ids
+
+    def _encode_chat(self, prompt: ChatPrompt, facts: EngineFacts) -> tuple[int, ...]:
+        try:
+            template = self._template(facts.context_tokens, is_thinking_enabled=prompt.is_thinking_enabled)
+            feature = template.encode(prompt.trajectory, add_generation_prompt=True)
+        except ExampleTooLong as error:
+            raise ContextExceeded(error.token_count, 1, facts.context_tokens) from error
+        except InvalidTrajectory as error:
+            raise InvalidField(f'chat.trajectory.{error.field}', error.problem) from error
+        except TemplateError as error:
+            raise InvalidField('chat', str(error)) from error
+        return tuple(int(token_id) for token_id in feature.get('input_ids', ()))
+
+    def _template(self, max_length: int, *, is_thinking_enabled: bool) -> Template:
+        key = (is_thinking_enabled, max_length)
+        if key not in self._templates:
+            self._templates[key] = Template(self._folder, max_length=max_length, enable_thinking=is_thinking_enabled)
+        return self._templates[key]

@@ -1,0 +1,3 @@
+"""Values and rules of sampling; standard library and data values only."""
+
+__all__: list[str] = []

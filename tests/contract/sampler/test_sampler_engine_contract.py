@@ -1,0 +1,212 @@
+"""What every sampler engine promises; run on the torch engine and on the fake that stands in for it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.fake_sampler_engine import FakeSamplerEngine
+from fixtures.sampled import Sampled, lora_weights
+from services.kit.errors import InvalidField
+from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from services.sampler.domain.adapter import AdapterKey, VersionKey
+from services.sampler.domain.errors import AdapterMisfit, ContextExceeded
+from services.sampler.domain.generation import (
+    ChatPrompt,
+    GenerationRequest,
+    PromptComputed,
+    TextPrompt,
+    TokenPrompt,
+    TokensDrawn,
+)
+from services.sampler.ports import SamplerEngine
+from twinkle.data_format import SamplingParams, StopReason, TensorData
+from twinkle.sampler.engine import EngineConfig
+
+PROMPT = (1, 40, 41, 42)
+ONE, TWO = (VersionKey(AdapterKey('alice', 'ad-1'), version) for version in (1, 2))
+
+
+@pytest.fixture(params=['fake', 'torch'])
+async def engine(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+    """Each engine in turn, with two versions of an adapter loaded."""
+    made: SamplerEngine
+    if request.param == 'fake':
+        made = FakeSamplerEngine()
+    else:
+        limits = EngineConfig(max_sequences=8, max_batch_tokens=64, prefill_chunk_tokens=16)
+        folder = str(tiny_llama_dir)
+        made = TorchEngine(TorchEngineOptions(base_model='tiny', folder=folder, limits=limits, mailbox_events=4))
+    for key in (ONE, TWO):
+        await made.load_adapter(key, lora_weights(key.version))
+    yield made
+    await made.close()
+
+
+def ask(name: str = 'it', adapter: VersionKey | None = None, **params) -> GenerationRequest:
+    """Return a request."""
+    given = SamplingParams(**{'ignore_eos': True, 'seed': 1, **params})
+    return GenerationRequest(request_id=name, prompt_token_ids=PROMPT, params=given, adapter=adapter)
+
+
+async def run(engine: SamplerEngine, request: GenerationRequest) -> Sampled:
+    """Run a request to its end."""
+    sampled = Sampled(request.params.num_samples)
+    async with aclosing(engine.generate(request)) as events:
+        async for event in events:
+            sampled.take(event)
+    return sampled
+
+
+async def settle(engine: SamplerEngine) -> None:
+    """Wait until the engine has noticed what it was told before."""
+    for _ in range(2):
+        await engine.abort('nobody')
+
+
+async def test_prompt_comes_first_and_every_sequence_ends_once(engine):
+    """The order of events is the contract's, and counts add up."""
+    sampled = await run(engine, ask(max_tokens=5, num_samples=3, logprobs=2))
+    assert sampled.prompt == PromptComputed(token_ids=PROMPT)
+    assert [len(tokens) for tokens in sampled.tokens] == [5, 5, 5]
+    assert sampled.reasons == [StopReason.LENGTH] * 3
+    for tokens, logprobs in zip(sampled.tokens, sampled.logprobs, strict=True):
+        assert [entry[0][0] for entry in logprobs] == tokens
+        assert {len(entry) for entry in logprobs} == {3}
+        assert all(value <= 0 for entry in logprobs for _, value in entry)
+
+
+async def test_seed_repeats_samples(engine):
+    """The same seed gives the same tokens; samples of one request differ."""
+    first, again = [await run(engine, ask(max_tokens=8, num_samples=2)) for _ in range(2)]
+    assert first.tokens == again.tokens
+    assert first.tokens[0] != first.tokens[1]
+
+
+async def test_versions_side_by_side_are_those_alone(engine):
+    """Base model and two versions in one batch draw what each draws alone, and say which they are."""
+    requests = [ask(str(key), key, max_tokens=8, temperature=0) for key in (None, ONE, TWO)]
+    alone = [await run(engine, request) for request in requests]
+    together = await asyncio.gather(*(run(engine, request) for request in requests))
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == other.logprobs
+    assert len({tuple(sampled.tokens[0]) for sampled in alone}) == 3
+    for sampled, version in zip(together, (0, 1, 2), strict=True):
+        assert sampled.versions == {version}
+        (span,) = sampled.spans[0]
+        assert (span.version, span.begin_token, span.end_token) == (version, 0, 8)
+
+
+async def test_no_new_tokens_scores_the_prompt(engine):
+    """With max_tokens 0 there are prompt log-probabilities and no tokens."""
+    sampled = await run(engine, ask(max_tokens=0, prompt_logprobs=2))
+    assert sampled.tokens == [[]]
+    assert sampled.reasons == [StopReason.LENGTH]
+    assert sampled.prompt.logprobs[0] is sampled.prompt.top_logprobs[0] is None
+    assert len(sampled.prompt.logprobs) == len(sampled.prompt.top_logprobs) == len(PROMPT)
+    assert all(len(best) == 2 for best in sampled.prompt.top_logprobs[1:])
+
+
+async def test_stop_token_ends_a_sequence(engine):
+    """The stop token is the last one, and the reason says so."""
+    free = await run(engine, ask(max_tokens=8, temperature=0))
+    stop = free.tokens[0][3]
+    stopped = await run(engine, ask(max_tokens=8, temperature=0, stop=[stop]))
+    assert stopped.tokens[0] == free.tokens[0][: free.tokens[0].index(stop) + 1]
+    assert stopped.reasons == [StopReason.STOP]
+
+
+async def test_context_is_refused_before_anything_is_done(engine):
+    """No event comes, and nothing stays behind."""
+    with pytest.raises(ContextExceeded):
+        await run(engine, ask(max_tokens=509))
+    await settle(engine)
+    assert engine.load.running_sequences == engine.load.waiting_sequences == 0
+
+
+async def test_abort_ends_every_sequence_and_the_stream(engine):
+    """The stream ends well: each open sequence has its end, with the tokens it had."""
+    sampled = Sampled(2)
+    async with aclosing(engine.generate(ask(num_samples=2))) as events:
+        async for event in events:
+            sampled.take(event)
+            if len(sampled.tokens[1]) == 3:
+                await engine.abort('it')
+    assert sampled.reasons == [StopReason.ABORT] * 2
+    for tokens, spans in zip(sampled.tokens, sampled.spans, strict=True):
+        assert [span.end_token for span in spans] == [len(tokens)]
+    await settle(engine)
+    assert engine.load.running_sequences == 0
+
+
+async def test_closing_the_stream_frees_the_request(engine):
+    """A reader that leaves takes its request with it."""
+    async with aclosing(engine.generate(ask(num_samples=2))) as events:
+        assert isinstance(await anext(events), PromptComputed)
+        assert isinstance(await anext(events), TokensDrawn)
+        await settle(engine)
+        assert engine.load.running_sequences == 2
+    await settle(engine)
+    assert engine.load.running_sequences == 0
+
+
+async def test_slow_reader_holds_back_itself_alone(engine):
+    """While one stream is not read another one finishes; the first then goes on, complete."""
+    expected = await run(engine, ask('quick', max_tokens=40))
+    slow = Sampled(1)
+    async with aclosing(engine.generate(ask('slow', max_tokens=40))) as events:
+        slow.take(await anext(events))
+        quick = await run(engine, ask('quick', max_tokens=40))
+        await settle(engine)
+        assert engine.load.running_sequences == 1
+        async for event in events:
+            slow.take(event)
+    assert slow.tokens == quick.tokens == expected.tokens
+
+
+async def test_paused_engine_draws_nothing_and_goes_on(engine):
+    """Requests wait through a pause and lose nothing."""
+    expected = await run(engine, ask(max_tokens=6))
+    await engine.pause()
+    task = asyncio.create_task(run(engine, ask(max_tokens=6)))
+    await settle(engine)
+    assert engine.load.is_paused
+    assert not task.done()
+    await engine.resume()
+    assert (await task).tokens == expected.tokens
+    await settle(engine)
+    assert not engine.load.is_paused
+
+
+async def test_weights_that_do_not_fit_are_refused(engine):
+    """Nothing of them stays."""
+    nonsense = {'nonsense': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
+    with pytest.raises(AdapterMisfit):
+        await engine.load_adapter(VersionKey(ONE.adapter, 3), lora_weights(3, tensors=nonsense))
+
+
+async def test_unloading_twice_is_no_error(engine):
+    """Forgetting is idempotent."""
+    await engine.unload_adapter(ONE)
+    await engine.unload_adapter(ONE)
+
+
+async def test_prompts_are_encoded_and_checked(engine):
+    """Text and chats become tokens; a token that does not exist is named."""
+    assert await engine.encode(TokenPrompt(PROMPT)) == PROMPT
+    text = await engine.encode(TextPrompt('hi'))
+    chat = await engine.encode(ChatPrompt(trajectory={'messages': [{'role': 'user', 'content': 'hi'}]}))
+    assert len(text) == 2
+    assert len(chat) > 2
+    with pytest.raises(InvalidField) as caught:
+        await engine.encode(TokenPrompt((1, 320)))
+    assert caught.value.field == 'token_ids'
+
+
+async def test_resetting_the_prefix_cache_tells_a_count(engine):
+    """The count is of tokens that were cached."""
+    assert await engine.reset_prefix_cache() >= 0
