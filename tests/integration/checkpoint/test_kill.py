@@ -1,0 +1,134 @@
+"""`kill -9` of the service at any byte of a publish or a save, and a restart from what it left."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.checkpoint_service import ALICE, ServiceProcess, make_state, publish_frames
+from services.kit.rpc.channel import open_channel
+from services.kit.rpc.context import acting_for
+from services.kit.rpc.weight_client import WeightClient
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
+from twinkle.checkpoint_engine import PackedState, read_peft_folder
+
+SEEDS = 24
+STATE_BYTES = 1 << 20
+
+
+@pytest.mark.timeout(240)
+async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> None:
+    """After each kill the old state is whole, or the new one is; never a part, never none."""
+    process = await ServiceProcess.start(tmp_path)
+    newest, saved = make_state(0), make_state(1)
+    await _commit(process, newest, version=1)
+    await _commit(process, saved, checkpoint=True)
+    try:
+        for seed in range(SEEDS):
+            version = seed + 2
+            state = make_state(100 + seed, size_bytes=STATE_BYTES, is_trainer_included=seed % 2 == 1)
+            await _kill_while_sending(process, state, version=version, checkpoint=seed % 2 == 1, seed=seed)
+            process = await ServiceProcess.start(tmp_path)
+            _assert_nothing_half_written(tmp_path)
+            newest, saved = await _check(process, state, newest=newest, saved=saved)
+            # Whether or not it was committed before the kill, sending it again has the same outcome.
+            await _commit(process, state, version=version, checkpoint=seed % 2 == 1)
+            newest, saved = (newest, state) if seed % 2 == 1 else (state, saved)
+            await _check(process, state, newest=newest, saved=saved)
+    finally:
+        await process.kill()
+
+
+async def test_a_client_that_follows_rides_over_a_kill(tmp_path: Path) -> None:
+    """Its stream breaks, and the version published after the restart arrives all the same."""
+    process = await ServiceProcess.start(tmp_path)
+    port = process.address.rpartition(':')[2]
+    channel = open_channel(process.address)
+    try:
+        with acting_for(ALICE):
+            client = WeightClient(channel)
+            await client.publish_version('ad-1', make_state(1), version=1)
+            events = client.follow('ad-1')
+            received = [await anext(events), await anext(events)]
+            await process.kill()
+            process = await ServiceProcess.start(tmp_path, f'listen=127.0.0.1:{port}')
+            await client.publish_version('ad-1', make_state(2), version=2)
+            while len(received) < 3 or getattr(received[-1], 'state', None) != make_state(2):
+                received.append(await anext(events))
+            await events.aclose()
+    finally:
+        await channel.close()
+        await process.kill()
+
+
+async def _kill_while_sending(
+    process: ServiceProcess, state: PackedState, *, version: int, checkpoint: bool, seed: int
+) -> None:
+    """Kill the service when it has been sent a random part of a publish."""
+    rng = random.Random(seed)
+    frames = publish_frames(
+        state, version=version, checkpoint=_target() if checkpoint else None, chunk_bytes=rng.randrange(1000, 200_000)
+    )
+    kill_at = rng.choice([rng.randrange(len(frames)), len(frames) - 1])
+
+    async def send() -> AsyncIterator[Any]:
+        for index, frame in enumerate(frames):
+            yield frame
+            if index == kill_at:
+                for _ in range(rng.randrange(200)):
+                    await asyncio.sleep(0)
+                await process.kill()
+
+    async with _channel(process) as channel:
+        with acting_for(ALICE):
+            stub = weight_stream_service_pb2_grpc.WeightStreamServiceStub(channel)
+            call = stub.Publish(send())
+            # grpc.aio tells a write into a connection that has just broken as INTERNAL.
+            assert await call.code() in {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}
+    await process.kill()
+
+
+async def _commit(process: ServiceProcess, state: PackedState, *, version: int = 0, checkpoint: bool = False) -> None:
+    async with _channel(process) as channel:
+        with acting_for(ALICE):
+            if checkpoint:
+                await WeightClient(channel).save_checkpoint('ad-1', state, _target())
+            else:
+                await WeightClient(channel).publish_version('ad-1', state, version=version)
+
+
+async def _check(
+    process: ServiceProcess, sent: PackedState, *, newest: PackedState, saved: PackedState
+) -> tuple[PackedState, PackedState]:
+    """Return what the service has, having seen that it is the old state or the one sent."""
+    async with _channel(process) as channel:
+        with acting_for(ALICE):
+            client = WeightClient(channel)
+            version = (await client.fetch_version('ad-1')).state
+            checkpoint = (await client.fetch_checkpoint('ad-1/weights/final')).state
+    assert version in (newest, sent)
+    assert checkpoint in (saved, sent)
+    return version, checkpoint
+
+
+def _assert_nothing_half_written(state_dir: Path) -> None:
+    """Every folder is named by the record beside it, and loads."""
+    slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
+    for slot in slots:
+        folders = [path for path in slot.iterdir() if path.is_dir()]
+        assert [path.name for path in slot.iterdir() if path.is_file()] == ['record.json']
+        assert len(folders) == 1
+        assert folders[0].name in (slot / 'record.json').read_text()
+        assert read_peft_folder(folders[0])[0]
+
+
+def _target() -> weights_pb2.CheckpointTarget:
+    return weights_pb2.CheckpointTarget(name='final', is_overwrite_allowed=True)
+
+
+def _channel(process: ServiceProcess) -> grpc.aio.Channel:
+    return open_channel(process.address)
