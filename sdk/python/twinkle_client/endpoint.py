@@ -1,12 +1,11 @@
 """Which server to call, and with which key, when the program does not say."""
 
 import os
-from pathlib import Path
 
 from twinkle_client.stack.state import StackState, default_state_dir
 
 
-def find_endpoint(base_url: str | None, api_key: str | None, *, state_dir: Path | None = None) -> tuple[str, str]:
+def find_endpoint(base_url: str | None, api_key: str | None) -> tuple[str, str]:
     """Return address and key: what is given, else the environment, else the local stack.
 
     The local stack's key is used for its own address only.
@@ -14,7 +13,6 @@ def find_endpoint(base_url: str | None, api_key: str | None, *, state_dir: Path 
     Args:
         base_url: None or empty: look for it.
         api_key: None or empty: look for it.
-        state_dir: of the local stack. Unset: the default one.
 
     Raises:
         ValueError: there is no address anywhere.
@@ -23,7 +21,7 @@ def find_endpoint(base_url: str | None, api_key: str | None, *, state_dir: Path 
     key = api_key or os.environ.get('TWINKLE_API_KEY', '')
     if address and key:
         return address, key
-    stack = StackState.load(state_dir or default_state_dir())
+    stack = StackState.load(default_state_dir())
     if stack is None or not stack.is_running():
         if not address:
             raise ValueError(

@@ -47,10 +47,10 @@ class DatasetMeta:
     """`hf://org/name`, `ms://org/name`, a bare id, or a JSONL, Parquet or CSV file of this machine."""
     subset_name: str = 'default'
     split: str = 'train'
-    data_slice: range | Sequence[int] | None = None
+    data_slice: range | slice | Sequence[int] | None = None
     """Take these rows only: a range for hub datasets, any row numbers for rows in memory and JSONL files."""
-    data: Sequence[Mapping[str, Any]] | None = None
-    """Rows in memory, instead of an id."""
+    data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
+    """Rows, or columns, in memory, instead of an id."""
 
 
 async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.DatasetSource:
@@ -60,7 +60,7 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
         ValueError: there is neither an id nor rows, or the slice cannot be taken there.
     """
     if meta.data is not None:
-        lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in meta.data]
+        lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in _rows(meta.data)]
         return await _upload_lines(connection, _sliced(lines, meta.data_slice))
     if not meta.dataset_id:
         raise ValueError('dataset_id is empty; give an id, a file, or rows as data=')
@@ -74,10 +74,21 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
     return await _upload_lines(connection, _sliced(_read_lines(path), meta.data_slice))
 
 
+def _rows(data: Any) -> list[dict[str, Any]]:
+    """Return rows given as rows or as columns."""
+    if isinstance(data, Mapping):
+        columns = cast(Mapping[str, Sequence[Any]], data)
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return list(data)
+
+
 def _hub_source(meta: MetaLike) -> dataset_pb2.DatasetSource:
-    rows = meta.data_slice
-    if rows is not None and (not isinstance(rows, range) or rows.step != 1):
-        raise ValueError(f'data_slice of a hub dataset must be a range of step 1, got {rows!r}')
+    rows: Any = meta.data_slice
+    if isinstance(rows, slice):
+        bounds = cast(Any, rows)
+        rows = range(bounds.start or 0, bounds.stop or -1, bounds.step or 1)
+    if rows is not None and (not isinstance(rows, range) or rows.step != 1 or not 0 <= rows.start <= rows.stop):
+        raise ValueError(f'data_slice of a hub dataset must be a range of step 1 from 0 on, got {rows!r}')
     subset = '' if meta.subset_name in {None, 'default'} else str(meta.subset_name)
     hub = dataset_pb2.HubSource(dataset_id=str(meta.dataset_id), subset_name=subset, split=meta.split or 'train')
     if rows is not None:
@@ -97,9 +108,11 @@ def _read_lines(path: Path) -> list[str]:
     return [line for line in path.read_text(encoding='utf-8').splitlines() if line.strip()]
 
 
-def _sliced(lines: list[str], rows: range | Sequence[int] | None) -> list[str]:
+def _sliced(lines: list[str], rows: range | slice | Sequence[int] | None) -> list[str]:
     if rows is None:
         return lines
+    if isinstance(rows, slice):
+        return lines[rows]
     if isinstance(rows, range):
         # As with the seeds' range(500): more than there are is all there are.
         rows = [row for row in rows if row < len(lines)]

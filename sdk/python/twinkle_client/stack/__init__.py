@@ -1,5 +1,17 @@
 """The five services on one machine: started, found, shown and stopped."""
 
+from twinkle_client.stack.launcher import StackError, start_stack, stop_stack
+from twinkle_client.stack.options import DEFAULT_MODEL, SERVICES, StackOptions
 from twinkle_client.stack.state import ServiceState, StackState, default_state_dir
 
-__all__ = ['ServiceState', 'StackState', 'default_state_dir']
+__all__ = [
+    'DEFAULT_MODEL',
+    'SERVICES',
+    'ServiceState',
+    'StackError',
+    'StackOptions',
+    'StackState',
+    'default_state_dir',
+    'start_stack',
+    'stop_stack',
+]

@@ -59,8 +59,8 @@ class StackState:
 
     @classmethod
     def create(cls, state_dir: Path, *, base_model: str, services: tuple[ServiceState, ...]) -> 'StackState':
-        """Describe a stack that was started just now; its last service is the gateway."""
-        address = services[-1].address if services else ''
+        """Describe a stack of which these services were started; without the gateway it has no address."""
+        address = next((service.address for service in services if service.name == 'gateway'), '')
         return cls(
             state_dir=state_dir, address=address, base_model=base_model, services=services, start_time=time.time()
         )
@@ -78,8 +78,8 @@ class StackState:
         (self.state_dir / _FILE).unlink(missing_ok=True)
 
     def is_running(self) -> bool:
-        """Whether every service's process lives."""
-        return bool(self.services) and all(service.is_running() for service in self.services)
+        """Whether it came up whole and every service's process lives."""
+        return bool(self.address) and all(service.is_running() for service in self.services)
 
     def read_api_key(self) -> str:
         """Return the stack's own API key; empty where it cannot be read."""

@@ -1,0 +1,55 @@
+"""`twinkle runs`, `checkpoints`, `download`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.table import Table
+
+from twinkle_client.cli.session import StateDirOption, console, open_client
+
+
+def runs(state_dir: StateDirOption = None) -> None:
+    """List the training runs, newest first."""
+    with open_client(state_dir) as client:
+        found = client.list_training_runs()
+    table = Table()
+    for name in ('run', 'base model', 'rank', 'steps', 'version', 'state', 'created'):
+        table.add_column(name, overflow='fold')
+    for run in found:
+        state = 'active' if run.is_active else 'ended'
+        numbers = (str(run.lora_rank), str(run.step_count), str(run.version))
+        table.add_row(run.run_id, run.base_model, *numbers, state, _local(run.create_time))
+    console.print(table)
+
+
+def checkpoints(
+    run: Annotated[str, typer.Argument(help='Only those of this run.')] = '',
+    state_dir: StateDirOption = None,
+) -> None:
+    """List the checkpoints, newest first."""
+    with open_client(state_dir) as client:
+        found = client.list_checkpoints(run)
+    table = Table()
+    for name in ('path', 'steps', 'size', 'resumable', 'created'):
+        table.add_column(name, overflow='fold')
+    for item in found:
+        size = f'{item.size_bytes / 2**20:.1f} MiB'
+        resumable = 'yes' if item.is_optimizer_included else 'no'
+        table.add_row(item.path, str(item.step_count), size, resumable, _local(item.create_time))
+    console.print(table)
+
+
+def download(
+    path: Annotated[str, typer.Argument(help='twinkle://<run>/weights/<name>')],
+    folder: Annotated[Path, typer.Argument(help='Where the peft folder goes.')],
+    state_dir: StateDirOption = None,
+) -> None:
+    """Fetch a checkpoint as a peft folder; goes on where an earlier download stopped."""
+    with open_client(state_dir) as client:
+        console.print(str(client.download_checkpoint(path, folder)), highlight=False, soft_wrap=True)
+
+
+def _local(time: Timestamp) -> str:
+    return time.ToDatetime().astimezone().strftime('%Y-%m-%d %H:%M') if time.seconds else ''

@@ -1,0 +1,43 @@
+"""`twinkle sample`."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.client import TwinkleClient
+from twinkle_client.sampler import Sampler
+
+
+def sample(  # noqa: PLR0913, PLR0917 - each is an option of the command line
+    prompt: Annotated[str, typer.Argument(help='What to say to the model.')],
+    adapter: Annotated[str, typer.Option('--adapter', help='Adapter id, or twinkle:// path.')] = '',
+    version: Annotated[int | None, typer.Option('--version', help="Exactly this version of the adapter's.")] = None,
+    model: Annotated[str, typer.Option('--model', help='Base model; unset: the only one.')] = '',
+    max_tokens: Annotated[int, typer.Option('--max-tokens', min=1)] = 128,
+    temperature: Annotated[float, typer.Option('--temperature', min=0.0)] = 0.0,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Ask the model something and print its answer as it comes."""
+    chat = {'messages': [{'role': 'user', 'content': prompt}]}
+    params = {'max_tokens': max_tokens, 'temperature': temperature}
+    where: dict[str, Any] = {'adapter_uri': adapter} if adapter.startswith('twinkle://') else {'adapter_name': adapter}
+    with open_client(state_dir) as client:
+        sampler = Sampler(model or _only_model(client), client=client)
+        begin, count, used = time.monotonic(), 0, 0
+        for delta in sampler.sample_stream(chat, params, version=version, **where):
+            console.print(delta.text, end='', markup=False, highlight=False, soft_wrap=True)
+            count += len(delta.tokens)
+            used = delta.version if delta.version is not None else used
+        seconds = time.monotonic() - begin
+    weights = f'version {used}' if adapter and used else adapter or 'base model'
+    console.print(f'\n[dim]{count} tokens, {count / seconds:.1f} tokens/s, {weights}[/dim]')
+
+
+def _only_model(client: TwinkleClient) -> str:
+    services = client.get_server_info().services
+    names = sorted({model.base_model for service in services for model in service.base_models if model.is_sampleable})
+    if len(names) != 1:
+        fail(f'the server has {", ".join(names) or "no model to sample"}; choose with --model')
+    return names[0]

@@ -1,0 +1,52 @@
+"""What the commands share: the terminal, the options that name a server, errors as one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from twinkle_client.client import TwinkleClient
+from twinkle_client.endpoint import find_endpoint
+from twinkle_client.errors import Error
+from twinkle_client.stack import StackState, default_state_dir
+from twinkle_client.tracing import tracing_to
+
+console = Console()
+error_console = Console(stderr=True)
+
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        '--state-dir',
+        help='Folder of the local stack. A server elsewhere is named by TWINKLE_SERVER_URL and TWINKLE_API_KEY.',
+    ),
+]
+
+
+def fail(message: str) -> NoReturn:
+    """Print one line of error and end with status 1."""
+    error_console.print(f'twinkle: {message}', markup=False, highlight=False)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def open_client(state_dir: Path | None) -> Iterator[TwinkleClient]:
+    """Connect to the stack of a folder, else as the environment says; failures end the command."""
+    folder = state_dir or default_state_dir()
+    stack = StackState.load(folder) if state_dir is not None else None
+    try:
+        if state_dir is not None and (stack is None or not stack.is_running()):
+            raise ValueError(f'no stack runs in {state_dir}')
+        base_url, key = (stack.address, stack.read_api_key()) if stack is not None else ('', '')
+        address, api_key = find_endpoint(base_url, key)
+        with (
+            tracing_to(folder / 'traces'),
+            TwinkleClient(address, api_key, retry_timeout=timedelta(seconds=3)) as client,
+        ):
+            yield client
+    except (Error, ValueError) as error:
+        fail(str(error))

@@ -1,0 +1,152 @@
+"""`twinkle up`, `status`, `down`."""
+
+import signal
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from twinkle.api.server.v1 import server_service_pb2
+from twinkle_client.cli.models import fetch
+from twinkle_client.cli.session import StateDirOption, console, fail
+from twinkle_client.client import TwinkleClient
+from twinkle_client.errors import Error
+from twinkle_client.stack import (
+    StackError,
+    StackOptions,
+    StackState,
+    default_state_dir,
+    start_stack,
+    stop_stack,
+)
+from twinkle_client.stack.processes import resident_bytes
+
+_WATCH_SECONDS = 0.5
+
+
+class _StartReport:
+    """Prints when each service is ready, and how long it took."""
+
+    def __init__(self) -> None:
+        self._begin: dict[str, float] = {}
+
+    def __call__(self, service: str, event: str) -> None:
+        if event == 'starting':
+            self._begin[service] = time.monotonic()
+        elif event == 'ready':
+            console.print(f'  {service:<11} ready after {time.monotonic() - self._begin[service]:.1f} s')
+        elif event == 'stopped':
+            console.print(f'  {service:<11} stopped')
+
+
+def up(
+    config: Annotated[Path | None, typer.Option('--config', help='YAML file; see docs.', exists=True)] = None,
+    model: Annotated[str, typer.Option('--model', help='Hub id, built-in name or folder of the base model.')] = '',
+    state_dir: StateDirOption = None,
+    detach: Annotated[bool, typer.Option('--detach', help='Return once all serve.')] = False,
+) -> None:
+    """Start the five services on this machine, and stop them on Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    folder = (state_dir or default_state_dir()).absolute()
+    state = StackState.load(folder)
+    if state is not None and state.is_running():
+        console.print('already up')
+        _print_address(state)
+        return
+    try:
+        options = StackOptions(state_dir=folder)
+        options = options.with_file(config) if config else options
+        options = replace(options, base_model=model) if model else options
+        fetch(options.base_model)
+        state = start_stack(options, report=_StartReport())
+    except (StackError, ValueError, OSError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail('interrupted; everything that was started is stopped')
+    _print_address(state)
+    if not detach:
+        _stay(state)
+
+
+def status(state_dir: StateDirOption = None) -> None:
+    """Show the local stack's services."""
+    folder = (state_dir or default_state_dir()).absolute()
+    state = StackState.load(folder)
+    if state is None:
+        fail(f'no stack in {folder}; start one with `twinkle up`')
+    described = {service.service: service for service in _server_info(state)}
+    table = Table(title=f'{state.base_model} at {state.address or "(not up)"}')
+    for name in ('service', 'state', 'pid', 'memory', 'address', 'version'):
+        table.add_column(name, justify='right' if name in {'pid', 'memory'} else 'left')
+    for service in state.services:
+        info = described.get(service.name)
+        health = 'serving' if info is not None and info.is_reachable else 'not answering'
+        table.add_row(
+            service.name,
+            health if service.is_running() else 'not running',
+            str(service.pid),
+            f'{resident_bytes(service.pid) / 2**20:.0f} MiB' if service.is_running() else '',
+            service.address,
+            info.version if info is not None else '',
+        )
+    console.print(table)
+    if not all(item is not None and item.is_reachable for item in map(described.get, _names(state))):
+        raise typer.Exit(1)
+
+
+def down(state_dir: StateDirOption = None) -> None:
+    """Stop the local stack."""
+    folder = (state_dir or default_state_dir()).absolute()
+    try:
+        if not stop_stack(folder, report=_StartReport()):
+            console.print(f'no stack in {folder}')
+    except StackError as error:
+        fail(str(error))
+
+
+def _names(state: StackState) -> list[str]:
+    return [service.name for service in state.services]
+
+
+def _server_info(state: StackState) -> list[server_service_pb2.ServiceInfo]:
+    if not state.is_running():
+        return []
+    client = TwinkleClient(state.address, state.read_api_key(), retry_timeout=timedelta(0))
+    try:
+        return list(client.get_server_info().services)
+    except Error:
+        return []
+    finally:
+        client.close()
+
+
+def _print_address(state: StackState) -> None:
+    console.print(f'\n[bold]{state.base_model}[/bold] is served at [bold]{state.address}[/bold]')
+    console.print(f'API key: {state.read_api_key()}', highlight=False)
+    console.print(f'state, logs and traces: {state.state_dir}', highlight=False)
+    console.print("try:     twinkle sample 'Who are you?'", highlight=False)
+
+
+def _stay(state: StackState) -> None:
+    """Wait for an interrupt or for a service to end, then stop everything."""
+    console.print('\nCtrl-C stops it')
+    ended = ''
+    try:
+        while not ended:
+            time.sleep(_WATCH_SECONDS)
+            ended = next((service.name for service in state.services if not service.is_running()), '')
+    except KeyboardInterrupt:
+        console.print('\nstopping')
+    stop_stack(state.state_dir, report=_StartReport())
+    if ended:
+        fail(f'{ended} ended by itself; its log is {state.state_dir / "logs" / ended}.log')
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt

@@ -1,0 +1,58 @@
+"""`twinkle trace`."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from twinkle.telemetry import SpanRecord, read_spans
+from twinkle_client.cli.session import StateDirOption, console, fail
+from twinkle_client.cli.waterfall import waterfall
+from twinkle_client.stack import default_state_dir
+
+_LISTED = 20
+_BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'CreateSession', 'FinishSession')
+"""Calls that happen by themselves; `--last` is about what somebody asked for."""
+
+
+def trace(
+    trace_id: Annotated[str, typer.Argument(help='First digits of its id; without it, the latest are listed.')] = '',
+    last: Annotated[bool, typer.Option('--last', help='The latest trace.')] = False,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Show where the time of one call went, across all services."""
+    folder = (state_dir or default_state_dir()) / 'traces'
+    traces = _traces(folder, trace_id)
+    if not traces:
+        fail(f'no trace{f" {trace_id}" if trace_id else ""} in {folder}')
+    if trace_id or last:
+        console.print(waterfall(traces[0]))
+    else:
+        console.print(_list(traces[:_LISTED]))
+
+
+def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
+    """Return traces, the latest first; those of background calls only when asked for by id."""
+    spans: dict[str, list[SpanRecord]] = defaultdict(list)
+    for span in read_spans(folder, trace_id=trace_id or None):
+        spans[span.trace_id].append(span)
+    found = list(spans.values())
+    if not trace_id:
+        found = [item for item in found if not any(word in _root(item).name for word in _BACKGROUND)]
+    return sorted(found, key=lambda item: _root(item).start_ns, reverse=True)
+
+
+def _root(spans: list[SpanRecord]) -> SpanRecord:
+    return min(spans, key=lambda span: (bool(span.parent_id), span.start_ns))
+
+
+def _list(traces: list[list[SpanRecord]]) -> Table:
+    table = Table('trace', 'root', 'services', 'spans', 'milliseconds')
+    for spans in traces:
+        root = _root(spans)
+        milliseconds = (max(span.end_ns for span in spans) - root.start_ns) / 1e6
+        services = ', '.join(sorted({span.service for span in spans}))
+        table.add_row(root.trace_id[:16], root.name, services, str(len(spans)), f'{milliseconds:.1f}')
+    return table

@@ -1,0 +1,69 @@
+"""A trace as a tree of bars along one time axis."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from twinkle.telemetry import SpanRecord
+
+_WIDTH = 40
+_COLOURS = {
+    'client': 'cyan',
+    'gateway': 'magenta',
+    'model': 'green',
+    'sampler': 'yellow',
+    'checkpoint': 'blue',
+    'data': 'white',
+}
+
+
+def waterfall(spans: Sequence[SpanRecord]) -> Table:
+    """Return a table with one row a span, children below their parents.
+
+    Args:
+        spans: of one trace, in any order, at least one; a span whose parent is missing counts as a root.
+    """
+    begin = min(span.start_ns for span in spans)
+    end = max(span.end_ns for span in spans)
+    table = Table(title=f'trace {spans[0].trace_id}, {(end - begin) / 1e6:.1f} ms', show_edge=False, pad_edge=False)
+    table.add_column('service')
+    table.add_column('span', overflow='fold')
+    table.add_column('ms', justify='right')
+    table.add_column('time', no_wrap=True)
+    for depth, span in _ordered(spans):
+        colour = 'red' if span.is_error else _COLOURS.get(span.service, 'white')
+        table.add_row(
+            Text(span.service, style=colour),
+            Text('  ' * depth + _short(span), style='red' if span.is_error else ''),
+            f'{(span.end_ns - span.start_ns) / 1e6:.1f}',
+            Text(_bar(span, begin, end), style=colour),
+        )
+    return table
+
+
+def _ordered(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
+    """Yield spans with their depth: each before its children, siblings by time."""
+    known = {span.span_id for span in spans}
+    children: dict[str, list[SpanRecord]] = defaultdict(list)
+    for span in sorted(spans, key=lambda item: item.start_ns):
+        children[span.parent_id if span.parent_id in known else ''].append(span)
+    waiting = [(0, span) for span in reversed(children[''])]
+    while waiting:
+        depth, span = waiting.pop()
+        yield depth, span
+        waiting += [(depth + 1, child) for child in reversed(children[span.span_id])]
+
+
+def _short(span: SpanRecord) -> str:
+    """Return a name without its package, with an arrow where it leaves its process."""
+    name = span.name.removeprefix('/').rpartition('.')[2]
+    return f'{name} →' if span.kind == 'client' else name
+
+
+def _bar(span: SpanRecord, begin: int, end: int) -> str:
+    scale = _WIDTH / max(end - begin, 1)
+    left = min(int((span.start_ns - begin) * scale), _WIDTH - 1)
+    width = max(round((span.end_ns - span.start_ns) * scale), 1)
+    return ' ' * left + '█' * min(width, _WIDTH - left)

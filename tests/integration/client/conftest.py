@@ -1,0 +1,28 @@
+"""A fake gateway on loopback, and a client of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from fixtures.fake_gateway import API_KEY, FakeGateway
+from twinkle_client import TwinkleClient
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[FakeGateway]:
+    """A gateway in the test's own loop."""
+    fake = FakeGateway()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+async def client(gateway: FakeGateway) -> AsyncIterator[TwinkleClient]:
+    """A client that gives up soon."""
+    client = TwinkleClient(f'http://127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta(seconds=5))
+    yield client
+    # Closing blocks until the session is ended, and the gateway lives in this loop.
+    await asyncio.to_thread(client.close)

@@ -1,0 +1,95 @@
+"""Datasets and loaders: uploads that resume, steps that travel, cursors that are exact."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fixtures.fake_gateway import FakeGateway, failure
+from twinkle.api.data.v1 import dataset_pb2
+from twinkle_client import TwinkleClient
+from twinkle_client.dataloader import DataLoader
+from twinkle_client.dataset import Dataset, DatasetMeta
+
+UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01)
+
+
+async def test_rows_in_memory_are_uploaded_as_they_are(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Integers stay integers, slices are taken, and the source is the upload."""
+    meta = DatasetMeta(data=[{'n': 1}, {'n': 2}, {'n': 3}], data_slice=range(2))
+    await Dataset(meta, client=client).describe.aio()
+    source = gateway.calls['CreateDataset'][0].source
+    assert source.upload.format == dataset_pb2.FILE_FORMAT_JSONL
+    assert gateway.uploads[source.upload.upload_id] == b'{"n": 1}\n{"n": 2}\n'
+
+
+async def test_cut_upload_goes_on(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
+    """An upload resumes at the committed byte."""
+    path = tmp_path / 'rows.csv'
+    path.write_bytes(b'a,b\n' + b'1,2\n' * 700_000)
+    gateway.fail('AfterUploadChunk', UNREACHABLE)
+    await Dataset(str(path), client=client).describe.aio()
+    assert next(iter(gateway.uploads.values())) == path.read_bytes()
+    assert len(gateway.calls['Upload']) == 2
+
+
+async def test_hub_id_and_slice_travel(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """What is no file is left to the data service."""
+    await Dataset(DatasetMeta('ms://swift/self-cognition', data_slice=range(500)), client=client).describe.aio()
+    hub = gateway.calls['CreateDataset'][0].source.hub
+    assert (hub.dataset_id, hub.split, hub.begin_row, hub.end_row) == ('ms://swift/self-cognition', 'train', 0, 500)
+
+
+async def test_steps_travel_in_order(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Each verb is one step with its arguments."""
+    dataset = Dataset('org/name', client=client)
+    await dataset.set_template.aio('Template', model_id='tiny', max_length=64, truncation_strategy='right')
+    await dataset.map.aio('SelfCognitionProcessor', init_args={'model_name': 'a'}, load_from_cache_file=False)
+    await dataset.encode.aio(batched=True)
+    steps = [request.steps[0] for request in gateway.calls['Apply']]
+    assert [step.WhichOneof('step') for step in steps] == ['set_template', 'map', 'encode']
+    assert steps[0].set_template.truncation_strategy == dataset_pb2.TRUNCATION_STRATEGY_RIGHT
+    assert steps[1].map.init_args['model_name'] == 'a'
+
+
+async def test_preprocessor_object_becomes_name_and_arguments(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """An object the server's class can be built from again travels as its arguments."""
+
+    class SelfCognitionProcessor:
+        def __init__(self, model_name: str, model_author: str = '') -> None:
+            self._model_name = model_name
+            self.model_author = model_author
+
+    await Dataset('org/name', client=client).map.aio(SelfCognitionProcessor('twinkle', 'us'))
+    step = gateway.calls['Apply'][0].steps[0].map
+    assert step.preprocessor == 'SelfCognitionProcessor'
+    assert dict(step.init_args) == {'model_name': 'twinkle', 'model_author': 'us'}
+
+
+async def test_function_is_refused_as_code(client: TwinkleClient) -> None:
+    """Code does not travel, and the message says what does."""
+    with pytest.raises(TypeError, match='name'):
+        await Dataset('org/name', client=client).map.aio(lambda row: row)
+
+
+async def test_every_row_comes_once_despite_a_cut(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A broken stream is opened again behind the last batch."""
+    loader = DataLoader(Dataset('org/name', client=client), batch_size=3, prefetch=2)
+    gateway.fail('AfterBatch', UNREACHABLE)
+    batches = [[int(feature['input_ids'][0]) for feature in batch] async for batch in loader]
+    assert batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert [start.cursor.consumed_rows for start in gateway.calls['StreamStart']] == [0, 3]
+
+
+async def test_resumed_loader_goes_on_behind_the_batch(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """State taken between two batches brings exactly the next one, in another program too."""
+    loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
+    async for _ in loader:
+        state = loader.get_state()
+        break
+    assert state['consumed_train_samples'] == 4
+    again = DataLoader(Dataset('org/name', client=client), batch_size=4)
+    again.resume_from_checkpoint(state)
+    batches = [[int(feature['input_ids'][0]) for feature in batch] async for batch in again]
+    assert batches == [[4, 5, 6, 7], [8, 9]]
+    assert gateway.calls['StreamStart'][-1].cursor.state == b'\x07'

@@ -1,0 +1,169 @@
+"""The model handle: every verb is numbered, applied once, and given back when refused."""
+
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+
+from fixtures.fake_gateway import RUN_ID, FakeGateway, failure
+from twinkle.api.model.v1 import training_config_pb2
+from twinkle.data_format import LoraConfig
+from twinkle_client import ServerError, TwinkleClient, UsageError
+from twinkle_client.model import MultiLoraTransformersModel
+
+FEATURE = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
+UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01)
+BAD_FIELD = failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD')
+
+
+@pytest.fixture
+async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
+    """A model with one adapter."""
+    model = MultiLoraTransformersModel('tiny', client=client)
+    await model.add_adapter_to_model.aio('default', LoraConfig(r=4))
+    return model
+
+
+async def test_adapter_is_created_as_configured(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """LoRA settings, mean reduction and the model travel."""
+    request = gateway.calls['CreateAdapter'][0]
+    assert request.base_model == 'tiny'
+    assert request.lora_config.lora_rank == 4
+    assert list(request.lora_config.target_modules) == ['all-linear']
+    assert request.training_config.loss.reduction == training_config_pb2.LOSS_REDUCTION_MEAN
+    assert model.adapter_id() == RUN_ID
+
+
+async def test_training_loop_of_the_seeds(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """The verbs users type arrive as operations in their order."""
+    await model.set_loss.aio('CrossEntropyLoss')
+    await model.set_optimizer.aio('AdamW', lr=1e-4, weight_decay=0.1)
+    await model.set_lr_scheduler.aio('CosineWarmupScheduler', num_warmup_steps=5, num_training_steps=10)
+    output = await model.forward_backward.aio([FEATURE])
+    assert await model.clip_grad_norm.aio(1.0) == 0.25
+    await model.step.aio()
+    await model.zero_grad.aio()
+    await model.lr_step.aio()
+    assert await model.calculate_metric.aio() == {'loss': 0.5}
+    assert await model.publish_version.aio() == 7
+    assert await model.save.aio('final') == f'twinkle://{RUN_ID}/weights/final'
+    assert output['loss'] == 1.5
+    assert [logps.tolist() for logps in output['logps']] == [[-0.5] * 3]
+    assert gateway.applied[3:8] == ['forward_backward', 'clip_grad_norm', 'step', 'zero_grad', 'lr_step']
+    assert sorted(gateway.operations) == list(range(1, 12))
+    optimizer = gateway.operations[2].configure.training_config.optimizer
+    assert (optimizer.name, optimizer.learning_rate, optimizer.options['weight_decay']) == ('AdamW', 1e-4, 0.1)
+
+
+async def test_lost_answer_is_asked_for_again(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """An operation that was applied, but whose answer was lost, is applied once."""
+    gateway.fail('AfterExecute', *[UNREACHABLE] * 6)
+    await model.step.aio()
+    assert gateway.applied == ['step']
+    assert len(gateway.calls['Execute']) == 7
+
+
+async def test_refused_operation_gives_its_number_back(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """After INVALID_ARGUMENT the next operation takes the same number."""
+    gateway.fail('Execute', BAD_FIELD)
+    with pytest.raises(UsageError):
+        await model.forward_backward.aio([FEATURE])
+    await model.step.aio()
+    assert list(gateway.operations) == [1]
+
+
+@pytest.mark.parametrize('was_applied', [True, False])
+async def test_number_in_doubt_is_settled_before_the_next(
+    gateway: FakeGateway, model: MultiLoraTransformersModel, *, was_applied: bool
+) -> None:
+    """After a failure that does not say whether the number is used, the service is asked."""
+    gateway.fail('AfterExecute' if was_applied else 'Execute', failure(grpc.StatusCode.INTERNAL, 'INTERNAL'))
+    with pytest.raises(ServerError):
+        await model.step.aio()
+    await model.step.aio()
+    assert sorted(gateway.operations) == ([1, 2] if was_applied else [1])
+
+
+async def test_operation_of_another_program_is_noticed(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """A number somebody else used is refused once; then the handle goes on behind it."""
+    other = MultiLoraTransformersModel('tiny', client=model._client)
+    await other.attach_adapter.aio('same', RUN_ID)
+    await other.zero_grad.aio()
+    with pytest.raises(UsageError):
+        await model.step.aio()
+    await model.step.aio()
+    assert gateway.applied == ['zero_grad', 'step']
+
+
+async def test_pipeline_sends_without_waiting_and_keeps_order(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Operations begun one after the other travel on one stream, in that order."""
+    async with model.pipeline():
+        results = await asyncio.gather(
+            model.forward_backward.aio([FEATURE]), model.clip_grad_and_step.aio(), model.zero_grad.aio()
+        )
+    assert results[1]['step_count'] == 1
+    assert gateway.applied == ['forward_backward', 'clip_grad_and_step', 'zero_grad']
+    assert len(gateway.calls['Train']) == 1
+    assert gateway.calls['Execute'] == []
+    await model.step.aio()
+    assert len(gateway.calls['Execute']) == 1
+
+
+async def test_broken_pipeline_applies_each_operation_once(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """What a broken stream left unanswered is sent again and answered from the record."""
+    gateway.fail('Operation', UNREACHABLE)
+    async with model.pipeline():
+        await asyncio.gather(model.forward_backward.aio([FEATURE]), model.clip_grad_and_step.aio())
+    assert gateway.applied == ['forward_backward', 'clip_grad_and_step']
+    assert len(gateway.calls['Train']) == 2
+
+
+async def test_refusal_inside_a_pipeline_leaves_no_gap(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Later operations do not wait for the number of one that was refused."""
+    gateway.fail('Operation', BAD_FIELD)
+    async with model.pipeline():
+        outcomes = await asyncio.gather(
+            model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True
+        )
+    assert isinstance(outcomes[0], UsageError)
+    assert sorted(gateway.operations) == [1, 2]
+    assert gateway.operations[1].WhichOneof('verb') == 'configure'
+
+
+async def test_policy_inputs_are_laid_onto_the_labels(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Scalars go to every label, one number a label to its place, a sampler's pairs to numbers."""
+    await model.forward_backward.aio(
+        inputs=[FEATURE, FEATURE],
+        advantages=[0.5, -1.0],
+        old_logps=[[-1.0, -2.0], [[(3, -3.0)], [(4, -4.0)]]],
+    )
+    features = gateway.operations[1].forward_backward.batch.features.features
+    rows = [np.frombuffer(feature.old_logps.data, '<f4').tolist() for feature in features]
+    assert rows == [[0.0, -1.0, -2.0], [0.0, -3.0, -4.0]]
+    assert np.frombuffer(features[1].advantages.data, '<f4').tolist() == [0.0, -1.0, -1.0]
+
+
+async def test_chats_travel_as_chats(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """A batch of trajectories is left to the adapter's template."""
+    await model.forward_backward.aio({'messages': [{'role': 'user', 'content': 'hi'}]})
+    trajectories = gateway.operations[1].forward_backward.batch.trajectories.trajectories
+    assert trajectories[0].messages[0].parts[0].text == 'hi'
+
+
+async def test_unknown_adapter_name_is_refused_here(model: MultiLoraTransformersModel) -> None:
+    """A name nobody added is a KeyError that lists those there are."""
+    with pytest.raises(KeyError, match='default'):
+        await model.step.aio(adapter_name='other')

@@ -1,0 +1,90 @@
+"""The sampler handle: prompts out, completions back in order, streams that can be left."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from fixtures.fake_gateway import RUN_ID, FakeGateway, failure
+from twinkle.data_format import StopReason
+from twinkle_client import TwinkleClient
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler, vLLMSampler
+
+CHAT = {'messages': [{'role': 'user', 'content': 'who are you?'}], 'user_data': [('target', '7')]}
+
+
+async def test_number_of_samples_is_honoured(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The argument reaches the server, and replaces the parameters' own."""
+    results = await vLLMSampler('tiny', client=client).sample.aio(
+        [CHAT, 'plain'], {'max_tokens': 4, 'num_samples': 2}, num_samples=4
+    )
+    assert gateway.calls['SampleBatch'][0].params.sample_count == 4
+    assert [len(response.sequences) for response in results] == [4, 4]
+
+
+async def test_answers_are_in_the_order_of_the_prompts(client: TwinkleClient) -> None:
+    """Whichever finishes first, the first prompt's answer is first."""
+    results = await Sampler('tiny', client=client).sample.aio(['a', [5, 6], {'input_ids': [7]}])
+    assert [response.sequences[0].decoded for response in results] == ['answer 0', 'answer 1', 'answer 2']
+
+
+async def test_cut_batch_is_finished_by_another_call(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Only the prompts that were not answered are asked again."""
+    gateway.fail('AfterPrompt', failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01))
+    results = await Sampler('tiny', client=client).sample.aio(['a', 'b', 'c'])
+    assert [len(request.prompts) for request in gateway.calls['SampleBatch']] == [3, 2]
+    assert len(results) == 3
+
+
+async def test_results_read_like_the_seeds(client: TwinkleClient) -> None:
+    """`get` works on results and sequences; the new feature trains on the completion alone."""
+    results = await Sampler('tiny', client=client).sample.aio(CHAT)
+    sequence = results.get('sequences', [])[0]
+    feature = sequence.get('new_input_feature', sequence)
+    assert list(feature['input_ids']) == [1, 2, 3, 50, 60]
+    assert list(feature['labels']) == [-100, -100, 50, 60, -100]
+    assert feature['messages'][-1] == {'role': 'assistant', 'content': 'answer 0'}
+    assert feature['user_data'] == CHAT['user_data']
+    assert sequence.get('logprobs') == [[(50, -1.0)], [(60, -2.0)]]
+    assert sequence.version_spans[0].version == 3
+    assert sequence.stop_reason is StopReason.STOP
+
+
+async def test_weights_are_named_exactly(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A program's name, a version or a path become the reference they mean."""
+    model = MultiLoraTransformersModel('tiny', client=client)
+    await model.add_adapter_to_model.aio('mine')
+    sampler = Sampler('tiny', client=client)
+    await sampler.sample.aio('a', None, 'mine', version=3)
+    await sampler.sample.aio('a', adapter_name='mine', min_version=2)
+    await sampler.sample.aio('a', adapter_uri='twinkle://ad-1/weights/x')
+    await sampler.sample.aio('a')
+    exact, at_least, path, base = [request.adapter for request in gateway.calls['SampleBatch']]
+    assert (exact.adapter_id, exact.exact) == (RUN_ID, 3)
+    assert at_least.at_least == 2
+    assert path.checkpoint_path == 'twinkle://ad-1/weights/x'
+    assert not base.adapter_id
+    with pytest.raises(ValueError, match='version'):
+        await sampler.sample.aio('a', version=3)
+
+
+async def test_stream_yields_words_and_the_end(client: TwinkleClient) -> None:
+    """Deltas come as they are drawn; the last says why it ended."""
+    deltas = [delta async for delta in Sampler('tiny', client=client).sample_stream.aio('a')]
+    assert ''.join(delta.text for delta in deltas) == 'one two '
+    assert deltas[-1].stop_reason is StopReason.LENGTH
+
+
+async def test_blocking_stream_can_be_left(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Leaving the loop of a stream that goes on cancels the call at the server."""
+
+    def first_word() -> str:
+        for delta in Sampler('tiny', client=client).sample_stream('a', {'max_tokens': 0}):
+            return delta.text
+        return ''
+
+    assert await asyncio.to_thread(first_word) == 'one '
+    async with asyncio.timeout(10):
+        while not gateway.calls['SampleCancelled']:
+            await client.get_server_info.aio()
