@@ -54,10 +54,10 @@ class WatchCheckpoints:
         with self._announcements.watch(CHECKPOINTS) as news:
             while True:
                 news.clear()
+                told_until = self._catalogue.changes.revision
                 for change in self._changes(revision, is_snapshot=is_snapshot):
                     yield self._event(change)
-                    revision = change.revision
-                is_snapshot = False
+                revision, is_snapshot = told_until, False
                 if not is_synced:
                     yield CheckpointEvent(self._token(revision))
                     is_synced = True

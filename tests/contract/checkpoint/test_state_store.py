@@ -1,0 +1,253 @@
+"""One suite for every store of states: in memory, on a local disk, and through fsspec elsewhere."""
+
+import io
+import random
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from fixtures.checkpoint_service import make_state
+from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.folder_store import FolderStore
+from services.checkpoint.backends.memory_store import MemoryStore
+from services.checkpoint.backends.threads import Threads
+from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, VersionKey
+from services.checkpoint.ports import ByteSource, StateStore
+from services.kit.errors import (
+    CheckpointNotFound,
+    ChunkCorrupt,
+    DigestMismatch,
+    InvalidField,
+    StreamOutOfOrder,
+    VersionNotFound,
+)
+from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks, unpack_state
+
+ADAPTER = AdapterKey('te/nant', 'ad-1')
+VERSION = VersionKey(ADAPTER, 1)
+CHECKPOINT = CheckpointKey(ADAPTER, 'final')
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(params=['memory', 'disk', 'fsspec'])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore]:
+    """Each implementation of the port."""
+    threads = Threads(2)
+    stores = {
+        'memory': lambda: MemoryStore(threads),
+        'disk': lambda: FolderStore(Disk(str(tmp_path)), threads),
+        'fsspec': lambda: FolderStore(Disk(f'memory://{uuid4()}'), threads),
+    }
+    yield stores[request.param]()
+    threads.close()
+
+
+def version_record(state: PackedState, key: VersionKey = VERSION) -> AdapterVersion:
+    """Return the record of a version."""
+    return AdapterVersion(
+        adapter=key.adapter,
+        version=key.version,
+        digest=state.manifest.digest,
+        size_bytes=state.manifest.size_bytes,
+        is_pinned=False,
+        create_time=NOW,
+    )
+
+
+def checkpoint_record(state: PackedState, folder: str) -> Checkpoint:
+    """Return the record of a checkpoint."""
+    return Checkpoint(
+        key=CHECKPOINT,
+        base_model='org/tiny',
+        is_optimizer_included=True,
+        size_bytes=state.manifest.size_bytes,
+        digest=state.manifest.digest,
+        step_count=3,
+        folder=folder,
+        create_time=NOW,
+        expire_time=NOW,
+    )
+
+
+async def put_version(store: StateStore, state: PackedState, key: VersionKey = VERSION) -> AdapterVersion:
+    """Commit a state as a version."""
+    writer = store.begin(key, state.manifest)
+    for chunk in iter_chunks(state.data, chunk_bytes=1000):
+        await writer.add(chunk)
+    record = version_record(state, key)
+    await writer.commit(record)
+    await writer.discard()
+    return record
+
+
+async def put_checkpoint(store: StateStore, state: PackedState) -> Checkpoint:
+    """Commit a state as a checkpoint."""
+    writer = store.begin(CHECKPOINT, state.manifest)
+    for chunk in iter_chunks(state.data, chunk_bytes=777):
+        await writer.add(chunk)
+    record = checkpoint_record(state, writer.folder)
+    await writer.commit(record)
+    return record
+
+
+async def read_all(source: ByteSource) -> bytes:
+    """Return all bytes of a source and close it."""
+    data = await source.read(0, source.size_bytes)
+    await source.close()
+    return data
+
+
+async def test_committed_states_come_back(store: StateStore) -> None:
+    """Bytes, manifests and records, of versions and checkpoints."""
+    versions, saved = make_state(1), make_state(2, is_trainer_included=True)
+    records = [await put_version(store, versions), await put_checkpoint(store, saved)]
+    for key, state in ((VERSION, versions), (CHECKPOINT, saved)):
+        source = await store.open_state(key, is_adapter_only=False)
+        assert (source.manifest, source.size_bytes) == (state.manifest, len(state.data))
+        assert await read_all(source) == state.data
+    assert sorted(await store.load(), key=str) == sorted(records, key=str)
+
+
+async def test_the_adapter_section_comes_alone(store: StateStore) -> None:
+    """With a manifest that describes just it."""
+    state = make_state(2, is_trainer_included=True)
+    await put_checkpoint(store, state)
+    source = await store.open_state(CHECKPOINT, is_adapter_only=True)
+    manifest, data = source.manifest, await read_all(source)
+    assert unpack_state(manifest, data) == unpack_state(state.manifest, state.data)
+    assert not manifest.is_trainer_included
+    assert manifest == make_state(2).manifest
+
+
+async def test_reads_begin_and_end_anywhere(store: StateStore) -> None:
+    """Also across the border of the sections, and shorter only at the end."""
+    state = make_state(2, is_trainer_included=True)
+    await put_checkpoint(store, state)
+    source = await store.open_state(CHECKPOINT, is_adapter_only=False)
+    rng = random.Random(0)
+    for _ in range(50):
+        begin, length = rng.randrange(len(state.data) + 1), rng.randrange(6000)
+        assert await source.read(begin, length) == state.data[begin : begin + length]
+    await source.close()
+
+
+async def test_nothing_is_visible_before_the_commit(store: StateStore) -> None:
+    """Neither half written nor whole; and a discarded state leaves nothing."""
+    state = make_state(1)
+    writer = store.begin(VERSION, state.manifest)
+    for chunk in iter_chunks(state.data):
+        await writer.add(chunk)
+    with pytest.raises(VersionNotFound):
+        await store.open_state(VERSION, is_adapter_only=False)
+    await writer.discard()
+    assert await store.load() == []
+
+
+async def test_refused_chunks_change_nothing(store: StateStore) -> None:
+    """The right one may still come, and the state is then whole."""
+    state = make_state(1)
+    first, second = iter_chunks(state.data, chunk_bytes=2500)
+    writer = store.begin(VERSION, state.manifest)
+    with pytest.raises(ChunkCorrupt):
+        await writer.add(replace(first, checksum=first.checksum ^ 1))
+    with pytest.raises(StreamOutOfOrder):
+        await writer.add(second)
+    await writer.add(first)
+    with pytest.raises(StreamOutOfOrder):
+        await writer.add(first)
+    with pytest.raises(StreamOutOfOrder):
+        await writer.commit(version_record(state))
+    with pytest.raises(InvalidField):
+        await writer.add(StateChunk(2500, bytes(5000), 0))
+    await writer.add(second)
+    await writer.commit(version_record(state))
+    assert await read_all(await store.open_state(VERSION, is_adapter_only=False)) == state.data
+
+
+async def test_a_state_with_another_digest_is_not_committed(store: StateStore) -> None:
+    """However good its chunks are."""
+    promised, sent = make_state(1), make_state(2)
+    writer = store.begin(VERSION, promised.manifest)
+    for chunk in iter_chunks(sent.data):
+        await writer.add(chunk)
+    with pytest.raises(DigestMismatch):
+        await writer.commit(version_record(promised))
+    await writer.discard()
+    assert await store.load() == []
+
+
+async def test_replacing_keeps_what_is_being_read(store: StateStore) -> None:
+    """An open source goes on with the old state; the next one has the new."""
+    old, new = make_state(1), make_state(2)
+    await put_version(store, old)
+    source = await store.open_state(VERSION, is_adapter_only=False)
+    assert await source.read(0, 10) == old.data[:10]
+    await put_version(store, new)
+    assert await read_all(source) == old.data
+    assert await read_all(await store.open_state(VERSION, is_adapter_only=False)) == new.data
+    assert len(await store.load()) == 1
+
+
+async def test_deleting_keeps_what_is_being_read(store: StateStore) -> None:
+    """And is no error the second time."""
+    state = make_state(1)
+    await put_version(store, state)
+    source = await store.open_state(VERSION, is_adapter_only=False)
+    await store.delete(VERSION)
+    await store.delete(VERSION)
+    with pytest.raises(VersionNotFound):
+        await store.open_state(VERSION, is_adapter_only=False)
+    assert await store.load() == []
+    assert await read_all(source) == state.data
+
+
+async def test_updated_records_are_loaded(store: StateStore) -> None:
+    """The state stays as it was; a record without a state cannot be made."""
+    state = make_state(1)
+    record = await put_version(store, state)
+    pinned = replace(record, is_pinned=True)
+    await store.update(pinned)
+    assert await store.load() == [pinned]
+    assert await read_all(await store.open_state(VERSION, is_adapter_only=False)) == state.data
+    with pytest.raises(VersionNotFound):
+        await store.update(replace(record, version=9))
+
+
+async def test_missing_states_say_so(store: StateStore) -> None:
+    """By their kind."""
+    with pytest.raises(VersionNotFound):
+        await store.open_state(VERSION, is_adapter_only=True)
+    with pytest.raises(CheckpointNotFound):
+        await store.open_state(CHECKPOINT, is_adapter_only=True)
+    with pytest.raises(CheckpointNotFound):
+        await store.open_archive(CHECKPOINT)
+
+
+async def test_archives_are_the_same_bytes_in_every_store(store: StateStore, tmp_path: Path) -> None:
+    """So a download may go on anywhere, even after a move to another store."""
+    state = make_state(3, is_trainer_included=True)
+    await put_checkpoint(store, state)
+    data = await read_all(await store.open_archive(CHECKPOINT))
+    threads = Threads(1)
+    oracle = MemoryStore(threads)
+    await put_checkpoint(oracle, state)
+    assert data == await read_all(await oracle.open_archive(CHECKPOINT))
+    threads.close()
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.getnames() == ['adapter_config.json', 'adapter_model.safetensors']
+
+
+@pytest.mark.parametrize('tenant_id', ['..', '.', '../../x', 'a b/c', '%2e%2e', 'é'])
+async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: str) -> None:
+    """Whatever their ids are."""
+    keys = [VersionKey(AdapterKey(tenant, 'ad-1'), 1) for tenant in (tenant_id, 'alice')]
+    for seed, key in enumerate(keys):
+        await put_version(store, make_state(seed), key)
+    for seed, key in enumerate(keys):
+        assert await read_all(await store.open_state(key, is_adapter_only=False)) == make_state(seed).data
+    assert {record.key.adapter.tenant_id for record in await store.load()} == {tenant_id, 'alice'}

@@ -1,0 +1,169 @@
+"""The client of the checkpoint service against a service that breaks, damages and lies."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.checkpoint_service import make_state
+from services.kit.config import ServiceConfig
+from services.kit.errors import DomainError, Draining, StreamOutOfOrder, VersionNotFound
+from services.kit.rpc.auth import InternalAuthenticator
+from services.kit.rpc.channel import open_channel
+from services.kit.rpc.server import Endpoint, RpcServer
+from services.kit.rpc.weight_client import ReceivedState, Synced, WeightClient
+from services.kit.rpc.weights import chunk_to_proto, manifest_to_proto
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
+from twinkle.checkpoint_engine import CHUNK_BYTES, PackedState, StateChunk, iter_chunks
+
+STATE = make_state(1, size_bytes=4 * CHUNK_BYTES)
+OTHER = make_state(2, size_bytes=3 * CHUNK_BYTES)
+
+
+class FakeConfig(ServiceConfig):
+    """Stands for the checkpoint service."""
+
+    service = 'checkpoint'
+
+
+class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
+    """Sends what its script says, call after call, and notes what it was asked."""
+
+    def __init__(self, *script: Callable[[Any], list[Any]]) -> None:
+        """Play `script`: each part makes the frames of one call; an error in them is raised."""
+        self._script = list(script)
+        self.requests: list[Any] = []
+
+    async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Play the next part."""
+        for item in self._next(request):
+            synced = isinstance(item, Synced)
+            yield wire.SubscribeResponse(is_synced=True) if synced else wire.SubscribeResponse(frame=item)
+
+    async def Fetch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Play the next part."""
+        for item in self._next(request):
+            yield wire.FetchResponse(frame=item)
+
+    async def Publish(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        """Read half a stream and play the next part."""
+        self.requests.append(await anext(request_iterator))
+        list(self._next(self.requests.pop()))
+        return wire.PublishResponse(version=weights_pb2.AdapterVersion(version=1))
+
+    def _next(self, request: Any) -> Any:
+        self.requests.append(request)
+        for item in self._script.pop(0)(request):
+            if isinstance(item, DomainError):
+                raise item
+            yield item
+
+
+def frames(state: PackedState, *, version: int = 1, offset: int = 0) -> list[weights_pb2.WeightFrame]:
+    """Return the frames of a state from a byte on."""
+    header = weights_pb2.FrameHeader(
+        manifest=manifest_to_proto(state.manifest),
+        version=weights_pb2.VersionTarget(version=version),
+        resume_offset=offset,
+    )
+    return [
+        weights_pb2.WeightFrame(header=header),
+        *(weights_pb2.WeightFrame(chunk=chunk_to_proto(chunk)) for chunk in iter_chunks(state.data, offset=offset)),
+        weights_pb2.WeightFrame(commit=weights_pb2.FrameCommit(digest=state.manifest.digest)),
+    ]
+
+
+def damaged(offset: int) -> weights_pb2.WeightFrame:
+    """Return a chunk whose checksum is wrong."""
+    return weights_pb2.WeightFrame(chunk=chunk_to_proto(StateChunk(offset, bytes(CHUNK_BYTES), 0)))
+
+
+@asynccontextmanager
+async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterator[WeightClient]:
+    """Serve the fake and give a client of it."""
+    endpoint = Endpoint(
+        wire.DESCRIPTOR.services_by_name['WeightStreamService'],
+        servicer,
+        weight_stream_service_pb2_grpc.add_WeightStreamServiceServicer_to_server,
+    )
+    server = RpcServer(FakeConfig(), authenticator=InternalAuthenticator(''), endpoints=[endpoint])
+    await server.start()
+    channel: grpc.aio.Channel = open_channel(server.address)
+    try:
+        yield WeightClient(channel, attempts=attempts)
+    finally:
+        await channel.close()
+        await server.stop(timedelta())
+
+
+async def test_fetch_goes_on_at_the_byte_where_a_stream_broke() -> None:
+    """After a break and after a damaged chunk, nothing that was held is asked for again."""
+    fake = FakeStreams(
+        lambda request: [*frames(STATE)[:3], Draining()],
+        lambda request: [*frames(STATE, offset=request.offset)[:2], damaged(request.offset + CHUNK_BYTES)],
+        lambda request: frames(STATE, offset=request.offset),
+    )
+    async with client_of(fake) as client:
+        assert (await client.fetch_version('ad-1')).state == STATE
+    assert [request.offset for request in fake.requests] == [0, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES]
+
+
+async def test_fetch_never_mixes_two_states() -> None:
+    """Where another state comes after a break, it is taken from its beginning."""
+    fake = FakeStreams(
+        lambda request: [*frames(STATE)[:3], Draining()],
+        lambda request: frames(OTHER, offset=request.offset),
+        lambda request: frames(OTHER, offset=request.offset),
+    )
+    async with client_of(fake) as client:
+        assert (await client.fetch_version('ad-1')).state == OTHER
+
+
+async def test_fetch_gives_up_on_what_does_not_move_and_on_refusals() -> None:
+    """After the attempts it has, or at once."""
+    async with client_of(FakeStreams(*[lambda request: [Draining()]] * 99)) as client:
+        with pytest.raises(DomainError) as caught:
+            await client.fetch_version('ad-1')
+    assert caught.value.reason == 'DRAINING'
+    async with client_of(FakeStreams(lambda request: [VersionNotFound('ad-1', 9)])) as client:
+        with pytest.raises(DomainError) as caught:
+            await client.fetch_version('ad-1', 9)
+    assert caught.value.reason == 'VERSION_NOT_FOUND'
+
+
+async def test_follow_resumes_and_moves_on() -> None:
+    """The half version is gone on with; the next stream begins behind what is held."""
+    fake = FakeStreams(
+        lambda request: frames(STATE, version=4)[:3],
+        lambda request: [*frames(STATE, version=4, offset=request.resume_offset), Synced(), Draining()],
+        lambda request: [Synced(), *frames(OTHER, version=5), Synced()],
+    )
+    async with client_of(fake) as client, aclosing(client.follow('ad-1', held_version=3)) as events:
+        received = [await anext(events) for _ in range(5)]
+    assert [item.state for item in received if isinstance(item, ReceivedState)] == [STATE, OTHER]
+    asked = [(r.held_version, r.resume_version, r.resume_offset) for r in fake.requests]
+    assert asked[:3] == [(3, 0, 0), (3, 4, 2 * CHUNK_BYTES), (4, 0, 0)]
+
+
+async def test_a_state_that_lies_about_itself_is_not_given_out() -> None:
+    """Right checksums with a wrong digest are asked for again from the start."""
+    lie = [frames(STATE)[0], *frames(make_state(9, size_bytes=4 * CHUNK_BYTES))[1:]]
+    fake = FakeStreams(lambda request: lie, lambda request: frames(STATE, offset=request.offset))
+    async with client_of(fake) as client:
+        assert (await client.fetch_version('ad-1')).state == STATE
+    assert [request.offset for request in fake.requests] == [0, 0]
+
+
+async def test_publish_is_sent_again_where_that_helps() -> None:
+    """Not where the service refused it."""
+    fake = FakeStreams(lambda request: [Draining()], lambda request: [])
+    async with client_of(fake) as client:
+        assert (await client.publish_version('ad-1', STATE, version=1)).version == 1
+    async with client_of(FakeStreams(lambda request: [StreamOutOfOrder('x')])) as client:
+        with pytest.raises(DomainError) as caught:
+            await client.publish_version('ad-1', STATE, version=1)
+    assert caught.value.reason == 'STREAM_OUT_OF_ORDER'

@@ -1,0 +1,194 @@
+"""The catalogue, its log of changes, keys, the order of frames, and changes that exclude each other."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.checkpoint.application.announcements import Announcements
+from services.checkpoint.application.exclusive import Exclusive
+from services.checkpoint.domain import (
+    AdapterKey,
+    AdapterVersion,
+    Catalogue,
+    ChangeLog,
+    Checkpoint,
+    CheckpointExists,
+    CheckpointKey,
+    FrameKind,
+    Transfer,
+    parse_checkpoint_path,
+)
+from services.kit.errors import AdapterNotFound, CheckpointNotFound, StreamOutOfOrder
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = CheckpointKey(AdapterKey('alice', 'ad-1'), 'final')
+
+
+def a_checkpoint(key: CheckpointKey = KEY, *, digest: str = 'd', expire_time: datetime | None = None) -> Checkpoint:
+    """Return a checkpoint."""
+    return Checkpoint(
+        key=key,
+        base_model='m',
+        is_optimizer_included=False,
+        size_bytes=1,
+        digest=digest,
+        step_count=0,
+        folder='',
+        create_time=NOW,
+        expire_time=expire_time,
+    )
+
+
+def a_catalogue(*checkpoints: Checkpoint) -> Catalogue:
+    """Return a catalogue that holds checkpoints."""
+    catalogue = Catalogue(ring_capacity=2, pin_limit=2)
+    catalogue.restore(checkpoints)
+    return catalogue
+
+
+def test_lookups_are_by_tenant() -> None:
+    """The same names of another tenant are something else."""
+    catalogue = a_catalogue(a_checkpoint())
+    assert catalogue.checkpoint(KEY, now=NOW) == a_checkpoint()
+    with pytest.raises(CheckpointNotFound):
+        catalogue.checkpoint(CheckpointKey(AdapterKey('bob', 'ad-1'), 'final'), now=NOW)
+    assert catalogue.checkpoints('bob', adapter_id='', now=NOW) == []
+    with pytest.raises(AdapterNotFound):
+        catalogue.ring(KEY.adapter)
+
+
+def test_an_expired_checkpoint_may_be_written_again() -> None:
+    """It is absent for everybody but the sweep."""
+    catalogue = a_catalogue(a_checkpoint(expire_time=NOW + timedelta(seconds=1)))
+    with pytest.raises(CheckpointExists):
+        catalogue.match_checkpoint(KEY, 'other', is_overwrite_allowed=False, now=NOW)
+    later = NOW + timedelta(seconds=1)
+    assert catalogue.match_checkpoint(KEY, 'other', is_overwrite_allowed=False, now=later) is None
+    assert catalogue.is_expired(KEY, now=later)
+    assert catalogue.find(KEY) is not None
+
+
+def test_restore_says_which_versions_no_longer_fit() -> None:
+    """After the ring was made smaller."""
+    versions = [
+        AdapterVersion(adapter=KEY.adapter, version=n, digest='d', size_bytes=1, is_pinned=n == 1, create_time=NOW)
+        for n in (4, 2, 1, 3, 5)
+    ]
+    catalogue = Catalogue(ring_capacity=2, pin_limit=2)
+    evicted = catalogue.restore(versions)
+    assert sorted(version.version for version in evicted) == [2, 3]
+    assert [version.version for version in catalogue.ring(KEY.adapter).all_newest_first()] == [5, 4, 1]
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40),
+    limit=st.integers(0, 4),
+    looks=st.sets(st.integers(0, 39)),
+)
+def test_a_follower_ends_with_the_truth_or_is_told_to_begin_again(
+    steps: list[tuple[int, bool]], limit: int, looks: set[int]
+) -> None:
+    """However seldom it looks."""
+    log = ChangeLog(deletion_limit=limit)
+    truth: set[str] = set()
+    followed: set[str] = set()
+    seen = 0
+    for index, (number, is_deletion) in enumerate(steps):
+        key = replace(KEY, name=f'n{number}')
+        log.record(key, is_deletion=is_deletion)
+        (truth.discard if is_deletion else truth.add)(key.name)
+        if index in looks or index == len(steps) - 1:
+            if not log.knows(seen):
+                followed, seen = set(), 0
+            for change in log.after(seen):
+                (followed.discard if change.is_deletion else followed.add)(change.key.name)
+                assert change.revision > seen
+            seen = log.revision
+            assert followed == truth
+
+
+def test_a_log_knows_no_future() -> None:
+    """A token from another life is not taken for one of this."""
+    assert not ChangeLog(deletion_limit=3).knows(1)
+
+
+@given(kinds=st.lists(st.sampled_from(FrameKind), max_size=6))
+def test_only_header_chunks_commit_is_a_transfer(kinds: list[FrameKind]) -> None:
+    """Every other order is refused at its first wrong frame, or at the end."""
+    is_good = kinds[:1] == [FrameKind.HEADER] and kinds[-1:] == [FrameKind.COMMIT]
+    is_good = is_good and set(kinds[1:-1]) <= {FrameKind.CHUNK}
+    transfer = Transfer()
+    try:
+        for kind in kinds:
+            transfer.accept(kind)
+        transfer.end()
+    except StreamOutOfOrder:
+        assert not is_good
+    else:
+        assert is_good
+
+
+@pytest.mark.parametrize('path', ['twinkle://ad-1/weights/final', 'ad-1/weights/final'])
+def test_paths_and_ids_name_the_same(path: str) -> None:
+    """With and without the scheme."""
+    assert parse_checkpoint_path('alice', path) == KEY
+    assert KEY.path == 'twinkle://ad-1/weights/final'
+
+
+@given(path=st.text(max_size=40))
+def test_parsing_any_path_is_safe(path: str) -> None:
+    """What is parsed is spelled back the same; everything else is nothing."""
+    key = parse_checkpoint_path('alice', path)
+    assert key is None or path in {key.path, key.checkpoint_id}
+
+
+async def test_changes_of_one_adapter_wait_for_each_other_and_others_do_not() -> None:
+    """Two adapters' changes overlap, one adapter's never."""
+    exclusive, running, most = Exclusive(), dict[str, int](), dict[str, int]()
+    overlap: set[frozenset[str]] = set()
+
+    async def change(name: str) -> None:
+        running[name] = running.get(name, 0) + 1
+        most[name] = max(most.get(name, 0), running[name])
+        overlap.add(frozenset(key for key, count in running.items() if count))
+        await asyncio.sleep(0)
+        running[name] -= 1
+
+    calls = [exclusive.run(AdapterKey('alice', name), lambda name=name: change(name)) for name in 'abab']
+    await asyncio.gather(*calls)
+    assert most == {'a': 1, 'b': 1}
+    assert frozenset('ab') in overlap
+
+
+async def test_a_change_that_has_begun_is_finished_when_its_caller_goes() -> None:
+    """And only then is the caller's cancellation seen."""
+    begun, release, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def change() -> None:
+        begun.set()
+        await release.wait()
+        done.set()
+
+    task = asyncio.create_task(Exclusive().run(KEY.adapter, change))
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+
+
+async def test_announcements_reach_those_who_watch_the_topic() -> None:
+    """And leave nothing behind when they stop."""
+    announcements = Announcements()
+    with announcements.watch('a') as first, announcements.watch('a') as second, announcements.watch('b') as other:
+        announcements.announce('a')
+        assert (first.is_set(), second.is_set(), other.is_set()) == (True, True, False)
+    announcements.announce('a')
+    assert vars(announcements) == {'_waiting': {}}

@@ -1,0 +1,189 @@
+"""A crash at every single step of a commit, a replacement, an update and a deletion on disk.
+
+The disk of these tests stops doing anything at its n-th change, for every n there is. What a
+new store then finds must be the old state or the new one, and nothing else on the disk.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from fixtures.checkpoint_service import make_state
+from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.folder_store import FolderStore
+from services.checkpoint.backends.threads import Threads
+from services.checkpoint.domain import AdapterKey, AdapterVersion, Record, VersionKey
+from twinkle.checkpoint_engine import PackedState, iter_chunks
+
+KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
+
+
+class Crash(BaseException):
+    """The machine is gone."""
+
+
+@dataclass
+class Fuse:
+    """Burns down with each change to the disk; a negative one never does."""
+
+    left: int = -1
+
+    def burn(self) -> None:
+        """Take note of a change.
+
+        Raises:
+            Crash: this one does not happen.
+        """
+        if self.left == 0:
+            raise Crash
+        self.left -= 1
+
+
+class TornFile:
+    """A file whose last write before the crash gets half of its bytes onto the disk."""
+
+    def __init__(self, file: IO[bytes], fuse: Fuse) -> None:
+        """Write to `file` until the fuse has burnt down."""
+        self._file = file
+        self._fuse = fuse
+
+    def write(self, data: Any) -> None:
+        """Write, or half write."""
+        try:
+            self._fuse.burn()
+        except Crash:
+            self._file.write(memoryview(data)[: len(data) // 2])
+            self._file.close()
+            raise
+        self._file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class CrashingDisk(Disk):
+    """A disk that stops at some change."""
+
+    def __init__(self, root: Path, fuse: Fuse) -> None:
+        """Keep files in `root` until the fuse has burnt down."""
+        super().__init__(str(root))
+        self._fuse = fuse
+
+    def open_to_write(self, name: str) -> Any:
+        """Open a file that may tear."""
+        self._fuse.burn()
+        return TornFile(super().open_to_write(name), self._fuse)
+
+    def close_synced(self, file: IO[bytes]) -> None:
+        """Sync, or crash before."""
+        try:
+            self._fuse.burn()
+        except Crash:
+            file.close()
+            raise
+        super().close_synced(file)
+
+    def sync_folder(self, name: str) -> None:
+        """Sync, or crash before."""
+        self._fuse.burn()
+        super().sync_folder(name)
+
+    def remove(self, name: str) -> None:
+        """Remove file by file, or crash in the middle."""
+        top = Path(self.local_path(name))
+        for path in sorted(top.rglob('*'), reverse=True) if top.is_dir() else ():
+            self._fuse.burn()
+            path.rmdir() if path.is_dir() else path.unlink()
+        self._fuse.burn()
+        super().remove(name)
+
+
+def _record(state: PackedState) -> AdapterVersion:
+    return AdapterVersion(
+        adapter=KEY.adapter,
+        version=KEY.version,
+        digest=state.manifest.digest,
+        size_bytes=state.manifest.size_bytes,
+        is_pinned=False,
+        create_time=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+async def _put(store: FolderStore, state: PackedState) -> None:
+    writer = store.begin(KEY, state.manifest)
+    for chunk in iter_chunks(state.data, chunk_bytes=1000):
+        await writer.add(chunk)
+    await writer.commit(_record(state))
+
+
+OLD, NEW = make_state(1, is_trainer_included=True), make_state(2)
+PINNED = replace(_record(OLD), is_pinned=True)
+
+Action = Callable[[FolderStore], Awaitable[None]]
+ACTIONS: dict[str, tuple[bool, Action, list[tuple[Record, PackedState] | None]]] = {
+    'commit': (False, lambda store: _put(store, NEW), [None, (_record(NEW), NEW)]),
+    'replace': (True, lambda store: _put(store, NEW), [(_record(OLD), OLD), (_record(NEW), NEW)]),
+    'update': (True, lambda store: store.update(PINNED), [(_record(OLD), OLD), (PINNED, OLD)]),
+    'delete': (True, lambda store: store.delete(KEY), [(_record(OLD), OLD), None]),
+}
+"""Whether the old state is there before, what is done, and what may be there after."""
+
+
+@pytest.mark.parametrize('name', ACTIONS)
+def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, name: str) -> None:
+    """Also when the crash comes again while the first one is being cleaned up."""
+    asyncio.run(_crash_everywhere(tmp_path, name))
+
+
+async def _crash_everywhere(tmp_path: Path, name: str) -> None:
+    has_old, action, outcomes = ACTIONS[name]
+    threads = Threads(1)
+    seen: list[int] = []
+    for step in range(1000):
+        root = tmp_path / str(step)
+        if has_old:
+            await _put(FolderStore(Disk(str(root)), threads), OLD)
+        is_done = await _survives(action(FolderStore(CrashingDisk(root, Fuse(step)), threads)))
+        await _survives(FolderStore(CrashingDisk(root, Fuse(step % 3)), threads).load())
+        seen.append(outcomes.index(await _found(FolderStore(Disk(str(root)), threads))))
+        _assert_clean(root, is_empty=outcomes[seen[-1]] is None)
+        if is_done:
+            break
+    threads.close()
+    assert step > 2
+    # Once it can be seen, it stays: the outcomes are the old one for a while, then the new one.
+    assert seen == sorted(seen)
+    assert seen[0] == 0
+    assert seen[-1] == 1
+
+
+async def _survives(action: Awaitable[Any]) -> bool:
+    try:
+        await action
+    except Crash:
+        return False
+    return True
+
+
+async def _found(store: FolderStore) -> tuple[Record, PackedState] | None:
+    records = await store.load()
+    if not records:
+        return None
+    source = await store.open_state(KEY, is_adapter_only=False)
+    data = await source.read(0, source.size_bytes)
+    await source.close()
+    return records[0], PackedState(source.manifest, memoryview(data))
+
+
+def _assert_clean(root: Path, *, is_empty: bool) -> None:
+    """Nothing lies about that no record names."""
+    states = root / 'states'
+    folders = [path for path in states.glob('*/*/*/*/*') if path.is_dir()]
+    records = list(states.glob('*/*/*/*/record.json'))
+    strays = [path for path in states.glob('*/*/*/*/*') if path.is_file() and path.name != 'record.json']
+    assert (len(folders), len(records), strays) == ((0, 0, []) if is_empty else (1, 1, []))

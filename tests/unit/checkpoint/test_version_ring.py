@@ -1,0 +1,100 @@
+"""The ring of an adapter's versions, against a plain model of its rules."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.checkpoint.domain import AdapterKey, AdapterVersion, VersionConflict, VersionRing
+from services.kit.errors import InUse, QuotaExceeded, VersionNotFound
+
+ADAPTER = AdapterKey('alice', 'ad-1')
+
+
+def a_version(number: int, *, digest: str = 'd', is_pinned: bool = False) -> AdapterVersion:
+    """Return a version."""
+    return AdapterVersion(
+        adapter=ADAPTER,
+        version=number,
+        digest=digest,
+        size_bytes=1,
+        is_pinned=is_pinned,
+        create_time=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+def a_ring(*numbers: int, capacity: int = 3, pin_limit: int = 2) -> VersionRing:
+    """Return a ring of versions."""
+    ring = VersionRing(ADAPTER, capacity=capacity, pin_limit=pin_limit)
+    for number in numbers:
+        ring.add(a_version(number))
+    return ring
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(['add', 'pin', 'unpin', 'delete']), st.integers(1, 12)), max_size=60),
+    capacity=st.integers(1, 4),
+    pin_limit=st.integers(0, 3),
+)
+def test_ring_is_bounded_and_keeps_newest_and_pinned(
+    steps: list[tuple[str, int]], capacity: int, pin_limit: int
+) -> None:
+    """Whatever is done to it, in any order."""
+    ring = a_ring(capacity=capacity, pin_limit=pin_limit)
+    newest, pinned = 0, set[int]()
+    for verb, number in steps:
+        if verb == 'add':
+            newest += number
+            assert ring.match(newest, 'd', is_pinned=False) is None
+            gone = {version.version for version in ring.add(a_version(newest))}
+            assert not gone & ({newest} | pinned)
+        elif ring.has(number):
+            _change(ring, verb, number, newest=newest, pinned=pinned, pin_limit=pin_limit)
+        held = {version.version for version in ring.all_newest_first()}
+        assert pinned <= held
+        assert len(held - pinned) <= capacity
+        assert len(pinned) <= pin_limit
+        assert not newest or (ring.newest is not None and ring.newest.version == newest)
+
+
+def _change(ring: VersionRing, verb: str, number: int, *, newest: int, pinned: set[int], pin_limit: int) -> None:
+    if verb == 'delete':
+        if number == newest or number in pinned:
+            with pytest.raises(InUse):
+                ring.check_removable(number)
+        else:
+            ring.remove(ring.check_removable(number).version)
+        return
+    if verb == 'pin' and number not in pinned and len(pinned) == pin_limit:
+        with pytest.raises(QuotaExceeded):
+            ring.pinned(number, is_pinned=True)
+        return
+    changed = ring.pinned(number, is_pinned=verb == 'pin')
+    ring.add(changed)
+    pinned.add(number) if changed.is_pinned else pinned.discard(number)
+
+
+def test_get_finds_by_number_and_the_newest() -> None:
+    """0 is the newest; what is not here is named."""
+    ring = a_ring(3, 5)
+    assert (ring.get(3).version, ring.get(0).version) == (3, 5)
+    for ring_, number in ((ring, 4), (a_ring(), 0)):
+        with pytest.raises(VersionNotFound) as caught:
+            ring_.get(number)
+        assert caught.value.version == number
+
+
+@pytest.mark.parametrize(('number', 'digest'), [(5, 'other'), (4, 'd'), (1, 'd')])
+def test_versions_count_up(number: int, digest: str) -> None:
+    """A number that is taken by something else, or lower than the newest, is refused."""
+    with pytest.raises(VersionConflict):
+        a_ring(3, 5).match(number, digest, is_pinned=False)
+
+
+@pytest.mark.parametrize('number', [3, 5])
+def test_the_same_version_again_is_found(number: int) -> None:
+    """By number and digest."""
+    found = a_ring(3, 5).match(number, 'd', is_pinned=False)
+    assert found is not None
+    assert found.version == number

@@ -1,0 +1,78 @@
+"""LoRA configurations and manifests to messages and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.kit.errors import InvalidField
+from services.kit.rpc.weights import (
+    chunk_from_proto,
+    chunk_to_proto,
+    lora_config_from_proto,
+    lora_config_to_proto,
+    manifest_from_proto,
+    manifest_to_proto,
+)
+from twinkle.api.model.v1 import training_config_pb2
+from twinkle.checkpoint_engine import iter_chunks, pack_state
+from twinkle.data_format import LoraConfig, TensorData
+
+_NAMES = st.text(min_size=1, max_size=6)
+_ALPHAS = st.floats(0.001, 1000)
+
+configs = st.builds(
+    LoraConfig,
+    r=st.integers(1, 512),
+    lora_alpha=_ALPHAS,
+    lora_dropout=st.floats(0, 0.99),
+    target_modules=st.just('all-linear') | st.lists(_NAMES, min_size=1, max_size=4).map(tuple),
+    use_rslora=st.booleans(),
+    rank_pattern=st.dictionaries(_NAMES, st.integers(1, 64), max_size=3),
+    alpha_pattern=st.dictionaries(_NAMES, _ALPHAS, max_size=3),
+    seed=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+)
+
+
+@given(config=configs)
+def test_lora_config_round_trip(config: LoraConfig) -> None:
+    """Every field survives, an unset seed too."""
+    assert lora_config_from_proto(lora_config_to_proto(config), 'x') == config
+
+
+def test_unset_fields_have_the_librarys_defaults() -> None:
+    """An empty message is the default configuration."""
+    assert lora_config_from_proto(training_config_pb2.LoraConfig(), 'x') == LoraConfig()
+
+
+@pytest.mark.parametrize(
+    ('fields', 'field'),
+    [
+        ({'lora_rank': 0}, 'lora_rank'),
+        ({'lora_rank': -4}, 'lora_rank'),
+        ({'lora_alpha': 0.0}, 'lora_alpha'),
+        ({'lora_alpha': float('inf')}, 'lora_alpha'),
+        ({'lora_alpha': float('nan')}, 'lora_alpha'),
+        ({'lora_dropout': 1.0}, 'lora_dropout'),
+        ({'lora_dropout': float('nan')}, 'lora_dropout'),
+        ({'lora_dropout': -0.1}, 'lora_dropout'),
+        ({'target_modules': ['q_proj', '']}, 'target_modules'),
+        ({'rank_pattern': {'q': 0}}, "rank_pattern['q']"),
+        ({'alpha_pattern': {'q': -1.0}}, "alpha_pattern['q']"),
+    ],
+)
+def test_bad_values_name_the_field(fields: dict[str, object], field: str) -> None:
+    """With the path that led to the message."""
+    with pytest.raises(InvalidField) as caught:
+        lora_config_from_proto(training_config_pb2.LoraConfig(**fields), 'a.b')  # type: ignore[arg-type]
+    assert caught.value.field == f'a.b.{field}'
+
+
+@given(config=configs, size=st.integers(0, 300))
+def test_manifest_and_chunks_round_trip(config: LoraConfig, size: int) -> None:
+    """Entries of both sections, digest and bytes."""
+    adapter = {'w': TensorData('uint8', (size,), bytes(size)), 's': TensorData('bfloat16', (), b'ab')}
+    trainer = {'w': TensorData('int64', (1, 1), bytes(8))}
+    state = pack_state(adapter, base_model='org/m', lora_config=config, trainer=trainer)
+    assert manifest_from_proto(manifest_to_proto(state.manifest), 'x') == state.manifest
+    for chunk in iter_chunks(state.data, chunk_bytes=64):
+        assert chunk_from_proto(chunk_to_proto(chunk)) == chunk
