@@ -63,10 +63,12 @@ class LossNotFinite(FailedPrecondition):
 
     reason = 'LOSS_NOT_FINITE'
     adapter_id: str
-    feature_index: int
+    feature_index: int | None = None
+    """Which example; None where it is not one alone."""
 
     def __str__(self) -> str:
-        return f'the loss of example {self.feature_index} is not finite; the gradient was left as it was'
+        place = 'the batch' if self.feature_index is None else f'example {self.feature_index}'
+        return f'the loss of {place} is not finite; the gradient was left as it was'
 
 
 @dataclass(eq=False)

@@ -163,7 +163,9 @@ class TransformersModel(TwinkleModel):
         """Return log-probabilities and keep what `calculate_loss` and `backward` need; errors as `forward_only`."""
         name = self._adapter(adapter_name)
         options = ForwardOptions(temperature=temperature)
-        return ModelOutput(logps=self.engine.forward(name, self._features(name, inputs), options=options))
+        return _model_output(
+            self.engine.forward(name, self._features(name, inputs), options=options), is_loss_known=False
+        )
 
     def calculate_loss(self, *, adapter_name: str | None = None) -> float:
         """Return the loss of the last `forward`.
@@ -378,5 +380,8 @@ def _checkpoint_folder(name: str, output_dir: str | None) -> Path:
     return Path(output_dir or os.environ.get(SAVE_DIR_VARIABLE) or 'output') / name
 
 
-def _model_output(result: ForwardResult) -> ModelOutput:
-    return ModelOutput(loss=result.loss, logps=list(result.logps), num_tokens=result.num_tokens)
+def _model_output(result: ForwardResult, *, is_loss_known: bool = True) -> ModelOutput:
+    output = ModelOutput(logps=list(result.logps), num_tokens=result.num_tokens)
+    if is_loss_known:
+        output['loss'] = result.loss
+    return output

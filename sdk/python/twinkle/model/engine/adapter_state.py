@@ -1,6 +1,7 @@
 """One adapter in training: its weights and everything that belongs to it alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +111,25 @@ class AdapterState:
             _replace_groups(self.optimizer, present)
             raise
         self.scheduler_choice = choice
+
+    @contextmanager
+    def undoing_configuration(self) -> Iterator[None]:
+        """Put optimizer, schedule, loss, processor, metrics and accumulation back if the block fails."""
+        optimizer, groups = self.optimizer, [dict(group) for group in self.optimizer.param_groups]
+        names = (
+            'optimizer', 'optimizer_choice', 'scheduler', 'scheduler_choice', 'loss', 'loss_choice', 'processor',
+            'gradient_accumulation_steps',
+        )  # fmt: skip
+        before = {name: getattr(self, name) for name in names}
+        metrics = (list(self.train_metrics), list(self.eval_metrics))
+        try:
+            yield
+        except BaseException:
+            for name, value in before.items():
+                setattr(self, name, value)
+            _replace_groups(optimizer, groups)
+            self.train_metrics, self.eval_metrics = metrics
+            raise
 
     def drop_gradient(self) -> None:
         """Forget the accumulated gradient and the pending forward pass."""

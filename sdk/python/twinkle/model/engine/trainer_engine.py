@@ -1,6 +1,7 @@
 """The verbs of training, on one device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +113,12 @@ class TrainerEngine:
         built = build_loss(loss, **options)
         state.loss, state.loss_choice = built, ComponentChoice(type(built), options)
 
+    @contextmanager
+    def all_or_nothing(self, adapter_id: str) -> Iterator[None]:
+        """Undo every change of configuration in the block if one of them is refused."""
+        with self.adapter(adapter_id).undoing_configuration():
+            yield
+
     def set_processor(self, adapter_id: str, processor: Any, **options: Any) -> None:
         """Replace the input processor; raises as `set_optimizer`."""
         self.adapter(adapter_id).processor = PROCESSORS.build(processor, options)
@@ -179,8 +186,8 @@ class TrainerEngine:
 
     def forward(
         self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
-    ) -> list[npt.NDArray[np.float32]]:
-        """Run a batch in one pass, keep its activations, and return each feature's log-probabilities.
+    ) -> ForwardResult:
+        """Run a batch in one pass, keep its activations, and return its log-probabilities; the loss is 0 as yet.
 
         Raises:
             InvalidFeatures, MissingStream: as `forward_backward`.
@@ -190,7 +197,7 @@ class TrainerEngine:
         check_trainable([batch], options)
         with undoing_dropout_draws(state):
             state.pending = pending_forward(self.model, state, batch, options=options)
-        return batch.by_feature(state.pending.logps_R.numpy(force=True))
+        return forward_result((), [batch], [result_of_pending(state.pending)], metrics=())
 
     def calculate_loss(self, adapter_id: str) -> ForwardResult:
         """Return the loss of the last `forward`.
