@@ -15,7 +15,7 @@ from services.sampler.domain.generation import (
     Prompt,
     PromptComputed,
     SequenceEnded,
-    check_context,
+    check_fits,
 )
 from services.sampler.domain.running_requests import RunningRequest, RunningRequests
 from services.sampler.ports import SamplerEngine
@@ -78,7 +78,7 @@ class Generate:
             token_ids = await self._engine.encode(prompt)
         except InvalidField as error:
             raise InvalidField(f'{field}.{error.field}', error.problem) from error
-        check_context(len(token_ids), params, self._engine.facts)
+        check_fits(len(token_ids), params, self._engine.facts)
         return token_ids
 
     @contextmanager

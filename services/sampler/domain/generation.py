@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import VersionKey
 from services.sampler.domain.errors import ContextExceeded
 from twinkle.data_format import SamplingParams, StopReason, Trajectory, VersionSpan
@@ -115,12 +116,17 @@ class EngineLoad:
     is_paused: bool = False
 
 
-def check_context(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -> None:
+def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -> None:
     """Refuse what cannot fit, before anything is waited for.
 
     Raises:
         ContextExceeded: names all three numbers.
+        InvalidField: more tokens are to be drawn at least than at most.
     """
+    room = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
-    if prompt_tokens + max_tokens > facts.context_tokens:
+    if max_tokens > room:
         raise ContextExceeded(prompt_tokens, max_tokens, facts.context_tokens)
+    most = room if params.max_tokens is None else max_tokens
+    if params.min_tokens > most:
+        raise InvalidField('params.min_tokens', f'must be at most the {most} new tokens allowed')
