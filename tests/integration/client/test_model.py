@@ -64,9 +64,7 @@ async def test_lost_answer_is_asked_for_again(gateway: FakeGateway, model: Multi
     assert len(gateway.calls['Execute']) == 7
 
 
-async def test_refused_operation_gives_its_number_back(
-    gateway: FakeGateway, model: MultiLoraTransformersModel
-) -> None:
+async def test_refused_operation_gives_its_number_back(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
     """After INVALID_ARGUMENT the next operation takes the same number."""
     gateway.fail('Execute', BAD_FIELD)
     with pytest.raises(UsageError):
@@ -88,10 +86,10 @@ async def test_number_in_doubt_is_settled_before_the_next(
 
 
 async def test_operation_of_another_program_is_noticed(
-    gateway: FakeGateway, model: MultiLoraTransformersModel
+    gateway: FakeGateway, client: TwinkleClient, model: MultiLoraTransformersModel
 ) -> None:
     """A number somebody else used is refused once; then the handle goes on behind it."""
-    other = MultiLoraTransformersModel('tiny', client=model._client)
+    other = MultiLoraTransformersModel('tiny', client=client)
     await other.attach_adapter.aio('same', RUN_ID)
     await other.zero_grad.aio()
     with pytest.raises(UsageError):
@@ -127,23 +125,17 @@ async def test_broken_pipeline_applies_each_operation_once(
     assert len(gateway.calls['Train']) == 2
 
 
-async def test_refusal_inside_a_pipeline_leaves_no_gap(
-    gateway: FakeGateway, model: MultiLoraTransformersModel
-) -> None:
+async def test_refusal_inside_a_pipeline_leaves_no_gap(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
     """Later operations do not wait for the number of one that was refused."""
     gateway.fail('Operation', BAD_FIELD)
     async with model.pipeline():
-        outcomes = await asyncio.gather(
-            model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True)
     assert isinstance(outcomes[0], UsageError)
     assert sorted(gateway.operations) == [1, 2]
     assert gateway.operations[1].WhichOneof('verb') == 'configure'
 
 
-async def test_policy_inputs_are_laid_onto_the_labels(
-    gateway: FakeGateway, model: MultiLoraTransformersModel
-) -> None:
+async def test_policy_inputs_are_laid_onto_the_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
     """Scalars go to every label, one number a label to its place, a sampler's pairs to numbers."""
     await model.forward_backward.aio(
         inputs=[FEATURE, FEATURE],

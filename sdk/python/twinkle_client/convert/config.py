@@ -1,7 +1,7 @@
 """Configurations of adapters and training."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf import json_format, struct_pb2
 
@@ -112,10 +112,23 @@ def struct(values: Mapping[str, Any], *, field: str) -> struct_pb2.Struct:
         ) from None
 
 
+def plain_value(message: struct_pb2.Struct | struct_pb2.Value) -> Any:
+    """Return a message's JSON-like value; whole numbers, which travel as floats, as integers."""
+    return _with_integers(json_format.MessageToDict(message))
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_integers(item) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_with_integers(item) for item in cast(list[Any], value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _plain(value: Any) -> Any:
     """Return tuples as lists and numpy scalars as numbers, at any depth."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_plain(item) for item in cast(list[Any], value)]
     return value.item() if hasattr(value, 'item') else value

@@ -8,7 +8,7 @@ from google.protobuf import json_format, struct_pb2
 
 from twinkle.api.data.v1 import message_pb2 as pb
 from twinkle.data_format import Message, Tool, ToolCall, Trajectory, pack_value
-from twinkle_client.convert.config import struct
+from twinkle_client.convert.config import plain_value, struct
 
 _ROLES: dict[str, pb.Role.ValueType] = {
     'system': pb.ROLE_SYSTEM,
@@ -48,9 +48,7 @@ def trajectory_from_proto(trajectory: pb.Trajectory) -> Trajectory:
     if trajectory.tools:
         result['tools'] = [_tool_from_proto(tool) for tool in trajectory.tools]
     if trajectory.user_data:
-        result['user_data'] = [
-            pack_value(key, json_format.MessageToDict(value)) for key, value in trajectory.user_data.items()
-        ]
+        result['user_data'] = [pack_value(key, plain_value(value)) for key, value in trajectory.user_data.items()]
     return result
 
 
@@ -149,12 +147,12 @@ def _part_from_proto(part: pb.ContentPart) -> dict[str, Any]:
 
 
 def _tool_call_from_proto(call: pb.ToolCall) -> ToolCall:
-    arguments = json_format.MessageToDict(call.arguments)
+    arguments = plain_value(call.arguments)
     return ToolCall(id=call.tool_call_id, type='function', function={'name': call.name, 'arguments': arguments})
 
 
 def _tool_from_proto(tool: pb.Tool) -> Tool:
-    parameters = json_format.MessageToDict(tool.parameters)
+    parameters = plain_value(tool.parameters)
     return Tool(
         type='function', function={'name': tool.name, 'description': tool.description, 'parameters': parameters}
     )

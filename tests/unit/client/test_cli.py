@@ -1,0 +1,81 @@
+"""The command line: every command explains itself, and wrong use ends with one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from twinkle.telemetry import SpanRecord
+from twinkle_client.cli import app
+from twinkle_client.cli.waterfall import waterfall
+from twinkle_client.stack import StackOptions
+
+COMMANDS = ['up', 'status', 'down', 'sample', 'runs', 'checkpoints', 'download', 'trace', 'models get', 'keys create']
+runner = CliRunner()
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_command_explains_itself(command: str) -> None:
+    """`--help` works for each."""
+    result = runner.invoke(app, [*command.split(), '--help'])
+    assert result.exit_code == 0
+    assert 'Usage' in result.output
+
+
+@pytest.mark.parametrize('arguments', [['status'], ['sample', 'hi'], ['runs'], ['trace', '--last']])
+def test_without_a_stack_it_says_so(arguments: list[str], tmp_path: Path) -> None:
+    """Nothing runs in the folder: one line, status 1, no traceback."""
+    result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])
+    assert result.exit_code == 1
+    assert 'Traceback' not in result.output
+
+
+def test_down_without_a_stack_is_no_error(tmp_path: Path) -> None:
+    """Stopping what does not run is done at once."""
+    assert runner.invoke(app, ['down', '--state-dir', str(tmp_path)]).exit_code == 0
+
+
+def test_stack_file_is_checked(tmp_path: Path) -> None:
+    """Keys that mean nothing are refused; those of services are kept for them."""
+    path = tmp_path / 'stack.yaml'
+    path.write_text('base_model: tiny\nmodel: {thread_count: 1}\n')
+    options = StackOptions(state_dir=tmp_path).with_file(path)
+    assert (options.base_model, options.services) == ('tiny', {'model': {'thread_count': 1}})
+    path.write_text('modle: {}\n')
+    with pytest.raises(ValueError, match='modle'):
+        StackOptions(state_dir=tmp_path).with_file(path)
+
+
+def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
+    """The latest call is found among the background noise and drawn as a tree."""
+    spans = [
+        _span('a', '', 'client', 'pkg.TrainingService/Execute', 0, 100),
+        _span('c', 'b', 'model', 'forward_backward', 20, 90),
+        _span('b', 'a', 'gateway', 'pkg.TrainingService/Execute', 10, 95),
+    ]
+    lines = [json.dumps({**vars(span)}) for span in spans]
+    lines.append(json.dumps(vars(_span('z', '', 'client', 'pkg.SessionService/Heartbeat', 500, 600, trace='9'))))
+    (tmp_path / 'traces').mkdir()
+    (tmp_path / 'traces' / 'client.jsonl').write_text('\n'.join(lines))
+    table = waterfall(spans)
+    assert [str(cell) for cell in table.columns[0].cells] == ['client', 'gateway', 'model']
+    result = runner.invoke(app, ['trace', '--last', '--state-dir', str(tmp_path)])
+    assert result.exit_code == 0
+    assert 'forward_backward' in result.output
+    assert 'Heartbeat' not in result.output
+
+
+def _span(
+    span_id: str, parent_id: str, service: str, name: str, begin: int, end: int, *, trace: str = '1'
+) -> SpanRecord:
+    return SpanRecord(
+        trace_id=trace * 32,
+        span_id=span_id,
+        parent_id=parent_id,
+        service=service,
+        name=name,
+        kind='server',
+        start_ns=begin,
+        end_ns=end,
+    )

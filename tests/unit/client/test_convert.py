@@ -1,0 +1,158 @@
+"""What users give becomes messages, or an error that names the field."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.api.data.v1 import message_pb2
+from twinkle.data_format import SamplingParams
+from twinkle_client.convert import (
+    component_config,
+    feature_from_proto,
+    features_to_proto,
+    lora_config,
+    optimizer_config,
+    prompt_to_proto,
+    sampling_params,
+    trajectory_from_proto,
+    trajectory_to_proto,
+)
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
+
+
+@given(TOKENS)
+def test_feature_survives_the_trip(tokens: list[int]) -> None:
+    """Ids, labels and weights come back as they went."""
+    feature = {'input_ids': tokens, 'labels': [-100] * len(tokens), 'loss_weights': [0.5] * len(tokens)}
+    back = feature_from_proto(features_to_proto([feature]).features[0])
+    assert list(back['input_ids']) == tokens
+    assert list(back['labels']) == feature['labels']
+    assert list(back['loss_weights']) == feature['loss_weights']
+
+
+def test_padding_is_cut_off() -> None:
+    """Positions that the attention mask leaves out do not travel."""
+    feature = {'input_ids': [[7, 8, 0]], 'labels': [8, -100, -100], 'attention_mask': [1, 1, 0]}
+    back = feature_from_proto(features_to_proto([feature]).features[0])
+    assert list(back['input_ids']) == [7, 8]
+    assert list(back['labels']) == [8, -100]
+
+
+def test_program_s_own_keys_stay_here() -> None:
+    """Chats and user data are for rewards; further arrays travel by name."""
+    feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'length': 1, 'noise': np.ones(3, np.float32)}
+    message = features_to_proto([feature]).features[0]
+    assert list(message.extra_tensors) == ['noise']
+
+
+@pytest.mark.parametrize(
+    ('feature', 'per_label', 'field'),
+    [
+        ({}, {}, r'features\[0\].input_ids'),
+        ({'input_ids': [1.5]}, {}, 'input_ids'),
+        ({'input_ids': [2**40]}, {}, 'input_ids'),
+        ({'input_ids': [1, 2], 'labels': [1]}, {}, 'labels'),
+        ({'input_ids': [1], 'note': 'text'}, {}, 'note'),
+        ({'input_ids': [1]}, {'advantages': [1.0]}, 'labels'),
+        ({'input_ids': [1, 2], 'labels': [-100, 2]}, {'old_logps': [[1.0, 2.0, 3.0]]}, 'old_logps'),
+        ({'input_ids': [1], 'labels': [1]}, {'advantages': [1.0, 2.0]}, 'advantages'),
+    ],
+)
+def test_feature_that_cannot_travel_is_named(feature: dict, per_label: dict, field: str) -> None:
+    """The error says which field of which feature."""
+    with pytest.raises(ValueError, match=field):
+        features_to_proto([feature], per_label=per_label)
+
+
+def test_chat_survives_the_trip() -> None:
+    """Roles, tools, calls, thinking and user data come back."""
+    trajectory = {
+        'messages': [
+            {'role': 'system', 'content': 'be kind'},
+            {'role': 'user', 'content': [{'type': 'text', 'text': 'a'}, {'type': 'image', 'image': b'png'}]},
+            {
+                'role': 'assistant',
+                'content': '',
+                'tool_calls': [{'id': 'c1', 'function': {'name': 'f', 'arguments': '{"x": 1}'}}],
+                'reasoning_content': 'hm',
+            },
+            {'role': 'tool', 'content': 'done', 'tool_call_id': 'c1'},
+        ],
+        'tools': [{'type': 'function', 'function': {'name': 'f', 'description': 'd', 'parameters': {}}}],
+        'user_data': [('target', '7')],
+    }
+    message = trajectory_to_proto(trajectory)
+    assert message.messages[0].role == message_pb2.ROLE_SYSTEM
+    back = trajectory_from_proto(message)
+    assert back['messages'][0] == trajectory['messages'][0]
+    assert back['messages'][2]['tool_calls'][0]['function'] == {'name': 'f', 'arguments': {'x': 1}}
+    assert back['messages'][3] == trajectory['messages'][3]
+    assert back['user_data'] == [('target', '7')]
+
+
+@pytest.mark.parametrize(
+    ('trajectory', 'field'),
+    [
+        ({'messages': []}, 'messages'),
+        ({'messages': [{'role': 'bot', 'content': 'x'}]}, r'messages\[0\].role'),
+        ({'messages': [{'role': 'user', 'content': [{'type': 'smell'}]}]}, r'content\[0\]'),
+    ],
+)
+def test_malformed_chat_is_named(trajectory: dict, field: str) -> None:
+    """The error says which message."""
+    with pytest.raises(ValueError, match=field):
+        trajectory_to_proto(trajectory)
+
+
+def test_zero_temperature_is_not_unset() -> None:
+    """Zeros that mean something are sent; what is unset stays unset."""
+    message = sampling_params(SamplingParams(temperature=0.0, max_tokens=0), num_samples=3)
+    assert message.HasField('temperature')
+    assert message.HasField('max_tokens')
+    assert not message.HasField('seed')
+    assert message.sample_count == 3
+
+
+def test_unknown_sampling_parameter_is_refused() -> None:
+    """A name that would have no effect is an error."""
+    with pytest.raises(ValueError, match='top_q'):
+        sampling_params({'top_q': 1})
+
+
+@pytest.mark.parametrize('prompt', [[], {'input_ids': []}, {'messages': []}])
+def test_empty_prompt_is_refused(prompt: object) -> None:
+    """There is nothing to continue."""
+    with pytest.raises(ValueError, match=r'prompt|messages'):
+        prompt_to_proto(prompt)
+
+
+def test_peft_configuration_is_read() -> None:
+    """An object with peft's fields is understood; what we lack is refused by name."""
+
+    class PeftConfig:
+        r = 4
+        lora_alpha = 32
+        lora_dropout = 0.05
+        target_modules = frozenset({'v_proj', 'q_proj'})
+        use_rslora = False
+        use_dora = False
+        bias = 'none'
+        init_lora_weights = True
+
+    message = lora_config(PeftConfig())
+    assert (message.lora_rank, message.lora_alpha, list(message.target_modules)) == (4, 32.0, ['q_proj', 'v_proj'])
+    PeftConfig.use_dora = True
+    with pytest.raises(ValueError, match='use_dora'):
+        lora_config(PeftConfig())
+
+
+def test_components_travel_by_name() -> None:
+    """A class gives its name; an object does not travel; tuples become lists."""
+    config = optimizer_config('AdamW', {'lr': 0.0, 'betas': (0.9, 0.95), 'fused': None})
+    assert config.HasField('learning_rate')
+    assert list(config.options['betas']) == [0.9, 0.95]
+    assert component_config(SamplingParams, {}).name == 'SamplingParams'
+    with pytest.raises(TypeError):
+        component_config(SamplingParams(), {})
