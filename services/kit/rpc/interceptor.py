@@ -11,6 +11,7 @@ import grpc
 from services.kit.errors import NotBuiltYet
 from services.kit.rpc.call import Call
 from services.kit.rpc.layers import Layer
+from services.kit.rpc.leftovers import reading_to_end
 
 _OPEN_TO_ALL = ('/grpc.health.', '/grpc.reflection.')
 """Health and reflection tell nothing of tenants and are asked by load balancers without keys."""
@@ -53,7 +54,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
     def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Any:
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             call = Call.begin(method, context)
-            async with self._around(call):
+            async with self._around(call), reading_to_end(request):
                 return await behaviour(call.received(request), context)
 
         return serve

@@ -122,6 +122,14 @@ async def test_bad_publish_is_refused_with_reason_and_field(service: Running, ca
     assert (await failure_of(service.streams.Fetch(_newest()))).reason == 'ADAPTER_NOT_FOUND'
 
 
+async def test_a_refusal_reaches_a_client_that_is_still_sending(service: Running) -> None:
+    """However much is on its way when the header has already decided; grpcio by itself would say INTERNAL."""
+    await service.weights.publish_version('ad-1', make_state(1), version=9)
+    frames = publish_frames(make_state(2, size_bytes=8 << 20), version=3)
+    for _ in range(20):
+        assert (await failure_of(service.streams.Publish(stream_of(*frames)))).reason == 'VERSION_CONFLICT'
+
+
 async def test_oversized_state_is_refused_before_its_bytes(tmp_path: Path) -> None:
     """The header alone is enough to know."""
     async with serving(tmp_path, state_limit_bytes=1000) as service:

@@ -50,9 +50,8 @@ class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
             yield wire.FetchResponse(frame=item)
 
     async def Publish(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-        """Read half a stream and play the next part."""
-        self.requests.append(await anext(request_iterator))
-        list(self._next(self.requests.pop()))
+        """Read the first message and play the next part."""
+        list(self._next(await anext(request_iterator)))
         return wire.PublishResponse(version=weights_pb2.AdapterVersion(version=1))
 
     def _next(self, request: Any) -> Any:
@@ -124,8 +123,8 @@ async def test_fetch_never_mixes_two_states() -> None:
 
 
 async def test_fetch_gives_up_on_what_does_not_move_and_on_refusals() -> None:
-    """After the attempts it has, or at once."""
-    async with client_of(FakeStreams(*[lambda request: [Draining()]] * 99)) as client:
+    """After the attempts it has (and those of the channel below it), or at once."""
+    async with client_of(FakeStreams(*[lambda request: [Draining()]] * 9), attempts=1) as client:
         with pytest.raises(DomainError) as caught:
             await client.fetch_version('ad-1')
     assert caught.value.reason == 'DRAINING'
