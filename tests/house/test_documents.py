@@ -1,18 +1,19 @@
 """Documents point at things that exist, and shipped configurations load."""
 
+import importlib
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fixtures.source_tree import ROOT, tracked_files
+from services.kit.config import ServiceConfig, load_config
 
 LINK = re.compile(r'\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+"[^"]*")?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.MULTILINE | re.DOTALL)
 MARKDOWN = [path for path in tracked_files() if path.endswith('.md')]
-CONFIGS = [path for path in tracked_files() if path.startswith('deploy/') and path.endswith(('.yaml', '.yml', '.toml'))]
+CONFIGS = [path for path in tracked_files() if re.fullmatch(r'deploy/config/\w+\.yaml', path)]
+"""Each is named after the service it configures."""
 
 
 @pytest.mark.parametrize('path', MARKDOWN)
@@ -24,12 +25,13 @@ def test_every_link_resolves(path: str) -> None:
 
 
 @pytest.mark.parametrize('path', CONFIGS)
-def test_every_configuration_parses(path: str) -> None:
-    """Each file under deploy/ is well-formed and not empty."""
-    text = (ROOT / path).read_text()
-    documents = [tomllib.loads(text)] if path.endswith('.toml') else list(yaml.safe_load_all(text))
-    assert documents
-    assert all(documents)
+def test_every_configuration_loads(path: str) -> None:
+    """Each file of deploy/config is what its service accepts, field by field."""
+    service = Path(path).stem
+    module = importlib.import_module(f'services.{service}.config')
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, ServiceConfig)]
+    (kind,) = [kind for kind in kinds if kind.__module__ == module.__name__ and kind.service == service]
+    assert load_config(kind, ['--config', str(ROOT / path)]).service == service
 
 
 def _resolves(target: str, source: Path) -> bool:

@@ -4,7 +4,8 @@ import importlib
 import pickle
 import re
 from dataclasses import fields
-from typing import Any, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -59,10 +60,9 @@ def _example(error: type[DomainError]) -> DomainError:
 
 
 def _value(hint: Any) -> object:
+    if isinstance(hint, UnionType):
+        return _value(get_args(hint)[0])
     if get_origin(hint) is tuple:
-        return (
-            (FieldViolation('batch.features[0]', 'is empty; give at least one'),)
-            if 'Violation' in str(hint)
-            else ('a', 'b')
-        )
+        is_violation = get_args(hint)[0] is FieldViolation
+        return (FieldViolation('batch.features[0]', 'is empty; give at least one'),) if is_violation else ('a', 'b')
     return {int: 3, float: 0.5, bool: True, str: 'word'}.get(hint) or hint()

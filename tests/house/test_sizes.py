@@ -14,7 +14,8 @@ PROTO_LINES = 300
 EXCEPTIONS = tomllib.loads((Path(__file__).parent / 'exceptions.toml').read_text())
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
+"""What makes a reader hold one more condition in the head; `with` opens a scope and asks nothing."""
 
 
 def test_functions_stay_small() -> None:
