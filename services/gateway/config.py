@@ -53,6 +53,13 @@ class GatewayConfig(ServiceConfig):
     server_info_freshness: timedelta = timedelta(seconds=2)
     """How long what a service says of itself is taken as true."""
 
+    @field_validator('database_url')
+    @classmethod
+    def _check_database_url(cls, url: str) -> str:
+        if url and not url.startswith(('sqlite:///', 'postgresql://')):
+            raise ValueError('must begin with sqlite:/// or postgresql://')
+        return url
+
     @field_validator('bootstrap_key')
     @classmethod
     def _check_bootstrap_key(cls, secret: str) -> str:

@@ -1,0 +1,277 @@
+"""The gateway's own contracts over a socket: keys, sessions, the catalogue, server info."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.gateway_upstream import Upstream
+from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, bearer, failure_of, running_gateway
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
+from twinkle.api.gateway.v1 import (
+    catalogue_service_pb2,
+    catalogue_service_pb2_grpc,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    key_service_pb2,
+    key_service_pb2_grpc,
+    session_service_pb2,
+    session_service_pb2_grpc,
+)
+from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+
+
+def sessions(gateway: RunningGateway) -> Any:
+    """Return the stub for sessions."""
+    return session_service_pb2_grpc.SessionServiceStub(gateway.channel)
+
+
+def catalogue(gateway: RunningGateway) -> Any:
+    """Return the stub for the catalogue."""
+    return catalogue_service_pb2_grpc.CatalogueServiceStub(gateway.channel)
+
+
+def adapter_event(adapter_id: str, *, tenant_id: str = 'default', **fields: Any) -> Any:
+    """Return what a model service tells of an adapter."""
+    message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=tenant_id, resume_token=f'at-{adapter_id}')
+    message.adapter.adapter_id = adapter_id
+    message.adapter.base_model = 'tiny'
+    message.adapter.lora_config.lora_rank = 8
+    message.adapter.create_time.FromSeconds(1_700_000_000)
+    message.adapter.update_time.FromSeconds(1_700_000_100)
+    for name, value in fields.items():
+        setattr(message.adapter, name, value)
+    return message
+
+
+def checkpoint_event(name: str, *, tenant_id: str = 'default') -> Any:
+    """Return what a checkpoint service tells of a checkpoint."""
+    message = checkpoint_service_pb2.WatchCheckpointsResponse(tenant_id=tenant_id, resume_token=f'at-{name}')
+    message.checkpoint.checkpoint_id = f'ad-1/weights/{name}'
+    message.checkpoint.adapter_id = 'ad-1'
+    message.checkpoint.name = name
+    message.checkpoint.path = f'twinkle://ad-1/weights/{name}'
+    message.checkpoint.size_bytes = 1 << 33
+    message.checkpoint.create_time.FromSeconds(1_700_000_000)
+    return message
+
+
+async def until(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool]) -> Any:
+    """Ask again and again until the answer is right; the test's timeout bounds it."""
+    while True:
+        answer = await ask()
+        if is_right(answer):
+            return answer
+
+
+async def list_runs(gateway: RunningGateway) -> dict[str, Any]:
+    """Return the default tenant's runs by id."""
+    response = await catalogue(gateway).ListRuns(catalogue_service_pb2.ListRunsRequest(), metadata=ADMIN)
+    return {run.run_id: run for run in response.runs}
+
+
+def _all_bytes(folder: Path) -> bytes:
+    return b''.join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+
+
+async def test_key_is_shown_once_and_works(gateway: RunningGateway) -> None:
+    """A made key opens the door; listing shows all but its secret."""
+    made = await gateway.make_key('alice', scopes=(1, 2))
+    await sessions(gateway).ListSessions(session_service_pb2.ListSessionsRequest(), metadata=bearer(made.secret))
+    stub = key_service_pb2_grpc.KeyServiceStub(gateway.channel)
+    listed = await stub.ListKeys(key_service_pb2.ListKeysRequest(tenant_id='alice'), metadata=ADMIN)
+    assert list(listed.keys) == [made.key]
+    assert made.secret.startswith(f'tml-{made.key.key_id}-')
+    assert made.secret not in str(listed)
+    tenants = await stub.ListTenants(key_service_pb2.ListTenantsRequest(), metadata=ADMIN)
+    assert {tenant.tenant_id for tenant in tenants.tenants} == {'alice', 'default'}
+
+
+async def test_secrets_are_neither_in_state_nor_in_logs(
+    gateway: RunningGateway, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No file of the state folder and no line of the log holds a secret."""
+    made = await gateway.make_key('alice')
+    await failure_of(catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=bearer(made.secret)))
+    held = _all_bytes(tmp_path)
+    captured = capfd.readouterr()
+    written = held + captured.out.encode() + captured.err.encode()
+    assert b'GetRun' in written
+    for secret in (made.secret, made.secret.rpartition('-')[2], ADMIN_KEY):
+        assert secret.encode() not in written
+
+
+async def test_session_lives_expires_and_comes_back(gateway: RunningGateway) -> None:
+    """The life of a session, as its client sees it."""
+    stub = sessions(gateway)
+    request = session_service_pb2.CreateSessionRequest(request_id='one', client='test', user_metadata={'a': 'b'})
+    created = await stub.CreateSession(request, metadata=ADMIN)
+    assert created.heartbeat_interval.seconds == 30
+    assert (await stub.CreateSession(request, metadata=ADMIN)).session == created.session
+    session_id = created.session.session_id
+
+    gateway.clock.advance(timedelta(minutes=6))
+    found = await stub.GetSession(session_service_pb2.GetSessionRequest(session_id=session_id), metadata=ADMIN)
+    assert found.session.state == session_service_pb2.SESSION_STATE_EXPIRED
+    beat = session_service_pb2.HeartbeatRequest(session_id=session_id)
+    assert (await stub.Heartbeat(beat, metadata=ADMIN)).session.state == session_service_pb2.SESSION_STATE_ACTIVE
+
+    finish = session_service_pb2.FinishSessionRequest(session_id=session_id)
+    for _ in range(2):
+        finished = await stub.FinishSession(finish, metadata=ADMIN)
+        assert finished.session.state == session_service_pb2.SESSION_STATE_FINISHED
+    failure = await failure_of(stub.Heartbeat(beat, metadata=ADMIN))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, 'SESSION_FINISHED')
+
+
+async def test_foreign_ids_are_as_absent_ones(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Every verb on another tenant's session or run fails exactly as on one that does not exist."""
+    upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
+    await until(lambda: list_runs(gateway), lambda runs: 'ad-1' in runs)
+    request = session_service_pb2.CreateSessionRequest(request_id='one', client='test')
+    session_id = (await sessions(gateway).CreateSession(request, metadata=ADMIN)).session.session_id
+    mallory = bearer((await gateway.make_key('mallory')).secret)
+    verbs = [
+        (sessions(gateway).GetSession, session_service_pb2.GetSessionRequest, 'session_id', session_id),
+        (sessions(gateway).Heartbeat, session_service_pb2.HeartbeatRequest, 'session_id', session_id),
+        (sessions(gateway).FinishSession, session_service_pb2.FinishSessionRequest, 'session_id', session_id),
+        (catalogue(gateway).GetRun, catalogue_service_pb2.GetRunRequest, 'run_id', 'ad-1'),
+    ]
+    for call, request_class, field, foreign_id in verbs:
+        absent_id = re.sub('.$', '_', foreign_id)
+        foreign = await failure_of(call(request_class(**{field: foreign_id}), metadata=mallory))
+        absent = await failure_of(call(request_class(**{field: absent_id}), metadata=mallory))
+        assert foreign.code is absent.code is grpc.StatusCode.NOT_FOUND
+        assert foreign.reason == absent.reason
+        assert foreign.message.replace(foreign_id, absent_id) == absent.message
+    empty = catalogue_service_pb2.ListRunCheckpointsRequest(run_id='ad-1')
+    assert not (await catalogue(gateway).ListRunCheckpoints(empty, metadata=mallory)).checkpoints
+    assert not (
+        await sessions(gateway).ListSessions(session_service_pb2.ListSessionsRequest(), metadata=mallory)
+    ).sessions
+
+
+async def test_bad_requests_name_their_field(gateway: RunningGateway) -> None:
+    """A missing id, a negative page and a foreign token are refused by name."""
+    cases = [
+        (catalogue(gateway).GetRun(catalogue_service_pb2.GetRunRequest(), metadata=ADMIN), 'run_id'),
+        (
+            catalogue(gateway).ListRuns(catalogue_service_pb2.ListRunsRequest(page_size=-1), metadata=ADMIN),
+            'page_size',
+        ),
+        (
+            sessions(gateway).CreateSession(session_service_pb2.CreateSessionRequest(), metadata=ADMIN),
+            'request_id',
+        ),
+    ]
+    for call, field in cases:
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD')
+        assert failure.metadata == {'field': field}
+    token = catalogue_service_pb2.ListRunsRequest(page_token='garbage')
+    assert (await failure_of(catalogue(gateway).ListRuns(token, metadata=ADMIN))).reason == 'INVALID_PAGE_TOKEN'
+
+
+async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Adapters appear, change and end in the catalogue, and end by being inactive."""
+    changes = upstream.adapters.watch.changes
+    changes.put_nowait(adapter_event('ad-1', step_count=1))
+    changes.put_nowait(adapter_event('ad-2'))
+    changes.put_nowait(adapter_event('ad-3', tenant_id='alice'))
+    changes.put_nowait(adapter_event('ad-1', step_count=5, version=2))
+    runs = await until(lambda: list_runs(gateway), lambda found: 'ad-1' in found and found['ad-1'].step_count == 5)
+    assert set(runs) == {'ad-1', 'ad-2'}
+    assert (runs['ad-1'].version, runs['ad-1'].lora_rank, runs['ad-1'].base_model) == (2, 8, 'tiny')
+    assert runs['ad-1'].is_active
+
+    deletion = adapter_service_pb2.WatchAdaptersResponse(tenant_id='default', resume_token='gone')
+    deletion.deletion.adapter_id = 'ad-2'
+    changes.put_nowait(deletion)
+    await until(lambda: list_runs(gateway), lambda found: not found['ad-2'].is_active)
+
+    first = await catalogue(gateway).ListRuns(catalogue_service_pb2.ListRunsRequest(page_size=1), metadata=ADMIN)
+    request = catalogue_service_pb2.ListRunsRequest(page_size=1, page_token=first.next_page_token)
+    second = await catalogue(gateway).ListRuns(request, metadata=ADMIN)
+    assert [run.run_id for run in (*first.runs, *second.runs)] == ['ad-2', 'ad-1']
+    assert second.next_page_token == ''
+
+
+async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Checkpoints appear in the catalogue as told, and leave it when they are deleted."""
+    changes = upstream.checkpoints.watch.changes
+    events = [checkpoint_event('one'), checkpoint_event('two'), checkpoint_event('three', tenant_id='alice')]
+    for event in events:
+        changes.put_nowait(event)
+    stub, request = catalogue(gateway), catalogue_service_pb2.ListRunCheckpointsRequest(run_id='ad-1')
+
+    async def listed() -> list[Any]:
+        return list((await stub.ListRunCheckpoints(request, metadata=ADMIN)).checkpoints)
+
+    assert await until(listed, lambda found: len(found) == 2) == [events[1].checkpoint, events[0].checkpoint]
+    deletion = checkpoint_service_pb2.WatchCheckpointsResponse(tenant_id='default', resume_token='gone')
+    deletion.deletion.checkpoint_id = 'ad-1/weights/one'
+    changes.put_nowait(deletion)
+    assert await until(listed, lambda found: len(found) == 1) == [events[1].checkpoint]
+
+
+async def test_catalogue_outlives_its_services(tmp_path: Path) -> None:
+    """Runs stay listed while the model service is away; what it lost is inactive once it is back."""
+    first = Upstream()
+    first.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
+    async with first.serving():
+        address = first.address
+        async with running_gateway(tmp_path, upstream=address) as gateway:
+            await until(lambda: list_runs(gateway), lambda runs: set(runs) == {'ad-1', 'ad-2'})
+    async with running_gateway(tmp_path, upstream=address) as gateway:
+        assert all(run.is_active for run in (await list_runs(gateway)).values())
+        second = Upstream()
+        second.adapters.watch.snapshot = [adapter_event('ad-2', step_count=9)]
+        async with second.serving(listen=address):
+            runs = await until(lambda: list_runs(gateway), lambda found: not found['ad-1'].is_active)
+            assert (runs['ad-2'].is_active, runs['ad-2'].step_count) == (True, 9)
+
+
+async def test_server_info_covers_all_services(gateway: RunningGateway) -> None:
+    """The gateway's part comes first, then the others; what is not built is told of each method."""
+    stub = server_service_pb2_grpc.ServerServiceStub(gateway.channel)
+    info = await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ADMIN)
+    assert info.services[0].service == 'gateway'
+    assert all(service.is_reachable for service in info.services)
+    support = {item.method: item.is_supported for item in info.services[0].methods}
+    assert support['twinkle.api.gateway.v1.CatalogueService/ListRuns']
+    assert support['twinkle.api.model.v1.AdapterService/GetAdapter']
+    assert not support['twinkle.api.model.v1.AdapterService/CreateAdapter']
+    assert not support['twinkle.api.gateway.v1.CatalogueService/GetUsage']
+    assert not any(built for method, built in support.items() if 'FleetService' in method)
+
+
+async def test_server_info_shows_what_cannot_be_reached(tmp_path: Path) -> None:
+    """Services that are not there are named, and their methods make no promise."""
+    async with running_gateway(tmp_path) as gateway:
+        stub = server_service_pb2_grpc.ServerServiceStub(gateway.channel)
+        info = await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ADMIN)
+        reachable = {service.service: service.is_reachable for service in info.services}
+        assert reachable == {
+            'gateway': True,
+            'model': False,
+            'sampler': False,
+            'data': False,
+            'checkpoint': False,
+        }
+
+
+async def test_unbuilt_verbs_say_so(gateway: RunningGateway) -> None:
+    """What is in the contract only is UNIMPLEMENTED by name."""
+    fleet = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
+    calls = [
+        fleet.ListReplicas(fleet_service_pb2.ListReplicasRequest(), metadata=ADMIN),
+        catalogue(gateway).GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=ADMIN),
+    ]
+    for failure in await asyncio.gather(*map(failure_of, calls)):
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, 'NOT_BUILT_YET')

@@ -1,0 +1,48 @@
+"""The gateway's configuration refuses what could not work, before anything starts."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from services.gateway.config import GatewayConfig
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'),
+    [
+        ('bootstrap_key', 'without-the-prefix-but-long'),
+        ('bootstrap_key', 'tml-short'),
+        ('key_pepper', 'ab' * 15),
+        ('key_pepper', 'no hexadecimal digits at all, really'),
+        ('database_url', 'mysql://host/name'),
+        ('session_lifetime', timedelta(seconds=30)),
+        ('heartbeat_interval', timedelta()),
+        ('upstreams', {'models': 'host:1'}),
+    ],
+)
+def test_value_that_could_not_work_is_refused(field: str, value: Any) -> None:
+    """Each wrong value is named."""
+    with pytest.raises(ValidationError):
+        GatewayConfig.model_validate({field: value})
+
+
+def test_secrets_are_not_in_the_printed_configuration() -> None:
+    """A configuration that lands in a log gives nothing away."""
+    config = GatewayConfig(
+        bootstrap_key='tml-' + 's' * 20,
+        key_pepper='ab' * 16,
+        database_url='postgresql://user:password@host/name',
+        internal_token='token-of-services',
+    )
+    for secret in ('s' * 20, 'abab', 'password', 'token-of-services'):
+        assert secret not in repr(config)
+
+
+def test_state_goes_to_sqlite_in_the_state_folder_by_default(tmp_path: Path) -> None:
+    """Without a URL the database is a file beside the pepper."""
+    config = GatewayConfig(state_dir=tmp_path)
+    assert config.database_address() == f'sqlite:///{tmp_path}/gateway.db'
+    assert config.pepper_file() == tmp_path / 'key_pepper'
