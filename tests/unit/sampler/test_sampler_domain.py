@@ -1,0 +1,145 @@
+"""Rules of the sampler service: fair turns, what stays in memory, who may find a request."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.kit.errors import InvalidField
+from services.sampler.domain.adapter import AdapterKey, CheckpointFacts, VersionKey
+from services.sampler.domain.errors import ContextExceeded, RequestIdTaken, RequestNotFound
+from services.sampler.domain.fair_queue import FairQueue
+from services.sampler.domain.generation import EngineFacts, check_fits
+from services.sampler.domain.residency import Residency, ResidentVersion
+from services.sampler.domain.running_requests import RunningRequests
+from twinkle.data_format import SamplingParams
+
+FACTS = EngineFacts(
+    base_model='tiny', context_tokens=10, vocabulary_size=320, parameter_count=1, dtype='float32', max_sequences=2
+)
+
+
+def key(name: str, version: int = 1, tenant: str = 'alice') -> VersionKey:
+    """Return a version's name."""
+    return VersionKey(AdapterKey(tenant, name), version)
+
+
+def held(version: VersionKey) -> ResidentVersion:
+    """Return a version that is loaded."""
+    return ResidentVersion(key=version, size_bytes=1, digest='')
+
+
+@given(st.lists(st.sampled_from('abc'), max_size=30))
+def test_each_tenant_gets_every_third_turn_while_it_waits(arrivals):
+    """Within a tenant order is kept; no tenant is passed over twice by another."""
+    queue = FairQueue[tuple[str, int]]()
+    for place, tenant in enumerate(arrivals):
+        queue.push(tenant, (tenant, place))
+    popped = [queue.pop() for _ in arrivals]
+    for tenant in 'abc':
+        places = [place for name, place in popped if name == tenant]
+        assert places == sorted(places)
+    for first in range(len(popped)):
+        tenant = popped[first][0]
+        later = [place for place in range(first + 1, len(popped)) if popped[place][0] == tenant]
+        between = [name for name, _ in popped[first + 1 : later[0]]] if later else []
+        assert len(between) == len(set(between))
+    with pytest.raises(IndexError):
+        queue.pop()
+
+
+def test_discarded_item_takes_no_turn():
+    """What left the queue is not popped, and leaving twice is told."""
+    queue = FairQueue[int]()
+    queue.push('a', 1)
+    queue.push('a', 2)
+    assert queue.discard('a', 1)
+    assert not queue.discard('a', 1)
+    assert (queue.pop(), len(queue)) == (2, 0)
+
+
+def test_least_recently_used_version_leaves_first():
+    """Using a version saves it; room is made for exactly one."""
+    residency = Residency(2)
+    for name in ('a', 'b'):
+        assert residency.make_room() == []
+        residency.add(held(key(name)))
+    residency.use(residency.get(key('a')))
+    residency.release(residency.get(key('a')))
+    assert residency.make_room() == [key('b')]
+    residency.add(held(key('c')))
+    assert residency.make_room() == [key('a')]
+
+
+def test_versions_in_use_never_leave():
+    """With every version in use there is no room, and nothing is forgotten."""
+    residency = Residency(1)
+    version = held(key('a'))
+    residency.add(version)
+    residency.use(version)
+    assert residency.make_room() is None
+    assert residency.get(key('a')) is version
+    residency.release(version)
+    assert residency.make_room() == [key('a')]
+
+
+def test_publishing_alone_keeps_nothing_in_memory():
+    """A newer version of an adapter that nobody samples does not count as use."""
+    residency = Residency(3)
+    residency.add(held(key('idle', 1)))
+    residency.add(held(key('busy', 1)))
+    residency.add(held(key('idle', 2)))
+    assert residency.make_room()[0].adapter.name == 'idle'
+    assert residency.newest(AdapterKey('alice', 'busy')) is not None
+
+
+def test_tenants_see_their_own_versions():
+    """The same adapter id of another tenant is another adapter."""
+    residency = Residency(4)
+    residency.add(held(key('a', 2)))
+    residency.add(held(key('a', 1)))
+    residency.add(held(key('a', 5, tenant='bob')))
+    assert [item.key.version for item in residency.of_tenant('alice')] == [1, 2]
+    assert residency.forget_idle(AdapterKey('alice', 'a')) == [key('a', 1), key('a', 2)]
+    assert [item.key.version for item in residency.of_tenant('bob')] == [5]
+
+
+def test_replaced_checkpoint_is_another_key():
+    """Two states under one path never share a name here."""
+    first, second = (CheckpointFacts(path='p', digest=digest, step_count=0) for digest in 'ab')
+    assert first.version_key('alice') != second.version_key('alice')
+    assert first.version_key('alice').version == 1
+
+
+def test_requests_are_found_by_their_tenant_alone():
+    """Ids are per tenant, taken while running and free afterwards."""
+    requests = RunningRequests()
+    request = requests.begin('alice', 'r')
+    with pytest.raises(RequestIdTaken):
+        requests.begin('alice', 'r')
+    requests.begin('bob', 'r')
+    with pytest.raises(RequestNotFound):
+        requests.find('carol', 'r')
+    assert requests.find('alice', 'r') is request
+    requests.end(request)
+    with pytest.raises(RequestNotFound):
+        requests.find('alice', 'r')
+
+
+@pytest.mark.parametrize(
+    ('prompt_tokens', 'params', 'error'),
+    [
+        (9, {}, None),
+        (10, {'max_tokens': 0}, None),
+        (10, {}, ContextExceeded),
+        (5, {'max_tokens': 6}, ContextExceeded),
+        (5, {'min_tokens': 6}, InvalidField),
+        (5, {'max_tokens': 2, 'min_tokens': 3}, InvalidField),
+    ],
+)
+def test_what_does_not_fit_is_refused(prompt_tokens, params, error):
+    """Prompt, new tokens and context must agree."""
+    if error is None:
+        check_fits(prompt_tokens, SamplingParams(**params), FACTS)
+    else:
+        with pytest.raises(error):
+            check_fits(prompt_tokens, SamplingParams(**params), FACTS)
