@@ -7,9 +7,10 @@ from services.kit.clock import SystemClock
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
+from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.model.api.adapter_servicer import AdapterServicer
+from services.model.api.endpoints import endpoints
 from services.model.api.training_servicer import TrainingServicer
 from services.model.application.admission import Admission
 from services.model.application.create_adapter import CreateAdapter
@@ -22,12 +23,6 @@ from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.backends.local import LocalBackend
 from services.model.config import ModelConfig
 from services.model.ports import TrainerBackend, WeightStore
-from twinkle.api.model.v1 import (
-    adapter_service_pb2,
-    adapter_service_pb2_grpc,
-    training_service_pb2,
-    training_service_pb2_grpc,
-)
 
 
 def build_server(config: ModelConfig, backend: TrainerBackend, store: WeightStore) -> RpcServer:
@@ -62,19 +57,20 @@ def build_server(config: ModelConfig, backend: TrainerBackend, store: WeightStor
     return RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
-        endpoints=[
-            Endpoint(
-                adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'],
-                adapters,
-                adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server,
-            ),
-            Endpoint(
-                training_service_pb2.DESCRIPTOR.services_by_name['TrainingService'],
-                training,
-                training_service_pb2_grpc.add_TrainingServiceServicer_to_server,
-            ),
-        ],
+        endpoints=endpoints(adapters, training),
         facts=backend.facts,
+    )
+
+
+async def load_backend(config: ModelConfig) -> LocalBackend:
+    """Load the engine that the configuration describes."""
+    return await LocalBackend.load(
+        config.base_model,
+        dtype=config.dtype,
+        device=config.device,
+        thread_count=config.thread_count,
+        max_batch_tokens=config.max_batch_tokens,
+        max_lora_rank=config.max_lora_rank,
     )
 
 
@@ -84,7 +80,7 @@ async def main() -> None:
     start_telemetry(config.telemetry, service=config.service)
     async with AsyncExitStack() as stack:
         stack.callback(stop_telemetry)
-        backend = await LocalBackend.load(config)
+        backend = await load_backend(config)
         stack.push_async_callback(backend.close)
         channel = await stack.enter_async_context(
             open_channel(config.checkpoint_address, internal_token=config.internal_token)

@@ -10,7 +10,6 @@ from services.kit.server_facts import BaseModelFacts, ServerFacts
 from services.kit.worker import SingleWorker
 from services.model.backends.choices import configure, training_config_of
 from services.model.backends.refusals import engine_errors_as_facts
-from services.model.config import ModelConfig
 from services.model.domain import operation as verbs
 from services.model.domain import result as results
 from services.model.domain.errors import BatchTooLarge
@@ -56,16 +55,39 @@ class LocalBackend:
         }
 
     @classmethod
-    async def load(cls, config: ModelConfig) -> 'LocalBackend':
-        """Load the model that `config` names.
+    async def load(
+        cls,
+        base_model: str,
+        *,
+        dtype: str = 'float32',
+        device: str = 'cpu',
+        thread_count: int = 0,
+        max_batch_tokens: int = 65536,
+        max_lora_rank: int = 256,
+    ) -> 'LocalBackend':
+        """Load a model and its engine.
+
+        Args:
+            base_model: hub id, alias or folder; also the name it goes by.
+            dtype: of the frozen weights, by torch's name.
+            device: torch's name of it.
+            thread_count: threads torch may use in this process; 0 leaves it to torch.
+            max_batch_tokens: larger batches are refused.
+            max_lora_rank: told to callers; the application refuses higher ones.
 
         Raises:
             ModelNotFound: the id resolves to nothing.
             UnsupportedModel: the architecture cannot be run.
         """
         worker = SingleWorker('trainer')
-        engine = await worker.run(_load_engine, config)
-        return cls(engine, _facts(config, engine), worker)
+        engine = await worker.run(_load_engine, base_model, dtype, device, thread_count)
+        facts = ServerFacts(
+            base_models=[_model_facts(base_model, dtype, engine.model)],
+            components=_components(),
+            batch_tokens=max_batch_tokens,
+            lora_rank=max_lora_rank,
+        )
+        return cls(engine, facts, worker)
 
     def facts(self) -> ServerFacts:
         """Return the base model, the components known by name, and limits."""
@@ -202,37 +224,32 @@ class LocalBackend:
         return results.MetricResult(values=self._engine.calculate_metric(adapter_id, is_training=verb.is_training))
 
 
-def _load_engine(config: ModelConfig) -> TrainerEngine:
-    if config.thread_count:
-        torch.set_num_threads(config.thread_count)
-    model = PackedCausalLM.load(resolve_model(config.base_model), dtype=config.dtype, device=config.device)
-    return TrainerEngine(model)
+def _load_engine(base_model: str, dtype: str, device: str, thread_count: int) -> TrainerEngine:
+    if thread_count:
+        torch.set_num_threads(thread_count)
+    return TrainerEngine(PackedCausalLM.load(resolve_model(base_model), dtype=dtype, device=device))
 
 
-def _facts(config: ModelConfig, engine: TrainerEngine) -> ServerFacts:
-    model = engine.model
-    return ServerFacts(
-        base_models=[
-            BaseModelFacts(
-                base_model=config.base_model,
-                context_tokens=model.max_position_embeddings,
-                vocabulary_size=model.vocab_size,
-                parameter_count=model.parameter_count,
-                dtype=config.dtype,
-                is_trainable=True,
-            )
-        ],
-        components={
-            'loss': LOSSES.names,
-            'lr_scheduler': scheduler_names(),
-            'metric': METRICS.names,
-            'optimizer': optimizer_names(),
-            'processor': PROCESSORS.names,
-            'template': template_names(),
-        },
-        batch_tokens=config.max_batch_tokens,
-        lora_rank=config.max_lora_rank,
+def _model_facts(base_model: str, dtype: str, model: PackedCausalLM) -> BaseModelFacts:
+    return BaseModelFacts(
+        base_model=base_model,
+        context_tokens=model.max_position_embeddings,
+        vocabulary_size=model.vocab_size,
+        parameter_count=model.parameter_count,
+        dtype=dtype,
+        is_trainable=True,
     )
+
+
+def _components() -> dict[str, tuple[str, ...]]:
+    return {
+        'loss': LOSSES.names,
+        'lr_scheduler': scheduler_names(),
+        'metric': METRICS.names,
+        'optimizer': optimizer_names(),
+        'processor': PROCESSORS.names,
+        'template': template_names(),
+    }
 
 
 def _options(options: verbs.ForwardOptions) -> ForwardOptions:

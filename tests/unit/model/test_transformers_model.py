@@ -8,7 +8,10 @@ import peft
 import pytest
 import torch
 
+from twinkle import get_device_placement, get_logger
 from twinkle.data_format import LoraConfig, LossOutput
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.infra import NotSupportedYet
 from twinkle.model import (
     AdapterNotReady,
@@ -18,6 +21,7 @@ from twinkle.model import (
     TransformersModel,
     UnknownAdapter,
 )
+from twinkle.preprocessor import SelfCognitionProcessor
 
 SEED_QUESTIONS = [
     {'query': f'Who are you? ({n})', 'response': 'I am {{NAME}} by {{AUTHOR}}.', 'tag': 'en'} for n in range(24)
@@ -33,22 +37,20 @@ def trainer(tiny_llama_dir: Path) -> TransformersModel:
     return trainer
 
 
-def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_path, monkeypatch):
-    """The seed document's loop runs as written, with its hub ids in a local mirror."""
-    (tmp_path / 'models' / 'Qwen').mkdir(parents=True)
-    (tmp_path / 'models' / 'Qwen' / 'Qwen3.5-4B').symlink_to(tiny_qwen3_dir)
-    dataset_dir = tmp_path / 'datasets' / 'swift' / 'self-cognition'
+def build_mirror(folder: Path, model_dir: Path) -> None:
+    """Put the quick start's model and dataset where its ids resolve to them."""
+    (folder / 'models' / 'Qwen').mkdir(parents=True)
+    (folder / 'models' / 'Qwen' / 'Qwen3.5-4B').symlink_to(model_dir)
+    dataset_dir = folder / 'datasets' / 'swift' / 'self-cognition'
     dataset_dir.mkdir(parents=True)
     (dataset_dir / 'train.jsonl').write_text('\n'.join(json.dumps(row) for row in SEED_QUESTIONS))
+
+
+def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_path, monkeypatch):
+    """The seed document's loop runs as written, with its hub ids in a local mirror."""
+    build_mirror(tmp_path, tiny_qwen3_dir)
     monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path))
     monkeypatch.chdir(tmp_path)
-
-    from peft import LoraConfig  # noqa: PLC0415 - the program as written
-
-    from twinkle import get_device_placement, get_logger  # noqa: PLC0415
-    from twinkle.dataloader import DataLoader  # noqa: PLC0415
-    from twinkle.dataset import Dataset, DatasetMeta  # noqa: PLC0415
-    from twinkle.preprocessor import SelfCognitionProcessor  # noqa: PLC0415
 
     logger = get_logger()
     dataset = Dataset(dataset_meta=DatasetMeta('ms://swift/self-cognition', data_slice=range(20)))
@@ -57,7 +59,7 @@ def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_p
     dataset.encode()
     dataloader = DataLoader(dataset=dataset, batch_size=8)
     model = TransformersModel(model_id='ms://Qwen/Qwen3.5-4B')
-    lora_config = LoraConfig(r=8, lora_alpha=32, target_modules='all-linear')
+    lora_config = peft.LoraConfig(r=8, lora_alpha=32, target_modules='all-linear')
     model.add_adapter_to_model('default', lora_config, gradient_accumulation_steps=2)
     model.set_optimizer(optimizer_cls='AdamW', lr=1e-4)
     model.set_lr_scheduler(

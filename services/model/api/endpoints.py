@@ -1,0 +1,27 @@
+"""The services of the contract that this server offers."""
+
+from services.kit.rpc.server import Endpoint
+from services.model.api.adapter_servicer import AdapterServicer
+from services.model.api.training_servicer import TrainingServicer
+from twinkle.api.model.v1 import (
+    adapter_service_pb2,
+    adapter_service_pb2_grpc,
+    training_service_pb2,
+    training_service_pb2_grpc,
+)
+
+
+def endpoints(adapters: AdapterServicer, training: TrainingServicer) -> list[Endpoint]:
+    """Return what the server registers."""
+    return [
+        Endpoint(
+            adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'],
+            adapters,
+            adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server,
+        ),
+        Endpoint(
+            training_service_pb2.DESCRIPTOR.services_by_name['TrainingService'],
+            training,
+            training_service_pb2_grpc.add_TrainingServiceServicer_to_server,
+        ),
+    ]
