@@ -1,0 +1,208 @@
+"""Requests about datasets to values, with every check of their fields, and datasets to messages."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal
+
+import xxhash
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from services.data.api.convert_chats import row_from_trajectory
+from services.data.api.convert_fields import dict_from_struct, fingerprint_of, id_from_proto, not_negative
+from services.data.api.convert_steps import step_to_proto, steps_from_proto
+from services.data.application.apply_steps import ApplyOrder
+from services.data.application.create_dataset import CreateOrder
+from services.data.application.export_dataset import Piece
+from services.data.application.upload import UploadChunk, UploadHeader, UploadStatus
+from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, UploadSource
+from services.kit.caller import Caller
+from services.kit.errors import ChunkCorrupt, InvalidField
+from services.kit.paging import Page, page_token_after, parse_page
+from twinkle.api.data.v1 import dataset_pb2
+from twinkle.api.data.v1 import dataset_service_pb2 as wire
+from twinkle.api.tensor.v1 import tensor_pb2
+
+FileFormat = Literal['jsonl', 'parquet', 'csv']
+
+_CHUNK_LIMIT_BYTES = 4 << 20
+_FORMATS: dict[int, FileFormat] = {
+    dataset_pb2.FILE_FORMAT_JSONL: 'jsonl',
+    dataset_pb2.FILE_FORMAT_PARQUET: 'parquet',
+    dataset_pb2.FILE_FORMAT_CSV: 'csv',
+}
+
+
+def create_order_from_proto(request: wire.CreateDatasetRequest) -> CreateOrder:
+    """Return what is to be created.
+
+    Raises:
+        InvalidField, UnknownComponent: a field is wrong; names it.
+    """
+    return CreateOrder(
+        request_id=id_from_proto(request.request_id, 'request_id'),
+        fingerprint=fingerprint_of(request),
+        source=_source_from_proto(request.source),
+        steps=steps_from_proto(request.steps),
+    )
+
+
+def apply_order_from_proto(request: wire.ApplyRequest) -> ApplyOrder:
+    """Return what is to be applied.
+
+    Raises:
+        InvalidField, UnknownComponent: a field is wrong; names it.
+    """
+    if not request.steps:
+        raise InvalidField('steps', 'must have at least one step')
+    return ApplyOrder(
+        request_id=id_from_proto(request.request_id, 'request_id'),
+        fingerprint=fingerprint_of(request),
+        dataset_id=id_from_proto(request.dataset_id, 'dataset_id'),
+        steps=steps_from_proto(request.steps),
+    )
+
+
+def format_from_proto(file_format: int, field: str) -> FileFormat:
+    """Return a file format.
+
+    Raises:
+        InvalidField: it is unset or unknown.
+    """
+    if file_format not in _FORMATS:
+        raise InvalidField(field, 'must be FILE_FORMAT_JSONL, FILE_FORMAT_PARQUET or FILE_FORMAT_CSV')
+    return _FORMATS[file_format]
+
+
+async def upload_parts_from_proto(
+    requests: AsyncIterator[wire.UploadRequest],
+) -> AsyncIterator[UploadHeader | UploadChunk]:
+    """Yield the parts of an upload as they come.
+
+    Raises:
+        InvalidField: a part is empty or malformed.
+        ChunkCorrupt: a chunk does not match its checksum.
+    """
+    async for request in requests:
+        match request.WhichOneof('part'):
+            case 'header':
+                upload_id = id_from_proto(request.header.upload_id, 'header.upload_id')
+                yield UploadHeader(upload_id, not_negative(request.header.size_bytes, 'header.size_bytes'))
+            case 'chunk':
+                yield _chunk_from_proto(request.chunk)
+            case _:
+                raise InvalidField('part', 'must be a header or a chunk')
+
+
+def upload_to_proto(status: UploadStatus) -> wire.UploadResponse:
+    """Return where an upload stands, to who sent it."""
+    return wire.UploadResponse(
+        upload_id=status.upload_id, committed_bytes=status.committed_bytes, is_complete=status.is_complete
+    )
+
+
+def page_from_proto(caller: Caller, request: wire.ListDatasetsRequest) -> Page:
+    """Return which page is asked for.
+
+    Raises:
+        InvalidField, InvalidPageToken: it cannot be had.
+    """
+    return parse_page(request.page_size, request.page_token, query=_query(caller))
+
+
+def page_to_proto(caller: Caller, datasets: Sequence[Dataset], last_id: str | None) -> wire.ListDatasetsResponse:
+    """Return a page of datasets."""
+    token = page_token_after(last_id, query=_query(caller)) if last_id is not None else ''
+    return wire.ListDatasetsResponse(datasets=[dataset_to_proto(item) for item in datasets], next_page_token=token)
+
+
+def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
+    """Return what a dataset's owner may know of it."""
+    create_time = Timestamp()
+    create_time.FromDatetime(dataset.create_time)
+    return dataset_pb2.Dataset(
+        dataset_id=dataset.dataset_id,
+        row_count=dataset.row_count,
+        columns=dataset.columns,
+        is_encoded=dataset.is_encoded,
+        token_count=dataset.token_count,
+        steps=[step_to_proto(step) for step in dataset.steps],
+        warnings=dataset.warnings,
+        create_time=create_time,
+    )
+
+
+def piece_to_proto(piece: Piece) -> wire.ExportDatasetResponse:
+    """Return a piece of an exported file."""
+    chunk = tensor_pb2.TensorChunk(offset=piece.offset, data=piece.data, checksum=_checksum_of(piece.data))
+    return wire.ExportDatasetResponse(chunk=chunk)
+
+
+def _chunk_from_proto(chunk: tensor_pb2.TensorChunk) -> UploadChunk:
+    if not 1 <= len(chunk.data) <= _CHUNK_LIMIT_BYTES:
+        raise InvalidField('chunk.data', f'must have 1 to {_CHUNK_LIMIT_BYTES} bytes, got {len(chunk.data)}')
+    if _checksum_of(chunk.data) != chunk.checksum:
+        raise ChunkCorrupt(chunk.offset)
+    return UploadChunk(not_negative(chunk.offset, 'chunk.offset'), chunk.data)
+
+
+def _checksum_of(data: bytes) -> int:
+    digest = xxhash.xxh3_64_intdigest(data)
+    return digest - (1 << 64) if digest >> 63 else digest
+
+
+def _query(caller: Caller) -> str:
+    return f'ListDatasets {caller.tenant_id}'
+
+
+def _source_from_proto(source: dataset_pb2.DatasetSource) -> Source:
+    match source.WhichOneof('source'):
+        case 'hub':
+            return _hub_from_proto(source.hub)
+        case 'rows':
+            return RowSource(rows=_rows_from_proto(source.rows))
+        case 'trajectories':
+            return RowSource(rows=_chats_from_proto(source.trajectories))
+        case 'upload':
+            return UploadSource(
+                upload_id=id_from_proto(source.upload.upload_id, 'source.upload.upload_id'),
+                file_format=format_from_proto(source.upload.format, 'source.upload.format'),
+            )
+        case 'mixture':
+            ids = enumerate(source.mixture.dataset_ids)
+            parts = tuple(id_from_proto(value, f'source.mixture.dataset_ids[{i}]') for i, value in ids)
+            if not parts:
+                raise InvalidField('source.mixture.dataset_ids', 'must name at least one dataset')
+            return MixtureSource(dataset_ids=parts, is_interleaved=source.mixture.is_interleaved)
+        case _:
+            raise InvalidField('source', 'must hold exactly one of hub, rows, trajectories, upload and mixture')
+
+
+def _hub_from_proto(hub: dataset_pb2.HubSource) -> HubSource:
+    begin = not_negative(hub.begin_row, 'source.hub.begin_row') if hub.HasField('begin_row') else None
+    end = not_negative(hub.end_row, 'source.hub.end_row') if hub.HasField('end_row') else None
+    if end is not None and end <= (begin or 0):
+        raise InvalidField('source.hub.end_row', f'must be greater than begin_row, got {end}')
+    return HubSource(
+        dataset_id=id_from_proto(hub.dataset_id, 'source.hub.dataset_id'),
+        subset_name=hub.subset_name or 'default',
+        split=hub.split or 'train',
+        begin_row=begin,
+        end_row=end,
+    )
+
+
+def _rows_from_proto(source: dataset_pb2.RowSource) -> list[dict[str, Any]]:
+    rows = [dict_from_struct(row) for row in source.rows]
+    if not rows:
+        raise InvalidField('source.rows.rows', 'must have at least one row')
+    for index, row in enumerate(rows):
+        if not row or set(row) != set(rows[0]):
+            keys = ', '.join(sorted(rows[0])) or 'at least one key'
+            raise InvalidField(f'source.rows.rows[{index}]', f'must have the keys of every row: {keys}')
+    return rows
+
+
+def _chats_from_proto(source: dataset_pb2.TrajectorySource) -> list[dict[str, Any]]:
+    if not source.trajectories:
+        raise InvalidField('source.trajectories.trajectories', 'must have at least one chat')
+    chats = enumerate(source.trajectories)
+    return [row_from_trajectory(chat, f'source.trajectories.trajectories[{index}]') for index, chat in chats]

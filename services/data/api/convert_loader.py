@@ -1,0 +1,94 @@
+"""Requests about loaders to values, with every check of their fields, and batches to messages."""
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+
+from services.data.api.convert_chats import trajectory_of_row
+from services.data.api.convert_fields import fingerprint_of, id_from_proto, not_negative
+from services.data.application.open_loader import LoaderOrder
+from services.data.application.stream_batches import Batch, Credits, End, StreamStart
+from services.data.domain import Cursor, Loader, Row
+from services.kit.errors import InvalidField
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.data.v1 import dataset_pb2, input_feature_pb2
+from twinkle.api.data.v1 import loader_service_pb2 as wire
+
+_MOST_ROWS = 65_536
+"""Examples a batch may have."""
+_TOKEN_COLUMNS = ('input_ids', 'position_ids', 'labels', 'loss_weights', 'completion_mask')
+
+
+def loader_order_from_proto(request: wire.OpenLoaderRequest) -> LoaderOrder:
+    """Return what is to be read.
+
+    Raises:
+        InvalidField: a field is missing or out of range.
+    """
+    if not 1 <= request.batch_size <= _MOST_ROWS:
+        raise InvalidField('batch_size', f'must be from 1 to {_MOST_ROWS}, got {request.batch_size}')
+    return LoaderOrder(
+        request_id=id_from_proto(request.request_id, 'request_id'),
+        fingerprint=fingerprint_of(request),
+        dataset_id=id_from_proto(request.dataset_id, 'dataset_id'),
+        batch_size=request.batch_size,
+        shuffle_seed=request.shuffle_seed if request.HasField('shuffle_seed') else None,
+        epoch_count=not_negative(request.epoch_count, 'epoch_count') if request.HasField('epoch_count') else 1,
+        is_last_partial_dropped=request.is_last_partial_dropped,
+    )
+
+
+def loader_to_proto(loader: Loader) -> dataset_pb2.Loader:
+    """Return what a loader's owner may know of it."""
+    return dataset_pb2.Loader(
+        loader_id=loader.loader_id,
+        dataset_id=loader.dataset_id,
+        batch_size=loader.batch_size,
+        batch_count=loader.batch_count,
+    )
+
+
+async def stream_requests_from_proto(
+    requests: AsyncIterator[wire.StreamBatchesRequest],
+) -> AsyncIterator[StreamStart | Credits]:
+    """Yield what a reader sends, as it comes.
+
+    Raises:
+        InvalidField: a message is empty or malformed.
+    """
+    async for request in requests:
+        match request.WhichOneof('part'):
+            case 'start':
+                yield _start_from_proto(request.start)
+            case 'credits':
+                yield Credits(request.credits)
+            case _:
+                raise InvalidField('part', 'must be a start or credits')
+
+
+def batch_to_proto(item: Batch | End) -> wire.StreamBatchesResponse:
+    """Return a batch, or the end."""
+    cursor = dataset_pb2.Cursor(consumed_rows=item.cursor.consumed_rows, state=item.cursor.state)
+    if isinstance(item, End):
+        return wire.StreamBatchesResponse(cursor=cursor, epoch=item.epoch, is_end=True)
+    return wire.StreamBatchesResponse(
+        batch=input_feature_pb2.FeatureBatch(features=[_feature_to_proto(row) for row in item.rows]),
+        cursor=cursor,
+        epoch=item.epoch,
+        trajectories=[trajectory_of_row(row) for row in item.rows] if item.is_trajectory_included else [],
+    )
+
+
+def _start_from_proto(start: wire.StreamStart) -> StreamStart:
+    cursor = None
+    if start.HasField('cursor'):
+        cursor = Cursor(not_negative(start.cursor.consumed_rows, 'start.cursor.consumed_rows'), start.cursor.state)
+    return StreamStart(id_from_proto(start.loader_id, 'start.loader_id'), cursor, start.is_trajectory_included)
+
+
+def _feature_to_proto(row: Row) -> input_feature_pb2.InputFeature:
+    feature = input_feature_pb2.InputFeature()
+    for name in _TOKEN_COLUMNS:
+        if name in row:
+            getattr(feature, name).CopyFrom(tensor_to_proto(np.asarray(row[name])))
+    return feature

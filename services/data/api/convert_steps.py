@@ -1,0 +1,127 @@
+"""The steps of a recipe between their messages and values, with every check of their fields."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from services.data.api.convert_fields import dict_from_struct, id_from_proto, struct_of
+from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
+from services.kit.errors import InvalidField, UnknownComponent
+from twinkle.api.data.v1 import dataset_pb2
+from twinkle.preprocessor import (
+    InvalidArguments,
+    build_filter,
+    build_preprocessor,
+    filter_names,
+    preprocessor_names,
+)
+from twinkle.template import template_names
+
+Strategy = Literal['raise', 'left', 'right', 'split', 'delete']
+
+_STRATEGIES: dict[int, Strategy] = {
+    dataset_pb2.TRUNCATION_STRATEGY_UNSPECIFIED: 'raise',
+    dataset_pb2.TRUNCATION_STRATEGY_RAISE: 'raise',
+    dataset_pb2.TRUNCATION_STRATEGY_LEFT: 'left',
+    dataset_pb2.TRUNCATION_STRATEGY_RIGHT: 'right',
+    dataset_pb2.TRUNCATION_STRATEGY_SPLIT: 'split',
+    dataset_pb2.TRUNCATION_STRATEGY_DELETE: 'delete',
+}
+_DEFAULT_TEMPLATE = 'Template'
+
+
+def steps_from_proto(steps: Iterable[dataset_pb2.DatasetStep]) -> tuple[Step, ...]:
+    """Return the steps of a request.
+
+    Raises:
+        InvalidField: one is empty, or an argument is wrong.
+        UnknownComponent: a preprocessor, filter or template is not known.
+    """
+    return tuple(_step_from_proto(step, f'steps[{index}]') for index, step in enumerate(steps))
+
+
+def step_to_proto(step: Step) -> dataset_pb2.DatasetStep:
+    """Return a step as a message."""
+    match step:
+        case MapStep():
+            message = dataset_pb2.MapStep(preprocessor=step.preprocessor, init_args=struct_of(step.init_args))
+            return dataset_pb2.DatasetStep(map=message)
+        case FilterStep():
+            message = dataset_pb2.FilterStep(filter=step.filter, init_args=struct_of(step.init_args))
+            return dataset_pb2.DatasetStep(filter=message)
+        case TemplateStep():
+            return dataset_pb2.DatasetStep(set_template=_template_to_proto(step))
+        case EncodeStep():
+            message = dataset_pb2.EncodeStep(is_generation_prompt_added=step.is_generation_prompt_added)
+            return dataset_pb2.DatasetStep(encode=message)
+        case PackStep():
+            return dataset_pb2.DatasetStep(pack=dataset_pb2.PackStep())
+        case CheckStep():
+            return dataset_pb2.DatasetStep(check=dataset_pb2.CheckStep())
+
+
+def _step_from_proto(step: dataset_pb2.DatasetStep, field: str) -> Step:
+    match step.WhichOneof('step'):
+        case 'map':
+            arguments = dict_from_struct(step.map.init_args)
+            _check_known(step.map.preprocessor, f'{field}.map.preprocessor', 'preprocessor', preprocessor_names())
+            _check_arguments(build_preprocessor, step.map.preprocessor, arguments, f'{field}.map.init_args')
+            return MapStep(preprocessor=step.map.preprocessor, init_args=arguments)
+        case 'filter':
+            arguments = dict_from_struct(step.filter.init_args)
+            _check_known(step.filter.filter, f'{field}.filter.filter', 'filter', filter_names())
+            _check_arguments(build_filter, step.filter.filter, arguments, f'{field}.filter.init_args')
+            return FilterStep(filter=step.filter.filter, init_args=arguments)
+        case 'set_template':
+            return _template_from_proto(step.set_template, f'{field}.set_template')
+        case 'encode':
+            return EncodeStep(is_generation_prompt_added=step.encode.is_generation_prompt_added)
+        case 'pack':
+            return PackStep()
+        case 'check':
+            return CheckStep()
+        case _:
+            raise InvalidField(field, 'must hold exactly one of map, filter, set_template, encode, pack and check')
+
+
+def _template_from_proto(config: dataset_pb2.TemplateConfig, field: str) -> TemplateStep:
+    name = config.name or _DEFAULT_TEMPLATE
+    _check_known(name, f'{field}.name', 'template', template_names())
+    strategy = _STRATEGIES.get(config.truncation_strategy)
+    if strategy is None:
+        raise InvalidField(f'{field}.truncation_strategy', 'must be one of RAISE, LEFT, RIGHT, SPLIT and DELETE')
+    default = TemplateStep(base_model='')
+    max_length = config.max_length if config.HasField('max_length') else default.max_length
+    if max_length < 1:
+        raise InvalidField(f'{field}.max_length', f'must be at least 1, got {max_length}')
+    return TemplateStep(
+        base_model=id_from_proto(config.base_model, f'{field}.base_model'),
+        name=name,
+        max_length=max_length,
+        truncation_strategy=strategy,
+        default_system=config.default_system if config.HasField('default_system') else None,
+        is_thinking_enabled=config.is_thinking_enabled if config.HasField('is_thinking_enabled') else True,
+    )
+
+
+def _template_to_proto(step: TemplateStep) -> dataset_pb2.TemplateConfig:
+    strategy = f'TRUNCATION_STRATEGY_{step.truncation_strategy.upper()}'
+    return dataset_pb2.TemplateConfig(
+        name=step.name,
+        base_model=step.base_model,
+        max_length=step.max_length,
+        truncation_strategy=dataset_pb2.TruncationStrategy.Value(strategy),
+        default_system=step.default_system,
+        is_thinking_enabled=step.is_thinking_enabled,
+    )
+
+
+def _check_known(name: str, field: str, kind: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise UnknownComponent(field, kind, name, known)
+
+
+def _check_arguments(build: Callable[..., Any], name: str, arguments: Mapping[str, Any], field: str) -> None:
+    try:
+        build(name, arguments)
+    except InvalidArguments as error:
+        raise InvalidField(field, str(error)) from error

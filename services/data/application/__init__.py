@@ -1,0 +1,3 @@
+"""The verbs of the data service, one a module."""
+
+__all__: list[str] = []

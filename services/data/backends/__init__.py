@@ -1,0 +1,3 @@
+"""The machines of the data service: the component library, and the disk."""
+
+__all__: list[str] = []

@@ -1,0 +1,144 @@
+"""Datasets on the local disk: one folder each, with a record and the rows of its revision.
+
+The rows of a new revision are written beside the old ones; replacing the record is the step
+that makes them current. What a crash leaves behind is cleared away at the next start.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from services.data.backends.record_files import RecordFiles, sync_folder
+from services.data.backends.row_files import RowFiles, write_rows
+from services.data.backends.threads import Threads
+from services.data.domain import Dataset, Row, Table
+from services.kit.errors import InvalidField
+from twinkle.dataset import UnreadableFile
+from twinkle.dataset import write_rows as write_file
+
+_RECORD = 'record.json'
+
+
+class DiskDatasets:
+    """Keeps datasets below one folder; implements `DatasetStore`."""
+
+    def __init__(self, root: Path, threads: Threads) -> None:
+        """Open the store at `root`, as it was left."""
+        self._root, self._threads = root, threads
+        self._records = RecordFiles(Dataset)
+        root.mkdir(parents=True, exist_ok=True)
+        self._known = {dataset.dataset_id: dataset for dataset in self._records.read_all(root, f'*/{_RECORD}')}
+        self._clear_left_overs()
+
+    def get(self, dataset_id: str) -> Dataset | None:
+        """Return what is known of a dataset."""
+        return self._known.get(dataset_id)
+
+    def of_tenant(self, tenant_id: str) -> list[Dataset]:
+        """Return a tenant's datasets, in no order."""
+        return [dataset for dataset in self._known.values() if dataset.tenant_id == tenant_id]
+
+    async def save(self, dataset: Dataset, table: Table) -> Dataset:
+        """Keep a dataset and its rows in one step."""
+        # A caller that goes away does not stop a change that has begun: disk and index stay alike.
+        return await asyncio.shield(self._save(dataset, table))
+
+    async def load(self, dataset: Dataset) -> Table:
+        """Return all rows."""
+        rows = await self._threads.run(lambda: list(RowFiles(self._rows_of(dataset))))
+        return Table(rows=rows, is_encoded=dataset.is_encoded, is_packed=dataset.is_packed, template=dataset.template)
+
+    def reader(self, dataset: Dataset) -> 'DiskRows':
+        """Return a reader of this revision."""
+        return DiskRows(RowFiles(self._rows_of(dataset)), self._threads)
+
+    async def export(self, dataset: Dataset, file_format: str) -> 'DiskFile':
+        """Return the dataset as a file, written when it is first asked for."""
+        path = self._rows_of(dataset) / f'export.{file_format}'
+        try:
+            if not path.exists():
+                await self._threads.run(lambda: write_file(path, RowFiles(path.parent)))
+        except UnreadableFile as error:
+            raise InvalidField('format', str(error)) from error
+        return DiskFile(path, self._threads)
+
+    async def delete(self, dataset: Dataset) -> None:
+        """Forget a dataset and its rows."""
+        self._known.pop(dataset.dataset_id, None)
+        await asyncio.shield(self._threads.run(self._remove, dataset.dataset_id))
+
+    async def _save(self, dataset: Dataset, table: Table) -> Dataset:
+        saved = await self._threads.run(self._write, dataset, table)
+        self._known[dataset.dataset_id] = saved
+        return saved
+
+    def _write(self, dataset: Dataset, table: Table) -> Dataset:
+        rows_folder = self._rows_of(dataset)
+        shutil.rmtree(rows_folder, ignore_errors=True)
+        rows_folder.mkdir(parents=True)
+        saved = replace(dataset, content_digest=write_rows(rows_folder, table))
+        sync_folder(rows_folder)
+        self._records.write(rows_folder.parent / _RECORD, saved)
+        sync_folder(self._root)
+        self._clear_revisions(saved)
+        return saved
+
+    def _remove(self, dataset_id: str) -> None:
+        # The record first: a folder without one is cleared away at the next start.
+        (self._root / dataset_id / _RECORD).unlink(missing_ok=True)
+        shutil.rmtree(self._root / dataset_id, ignore_errors=True)
+
+    def _rows_of(self, dataset: Dataset) -> Path:
+        return self._root / dataset.dataset_id / f'revision-{dataset.revision}'
+
+    def _clear_revisions(self, dataset: Dataset) -> None:
+        current = self._rows_of(dataset)
+        for folder in current.parent.glob('revision-*'):
+            if folder != current:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _clear_left_overs(self) -> None:
+        for folder in self._root.iterdir():
+            if folder.name in self._known:
+                self._clear_revisions(self._known[folder.name])
+            elif folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class DiskRows:
+    """Rows of one revision; implements `RowReader`."""
+
+    def __init__(self, files: RowFiles, threads: Threads) -> None:
+        """Read `files` in `threads`."""
+        self._files, self._threads = files, threads
+
+    async def read(self, indices: Sequence[int]) -> list[Row]:
+        """Return the rows at these indices, in this order."""
+        return await self._threads.run(self._files.read, indices)
+
+
+class DiskFile:
+    """An exported file; implements `ExportedFile`."""
+
+    def __init__(self, path: Path, threads: Threads) -> None:
+        """Keep `path` open, so that it stays readable when the dataset changes."""
+        self._file, self._threads = path.open('rb'), threads
+        self._size_bytes = path.stat().st_size
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        return self._size_bytes
+
+    async def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return a piece; shorter at the end."""
+        return await self._threads.run(self._read, offset, size_bytes)
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(size_bytes)
+
+    def __del__(self) -> None:
+        self._file.close()

@@ -1,0 +1,120 @@
+"""Rows as files that are read one by one without loading the rest.
+
+Per-token columns are flat arrays that are mapped into memory; all other columns are JSON, one
+line a row. Two arrays of offsets say where each row begins in them.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.data.domain import Row, Table
+from twinkle.dataset.files import plain
+
+_TOKEN_COLUMNS = {
+    'input_ids': np.int32,
+    'labels': np.int32,
+    'position_ids': np.int32,
+    'loss_weights': np.float32,
+    'completion_mask': np.int32,
+}
+_IMPLIED_COLUMNS = ('attention_mask', 'length')
+"""Given by the number of tokens: not kept."""
+_LINES, _LINE_OFFSETS, _TOKEN_OFFSETS = 'rows.jsonl', 'row_offsets.npy', 'token_offsets.npy'
+
+
+def write_rows(folder: Path, table: Table) -> str:
+    """Write a table into an empty folder and return the digest of what a loader reads of it."""
+    digest = hashlib.blake2s()
+    tokens = _token_columns(table)
+    left_out = {*tokens, *_IMPLIED_COLUMNS, 'position_ids'} if table.is_encoded else set[str]()
+    offsets = [0]
+    with (folder / _LINES).open('wb') as file:
+        for row in table.rows:
+            kept = {name: plain(value) for name, value in row.items() if name not in left_out}
+            line = json.dumps(kept, ensure_ascii=False).encode() + b'\n'
+            offsets.append(offsets[-1] + file.write(line))
+            digest.update(line)
+        file.flush()
+        os.fsync(file.fileno())
+    _save(folder / _LINE_OFFSETS, np.asarray(offsets, dtype=np.int64))
+    if table.is_encoded:
+        lengths = np.asarray([len(row['input_ids']) for row in table.rows], dtype=np.int64)
+        _save(folder / _TOKEN_OFFSETS, np.append(np.int64(0), np.cumsum(lengths)))
+        digest.update(lengths.tobytes())
+    for name in tokens:
+        flat = _flat(table, name)
+        _save(folder / f'{name}.npy', flat)
+        digest.update(flat.tobytes())
+    return digest.hexdigest()
+
+
+class RowFiles:
+    """Reads what `write_rows` wrote.
+
+    Concurrency: safe to share between threads. Files stay readable when they are deleted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Map the files of `folder`."""
+        self._lines = (folder / _LINES).open('rb')
+        self._line_offsets = _load(folder / _LINE_OFFSETS)
+        has_tokens = (folder / _TOKEN_OFFSETS).exists()
+        self._token_offsets = _load(folder / _TOKEN_OFFSETS) if has_tokens else None
+        paths = {name: folder / f'{name}.npy' for name in _TOKEN_COLUMNS}
+        self._tokens = {name: _load(path) for name, path in paths.items() if path.exists()}
+
+    def __len__(self) -> int:
+        return len(self._line_offsets) - 1
+
+    def read(self, indices: Sequence[int]) -> list[Row]:
+        """Return the rows at these indices; arrays are copies."""
+        return [self._row(index) for index in indices]
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self._row(index) for index in range(len(self)))
+
+    def _row(self, index: int) -> Row:
+        begin, end = int(self._line_offsets[index]), int(self._line_offsets[index + 1])
+        row: Row = json.loads(os.pread(self._lines.fileno(), end - begin, begin))
+        if self._token_offsets is None:
+            return row
+        first, last = int(self._token_offsets[index]), int(self._token_offsets[index + 1])
+        # Copies, so that no reader keeps the whole file mapped.
+        arrays: dict[str, Any] = {name: np.array(column[first:last]) for name, column in self._tokens.items()}
+        return {**row, **arrays}
+
+    def __del__(self) -> None:
+        self._lines.close()
+
+
+def _token_columns(table: Table) -> list[str]:
+    if not table.is_encoded or not table.rows:
+        return []
+    names = [name for name in _TOKEN_COLUMNS if name in table.rows[0]]
+    # Positions count from 0 unless samples are packed.
+    return names if table.is_packed else [name for name in names if name != 'position_ids']
+
+
+def _flat(table: Table, name: str) -> npt.NDArray[Any]:
+    columns = [np.asarray(row[name], dtype=_TOKEN_COLUMNS[name]) for row in table.rows]
+    return np.concatenate(columns)
+
+
+def _save(path: Path, array: npt.NDArray[Any]) -> None:
+    with path.open('wb') as file:
+        np.save(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    # An empty file cannot be mapped.
+    array: npt.NDArray[Any] = np.load(path, mmap_mode='r', allow_pickle=False)
+    return array

@@ -1,0 +1,31 @@
+"""Datasets, steps, loaders and positions as values, and the rules about them."""
+
+from services.data.domain.dataset import Dataset, Row, Table
+from services.data.domain.errors import DatasetNotFound, DatasetNotReady, LoaderNotFound
+from services.data.domain.loader import MAX_CREDITS, Cursor, Loader
+from services.data.domain.source import HubSource, MixtureSource, RowSource, Source, UploadSource
+from services.data.domain.step import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
+
+__all__ = [
+    'MAX_CREDITS',
+    'CheckStep',
+    'Cursor',
+    'Dataset',
+    'DatasetNotFound',
+    'DatasetNotReady',
+    'EncodeStep',
+    'FilterStep',
+    'HubSource',
+    'Loader',
+    'LoaderNotFound',
+    'MapStep',
+    'MixtureSource',
+    'PackStep',
+    'Row',
+    'RowSource',
+    'Source',
+    'Step',
+    'Table',
+    'TemplateStep',
+    'UploadSource',
+]

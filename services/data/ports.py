@@ -1,0 +1,180 @@
+"""What the verbs need of the world."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from services.data.domain import Dataset, HubSource, Loader, Row, Step, Table
+
+
+class RowEngine(Protocol):
+    """Makes and changes rows."""
+
+    async def read_hub(self, source: HubSource) -> Table:
+        """Return a hub dataset's rows.
+
+        Raises:
+            DatasetNotFound: no hub, mirror or cache has it.
+            ServiceUnreachable: only the hub could have it, and it did not answer.
+            InvalidField: it has no such subset or split, or cannot be read.
+        """
+        ...
+
+    async def read_file(self, path: str, file_format: str) -> Table:
+        """Return an uploaded file's rows.
+
+        Raises:
+            InvalidField: the file does not hold that format.
+        """
+        ...
+
+    async def mix(self, tables: Sequence[Table], *, is_interleaved: bool) -> Table:
+        """Return one table of several, alternating between them or one after the other.
+
+        Raises:
+            DatasetNotReady: some are encoded or packed and some are not.
+        """
+        ...
+
+    async def apply(self, table: Table, steps: Sequence[Step]) -> Table:
+        """Return what the steps make of a table, its warnings those of these steps alone; `table` is left as it is.
+
+        Raises:
+            InvalidField: a row or an argument is wrong; names it.
+            DatasetNotReady: an earlier step is missing.
+            BaseModelNotFound: the template's model cannot be had.
+        """
+        ...
+
+
+class RowReader(Protocol):
+    """Reads single rows of a stored dataset."""
+
+    async def read(self, indices: Sequence[int]) -> list[Row]:
+        """Return the rows at these indices, in this order."""
+        ...
+
+
+class ExportedFile(Protocol):
+    """A dataset as a file."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        ...
+
+    async def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return a piece; shorter at the end."""
+        ...
+
+
+class DatasetStore(Protocol):
+    """Keeps datasets. Ids are the store's alone: whose they are is the verbs' to check."""
+
+    def get(self, dataset_id: str) -> Dataset | None:
+        """Return what is known of a dataset."""
+        ...
+
+    def of_tenant(self, tenant_id: str) -> list[Dataset]:
+        """Return a tenant's datasets, in no order."""
+        ...
+
+    async def save(self, dataset: Dataset, table: Table) -> Dataset:
+        """Keep a dataset and its rows in one step, in place of an earlier revision; return it with its digest.
+
+        Cancellation: what has begun is done to its end.
+        """
+        ...
+
+    async def load(self, dataset: Dataset) -> Table:
+        """Return all rows, without warnings."""
+        ...
+
+    def reader(self, dataset: Dataset) -> RowReader:
+        """Return a reader of this revision; it stays usable when the dataset changes."""
+        ...
+
+    async def export(self, dataset: Dataset, file_format: str) -> ExportedFile:
+        """Return the dataset as a file; the same revision always gives the same bytes.
+
+        Raises:
+            InvalidField: the format cannot hold these rows.
+        """
+        ...
+
+    async def delete(self, dataset: Dataset) -> None:
+        """Forget a dataset and its rows."""
+        ...
+
+
+class LoaderStore(Protocol):
+    """Keeps open loaders."""
+
+    def get(self, loader_id: str) -> Loader | None:
+        """Return a loader."""
+        ...
+
+    def of_tenant(self, tenant_id: str) -> list[Loader]:
+        """Return a tenant's loaders, in no order."""
+        ...
+
+    async def save(self, loader: Loader) -> None:
+        """Keep a loader."""
+        ...
+
+    async def delete(self, loader_id: str) -> None:
+        """Forget a loader; nothing happens where there is none."""
+        ...
+
+
+class Upload(Protocol):
+    """A file that is being uploaded."""
+
+    @property
+    def upload_id(self) -> str:
+        """Id the caller chose."""
+        ...
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes kept, from the beginning."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole file."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Where the bytes are, on this machine."""
+        ...
+
+    async def add(self, data: bytes) -> None:
+        """Keep the next bytes."""
+        ...
+
+    async def close(self) -> None:
+        """Let another stream go on with it."""
+        ...
+
+
+class UploadStore(Protocol):
+    """Keeps uploads, whole or not."""
+
+    async def open(self, tenant_id: str, upload_id: str, *, size_bytes: int) -> Upload:
+        """Return an upload to write to, where it stands.
+
+        Raises:
+            InUse: another stream writes to it.
+            InvalidField: it was begun with another size.
+        """
+        ...
+
+    async def find(self, tenant_id: str, upload_id: str) -> Upload | None:
+        """Return an upload to look at."""
+        ...
+
+    async def discard_older(self, than: datetime) -> None:
+        """Delete uploads nothing was added to since."""
+        ...
