@@ -4,10 +4,11 @@ On a local disk a written file is synced and a replaced one is renamed into plac
 leaves the old content or the new. An object store gives the same by itself.
 """
 
+import copy
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import fsspec.core
 from fsspec.implementations.local import LocalFileSystem
@@ -23,6 +24,13 @@ class Disk:
         self._fs, root = core.url_to_fs(url)
         self._root = str(root).rstrip('/')
         self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._is_hasty = False
+
+    def hasty(self) -> Self:
+        """Return this disk without the syncs: what is written outlives the process, not the machine."""
+        twin = copy.copy(self)
+        twin._is_hasty = True  # noqa: SLF001 (of its own class)
+        return twin
 
     def local_path(self, name: str) -> str:
         """Return where a file or folder is on this machine; empty where it is elsewhere."""
@@ -70,7 +78,7 @@ class Disk:
     def close_synced(self, file: IO[bytes]) -> None:
         """Close a written file once the disk has it."""
         file.flush()
-        if self._is_local:
+        if self._is_local and not self._is_hasty:
             os.fsync(file.fileno())
         file.close()
 
@@ -91,13 +99,16 @@ class Disk:
 
     def sync_folder(self, name: str) -> None:
         """Make the entries of a folder, and of those above it up to the root, durable."""
-        while self._is_local and name:
-            descriptor = os.open(self._path(name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        while self._is_local and not self._is_hasty and name:
+            _sync(self._path(name))
             name = name.rpartition('/')[0]
+
+    def sync_files(self, folder: str) -> None:
+        """Make a folder that was written in haste durable."""
+        if self._is_local:
+            for name in self.names(folder):
+                _sync(self._path(f'{folder}/{name}'))
+            self.sync_folder(folder)
 
     def remove(self, name: str) -> None:
         """Remove a file or a whole folder; nothing happens where there is none."""
@@ -106,3 +117,11 @@ class Disk:
 
     def _path(self, name: str) -> str:
         return f'{self._root}/{name}'
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -21,6 +21,7 @@ from services.checkpoint.backends.folder_writer import (
     TRAINER_STATE_FILE,
     FolderWriter,
     committed_generation,
+    outlives_machine,
 )
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
 from services.checkpoint.backends.record_json import manifest_from_json, record_from_json, record_to_json
@@ -93,11 +94,25 @@ class FolderStore:
             # Left where it is: somebody may want to look at it, and the other states are fine.
             _log.error('unreadable record', slot=slot, error=str(error))
             return None
+        if not self._is_whole(f'{slot}/{generation}', record):
+            _log.error('torn state', slot=slot)
+            self._disk.remove(slot)
+            return None
         for name in set(names) - {RECORD_FILE, generation}:
             self._disk.remove(f'{slot}/{name}')
         if isinstance(record, Checkpoint):
             return replace(record, folder=self._disk.local_path(f'{slot}/{generation}'))
         return record
+
+    def _is_whole(self, folder: str, record: Record) -> bool:
+        """Say whether the files have their bytes: a loss of power may take those of an unpinned version."""
+        try:
+            held_bytes = self._disk.size_bytes(f'{folder}/{ADAPTER_MODEL_FILE}')
+            if isinstance(record, Checkpoint) and record.is_optimizer_included:
+                held_bytes += self._disk.size_bytes(f'{folder}/{TRAINER_STATE_FILE}')
+        except FileNotFoundError:
+            return False
+        return held_bytes > record.size_bytes
 
     def _open(self, key: _Key, opener: Callable[[str], _Source]) -> _Source:
         """Return what `opener` makes of the committed folder, also while it is being replaced."""
@@ -133,6 +148,8 @@ class FolderStore:
         generation = committed_generation(self._disk, slot)
         if generation is None:
             raise _not_found(record.key)
+        if outlives_machine(record):
+            self._disk.sync_files(f'{slot}/{generation}')
         self._disk.replace(f'{slot}/{RECORD_FILE}', record_to_json(record, generation=generation))
 
     def _delete(self, slot: str) -> None:

@@ -14,7 +14,7 @@ from services.checkpoint.backends.checked_chunks import domain_errors
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.record_json import manifest_to_json, record_from_json, record_to_json
 from services.checkpoint.backends.threads import Threads
-from services.checkpoint.domain import Record
+from services.checkpoint.domain import Checkpoint, Record
 from services.kit.ids import new_id
 from twinkle.checkpoint_engine import (
     ADAPTER_CONFIG_FILE,
@@ -88,15 +88,16 @@ class FolderWriter:
         with self._lock, domain_errors():
             self._open()
             self._verifier.finish()
+            disk = self._disk if outlives_machine(record) else self._disk.hasty()
             for file in self._files:
-                self._disk.close_synced(file)
-            self._write_descriptions()
-            self._disk.sync_folder(self._name())
-            replaced = committed_generation(self._disk, self._slot)
-            self._disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
+                disk.close_synced(file)
+            self._write_descriptions(disk)
+            disk.sync_folder(self._name())
+            replaced = committed_generation(disk, self._slot)
+            disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
             self._is_over = True
             if replaced is not None:
-                self._disk.remove(f'{self._slot}/{replaced}')
+                disk.remove(f'{self._slot}/{replaced}')
 
     def _discard(self) -> None:
         with self._lock:
@@ -120,7 +121,7 @@ class FolderWriter:
             self._files.append(self._disk.open_to_write(self._name(TRAINER_STATE_FILE)))
             self._files[1].write(build_header(self._manifest.entries_of(StateSection.TRAINER)))
 
-    def _write_descriptions(self) -> None:
+    def _write_descriptions(self, disk: Disk) -> None:
         manifest = self._manifest
         config = adapter_config_json(
             manifest.lora_config,
@@ -128,12 +129,20 @@ class FolderWriter:
             tensor_names=[entry.name for entry in manifest.entries_of(StateSection.ADAPTER)],
         )
         adapter_digest = self._adapter_hasher.hexdigest() if manifest.is_trainer_included else manifest.digest
-        self._disk.write(self._name(ADAPTER_CONFIG_FILE), config)
-        self._disk.write(self._name(MANIFEST_FILE), manifest_to_json(manifest, adapter_digest=adapter_digest))
+        disk.write(self._name(ADAPTER_CONFIG_FILE), config)
+        disk.write(self._name(MANIFEST_FILE), manifest_to_json(manifest, adapter_digest=adapter_digest))
 
     def _name(self, file: str = '') -> str:
         folder = f'{self._slot}/{self._generation}'
         return f'{folder}/{file}' if file else folder
+
+
+def outlives_machine(record: Record) -> bool:
+    """Say whether a state is worth waiting for the disk: checkpoints and pinned versions are.
+
+    The other versions outlive the process, and are soon replaced; a loss of power may cost them.
+    """
+    return isinstance(record, Checkpoint) or record.is_pinned
 
 
 def committed_generation(disk: Disk, slot: str) -> str | None:

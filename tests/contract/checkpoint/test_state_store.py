@@ -251,3 +251,45 @@ async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: s
     for seed, key in enumerate(keys):
         assert await read_all(await store.open_state(key, is_adapter_only=False)) == make_state(seed).data
     assert {record.key.adapter.tenant_id for record in await store.load()} == {tenant_id, 'alice'}
+
+
+async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
+    """Only that: a version whose bytes never reached the disk goes, its neighbour stays."""
+    threads = Threads(1)
+    store = FolderStore(Disk(str(tmp_path)), threads)
+    await put_version(store, make_state(1))
+    kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
+    torn = _only(tmp_path, 'versions/1/*/adapter_model.safetensors')
+    torn.write_bytes(torn.read_bytes()[:-500])
+    assert await FolderStore(Disk(str(tmp_path)), threads).load() == [kept]
+    assert not torn.parents[1].exists()
+    threads.close()
+
+
+async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
+    """It is left for somebody to look at, and the others load."""
+    threads = Threads(1)
+    store = FolderStore(Disk(str(tmp_path)), threads)
+    await put_version(store, make_state(1))
+    kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
+    record = _only(tmp_path, 'versions/1/record.json')
+    record.write_text('{')
+    assert await FolderStore(Disk(str(tmp_path)), threads).load() == [kept]
+    assert record.exists()
+    threads.close()
+
+
+async def test_pinning_keeps_the_state_as_it_was(tmp_path: Path) -> None:
+    """A version that was written in haste is synced when it is pinned."""
+    threads = Threads(1)
+    store = FolderStore(Disk(str(tmp_path)), threads)
+    record = replace(await put_version(store, make_state(1)), is_pinned=True)
+    await store.update(record)
+    assert await store.load() == [record]
+    assert await read_all(await store.open_state(VERSION, is_adapter_only=False)) == make_state(1).data
+    threads.close()
+
+
+def _only(root: Path, pattern: str) -> Path:
+    (found,) = root.glob(f'states/*/*/{pattern}')
+    return found
