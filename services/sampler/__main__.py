@@ -7,17 +7,16 @@ import torch
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
+from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import BaseModelFacts, ServerFacts
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.sampler.api.servicer import SamplerServicer
+from services.sampler.api.servicer import make_endpoint
 from services.sampler.application.verbs import Verbs, make_verbs
 from services.sampler.backends.checkpoint_client import CheckpointClient
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 from services.sampler.config import SamplerConfig, TorchEngineConfig
 from services.sampler.domain.generation import EngineFacts
 from services.sampler.ports import SamplerEngine
-from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 from twinkle.hub import resolve_model
 from twinkle.sampler.engine import EngineConfig
 
@@ -67,15 +66,10 @@ def make_engine(config: SamplerConfig) -> TorchEngine:
 
 def make_server(config: SamplerConfig, engine: SamplerEngine, verbs: Verbs) -> RpcServer:
     """Return the server; nothing listens yet."""
-    endpoint = Endpoint(
-        sampler_service_pb2.DESCRIPTOR.services_by_name['SamplerService'],
-        SamplerServicer(verbs),
-        sampler_service_pb2_grpc.add_SamplerServiceServicer_to_server,
-    )
     return RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
-        endpoints=[endpoint],
+        endpoints=[make_endpoint(verbs)],
         facts=lambda: server_facts(engine.facts),
     )
 

@@ -113,13 +113,9 @@ class TorchEngine:
         try:
             await self._call(partial(begin, adapter=adapter, mailbox=mailbox))
             while open_sequences:
-                events, was_full = await mailbox.take()
-                if was_full:
-                    self._thread.post(partial(self._thread.unpark, request.request_id))
-                for event in events:
-                    for news in _events(event, request):
-                        yield news
-                        open_sequences -= isinstance(news, SequenceEnded)
+                for event in await self._take(request, mailbox):
+                    yield event
+                    open_sequences -= isinstance(event, SequenceEnded)
         finally:
             self._thread.post(partial(self._thread.leave, request.request_id, mailbox))
 
@@ -142,6 +138,13 @@ class TorchEngine:
     async def close(self) -> None:
         """End the thread; readers that are left get nothing more."""
         await asyncio.to_thread(self._thread.close)
+
+    async def _take(self, request: GenerationRequest, mailbox: Mailbox) -> list[GenerationEvent]:
+        """Wait for news of a request; let it go on if it was held back for its reader."""
+        events, was_full = await mailbox.take()
+        if was_full:
+            self._thread.post(partial(self._thread.unpark, request.request_id))
+        return [news for event in events for news in _events(event, request)]
 
     async def _call(self, command: Callable[[], None]) -> None:
         try:

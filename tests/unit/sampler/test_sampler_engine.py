@@ -11,21 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from fixtures.engine_runs import PROMPTS, Gathered, drain, make_adapter, make_engine, run_all, run_one
 from fixtures.peft_oracle import build_peft_model
-from twinkle.data_format import LoraConfig, SamplingParams, StopReason
-from twinkle.nn import LoraWeights, PackedCausalLM
-from twinkle.sampler.engine import EngineAdapter, EngineConfig, PromptEvent, SamplerEngine, TokenEvent
-from twinkle.sampler.errors import (
-    ContextExceeded,
-    DuplicateRequest,
-    InvalidPrompt,
-    InvalidSamplingParams,
-    UnknownRequest,
-)
-
-EOS = 2
-PROMPTS = [[1, 40, 41, 42], [60, 61], [99], list(range(100, 130)), [7] * 9]
-LORA = LoraConfig(r=4, lora_alpha=8, seed=3)
+from twinkle.data_format import SamplingParams, StopReason
+from twinkle.nn import PackedCausalLM
+from twinkle.sampler.engine import EngineAdapter, SamplerEngine
 
 
 @pytest.fixture(scope='module')
@@ -46,75 +36,10 @@ def adapters(model: PackedCausalLM) -> list[EngineAdapter | None]:
     return [None, make_adapter(model, 'a', 0), make_adapter(model, 'b', 7)]
 
 
-def make_adapter(model: PackedCausalLM, key: str, seed: int) -> EngineAdapter:
-    """Return an adapter whose B is not zero."""
-    weights = LoraWeights.create(model.layers, LORA, seed=seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    for factors in weights.factors.values():
-        factors.b.copy_(0.2 * torch.randn(factors.b.shape, generator=generator))
-    return EngineAdapter(key, seed + 1, weights)
-
-
 @pytest.fixture
 def engine(model: PackedCausalLM, tokenizer: Tokenizer) -> SamplerEngine:
     """An engine with room for a few sequences and small prompt chunks."""
     return make_engine(model, tokenizer)
-
-
-def make_engine(model: PackedCausalLM, tokenizer: Tokenizer | None = None, **options) -> SamplerEngine:
-    """Return an engine with small limits."""
-    limits = {'max_sequences': 8, 'max_batch_tokens': 64, 'prefill_chunk_tokens': 16, **options}
-    return SamplerEngine(model, tokenizer=tokenizer, config=EngineConfig(**limits), new_seed=lambda: 0)
-
-
-class Gathered:
-    """The events of one request, put together."""
-
-    def __init__(self, count: int = 1) -> None:
-        self.prompt: PromptEvent | None = None
-        self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self.logprobs: list[list] = [[] for _ in range(count)]
-        self.texts = [''] * count
-        self.reasons: list[StopReason | None] = [None] * count
-        self.spans: list[list] = [[] for _ in range(count)]
-
-    def take(self, event: PromptEvent | TokenEvent) -> None:
-        """Add an event; nothing may follow the end of a sequence."""
-        if isinstance(event, PromptEvent):
-            assert self.prompt is None
-            self.prompt = event
-            return
-        index = event.sequence_index
-        assert self.reasons[index] is None
-        self.tokens[index] += event.tokens
-        self.logprobs[index] += event.logprobs
-        self.texts[index] += event.text
-        self.reasons[index] = event.stop_reason
-        self.spans[index] = event.version_spans
-
-
-def run_all(engine: SamplerEngine, requests: dict) -> dict[str, Gathered]:
-    """Add requests `{id: (prompt, params, adapter)}` at once and run to the end."""
-    results = {}
-    for request_id, (prompt, params, adapter) in requests.items():
-        engine.add_request(request_id, prompt, params, adapter=adapter)
-        results[request_id] = Gathered(params.num_samples)
-    drain(engine, results)
-    return results
-
-
-def drain(engine: SamplerEngine, results: dict[str, Gathered]) -> None:
-    """Step until nothing is left; sort events by request."""
-    while not engine.is_idle:
-        for event in engine.step():
-            results[event.request_id].take(event)
-    assert engine.load.kv_tokens_reserved == 0
-    assert engine.load.running_sequences == engine.load.waiting_sequences == 0
-
-
-def run_one(engine: SamplerEngine, prompt: list[int], adapter: EngineAdapter | None = None, **params) -> Gathered:
-    """Run one request to the end."""
-    return run_all(engine, {'it': (prompt, SamplingParams(**params), adapter)})['it']
 
 
 def plain_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
@@ -267,105 +192,6 @@ def test_context_ends_a_sequence_without_max_tokens(model):
     result = run_one(engine, PROMPTS[0], temperature=0, ignore_eos=True)
     assert len(result.tokens[0]) == 16
     assert result.reasons == [StopReason.LENGTH]
-
-
-@pytest.mark.parametrize(
-    ('prompt', 'params', 'error'),
-    [
-        ([], {}, InvalidPrompt),
-        ([1, 320], {}, InvalidPrompt),
-        ([-1], {}, InvalidPrompt),
-        ([1] * 10, {'max_tokens': 503}, ContextExceeded),
-        ([1] * 512, {}, ContextExceeded),
-        ([1], {'max_tokens': 2, 'min_tokens': 3}, InvalidSamplingParams),
-        ([1], {'stop': ['']}, InvalidSamplingParams),
-        ([1], {'stop': [320]}, InvalidSamplingParams),
-    ],
-)
-def test_bad_requests_change_nothing(engine, prompt, params, error):
-    """What cannot be served is refused before any work."""
-    with pytest.raises(error):
-        engine.add_request('it', prompt, SamplingParams(**params))
-    assert engine.is_idle
-
-
-def test_context_refusal_names_the_numbers(engine):
-    """Prompt, new tokens and context are told."""
-    with pytest.raises(ContextExceeded) as caught:
-        engine.add_request('it', [1] * 500, SamplingParams(max_tokens=13))
-    assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.context_tokens) == (500, 13, 512)
-
-
-def test_stop_strings_need_a_tokenizer(model):
-    """An engine that knows no text cannot look for a string."""
-    with pytest.raises(InvalidSamplingParams):
-        make_engine(model).add_request('it', [1], SamplingParams(stop='x'))
-
-
-def test_abort_frees_at_once_wherever_the_request_is(engine):
-    """Waiting, being prefilled or running: the memory is free and every open sequence ends once."""
-    params = SamplingParams(max_tokens=20, num_samples=4, ignore_eos=True)
-    for name in ('running', 'second', 'waiting'):
-        engine.add_request(name, PROMPTS[3], params)
-    events = [event for _ in range(5) for event in engine.step()]
-    drawn = sum(len(event.tokens) for event in events if isinstance(event, TokenEvent) and event.sequence_index == 0)
-    for name in ('waiting', 'second', 'running'):
-        ended = engine.abort(name)
-        assert sorted(event.sequence_index for event in ended) == [0, 1, 2, 3]
-        assert {event.stop_reason for event in ended} == {StopReason.ABORT}
-    assert engine.is_idle
-    assert engine.load.kv_tokens_reserved == 0
-    assert drawn > 0
-    assert engine.step() == []
-    with pytest.raises(UnknownRequest):
-        engine.abort('running')
-
-
-def test_running_request_id_is_not_taken_twice(engine):
-    """The second request of that id is refused, the first goes on."""
-    engine.add_request('it', [5], SamplingParams(max_tokens=2))
-    with pytest.raises(DuplicateRequest):
-        engine.add_request('it', [5], SamplingParams(max_tokens=2))
-
-
-def test_parked_request_waits_and_goes_on_unchanged(model):
-    """Parking one request stops it alone; afterwards it draws what it would have drawn."""
-    params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
-    expected = run_one(make_engine(model), PROMPTS[0], max_tokens=8, seed=1, ignore_eos=True).tokens
-    engine = make_engine(model)
-    results = {'parked': Gathered(), 'other': Gathered()}
-    for name in results:
-        engine.add_request(name, PROMPTS[0], params)
-    for event in engine.step():
-        results[event.request_id].take(event)
-    engine.set_parked('parked', is_parked=True)
-    while results['other'].reasons[0] is None:
-        for event in engine.step():
-            results[event.request_id].take(event)
-    assert len(results['parked'].tokens[0]) == 1
-    assert engine.step() == []
-    engine.set_parked('parked', is_parked=False)
-    drain(engine, results)
-    assert results['parked'].tokens == results['other'].tokens == expected
-
-
-def test_memory_bounds_admission(model):
-    """Requests wait for key-value memory; what is allocated stays within the budget."""
-    budget = 100 * model.kv_bytes_per_token
-    engine = make_engine(model, kv_cache_memory_bytes=budget)
-    params = SamplingParams(max_tokens=20, num_samples=2, ignore_eos=True)
-    results = {str(i): Gathered(2) for i in range(4)}
-    for name in results:
-        engine.add_request(name, PROMPTS[3], params)
-    most = 0
-    while not engine.is_idle:
-        for event in engine.step():
-            results[event.request_id].take(event)
-        most = max(most, engine.kv_bytes_allocated)
-        assert engine.load.running_sequences <= 2
-    assert 0 < most <= budget
-    assert all(len(tokens) == 20 for result in results.values() for tokens in result.tokens)
-    assert engine.admission.context_tokens == 100
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,129 @@
+"""The torch engine at its limits: what it refuses, ends, holds back and has no memory for."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from fixtures.engine_runs import PROMPTS, Gathered, drain, make_engine, run_one
+from twinkle.data_format import SamplingParams, StopReason
+from twinkle.nn import PackedCausalLM
+from twinkle.sampler.engine import SamplerEngine, TokenEvent
+from twinkle.sampler.errors import (
+    ContextExceeded,
+    DuplicateRequest,
+    InvalidPrompt,
+    InvalidSamplingParams,
+    UnknownRequest,
+)
+
+
+@pytest.fixture(scope='module')
+def model(tiny_llama_dir: Path) -> PackedCausalLM:
+    """One tiny model for all engines here."""
+    return PackedCausalLM.load(tiny_llama_dir)
+
+
+@pytest.fixture
+def engine(model: PackedCausalLM, tiny_llama_dir: Path) -> SamplerEngine:
+    """An engine with room for a few sequences."""
+    return make_engine(model, Tokenizer.from_file(str(tiny_llama_dir / 'tokenizer.json')))
+
+
+@pytest.mark.parametrize(
+    ('prompt', 'params', 'error'),
+    [
+        ([], {}, InvalidPrompt),
+        ([1, 320], {}, InvalidPrompt),
+        ([-1], {}, InvalidPrompt),
+        ([1] * 10, {'max_tokens': 503}, ContextExceeded),
+        ([1] * 512, {}, ContextExceeded),
+        ([1], {'max_tokens': 2, 'min_tokens': 3}, InvalidSamplingParams),
+        ([1], {'stop': ['']}, InvalidSamplingParams),
+        ([1], {'stop': [320]}, InvalidSamplingParams),
+    ],
+)
+def test_bad_requests_change_nothing(engine, prompt, params, error):
+    """What cannot be served is refused before any work."""
+    with pytest.raises(error):
+        engine.add_request('it', prompt, SamplingParams(**params))
+    assert engine.is_idle
+
+
+def test_context_refusal_names_the_numbers(engine):
+    """Prompt, new tokens and context are told."""
+    with pytest.raises(ContextExceeded) as caught:
+        engine.add_request('it', [1] * 500, SamplingParams(max_tokens=13))
+    assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.context_tokens) == (500, 13, 512)
+
+
+def test_stop_strings_need_a_tokenizer(model):
+    """An engine that knows no text cannot look for a string."""
+    with pytest.raises(InvalidSamplingParams):
+        make_engine(model).add_request('it', [1], SamplingParams(stop='x'))
+
+
+def test_abort_frees_at_once_wherever_the_request_is(engine):
+    """Waiting, being prefilled or running: the memory is free and every open sequence ends once."""
+    params = SamplingParams(max_tokens=20, num_samples=4, ignore_eos=True)
+    for name in ('running', 'second', 'waiting'):
+        engine.add_request(name, PROMPTS[3], params)
+    events = [event for _ in range(5) for event in engine.step()]
+    drawn = sum(len(event.tokens) for event in events if isinstance(event, TokenEvent) and event.sequence_index == 0)
+    for name in ('waiting', 'second', 'running'):
+        ended = engine.abort(name)
+        assert sorted(event.sequence_index for event in ended) == [0, 1, 2, 3]
+        assert {event.stop_reason for event in ended} == {StopReason.ABORT}
+    assert engine.is_idle
+    assert engine.load.kv_tokens_reserved == 0
+    assert drawn > 0
+    assert engine.step() == []
+    with pytest.raises(UnknownRequest):
+        engine.abort('running')
+
+
+def test_running_request_id_is_not_taken_twice(engine):
+    """The second request of that id is refused, the first goes on."""
+    engine.add_request('it', [5], SamplingParams(max_tokens=2))
+    with pytest.raises(DuplicateRequest):
+        engine.add_request('it', [5], SamplingParams(max_tokens=2))
+
+
+def test_parked_request_waits_and_goes_on_unchanged(model):
+    """Parking one request stops it alone; afterwards it draws what it would have drawn."""
+    params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
+    expected = run_one(make_engine(model), PROMPTS[0], max_tokens=8, seed=1, ignore_eos=True).tokens
+    engine = make_engine(model)
+    results = {'parked': Gathered(), 'other': Gathered()}
+    for name in results:
+        engine.add_request(name, PROMPTS[0], params)
+    for event in engine.step():
+        results[event.request_id].take(event)
+    engine.set_parked('parked', is_parked=True)
+    while results['other'].reasons[0] is None:
+        for event in engine.step():
+            results[event.request_id].take(event)
+    assert len(results['parked'].tokens[0]) == 1
+    assert engine.step() == []
+    engine.set_parked('parked', is_parked=False)
+    drain(engine, results)
+    assert results['parked'].tokens == results['other'].tokens == expected
+
+
+def test_memory_bounds_admission(model):
+    """Requests wait for key-value memory; what is allocated stays within the budget."""
+    budget = 100 * model.kv_bytes_per_token
+    engine = make_engine(model, kv_cache_memory_bytes=budget)
+    params = SamplingParams(max_tokens=20, num_samples=2, ignore_eos=True)
+    results = {str(i): Gathered(2) for i in range(4)}
+    for name in results:
+        engine.add_request(name, PROMPTS[3], params)
+    most = 0
+    while not engine.is_idle:
+        for event in engine.step():
+            results[event.request_id].take(event)
+        most = max(most, engine.kv_bytes_allocated)
+        assert engine.load.running_sequences <= 2
+    assert 0 < most <= budget
+    assert all(len(tokens) == 20 for result in results.values() for tokens in result.tokens)
+    assert engine.admission.context_tokens == 100
