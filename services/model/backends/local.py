@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from services.kit.server_facts import BaseModelFacts, ServerFacts
 from services.kit.worker import SingleWorker
@@ -225,6 +226,8 @@ class LocalBackend:
 
 
 def _load_engine(base_model: str, dtype: str, device: str, thread_count: int) -> TrainerEngine:
+    # The log is the service's own; a progress bar would be noise in it.
+    disable_progress_bar()
     if thread_count:
         torch.set_num_threads(thread_count)
     return TrainerEngine(PackedCausalLM.load(resolve_model(base_model), dtype=dtype, device=device))

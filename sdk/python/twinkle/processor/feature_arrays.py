@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.data_format import InputFeature
+from twinkle.data_format import IGNORE_INDEX, InputFeature
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.packed_batch import STREAM_NAMES, Floats, Ints
 
@@ -23,7 +23,7 @@ class FeatureArrays:
     input_ids_K: Ints
     position_ids_K: Ints
     labels_K: Ints
-    """`ignore_index` where masked."""
+    """`IGNORE_INDEX` where masked."""
     weights_K: Floats
     streams: Mapping[str, Floats]
 
@@ -37,7 +37,7 @@ class FeatureReader:
         index: for messages.
         vocab_size: token ids and labels are below it.
         max_tokens: most tokens of one sequence.
-        ignore_index: label that does not count.
+        ignore_index: label that does not count, beside `IGNORE_INDEX`.
     """
 
     feature: InputFeature
@@ -76,7 +76,8 @@ class FeatureReader:
         values = self._integers(field, np.empty(0, np.int64), length=length)
         is_known = (values >= 0) & (values < self.vocab_size)
         if field == 'labels':
-            is_known |= values == self.ignore_index
+            values = np.where(values == self.ignore_index, IGNORE_INDEX, values)
+            is_known = is_known & (values >= 0) | (values == IGNORE_INDEX)
         if not len(values):
             raise self._refusal(field, 'is empty')
         if not is_known.all():

@@ -65,7 +65,7 @@ class InputProcessor:
         Args:
             features: at least one; only read.
             limits: of the model.
-            ignore_index: label that does not count.
+            ignore_index: label that does not count, beside `IGNORE_INDEX`.
 
         Raises:
             InvalidFeatures: names the feature, the field and the cure.
@@ -77,15 +77,15 @@ class InputProcessor:
             FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, ignore_index)
             for index, feature in enumerate(features)
         )
-        return _pack([reader.read() for reader in readers], ignore_index)
+        return _pack([reader.read() for reader in readers])
 
 
 PROCESSORS = ComponentRegistry('processor', InputProcessor, (InputProcessor,))
 """Processors by name."""
 
 
-def _pack(features: list[FeatureArrays], ignore_index: int) -> PackedBatch:
-    counting = [np.flatnonzero((feature.labels_K != ignore_index) & (feature.weights_K != 0)) for feature in features]
+def _pack(features: list[FeatureArrays]) -> PackedBatch:
+    counting = [np.flatnonzero((feature.labels_K != IGNORE_INDEX) & (feature.weights_K != 0)) for feature in features]
     begins = np.cumsum([0] + [len(feature.kept_K) for feature in features])
     names = _common_streams(features)
     pairs = list(zip(features, counting, strict=True))
