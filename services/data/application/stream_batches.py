@@ -66,6 +66,7 @@ class StreamBatches:
     ) -> AsyncGenerator[Batch | End]:
         """Yield a batch for each credit, and at the end one `End`.
 
+        After the end the stream waits for the reader to end its side, and ignores what it still sends.
         A reader that ends its side early gets the batches it has credit for and no `End`.
 
         Raises:
@@ -106,6 +107,10 @@ class _Reading:
             allowed -= 1
             yield await self._next_batch()
         yield End(self._loader.cursor_at(self._consumed), max(self._epoch, 0))
+        # A stream that ends while the reader still sends credits reaches some clients as an error of
+        # the transport, so it is the reader who ends it.
+        async for _ in requests:
+            continue
 
     async def _next_batch(self) -> Batch:
         epoch, within = self._consumed // self._loader.epoch_rows, self._consumed % self._loader.epoch_rows

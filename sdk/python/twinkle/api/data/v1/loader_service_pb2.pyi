@@ -170,7 +170,9 @@ class StreamBatchesResponse(_message.Message):
     epoch: _builtins.int
     """Zero-based epoch of the batch."""
     is_end: _builtins.bool
-    """True in the last message of a stream that reached the end; it carries no batch."""
+    """True in the last message of a stream that reached the end; it carries no batch. The reader then
+    ends or cancels its side, for which the service waits; credits sent meanwhile mean nothing.
+    """
     @_builtins.property
     def batch(self) -> _input_feature_pb2.FeatureBatch:
         """The examples, empty in the closing message."""
