@@ -25,6 +25,10 @@ START_LIMIT_SECONDS = 600.0
 """The model may have to be read from a slow disk."""
 
 
+_children: list[subprocess.Popen[bytes]] = []
+"""Services this program started. They may outlive every other reference to them, which is meant."""
+
+
 class StackError(Exception):
     """The stack could not be started; the message says why."""
 
@@ -122,6 +126,7 @@ class _Launch:
                 # An interrupt of the terminal is for us alone: services are stopped in their order.
                 start_new_session=True,
             )
+        _children.append(self._processes[name])
         # Written down at once, so that a start that is killed leaves nothing that cannot be found.
         services = tuple(self._service_state(started) for started in self._processes)
         self.state = StackState.create(self._folder, base_model=self._options.base_model, services=services)
@@ -191,6 +196,7 @@ def _stop(state: StackState, *, report: Report) -> None:
             end_process(service.pid, service.start_mark, grace_seconds=STOP_GRACE_SECONDS)
             report(service.name, 'stopped')
     state.delete()
+    _children[:] = [child for child in _children if child.poll() is None]
 
 
 def _make_private(folder: Path) -> None:
