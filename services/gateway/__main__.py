@@ -38,7 +38,6 @@ from services.gateway.backends.sql import (
     Database,
     SqlCheckpointStore,
     SqlKeyStore,
-    SqlPositionStore,
     SqlRunStore,
     SqlSessionStore,
     SqlTenantStore,
@@ -156,19 +155,15 @@ def _server(
 def _catalogue_jobs(
     database: Database, upstreams: _Upstreams, *, clock: Clock
 ) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
-    positions = SqlPositionStore(database, clock=clock)
     jobs: list[Callable[[], Coroutine[Any, Any, Any]]] = []
     if channel := upstreams.own.get('model'):
-        runs = FollowCatalogue(
-            'runs', feed=GrpcRunFeed(channel), shelf=SqlRunStore(database), positions=positions, clock=clock
-        )
+        runs = FollowCatalogue('runs', feed=GrpcRunFeed(channel), shelf=SqlRunStore(database), clock=clock)
         jobs.append(runs.__call__)
     if channel := upstreams.own.get('checkpoint'):
         checkpoints = FollowCatalogue(
             'checkpoints',
             feed=GrpcCheckpointFeed(channel),
             shelf=SqlCheckpointStore(database),
-            positions=positions,
             clock=clock,
         )
         jobs.append(checkpoints.__call__)

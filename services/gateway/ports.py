@@ -125,18 +125,6 @@ class CheckpointStore(Shelf[Checkpoint], Protocol):
         ...
 
 
-class PositionStore(Protocol):
-    """Remembers how far each feed was read."""
-
-    async def load(self, feed: str) -> str:
-        """Return the last token saved; empty for none."""
-        ...
-
-    async def save(self, feed: str, resume_token: str) -> None:
-        """Keep the token in place of the last one."""
-        ...
-
-
 class Feed(Protocol[Entry]):
     """Entries of another service, as they change."""
 

@@ -1,7 +1,8 @@
 """The verb that keeps the catalogue's copy of another service's entries up to date, for ever.
 
 A copy is made from a snapshot and then from changes. Where the stream breaks, it goes on after the
-last event; where that does not work at once, a new snapshot is taken, which is right whatever was missed.
+last event; where that does not work at once, a new snapshot is taken, which is right whatever was
+missed. For the same reason every start of the gateway begins with one: no position is stored.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from typing import Generic, Never, TypeVar
 import structlog
 
 from services.gateway.domain.catalogue import CatalogueEvent, Gone, Seen, Synced
-from services.gateway.ports import Feed, PositionStore, Shelf
+from services.gateway.ports import Feed, Shelf
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 
@@ -20,8 +21,6 @@ Entry = TypeVar('Entry')
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
-POSITION_INTERVAL_SECONDS = 5.0
-"""How often the position is written down at most: losing one only means hearing some events again."""
 
 _log = structlog.get_logger('catalogue')
 
@@ -38,44 +37,38 @@ class FollowCatalogue(Generic[Entry]):
         *,
         feed: Feed[Entry],
         shelf: Shelf[Entry],
-        positions: PositionStore,
         clock: Clock,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Copy `feed` to `shelf`.
 
         Args:
-            name: names the feed's position in `positions`.
+            name: names the feed in the log.
             feed: what to follow.
             shelf: where the copy is kept.
-            positions: where to begin, across restarts.
             clock: tells when entries were found gone.
             pause: waits for some seconds before another attempt.
         """
         self._name = name
         self._feed = feed
         self._shelf = shelf
-        self._positions = positions
         self._clock = clock
         self._pause = pause
         self._token = ''
         self._was_heard = False
-        self._saved_at: float | None = None
 
     async def __call__(self) -> Never:
         """Follow the feed until cancelled."""
         failures = 0
-        is_begun = False
         while True:
             self._was_heard = False
             try:
-                if not is_begun:
-                    self._token = await self._positions.load(self._name)
-                    is_begun = True
                 await self._follow()
                 _log.info('feed ended', feed=self._name)
             except DomainError as error:
-                _log.info('feed broke', feed=self._name, reason=error.reason)
+                # An outage of an hour is one line at each end of it, not a thousand.
+                write = _log.debug if failures else _log.info
+                write('feed broke', feed=self._name, reason=error.reason)
             failures = 0 if self._was_heard else failures + 1
             if not self._was_heard:
                 # Not heard at all: the service is away or new, and may know nothing of the token.
@@ -86,11 +79,15 @@ class FollowCatalogue(Generic[Entry]):
     async def _follow(self) -> None:
         present: set[str] | None = None if self._token else set()
         async for event in self._feed.follow(self._token):
-            self._was_heard = True
+            if not self._was_heard:
+                self._was_heard = True
+                _log.info('feed heard', feed=self._name)
+            if present is None and not event.resume_token:
+                # Nothing to go on from after this event: the service began another snapshot.
+                present = set()
             present = await self._copy(event, present)
             # Half a snapshot is no position to go on from.
-            if present is None:
-                await self._move_to(event.resume_token, is_urgent=isinstance(event, Synced))
+            self._token = event.resume_token if present is None else ''
 
     async def _copy(self, event: CatalogueEvent[Entry], present: set[str] | None) -> set[str] | None:
         """Apply one event; return `present`, the ids of the snapshot so far, and None once it is complete."""
@@ -109,10 +106,3 @@ class FollowCatalogue(Generic[Entry]):
                 if present is not None:
                     await self._shelf.mark_absent_gone(present, moment=self._clock.now())
                 return None
-
-    async def _move_to(self, token: str, *, is_urgent: bool) -> None:
-        self._token = token or self._token
-        now = self._clock.monotonic()
-        if is_urgent or self._saved_at is None or now - self._saved_at >= POSITION_INTERVAL_SECONDS:
-            await self._positions.save(self._name, self._token)
-            self._saved_at = now

@@ -10,7 +10,6 @@ import pytest
 from fixtures.gateway_stores import (
     MemoryCheckpointStore,
     MemoryKeyStore,
-    MemoryPositionStore,
     MemoryRunStore,
     MemorySessionStore,
     MemoryTenantStore,
@@ -20,7 +19,6 @@ from services.gateway.backends.sql import (
     Database,
     SqlCheckpointStore,
     SqlKeyStore,
-    SqlPositionStore,
     SqlRunStore,
     SqlSessionStore,
     SqlTenantStore,
@@ -28,12 +26,10 @@ from services.gateway.backends.sql import (
 from services.gateway.ports import (
     CheckpointStore,
     KeyStore,
-    PositionStore,
     RunStore,
     SessionStore,
     TenantStore,
 )
-from services.kit.clock import FakeClock
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,6 @@ class Stores:
     sessions: SessionStore
     runs: RunStore
     checkpoints: CheckpointStore
-    positions: PositionStore
 
 
 @pytest.fixture(scope='session')
@@ -88,7 +83,6 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             sessions=MemorySessionStore(),
             runs=MemoryRunStore(),
             checkpoints=MemoryCheckpointStore(),
-            positions=MemoryPositionStore(),
         )
         return
     is_postgres = request.param == 'postgres'
@@ -100,6 +94,5 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         sessions=SqlSessionStore(database),
         runs=SqlRunStore(database),
         checkpoints=SqlCheckpointStore(database),
-        positions=SqlPositionStore(database, clock=FakeClock()),
     )
     await database.close()

@@ -204,15 +204,6 @@ async def test_checkpoints_absent_from_a_snapshot_are_gone(stores: Any) -> None:
     assert await stores.checkpoints.list_newest('alice', ALL, run_id=None) == [other]
 
 
-async def test_position_is_the_last_one_saved(stores: Any) -> None:
-    """Each feed has its own position, empty at first."""
-    assert await stores.positions.load('runs') == ''
-    await stores.positions.save('runs', 'one')
-    await stores.positions.save('runs', 'two')
-    await stores.positions.save('other', 'three')
-    assert await stores.positions.load('runs') == 'two'
-
-
 async def _fill_tenants(stores: Any, number: int, moment: datetime) -> None:
     await stores.tenants.add_if_absent(Tenant(tenant_id=f'item-{number}', display_name='', create_time=moment))
 

@@ -151,6 +151,29 @@ async def test_stream_fails_in_the_middle_as_its_service_says(gateway: RunningGa
     assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'ADAPTER_NOT_FOUND')
 
 
+async def test_refused_upload_says_why_to_a_client_that_is_still_sending(gateway: RunningGateway) -> None:
+    """An upload that its service refuses at once fails with the service's reason, not with the transport's."""
+
+    async def chunks() -> AsyncIterator[training_service_pb2.UploadBatchRequest]:
+        header = training_service_pb2.UploadBatchRequest()
+        header.header.upload_id = 'bad'
+        yield header
+        for _ in range(40):
+            request = training_service_pb2.UploadBatchRequest()
+            request.chunk.data = b'x' * 500_000
+            yield request
+
+    stub = training_service_pb2_grpc.TrainingServiceStub(gateway.channel)
+    for _ in range(10):
+        failure = await failure_of(stub.UploadBatch(chunks(), metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD')
+    waiting = stub.UploadBatch(metadata=ADMIN)
+    header = training_service_pb2.UploadBatchRequest()
+    header.header.upload_id = 'bad'
+    await waiting.write(header)
+    assert (await failure_of(waiting)).reason == 'INVALID_FIELD'
+
+
 async def test_duplex_stream_answers_before_the_client_is_done(gateway: RunningGateway) -> None:
     """Each operation is answered while the client's side is still open."""
     stub = training_service_pb2_grpc.TrainingServiceStub(gateway.channel)

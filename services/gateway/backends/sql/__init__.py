@@ -3,7 +3,6 @@
 from services.gateway.backends.sql.catalogue import SqlCheckpointStore, SqlRunStore
 from services.gateway.backends.sql.database import Database
 from services.gateway.backends.sql.keys import SqlKeyStore
-from services.gateway.backends.sql.positions import SqlPositionStore
 from services.gateway.backends.sql.sessions import SqlSessionStore
 from services.gateway.backends.sql.tenants import SqlTenantStore
 
@@ -11,7 +10,6 @@ __all__ = [
     'Database',
     'SqlCheckpointStore',
     'SqlKeyStore',
-    'SqlPositionStore',
     'SqlRunStore',
     'SqlSessionStore',
     'SqlTenantStore',

@@ -178,12 +178,3 @@ class CheckpointRow(Base):
     expire_time: Mapped[datetime | None]
     delete_time: Mapped[datetime | None]
     """When it was found gone; None: it is there."""
-
-
-class WatchPositionRow(Base):
-    """How far each feed was read."""
-
-    __tablename__ = 'watch_positions'
-    feed: Mapped[str] = mapped_column(primary_key=True)
-    resume_token: Mapped[str]
-    update_time: Mapped[datetime]

@@ -1,4 +1,4 @@
-"""Tenants, API keys, sessions, the catalogue's copies and the positions of its feeds."""
+"""Tenants, API keys, sessions and the catalogue's copies."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -21,17 +21,11 @@ def upgrade() -> None:
     _create_sessions()
     _create_runs()
     _create_checkpoints()
-    op.create_table(
-        'watch_positions',
-        sa.Column('feed', sa.String(), primary_key=True),
-        sa.Column('resume_token', sa.String(), nullable=False),
-        sa.Column('update_time', _MOMENT, nullable=False),
-    )
 
 
 def downgrade() -> None:
     """Drop the tables."""
-    for table in ('watch_positions', 'checkpoints', 'runs', 'sessions', 'api_keys', 'tenants'):
+    for table in ('checkpoints', 'runs', 'sessions', 'api_keys', 'tenants'):
         op.drop_table(table)
 
 
