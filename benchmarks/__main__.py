@@ -1,0 +1,59 @@
+"""Runs benchmarks and prints one JSON document: `python -m benchmarks [NAME ...]`.
+
+Each benchmark is a module of this package whose `main` returns its figures. One that fails is
+reported in its place, and the others go on; the exit status tells that there was one.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.hardware import describe_hardware
+
+BENCHMARKS = {
+    'gateway_hop': 'time that the gateway adds to a unary call',
+    'checkpoint_stream': 'bytes per second through the checkpoint service',
+    'start_and_memory': 'from `up` to the first token, and memory by service',
+    'train_throughput': 'tokens per second trained, against a bare loop on the same batches',
+}
+"""Module to what it measures, in the order they run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the named benchmarks, or all; return the exit status."""
+    listing = '\n'.join(f'  {name:20} {purpose}' for name, purpose in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks',
+        description='Prints one JSON document with the figures and the hardware.',
+        epilog=f'benchmarks:\n{listing}',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('names', nargs='*', metavar='NAME', help='which to run; none: all')
+    names: list[str] = parser.parse_args(arguments).names or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f'no benchmark is called {", ".join(unknown)}; there are {", ".join(BENCHMARKS)}')
+    document: dict[str, Any] = {'hardware': describe_hardware(), 'benchmarks': {}}
+    for name in names:
+        document['benchmarks'][name] = _run(name)
+    print(json.dumps(document, indent=2))
+    return 1 if any('error' in figures for figures in document['benchmarks'].values()) else 0
+
+
+def _run(name: str) -> dict[str, Any]:
+    print(f'benchmark: {name}: {BENCHMARKS[name]}', file=sys.stderr)
+    begin = time.perf_counter()
+    try:
+        figures = importlib.import_module(f'benchmarks.{name}').main()
+    except Exception as error:  # noqa: BLE001 (one that fails must not take the others' figures with it)
+        traceback.print_exc()
+        figures = {'error': f'{type(error).__name__}: {error}'}
+    return {**figures, 'benchmark_seconds': round(time.perf_counter() - begin, 1)}
+
+
+if __name__ == '__main__':
+    sys.exit(main())

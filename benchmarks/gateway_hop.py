@@ -1,0 +1,102 @@
+"""Time that the gateway adds to a unary call: the same call direct and through it, in turns within one run.
+
+Client, gateway and service are processes of their own, as in a deployment. One call is on the way
+at a time, so that the figures are of the way itself and not of a queue.
+"""
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from services.kit.rpc.auth import TENANT_KEY
+from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+
+WARM_UP_CALLS = 300
+ROUNDS = 20
+CALLS_A_ROUND = 100
+START_SECONDS = 60
+TOKEN = 'token-of-the-benchmark'  # noqa: S105 (made for two processes on loopback)
+KEY = 'tml-key-of-the-benchmark'
+
+
+def main() -> dict[str, Any]:
+    """Run the comparison and return its figures."""
+    with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as name, ExitStack() as stack:
+        folder = Path(name)
+        settings = {'internal_token': TOKEN, 'telemetry.log_level': 'WARNING'}
+        model = stack.enter_context(_process('benchmarks.idle_model', folder / 'model', settings))
+        settings |= {'bootstrap_key': KEY, 'upstreams.model': model}
+        gateway = stack.enter_context(_process('services.gateway', folder / 'gateway', settings))
+        return asyncio.run(_measure(model, gateway))
+
+
+async def _measure(model: str, gateway: str) -> dict[str, Any]:
+    ways = {
+        'direct': (model, (('authorization', f'Bearer {TOKEN}'), (TENANT_KEY, 'default'))),
+        'through_gateway': (gateway, (('authorization', f'Bearer {KEY}'),)),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    async with grpc.aio.insecure_channel(model) as direct, grpc.aio.insecure_channel(gateway) as through:
+        channels = {'direct': direct, 'through_gateway': through}
+        for way, (_, metadata) in ways.items():
+            await _call(channels[way], metadata, WARM_UP_CALLS)
+        for _ in range(ROUNDS):
+            for way, (_, metadata) in ways.items():
+                seconds[way] += await _call(channels[way], metadata, CALLS_A_ROUND)
+    figures = {way: _milliseconds(samples) for way, samples in seconds.items()}
+    added = {name: round(figures['through_gateway'][name] - figures['direct'][name], 3) for name in ('p50', 'p99')}
+    return {
+        'calls_each': ROUNDS * CALLS_A_ROUND,
+        'milliseconds': figures,
+        'added_milliseconds': added,
+        'goal_added_milliseconds_p50': '< 1 on an idle machine',
+    }
+
+
+async def _call(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], count: int) -> list[float]:
+    stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
+    request = adapter_service_pb2.GetAdapterRequest(adapter_id='ad-benchmark')
+    seconds: list[float] = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        await stub.GetAdapter(request, metadata=metadata)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def _milliseconds(seconds: list[float]) -> dict[str, float]:
+    hundredths = statistics.quantiles(seconds, n=100)
+    return {
+        'p50': round(1000 * statistics.median(seconds), 3),
+        'p99': round(1000 * hundredths[98], 3),
+        'best': round(1000 * min(seconds), 3),
+    }
+
+
+@contextmanager
+def _process(module: str, state_dir: Path, settings: dict[str, str]) -> Iterator[str]:
+    """Run a service and yield its address; it is asked to stop at the end."""
+    address_file = state_dir / 'address.json'
+    command = [sys.executable, '-m', module]
+    for field, value in {**settings, 'state_dir': str(state_dir), 'address_file': str(address_file)}.items():
+        command += ['--set', f'{field}={value}']
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1]) as process:
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not address_file.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f'{module} did not start')
+                time.sleep(0.02)
+            yield json.loads(address_file.read_text(encoding='utf-8'))['address']
+        finally:
+            process.terminate()
