@@ -154,8 +154,9 @@ def _head_of(model: PreTrainedModel, config: Any) -> HeadWeights:
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise UnsupportedModel(f'{type(model).__name__} has no linear output head')
-    if getattr(config, 'logit_scale', None) is not None:
-        raise UnsupportedModel(f'{type(model).__name__} scales its logits, which is not supported')
+    for name in ('logit_scale', 'attn_logit_softcapping'):
+        if getattr(config, name, None) is not None:
+            raise UnsupportedModel(f'{type(model).__name__} sets {name}, which the packed path does not compute')
     return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None))
 
 
@@ -164,6 +165,8 @@ def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, t
     linears = {
         path: module for path, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
     }
+    if not linears:
+        raise UnsupportedModel(f'{type(model).__name__} has no linear layers that could be adapted')
     for path, linear in linears.items():
         parent, _, name = path.rpartition('.')
         setattr(model.get_submodule(parent), name, LoraLinear(linear, path=path, active=active))

@@ -1,0 +1,88 @@
+"""Other architectures than the tiny models' run in packs, or are refused clearly."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from twinkle.data_format import LoraConfig
+from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, UnsupportedModel
+
+SIZES = {
+    'hidden_size': 64,
+    'intermediate_size': 96,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 4,
+    'num_key_value_heads': 2,
+    'vocab_size': 128,
+    'max_position_embeddings': 128,
+    'pad_token_id': 0,
+}
+WINDOWED = {'sliding_window': 8}
+ARCHITECTURES = {
+    'mistral': (transformers.MistralConfig, {**WINDOWED}),
+    'gemma': (transformers.GemmaConfig, {'head_dim': 16}),
+    'gemma3': (
+        transformers.Gemma3TextConfig,
+        {'head_dim': 16, **WINDOWED, 'layer_types': ['sliding_attention', 'full_attention']},
+    ),
+    'phi3': (transformers.Phi3Config, {}),
+    'olmo2': (transformers.Olmo2Config, {}),
+    'qwen2-windowed': (transformers.Qwen2Config, {**WINDOWED, 'use_sliding_window': True, 'max_window_layers': 0}),
+}
+REFUSED = {
+    'gemma2': (transformers.Gemma2Config, {'head_dim': 16}),
+    'cohere': (transformers.CohereConfig, {'logit_scale': 0.5}),
+}
+
+
+def build(folder: Path, config_class: type, fields: dict) -> Path:
+    """Save a random tiny model of an architecture."""
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config_class(**SIZES, **fields)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize('name', ARCHITECTURES)
+def test_architecture_gives_the_logits_of_transformers(name, tmp_path):
+    """Packed logits equal the plain ones, also beyond a sliding window, and every linear layer can be adapted."""
+    folder = build(tmp_path, *ARCHITECTURES[name])
+    model = PackedCausalLM.load(folder)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager')
+    ids = [torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(length)) for length in (30, 5)]
+    spans = [SequenceSpan(0, 30), SequenceSpan(30, 35)]
+    positions = torch.cat([torch.arange(30), torch.arange(5)])
+    with torch.no_grad():
+        logits = model.logits(model.hidden(torch.cat(ids), positions, sequences=spans)).split([30, 5])
+        for own, tokens in zip(logits, ids, strict=True):
+            torch.testing.assert_close(own, plain(tokens[None]).logits[0].float(), atol=2e-5, rtol=1e-4)
+    weights = LoraWeights.create(model.layers, LoraConfig(r=2), seed=0, is_trainable=True)
+    adapters = [AdapterSpan(0, 35, weights)]
+    hidden = model.hidden(torch.cat(ids), positions, sequences=spans, adapters=adapters)
+    model.label_logprobs(hidden, torch.cat(ids)).sum().backward()
+    assert all(factors.b.grad.abs().sum() > 0 for factors in weights.factors.values())
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_the_packed_path_does_not_compute_is_refused(name, tmp_path):
+    """Soft-capped attention and scaled logits are refused at once, never computed wrongly."""
+    folder = build(tmp_path, *REFUSED[name])
+    with pytest.raises(UnsupportedModel):
+        PackedCausalLM.load(folder)
+
+
+def test_bfloat16_base_trains_a_float32_adapter(tiny_llama_dir):
+    """The frozen weights may be bfloat16; gradients reach the float32 adapter and are near the exact ones."""
+    gradients = []
+    for dtype in ('float32', 'bfloat16'):
+        model = PackedCausalLM.load(tiny_llama_dir, dtype=dtype)
+        weights = LoraWeights.create(model.layers, LoraConfig(r=2), seed=0, is_trainable=True)
+        ids = torch.arange(3, 43)
+        spans = {'sequences': [SequenceSpan(0, 40)], 'adapters': [AdapterSpan(0, 40, weights)]}
+        logprobs = model.label_logprobs(model.hidden(ids, torch.arange(40), **spans), ids.flip(0))
+        assert logprobs.dtype == torch.float32
+        logprobs.sum().backward()
+        gradients.append(torch.cat([factors.b.grad.flatten() for factors in weights.factors.values()]))
+    assert gradients[1].dtype == torch.float32
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.99
