@@ -1,0 +1,78 @@
+"""The engine's thread: a broken step ends its requests alone, and nobody holds memory by not reading."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from fixtures.engine_runs import make_engine
+from services.sampler.backends.engine_thread import EngineThread
+from services.sampler.backends.mailbox import EngineFailed, Mailbox
+from twinkle.data_format import SamplingParams, StopReason
+from twinkle.nn import PackedCausalLM
+from twinkle.sampler.engine import TokenEvent
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+
+
+class FragileModel:
+    """A model that fails on one token, as a kernel might."""
+
+    def __init__(self, model: PackedCausalLM, *, poison: int) -> None:
+        self._model = model
+        self._poison = poison
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def hidden(self, input_ids: torch.Tensor, positions: torch.Tensor, **spans: object) -> torch.Tensor:
+        """Run the model unless the poison is among the tokens."""
+        if (input_ids == self._poison).any():
+            raise RuntimeError('broken')
+        return self._model.hidden(input_ids, positions, **spans)
+
+
+@pytest.fixture(scope='module')
+def model(tiny_llama_dir: Path) -> PackedCausalLM:
+    """A tiny model."""
+    return PackedCausalLM.load(tiny_llama_dir)
+
+
+async def begin(thread: EngineThread, name: str, prompt: list[int], params: SamplingParams, *, limit: int) -> Mailbox:
+    """Begin a request and return its mailbox."""
+    mailbox = Mailbox(asyncio.get_running_loop(), limit=limit)
+    await thread.call(partial(thread.add, name, prompt, params, adapter=None, mailbox=mailbox))
+    return mailbox
+
+
+async def test_broken_step_ends_its_requests_and_the_engine_goes_on(model):
+    """Readers are told, memory is free, and the next request is served."""
+    thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
+    try:
+        broken = await begin(thread, 'broken', [5, 300], LONG, limit=100)
+        with pytest.raises(EngineFailed):
+            await broken.take()
+        short = SamplingParams(max_tokens=1, temperature=0)
+        good = await begin(thread, 'good', [5], short, limit=100)
+        events, _ = await good.take()
+        assert events[-1].stop_reason is not None
+        assert thread.engine.load.kv_tokens_reserved == 0
+    finally:
+        thread.close()
+
+
+async def test_request_that_nobody_reads_is_ended(model):
+    """Its events stay bounded while it is held back, and its memory is given back after a while."""
+    thread = EngineThread(make_engine(model), stall_seconds=0.05)
+    try:
+        mailbox = await begin(thread, 'it', [5], LONG, limit=3)
+        while not await thread.call(lambda: thread.engine.is_idle):
+            assert mailbox.size <= 4
+        events, was_full = await mailbox.take()
+        assert was_full
+        assert [event.stop_reason for event in events if isinstance(event, TokenEvent)][-1] is StopReason.ABORT
+        assert len(events) <= 5
+    finally:
+        thread.close()
