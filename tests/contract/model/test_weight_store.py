@@ -1,0 +1,66 @@
+"""What every weight store behind the model service's port does, the fake of the tests included."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures import checkpoint_service
+from fixtures.fake_trainer import FakeStore
+from services.kit.errors import Code, DomainError
+from services.kit.rpc.context import acting_for
+from services.model.backends.checkpoint_client import CheckpointClient
+from services.model.domain.operation import Save
+from services.model.ports import AdapterState, WeightStore
+from twinkle.data_format import LoraConfig, TensorData
+
+NAME = 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
+STATE = AdapterState(
+    lora_config=LoraConfig(r=2, seed=1, target_modules=('q_proj',)),
+    adapter={NAME: TensorData.from_numpy(np.arange(8, dtype=np.float32).reshape(2, 4))},
+    trainer={'trainer_state': TensorData.from_numpy(np.arange(3, dtype=np.uint8))},
+    step_count=7,
+)
+
+
+@pytest.fixture(params=['fake', 'checkpoint-service'])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[WeightStore]:
+    """Each implementation in turn, acting for a tenant."""
+    with acting_for(checkpoint_service.ALICE):
+        if request.param == 'fake':
+            yield FakeStore()
+            return
+        async with checkpoint_service.serving(tmp_path) as running:
+            yield CheckpointClient(running.channel)
+
+
+async def test_a_saved_state_comes_back_whole(store):
+    """Weights, configuration, trainer's part and step count are what was saved."""
+    save = Save(name='one', is_optimizer_included=True)
+    saved = await store.save('ad-1', STATE, base_model='org/tiny', save=save)
+    assert saved.checkpoint_path == 'twinkle://ad-1/weights/one'
+    assert saved.size_bytes > 0
+    back = await store.fetch(saved.checkpoint_path, is_trainer_included=True)
+    assert (back.lora_config, back.step_count) == (STATE.lora_config, 7)
+    assert back.adapter[NAME].to_numpy().tolist() == STATE.adapter[NAME].to_numpy().tolist()
+    assert bytes(back.trainer['trainer_state'].data) == b'\x00\x01\x02'
+
+
+async def test_an_absent_checkpoint_is_not_found(store):
+    """Loading what was never saved names it."""
+    with pytest.raises(DomainError) as refusal:
+        await store.fetch('twinkle://ad-1/weights/none', is_trainer_included=False)
+    assert (refusal.value.code, refusal.value.reason) == (Code.NOT_FOUND, 'CHECKPOINT_NOT_FOUND')
+
+
+async def test_publishing_again_is_harmless(store):
+    """The same version with the same state is answered the same."""
+    weights = replace(STATE, trainer={})
+    results = [
+        await store.publish_version('ad-1', weights, base_model='org/tiny', version=1, is_pinned=False)
+        for _ in range(2)
+    ]
+    assert results[0] == results[1]
+    assert results[0].version == 1
