@@ -49,6 +49,7 @@ class Subscribe:
         Raises:
             ScopeMissing: the caller is no service.
             AdapterNotFound: nothing was ever published.
+            Draining: the service ends.
             InvalidField: the offset lies behind the version that is to be resumed.
         """
         require_internal(caller)
@@ -70,7 +71,7 @@ class Subscribe:
                 yield Synced()
                 if subscription.is_single:
                     return
-                await news.wait()
+                await self._announcements.wait(news)
                 continue
             offset = subscription.resume_offset if version.version == resume_version else 0
             async for frame in self._frames(version, offset):

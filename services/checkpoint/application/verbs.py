@@ -37,6 +37,8 @@ class Verbs:
     change_checkpoints: ChangeCheckpoints
     upload_checkpoint: UploadCheckpoint
     watch_checkpoints: WatchCheckpoints
+    announcements: Announcements
+    """What the streams that follow wait for; closed when the service ends."""
 
 
 def make_verbs(
@@ -69,4 +71,5 @@ def make_verbs(
         ),
         upload_checkpoint=UploadCheckpoint(commit, uploads, state_limit_bytes=state_limit_bytes),
         watch_checkpoints=WatchCheckpoints(catalogue, announcements, epoch=new_id('ep')),
+        announcements=announcements,
     )

@@ -45,6 +45,7 @@ class WatchCheckpoints:
 
         Raises:
             ScopeMissing: the caller is no service.
+            Draining: the service ends.
             InvalidField: the token is from before a restart or too old; begin with an empty one.
         """
         require_internal(caller)
@@ -61,7 +62,7 @@ class WatchCheckpoints:
                 if not is_synced:
                     yield CheckpointEvent(self._token(revision))
                     is_synced = True
-                await news.wait()
+                await self._announcements.wait(news)
 
     def _changes(self, revision: int, *, is_snapshot: bool) -> list[Change]:
         changes = self._catalogue.changes

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from fixtures.checkpoint_service import ALICE, ServiceProcess, make_state, publish_frames
+from fixtures.checkpoint_service import ALICE, ServiceProcess, failure_of, make_state, publish_frames
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.weight_client import WeightClient
-from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2, weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, read_peft_folder
 
 SEEDS = 24
@@ -63,6 +63,21 @@ async def test_a_client_that_follows_rides_over_a_kill(tmp_path: Path) -> None:
     finally:
         await channel.close()
         await process.kill()
+
+
+async def test_asked_to_end_it_does_not_wait_for_those_who_follow(tmp_path: Path) -> None:
+    """Their streams end with a word to come back; the drain is for calls that end by themselves."""
+    process = await ServiceProcess.start(tmp_path, 'drain_seconds=1000')
+    await _commit(process, make_state(1), version=1)
+    async with _channel(process) as channel:
+        with acting_for(ALICE):
+            stub = weight_stream_service_pb2_grpc.WeightStreamServiceStub(channel)
+            call = stub.Subscribe(weight_stream_service_pb2.SubscribeRequest(adapter_id='ad-1', held_version=1))
+            assert (await call.read()).is_synced
+            exit_status = asyncio.ensure_future(process.stop())
+            failure = await failure_of(call)
+    assert (failure.code, failure.reason) == ('UNAVAILABLE', 'DRAINING')
+    assert await exit_status == 0
 
 
 async def _kill_while_sending(

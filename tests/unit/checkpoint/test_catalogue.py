@@ -22,7 +22,7 @@ from services.checkpoint.domain import (
     Transfer,
     parse_checkpoint_path,
 )
-from services.kit.errors import AdapterNotFound, CheckpointNotFound, StreamOutOfOrder
+from services.kit.errors import AdapterNotFound, CheckpointNotFound, Draining, StreamOutOfOrder
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = CheckpointKey(AdapterKey('alice', 'ad-1'), 'final')
@@ -185,10 +185,22 @@ async def test_a_change_that_has_begun_is_finished_when_its_caller_goes() -> Non
 
 
 async def test_announcements_reach_those_who_watch_the_topic() -> None:
-    """And leave nothing behind when they stop."""
+    """And nobody else."""
     announcements = Announcements()
     with announcements.watch('a') as first, announcements.watch('a') as second, announcements.watch('b') as other:
         announcements.announce('a')
         assert (first.is_set(), second.is_set(), other.is_set()) == (True, True, False)
-    announcements.announce('a')
-    assert vars(announcements) == {'_waiting': {}}
+        await announcements.wait(first)
+
+
+async def test_closing_ends_every_wait() -> None:
+    """Those that go on, and those that begin afterwards."""
+    announcements = Announcements()
+    with announcements.watch('a') as news:
+        waiting = asyncio.ensure_future(announcements.wait(news))
+        await asyncio.sleep(0)
+        announcements.close()
+        with pytest.raises(Draining):
+            await waiting
+    with announcements.watch('b') as news, pytest.raises(Draining):
+        await announcements.wait(news)
