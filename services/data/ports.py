@@ -14,8 +14,7 @@ class RowEngine(Protocol):
         """Return a hub dataset's rows.
 
         Raises:
-            DatasetNotFound: no hub, mirror or cache has it.
-            ServiceUnreachable: only the hub could have it, and it did not answer.
+            HubIdNotFound: no hub, mirror or cache that can be reached has it.
             InvalidField: it has no such subset or split, or cannot be read.
         """
         ...
@@ -32,7 +31,7 @@ class RowEngine(Protocol):
         """Return one table of several, alternating between them or one after the other.
 
         Raises:
-            DatasetNotReady: some are encoded or packed and some are not.
+            InvalidField: some are encoded or packed and some are not, or not alike.
         """
         ...
 
@@ -42,7 +41,7 @@ class RowEngine(Protocol):
         Raises:
             InvalidField: a row or an argument is wrong; names it.
             DatasetNotReady: an earlier step is missing.
-            BaseModelNotFound: the template's model cannot be had.
+            HubIdNotFound: the template's model cannot be had.
         """
         ...
 

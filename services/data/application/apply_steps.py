@@ -38,7 +38,7 @@ class ApplySteps:
             QueueFull: too many requests wait.
             InvalidField: a row or an argument is wrong.
             DatasetNotReady: a step comes before one it needs.
-            BaseModelNotFound: the template's model cannot be had.
+            HubIdNotFound: the template's model cannot be had.
         """
         dataset_of(self._store, caller, order.dataset_id)
         async with self._turns.of(caller.tenant_id):

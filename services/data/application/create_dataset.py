@@ -52,7 +52,7 @@ class CreateDataset:
             ScopeMissing: the key may not.
             RequestIdReused: the request id came before with other content.
             QuotaExceeded, QueueFull: too many datasets, rows, or requests waiting.
-            DatasetNotFound, UploadNotFound, BaseModelNotFound: a part, upload, hub id or model is not there.
+            DatasetNotFound, UploadNotFound, HubIdNotFound: a part, upload, hub id or model is not there.
             InvalidField: a row or an argument is wrong.
             DatasetNotReady: a step comes before one it needs.
         """

@@ -48,7 +48,8 @@ class OpenLoader:
                     raise RequestIdReused(order.request_id)
                 return loader
         if not dataset.is_encoded:
-            raise DatasetNotReady('the dataset is not encoded; apply set_template and encode first')
+            problem = 'the dataset is not encoded; apply set_template and encode first'
+            raise DatasetNotReady(dataset.dataset_id, 'encode', problem)
         if len(opened) >= self._limit:
             raise QuotaExceeded('open loaders', self._limit)
         loader = Loader(

@@ -48,7 +48,13 @@ class DiskDatasets:
     async def load(self, dataset: Dataset) -> Table:
         """Return all rows."""
         rows = await self._threads.run(lambda: list(RowFiles(self._rows_of(dataset))))
-        return Table(rows=rows, is_encoded=dataset.is_encoded, is_packed=dataset.is_packed, template=dataset.template)
+        return Table(
+            rows=rows,
+            dataset_id=dataset.dataset_id,
+            is_encoded=dataset.is_encoded,
+            is_packed=dataset.is_packed,
+            template=dataset.template,
+        )
 
     def reader(self, dataset: Dataset) -> 'DiskRows':
         """Return a reader of this revision."""

@@ -11,7 +11,6 @@ from services.data.backends.library_errors import facts_of_source, facts_of_step
 from services.data.backends.threads import Threads
 from services.data.domain import (
     CheckStep,
-    DatasetNotReady,
     EncodeStep,
     FilterStep,
     HubSource,
@@ -23,7 +22,7 @@ from services.data.domain import (
 )
 from services.kit.errors import InvalidField
 from twinkle.data_format import IGNORE_INDEX
-from twinkle.dataset import DatasetMeta, PackingDataset, load_rows, read_rows
+from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, load_rows, read_rows
 from twinkle.hub import HubError, local_path
 from twinkle.template import Template, build_template
 
@@ -75,7 +74,7 @@ class LibraryEngine:
             split=source.split,
             data_slice=slice(source.begin_row, source.end_row),
         )
-        with facts_of_source('source.hub', dataset_id=source.dataset_id):
+        with facts_of_source('source.hub', hub_id=source.dataset_id):
             return Table(rows=load_rows(meta, is_local_allowed=is_local))
 
     def _is_readable_path(self, dataset_id: str) -> bool:
@@ -85,7 +84,7 @@ class LibraryEngine:
     def _apply(self, table: Table, steps: Sequence[Step]) -> Table:
         work = _Work(table, self._template)
         for index, step in enumerate(steps):
-            with facts_of_step(index, step, base_model=work.base_model_of(step)):
+            with facts_of_step(index, step, table):
                 work.do(step)
         return work.table()
 
@@ -134,10 +133,6 @@ class _Work:
         if not len(dataset):
             self._warnings.append(f'no rows are left after {step.kind}')
 
-    def base_model_of(self, step: Step) -> str:
-        template = step if isinstance(step, TemplateStep) else self._step
-        return template.base_model if template is not None else ''
-
     def table(self) -> Table:
         dataset = self._dataset
         return Table(
@@ -160,7 +155,7 @@ class _Work:
             self._prepare_template()
             template = self._dataset.template
             if template is None:
-                raise DatasetNotReady('there is no template; apply set_template before check')
+                raise NotReady('there is no template; apply set_template before check', needs='set_template')
             problems = template.batch_check(list(self._dataset))
         found = [f'rows[{index}]: {problem}' for index, problem in enumerate(problems) if problem is not None]
         rest = len(found) - _REPORTED_ROWS
@@ -176,7 +171,8 @@ def _mix(tables: Sequence[Table], *, is_interleaved: bool) -> Table:
     first = tables[0]
     states = {(table.is_encoded, table.is_packed) for table in tables}
     if len(states) > 1:
-        raise DatasetNotReady('the parts of a mixture must all be encoded, all be packed, or all be neither')
+        problem = 'the parts of a mixture must all be encoded, all be packed, or all be neither'
+        raise InvalidField('source.mixture.dataset_ids', problem)
     mixed = PackingDataset()
     for table in tables:
         mixed.add_dataset(DatasetMeta(data=table.rows))

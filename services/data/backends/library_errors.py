@@ -3,10 +3,10 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from services.data.domain import DatasetNotFound, DatasetNotReady, FilterStep, MapStep, Step, TemplateStep
-from services.kit.errors import BaseModelNotFound, InvalidField, ServiceUnreachable, UnknownComponent
+from services.data.domain import DatasetNotReady, FilterStep, HubIdNotFound, MapStep, Step, Table, TemplateStep
+from services.kit.errors import InvalidField, UnknownComponent
 from twinkle.dataset import DatasetError, InvalidExample, NotReady, UnreadableFile
-from twinkle.hub import HubError, HubUnreachable
+from twinkle.hub import HubError
 from twinkle.preprocessor import (
     InvalidArguments,
     InvalidRow,
@@ -19,39 +19,37 @@ from twinkle.template import TemplateError, UnknownTemplate, template_names
 
 
 @contextmanager
-def facts_of_source(field: str, *, dataset_id: str = '') -> Generator[None]:
+def facts_of_source(field: str, *, hub_id: str = '') -> Generator[None]:
     """Turn the library's errors about where rows come from into facts.
 
     Raises:
-        DatasetNotFound, ServiceUnreachable, InvalidField: what they mean.
+        HubIdNotFound, InvalidField: what they mean.
     """
     try:
         yield
-    except HubUnreachable as error:
-        raise ServiceUnreachable('hub') from error
     except HubError as error:
-        raise DatasetNotFound(dataset_id) from error
+        raise HubIdNotFound(hub_id) from error
     except (UnreadableFile, DatasetError) as error:
         raise InvalidField(field, str(error)) from error
 
 
 @contextmanager
-def facts_of_step(index: int, step: Step, *, base_model: str) -> Generator[None]:
+def facts_of_step(index: int, step: Step, table: Table) -> Generator[None]:
     """Turn the library's errors about a step into facts; rows are named `rows[i]`.
 
     Args:
         index: Of the step in the request.
         step: The step.
-        base_model: Model of the template the step uses; empty where there is none.
+        table: The rows before the first step.
 
     Raises:
-        InvalidField, UnknownComponent, DatasetNotReady, BaseModelNotFound, ServiceUnreachable: what they mean.
+        InvalidField, UnknownComponent, DatasetNotReady, HubIdNotFound: what they mean.
     """
     field = f'steps[{index}].{step.kind}'
     try:
         yield
     except NotReady as error:
-        raise DatasetNotReady(f'{field}: {error}') from error
+        raise DatasetNotReady(table.dataset_id, error.needs, f'{field}: {error}') from error
     except InvalidExample as error:
         place = f'rows[{error.row_index}].{error.field}'.rstrip('.')
         raise InvalidField(place, error.problem) from error
@@ -59,10 +57,9 @@ def facts_of_step(index: int, step: Step, *, base_model: str) -> Generator[None]
         raise InvalidField(f'rows[{error.row_index}].{error.column}', error.problem) from error
     except (PreprocessorError, DatasetError, TemplateError) as error:
         raise _component_fact(error, step, field) from error
-    except HubUnreachable as error:
-        raise ServiceUnreachable('hub') from error
     except HubError as error:
-        raise BaseModelNotFound(base_model) from error
+        template = step if isinstance(step, TemplateStep) else table.template
+        raise HubIdNotFound(template.base_model if template is not None else '') from error
 
 
 def _component_fact(error: Exception, step: Step, field: str) -> InvalidField | UnknownComponent:

@@ -1,7 +1,7 @@
 """Datasets, steps, loaders and positions as values, and the rules about them."""
 
 from services.data.domain.dataset import Dataset, Row, Table
-from services.data.domain.errors import DatasetNotFound, DatasetNotReady, LoaderNotFound
+from services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound
 from services.data.domain.loader import MAX_CREDITS, Cursor, Loader
 from services.data.domain.source import HubSource, MixtureSource, RowSource, Source, UploadSource
 from services.data.domain.step import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
@@ -15,6 +15,7 @@ __all__ = [
     'DatasetNotReady',
     'EncodeStep',
     'FilterStep',
+    'HubIdNotFound',
     'HubSource',
     'Loader',
     'LoaderNotFound',

@@ -18,6 +18,8 @@ class Table:
     """Rows in memory, and how far they are prepared."""
 
     rows: list[Row]
+    dataset_id: str = ''
+    """Dataset they were loaded from; empty for new rows."""
     is_encoded: bool = False
     is_packed: bool = False
     template: TemplateStep | None = None

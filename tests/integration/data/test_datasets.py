@@ -313,9 +313,9 @@ async def test_bad_creation_is_refused_by_field(
 async def test_paths_outside_the_roots_are_not_there(service: RunningData, path: str) -> None:
     """A caller cannot read or probe the service's files, as data or as a model."""
     hub = await refusal_of(service.create(source(hub=dataset_pb2.HubSource(dataset_id=path))))
-    assert (hub.code, hub.reason) == ('NOT_FOUND', 'DATASET_NOT_FOUND')
+    assert (hub.code, hub.reason) == ('NOT_FOUND', 'HUB_ID_NOT_FOUND')
     model = await refusal_of(service.create(rows({'x': 1}), set_template(path)))
-    assert (model.code, model.reason) == ('NOT_FOUND', 'BASE_MODEL_NOT_FOUND')
+    assert (model.code, model.reason) == ('NOT_FOUND', 'HUB_ID_NOT_FOUND')
 
 
 async def test_unreadable_upload_is_refused(service: RunningData) -> None:

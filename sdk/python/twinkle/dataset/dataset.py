@@ -253,7 +253,9 @@ class Dataset:
 
     def _template(self) -> Template:
         if self.template is None:
-            raise NotReady("there is no template; call set_template('Template', model_id=...) first")
+            raise NotReady(
+                "there is no template; call set_template('Template', model_id=...) first", needs='set_template'
+            )
         return self.template
 
     def _refuse_encoded(self, step: str) -> None:

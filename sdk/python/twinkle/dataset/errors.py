@@ -6,7 +6,15 @@ class DatasetError(ValueError):
 
 
 class NotReady(DatasetError):
-    """An earlier step is missing, such as a template before `encode`."""
+    """An earlier step is missing, such as a template before `encode`, or was done too early."""
+
+    def __init__(self, problem: str, *, needs: str = '') -> None:
+        super().__init__(problem)
+        self.needs = needs
+        """The step that is missing, such as 'set_template'; empty where another one came too early."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _not_ready, (str(self), self.needs)
 
 
 class UnreadableFile(DatasetError):
@@ -28,3 +36,7 @@ class InvalidExample(DatasetError):
 
     def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
         return type(self), (self.row_index, self.field, self.problem)
+
+
+def _not_ready(problem: str, needs: str) -> NotReady:
+    return NotReady(problem, needs=needs)

@@ -120,11 +120,11 @@ def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    _arrow_files().write_parquet(path, [plain(row) for row in rows])
+    _arrow_files().write_parquet(path, map(plain, rows))
 
 
 def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    _arrow_files().write_csv(path, [plain(row) for row in rows])
+    _arrow_files().write_csv(path, map(plain, rows))
 
 
 def _arrow_files() -> ModuleType:

@@ -49,8 +49,10 @@ class PackingDataset(Dataset):
         Raises:
             NotReady: the rows are not encoded, hold prompts without labels, or are packed already.
         """
-        if not self.is_encoded or self.is_packed:
-            raise NotReady('call encode() before pack_dataset(), and pack_dataset() once')
+        if not self.is_encoded:
+            raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
+        if self.is_packed:
+            raise NotReady('the rows are packed already')
         if any('labels' not in row for row in self):
             raise NotReady('these rows have no labels (add_generation_prompt=True); only training examples are packed')
         lengths = [len(row['input_ids']) for row in self]
