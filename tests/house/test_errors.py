@@ -11,6 +11,7 @@ import pytest
 
 from fixtures.source_tree import ROOT, modules
 from services.kit.errors import DomainError, FieldViolation, all_error_classes
+from services.kit.rpc.status import error_from_status, status_from_error
 
 CONTRACT = ROOT / 'protos' / 'twinkle' / 'api' / 'error' / 'v1' / 'error_reason.proto'
 NOT_RAISED_YET: set[str] = set()
@@ -46,6 +47,16 @@ def test_error_survives_a_trip_between_processes(error: type[DomainError]) -> No
     assert str(copy) == str(instance) != ''
     assert copy.metadata() == instance.metadata()
     assert copy.violations == instance.violations
+
+
+@pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
+def test_error_survives_the_wire(error: type[DomainError]) -> None:
+    """Code, reason, metadata, fields and retry time come back from a status as they went in."""
+    instance = _example(error)
+    back = error_from_status(status_from_error(instance))
+    assert (back.code, back.reason, str(back)) == (instance.code, instance.reason, str(instance))
+    assert (back.metadata(), back.violations) == (dict(instance.metadata()), instance.violations)
+    assert back.retry_after == instance.retry_after
 
 
 def _contract() -> dict[str, str]:

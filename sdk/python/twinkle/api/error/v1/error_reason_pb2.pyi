@@ -45,7 +45,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     promptTokens, maxTokens, contextTokens.
     """
     ERROR_REASON_UNKNOWN_COMPONENT: _ErrorReason.ValueType  # 5
-    """INVALID_ARGUMENT. No component of that name is known here. Metadata: kind, name, known."""
+    """INVALID_ARGUMENT. No component of that name is known here. Metadata: field,
+    kind, name, known.
+    """
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 6
     """INVALID_ARGUMENT. A page token was not made by this method or belongs to another query."""
     ERROR_REASON_CREDENTIALS_MISSING: _ErrorReason.ValueType  # 20
@@ -104,8 +106,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_SESSION_FINISHED: _ErrorReason.ValueType  # 71
     """FAILED_PRECONDITION. The session is finished or expired. Metadata: sessionId."""
-    ERROR_REASON_ADAPTER_NOT_PUBLISHED: _ErrorReason.ValueType  # 72
-    """FAILED_PRECONDITION. The adapter has no version to sample from: publish one. Metadata: adapterId."""
     ERROR_REASON_DATASET_NOT_READY: _ErrorReason.ValueType  # 73
     """FAILED_PRECONDITION. The dataset is not encoded, or has no template yet. Metadata: datasetId, needs."""
     ERROR_REASON_ADAPTER_NOT_READY: _ErrorReason.ValueType  # 74
@@ -166,7 +166,9 @@ ERROR_REASON_CONTEXT_EXCEEDED: ErrorReason.ValueType  # 4
 promptTokens, maxTokens, contextTokens.
 """
 ERROR_REASON_UNKNOWN_COMPONENT: ErrorReason.ValueType  # 5
-"""INVALID_ARGUMENT. No component of that name is known here. Metadata: kind, name, known."""
+"""INVALID_ARGUMENT. No component of that name is known here. Metadata: field,
+kind, name, known.
+"""
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 6
 """INVALID_ARGUMENT. A page token was not made by this method or belongs to another query."""
 ERROR_REASON_CREDENTIALS_MISSING: ErrorReason.ValueType  # 20
@@ -225,8 +227,6 @@ Metadata: adapterId, sequenceNumber, expected.
 """
 ERROR_REASON_SESSION_FINISHED: ErrorReason.ValueType  # 71
 """FAILED_PRECONDITION. The session is finished or expired. Metadata: sessionId."""
-ERROR_REASON_ADAPTER_NOT_PUBLISHED: ErrorReason.ValueType  # 72
-"""FAILED_PRECONDITION. The adapter has no version to sample from: publish one. Metadata: adapterId."""
 ERROR_REASON_DATASET_NOT_READY: ErrorReason.ValueType  # 73
 """FAILED_PRECONDITION. The dataset is not encoded, or has no template yet. Metadata: datasetId, needs."""
 ERROR_REASON_ADAPTER_NOT_READY: ErrorReason.ValueType  # 74
