@@ -1,0 +1,108 @@
+"""Messages become values and values messages, without a service around them."""
+
+import math
+from typing import Any
+
+import pytest
+from google.protobuf.struct_pb2 import Struct
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fixtures.data_service import chat, struct
+from services.data.api.convert_chats import row_from_trajectory, trajectory_of_row
+from services.data.api.convert_fields import dict_from_struct, struct_of
+from services.data.api.convert_steps import step_to_proto, steps_from_proto
+from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
+from services.kit.errors import InvalidField
+from twinkle.api.data.v1 import message_pb2
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_structs_keep_json_values(values: dict[str, Any]) -> None:
+    """What goes into a struct comes out equal."""
+    assert dict_from_struct(struct_of(values)) == values
+
+
+def test_numbers_without_a_fraction_become_integers() -> None:
+    """A struct knows doubles alone; counts are meant as integers."""
+    found = dict_from_struct(struct({'a': 3.0, 'b': 3.5, 'c': 1e300, 'd': -0.0}))
+    assert {name: type(value) for name, value in found.items()} == {'a': int, 'b': float, 'c': float, 'd': int}
+    odd = Struct()
+    odd.fields['x'].number_value = math.inf
+    assert dict_from_struct(odd) == {'x': math.inf}
+
+
+@pytest.mark.parametrize(
+    'step',
+    [
+        MapStep(preprocessor='SelfCognitionProcessor', init_args={'model_name': 'a', 'model_author': 'b'}),
+        FilterStep(filter='TextLengthFilter', init_args={'column': 'x', 'min_characters': 3}),
+        TemplateStep(base_model='m'),
+        TemplateStep(base_model='m', name='Qwen3_5Template', max_length=9, truncation_strategy='split',
+                     default_system='', is_thinking_enabled=False),
+        EncodeStep(is_generation_prompt_added=True),
+        PackStep(),
+        CheckStep(),
+    ],
+)  # fmt: skip
+def test_steps_come_back_as_they_went(step: Step) -> None:
+    """A recipe that is shown can be sent again."""
+    assert steps_from_proto([step_to_proto(step)]) == (step,)
+
+
+def full_trajectory() -> message_pb2.Trajectory:
+    """A chat with everything a chat may have."""
+    trajectory = chat('question', 'answer', 'thanks')
+    trajectory.messages[1].reasoning_content = 'think'
+    call = trajectory.messages[1].tool_calls.add(tool_call_id='c', name='add')
+    call.arguments.update({'a': [1, 2]})
+    trajectory.messages.insert(2, message_pb2.Message(role=message_pb2.ROLE_TOOL, tool_call_id='c'))
+    trajectory.messages[2].parts.add(text='3')
+    trajectory.tools.add(name='add', description='adds').parameters.update({'type': 'object'})
+    trajectory.user_data['truth'].number_value = 3
+    return trajectory
+
+
+def test_chats_come_back_as_they_went() -> None:
+    """A chat keeps its tools, calls, thinking and what is carried along."""
+    trajectory = full_trajectory()
+    assert trajectory_of_row(row_from_trajectory(trajectory, 'x')) == trajectory
+
+
+def test_other_columns_are_carried_along() -> None:
+    """Columns beside the chat come with it, tokens do not."""
+    row = {'messages': [{'role': 'user', 'content': 'u'}], 'target': 24, 'input_ids': [1]}
+    assert dict_from_struct(Struct(fields=dict(trajectory_of_row(row).user_data))) == {'target': 24}
+
+
+def test_media_and_broken_parts_are_refused_by_field() -> None:
+    """What no text model reads is named."""
+    cases: dict[str, message_pb2.Trajectory] = {}
+    with_image = chat('u')
+    with_image.messages[0].parts.add().image.media_type = 'image/png'
+    cases['t.messages[0].parts[1]'] = with_image
+    with_empty = chat('u')
+    with_empty.messages[0].parts.add()
+    cases['t.messages[0].parts[1]!'] = with_empty
+    silent = chat('u')
+    del silent.messages[0].parts[:]
+    cases['t.messages[0].parts'] = silent
+    nameless_call = chat('u', 'a')
+    nameless_call.messages[1].tool_calls.add()
+    cases['t.messages[1].tool_calls[0].name'] = nameless_call
+    nameless_tool = chat('u')
+    nameless_tool.tools.add()
+    cases['t.tools[0].name'] = nameless_tool
+    late_system = chat('u', 'a')
+    late_system.messages[1].role = message_pb2.ROLE_SYSTEM
+    cases['t.messages[1].role'] = late_system
+    for field, trajectory in cases.items():
+        with pytest.raises(InvalidField) as caught:
+            row_from_trajectory(trajectory, 't')
+        assert caught.value.field == field.rstrip('!')

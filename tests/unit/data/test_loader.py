@@ -1,0 +1,92 @@
+"""Positions in what a loader reads, and turns of tenants, without a service around them."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.data.application.turns import Turns
+from services.data.domain import Cursor, Loader
+from services.kit.errors import InvalidField, QueueFull
+
+LOADER = Loader(
+    loader_id='ld-1',
+    tenant_id='alice',
+    dataset_id='ds-1',
+    content_digest='d',
+    row_count=10,
+    batch_size=4,
+    shuffle_seed=None,
+    epoch_count=1,
+    is_last_partial_dropped=False,
+    request_id='r',
+    fingerprint='f',
+)
+
+
+@given(st.integers(0, 100), st.integers(1, 20), st.booleans())
+def test_batches_cover_an_epoch(row_count: int, batch_size: int, flag: bool) -> None:  # noqa: FBT001 (drawn)
+    """The count of batches and of rows fit each other, partial batches left out or not."""
+    loader = replace(LOADER, row_count=row_count, batch_size=batch_size, is_last_partial_dropped=flag)
+    assert (loader.batch_count - 1) * batch_size < loader.epoch_rows <= loader.batch_count * batch_size
+    assert loader.epoch_rows == (row_count - row_count % batch_size if flag else row_count)
+
+
+def test_loader_without_end_ends_where_there_is_nothing() -> None:
+    """Endless reading of no rows would never come to a batch."""
+    assert replace(LOADER, epoch_count=0).end_row is None
+    assert replace(LOADER, epoch_count=0, row_count=3, is_last_partial_dropped=True).end_row == 0
+    assert replace(LOADER, epoch_count=3).end_row == 30
+
+
+def test_cursor_fits_every_loader_that_reads_alike() -> None:
+    """Ids and the number of epochs do not matter; what is read, and in which order, does."""
+    cursor = LOADER.cursor_at(4)
+    assert replace(LOADER, loader_id='ld-2', dataset_id='ds-2', epoch_count=9).rows_before(cursor) == 4
+    others = {'content_digest': 'e', 'batch_size': 2, 'shuffle_seed': 0, 'is_last_partial_dropped': True}
+    for name, value in others.items():
+        with pytest.raises(InvalidField):
+            replace(LOADER, **{name: value}).rows_before(cursor)
+    with pytest.raises(InvalidField):
+        LOADER.rows_before(Cursor(8, cursor.state))
+
+
+async def test_tenants_take_turns_and_do_not_wait_for_each_other() -> None:
+    """One change of a tenant at a time, in the order they came; another tenant goes ahead."""
+    turns, order = Turns(queue_limit=8), list[str]()
+    may_end = asyncio.Event()
+
+    async def change(tenant_id: str, name: str, *, waits: bool) -> None:
+        async with turns.of(tenant_id):
+            order.append(f'{name} begins')
+            if waits:
+                await may_end.wait()
+            order.append(f'{name} ends')
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(change('alice', 'a1', waits=True))
+        tasks.create_task(change('alice', 'a2', waits=False))
+        await tasks.create_task(change('bob', 'b', waits=False))
+        may_end.set()
+    assert order == ['a1 begins', 'b begins', 'b ends', 'a1 ends', 'a2 begins', 'a2 ends']
+
+
+async def test_too_many_waiting_are_refused() -> None:
+    """The queue of a tenant is bounded, and a refusal takes no place in it."""
+    turns = Turns(queue_limit=1)
+    async with asyncio.TaskGroup() as tasks, turns.of('alice'):
+
+        async def wait() -> None:
+            async with turns.of('alice'):
+                pass
+
+        waiting = tasks.create_task(wait())
+        # The task has to run to its lock before the next one is refused.
+        await asyncio.sleep(0)
+        for _ in range(2):
+            with pytest.raises(QueueFull):
+                await wait()
+        async with turns.of('bob'):
+            assert not waiting.done()
