@@ -3,7 +3,7 @@
 import asyncio
 from datetime import timedelta
 
-from services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
+from services.checkpoint.api.endpoints import make_endpoints
 from services.checkpoint.application.verbs import Verbs, make_verbs
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.folder_store import FolderStore
@@ -15,16 +15,8 @@ from services.checkpoint.ports import StateStore, UploadStore
 from services.kit.clock import Clock, SystemClock
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
+from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from twinkle.api.checkpoint.v1 import (
-    checkpoint_service_pb2,
-    checkpoint_service_pb2_grpc,
-    version_service_pb2,
-    version_service_pb2_grpc,
-    weight_stream_service_pb2,
-    weight_stream_service_pb2_grpc,
-)
 
 
 def main() -> None:
@@ -76,27 +68,6 @@ class CheckpointServer(RpcServer):
         """End what follows, then let the other calls go on for `grace`, then end them."""
         self._announcements.close()
         await super().stop(grace)
-
-
-def make_endpoints(verbs: Verbs) -> list[Endpoint]:
-    """Return the services of the contract over `verbs`."""
-    return [
-        Endpoint(
-            weight_stream_service_pb2.DESCRIPTOR.services_by_name['WeightStreamService'],
-            WeightStreamServicer(verbs),
-            weight_stream_service_pb2_grpc.add_WeightStreamServiceServicer_to_server,
-        ),
-        Endpoint(
-            version_service_pb2.DESCRIPTOR.services_by_name['VersionService'],
-            VersionServicer(verbs),
-            version_service_pb2_grpc.add_VersionServiceServicer_to_server,
-        ),
-        Endpoint(
-            checkpoint_service_pb2.DESCRIPTOR.services_by_name['CheckpointService'],
-            CheckpointServicer(verbs),
-            checkpoint_service_pb2_grpc.add_CheckpointServiceServicer_to_server,
-        ),
-    ]
 
 
 async def sweep(config: CheckpointConfig, verbs: Verbs, uploads: UploadStore, *, clock: Clock) -> None:

@@ -5,8 +5,8 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from fixtures.fake_trainer import BASE_MODEL, FakeStore, FakeTrainer
 
+from fixtures.fake_trainer import BASE_MODEL, FakeStore, FakeTrainer
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import (

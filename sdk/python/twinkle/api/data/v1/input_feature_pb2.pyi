@@ -87,7 +87,7 @@ class InputFeature(_message.Message):
 
     @_builtins.property
     def completion_mask(self) -> _tensor_pb2.Tensor:
-        """int32 [T]. 1 where the model produced the label itself."""
+        """int32 [T]. 1 where the model produced the token at this position itself."""
 
     @_builtins.property
     def extra_tensors(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
