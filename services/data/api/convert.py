@@ -7,7 +7,7 @@ import xxhash
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.data.api.convert_chats import row_from_trajectory
-from services.data.api.convert_fields import dict_from_struct, fingerprint_of, id_from_proto, not_negative
+from services.data.api.convert_fields import fingerprint_of, id_from_proto, not_negative
 from services.data.api.convert_steps import step_to_proto, steps_from_proto
 from services.data.application.apply_steps import ApplyOrder
 from services.data.application.create_dataset import CreateOrder
@@ -17,6 +17,7 @@ from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, S
 from services.kit.caller import Caller
 from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.paging import Page, page_token_after, parse_page
+from services.kit.rpc.structs import dict_from_struct
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
 from twinkle.api.tensor.v1 import tensor_pb2

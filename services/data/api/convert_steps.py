@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from services.data.api.convert_fields import dict_from_struct, id_from_proto, struct_of
+from services.data.api.convert_fields import id_from_proto
 from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 from services.kit.errors import InvalidField, UnknownComponent
+from services.kit.rpc.structs import dict_from_struct, struct_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.preprocessor import (
     InvalidArguments,

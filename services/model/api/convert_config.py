@@ -1,11 +1,9 @@
 """Training configuration between messages and the domain. Every check names its field."""
 
-from collections.abc import Mapping
-from typing import Any, cast
-
-from google.protobuf import json_format, struct_pb2
+from typing import Any
 
 from services.kit.errors import InvalidField
+from services.kit.rpc.structs import dict_from_struct, struct_of
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.api.model.v1 import training_config_pb2 as wire
 from twinkle.data_format import LoraConfig
@@ -83,16 +81,16 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
         options = dict(config.optimizer.options)
         rate = options.pop('lr', None)
         message.optimizer.CopyFrom(
-            wire.OptimizerConfig(name=config.optimizer.name, learning_rate=rate, options=_struct(options))
+            wire.OptimizerConfig(name=config.optimizer.name, learning_rate=rate, options=struct_of(options))
         )
     if config.lr_scheduler is not None:
         message.lr_scheduler.CopyFrom(
-            wire.SchedulerConfig(name=config.lr_scheduler.name, options=_struct(config.lr_scheduler.options))
+            wire.SchedulerConfig(name=config.lr_scheduler.name, options=struct_of(config.lr_scheduler.options))
         )
     if config.loss is not None:
         reduction = wire.LOSS_REDUCTION_MEAN if config.loss.is_mean else wire.LOSS_REDUCTION_SUM
         message.loss.CopyFrom(
-            wire.LossConfig(name=config.loss.name, options=_struct(config.loss.options), reduction=reduction)
+            wire.LossConfig(name=config.loss.name, options=struct_of(config.loss.options), reduction=reduction)
         )
     for name in ('processor', 'template'):
         component: Component | None = getattr(config, name)
@@ -110,7 +108,7 @@ def _wire_name(message: str) -> str:
 
 
 def _optimizer(message: wire.OptimizerConfig, field: str) -> Component:
-    options = _options(message.options)
+    options = dict_from_struct(message.options)
     if 'lr' in options:
         raise InvalidField(f'{field}.options.lr', 'set learning_rate instead')
     if message.HasField('learning_rate'):
@@ -126,7 +124,7 @@ def _loss(message: wire.LossConfig, field: str) -> LossChoice:
         raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')
     return LossChoice(
         name=message.name or 'CrossEntropyLoss',
-        options=_options(message.options),
+        options=dict_from_struct(message.options),
         is_mean=message.reduction == wire.LOSS_REDUCTION_MEAN,
     )
 
@@ -134,34 +132,8 @@ def _loss(message: wire.LossConfig, field: str) -> LossChoice:
 def _named(message: wire.SchedulerConfig | wire.ComponentConfig, field: str) -> Component:
     if not message.name:
         raise InvalidField(f'{field}.name', 'must be set')
-    return Component(name=message.name, options=_options(message.options))
+    return Component(name=message.name, options=dict_from_struct(message.options))
 
 
 def _component_to_proto(component: Component) -> wire.ComponentConfig:
-    return wire.ComponentConfig(name=component.name, options=_struct(component.options))
-
-
-def _options(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """Return the arguments; numbers without a fraction are integers, as a Struct knows only doubles."""
-    return cast(dict[str, Any], _integral(json_format.MessageToDict(struct)))
-
-
-def _integral(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_integral(item) for item in cast(list[Any], value)]
-    if isinstance(value, dict):
-        return {key: _integral(item) for key, item in cast(dict[str, Any], value).items()}
-    return value
-
-
-def _struct(options: Mapping[str, Any]) -> struct_pb2.Struct:
-    struct = struct_pb2.Struct()
-    struct.update(
-        {
-            key: list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else value
-            for key, value in options.items()
-        }
-    )
-    return struct
+    return wire.ComponentConfig(name=component.name, options=struct_of(component.options))

@@ -1,20 +1,21 @@
 """Requests as values, with every check of their fields."""
 
 from datetime import timedelta
+from typing import cast
 
 from google.protobuf import duration_pb2
 
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
+from services.kit.rpc.chats import chat_from_proto
 from services.kit.rpc.tensors import tensor_from_proto
-from services.sampler.api.convert_chat import trajectory_from_proto
 from services.sampler.application.generate import SampleCommand
 from services.sampler.application.pause import PauseMode
 from services.sampler.domain.adapter import DEFAULT_VERSION_WAIT, AdapterChoice
 from services.sampler.domain.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import SamplingParams
+from twinkle.data_format import SamplingParams, Trajectory
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SAMPLES = 128
@@ -218,7 +219,7 @@ def _prompt(message: sampling_pb2.Prompt, field: str) -> Prompt:
     if kind == 'chat':
         chat = message.chat
         return ChatPrompt(
-            trajectory=trajectory_from_proto(chat.trajectory, f'{field}.chat.trajectory'),
+            trajectory=cast(Trajectory, chat_from_proto(chat.trajectory, f'{field}.chat.trajectory')),
             is_thinking_enabled=chat.is_thinking_enabled if chat.HasField('is_thinking_enabled') else True,
         )
     raise InvalidField(field, 'is empty; give token_ids, chat or text')

@@ -1,41 +1,15 @@
 """Messages become values and values messages, without a service around them."""
 
-import math
-from typing import Any
-
 import pytest
 from google.protobuf.struct_pb2 import Struct
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fixtures.data_service import chat, struct
+from fixtures.data_service import chat
 from services.data.api.convert_chats import row_from_trajectory, trajectory_of_row
-from services.data.api.convert_fields import dict_from_struct, struct_of
 from services.data.api.convert_steps import step_to_proto, steps_from_proto
 from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 from services.kit.errors import InvalidField
+from services.kit.rpc.structs import dict_from_struct
 from twinkle.api.data.v1 import message_pb2
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@given(st.dictionaries(st.text(), JSON, max_size=4))
-def test_structs_keep_json_values(values: dict[str, Any]) -> None:
-    """What goes into a struct comes out equal."""
-    assert dict_from_struct(struct_of(values)) == values
-
-
-def test_numbers_without_a_fraction_become_integers() -> None:
-    """A struct knows doubles alone; counts are meant as integers."""
-    found = dict_from_struct(struct({'a': 3.0, 'b': 3.5, 'c': 1e300, 'd': -0.0}))
-    assert {name: type(value) for name, value in found.items()} == {'a': int, 'b': float, 'c': float, 'd': int}
-    odd = Struct()
-    odd.fields['x'].number_value = math.inf
-    assert dict_from_struct(odd) == {'x': math.inf}
 
 
 @pytest.mark.parametrize(

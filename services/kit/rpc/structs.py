@@ -1,0 +1,59 @@
+"""JSON values between their messages (`Struct`, `Value`) and Python.
+
+A struct knows doubles alone, while counts and sizes are meant as integers: numbers without a
+fraction become integers. Infinity and NaN have no JSON, but a message can hold them, so they pass.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.struct_pb2 import ListValue, Struct, Value
+
+_EXACT_INTEGERS = 1 << 53
+"""Doubles hold every integer below this."""
+
+
+def dict_from_struct(struct: Struct) -> dict[str, Any]:
+    """Return a struct as a dict; numbers without a fraction become integers."""
+    return {name: value_from_proto(value) for name, value in struct.fields.items()}
+
+
+def value_from_proto(value: Value) -> Any:
+    """Return a JSON value; numbers without a fraction become integers."""
+    match value.WhichOneof('kind'):
+        case 'number_value':
+            number = value.number_value
+            return int(number) if abs(number) < _EXACT_INTEGERS and number == int(number) else number
+        case 'string_value':
+            return value.string_value
+        case 'bool_value':
+            return value.bool_value
+        case 'struct_value':
+            return dict_from_struct(value.struct_value)
+        case 'list_value':
+            return [value_from_proto(item) for item in value.list_value.values]
+        case _:
+            return None
+
+
+def struct_of(values: Mapping[str, Any]) -> Struct:
+    """Return a mapping of JSON values as a struct."""
+    struct = Struct()
+    for name, value in values.items():
+        struct.fields[name].CopyFrom(value_to_proto(value))
+    return struct
+
+
+def value_to_proto(value: Any) -> Value:
+    """Return a JSON value as a message; tuples become lists."""
+    if value is None:
+        return Value(null_value=0)  # pyright: ignore[reportArgumentType] (the enum's only value)
+    if isinstance(value, bool):
+        return Value(bool_value=value)
+    if isinstance(value, int | float):
+        return Value(number_value=value)
+    if isinstance(value, str):
+        return Value(string_value=value)
+    if isinstance(value, Mapping):
+        return Value(struct_value=struct_of(value))  # pyright: ignore[reportUnknownArgumentType]
+    return Value(list_value=ListValue(values=[value_to_proto(item) for item in value]))
