@@ -1,14 +1,12 @@
 """What a call raises when it fails: a small tree, one class for each thing a program may do about it.
 
 Error:
- ├─ RetryableError      try again, after `retry_after` if it is set; the client already has
- │   └─ BusyError       a queue of the tenant is full
- ├─ UsageError          the request is wrong: change it
- │   ├─ NotFoundError · ConflictError · StateError · QuotaError · NotSupportedError
- ├─ AccessError         the API key is missing, unknown, or may not do this
- ├─ DeadlineError       no answer in time; also a TimeoutError
- ├─ CancelledError      somebody with the right to cancelled it
- └─ ServerError         a defect of the service, or data that was damaged on its way
+ ├─ RetryableError > BusyError    try again, after `retry_after` if it is set; the client already has
+ ├─ UsageError > NotFoundError, ConflictError, StateError, QuotaError, NotSupportedError
+ ├─ AccessError                   the API key is missing, unknown, or may not do this
+ ├─ DeadlineError                 no answer in time; also a TimeoutError
+ ├─ CancelledError                somebody with the right to cancelled it
+ └─ ServerError                   a defect of the service, or data that was damaged on its way
 """
 
 from collections.abc import Mapping

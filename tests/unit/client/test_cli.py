@@ -50,12 +50,12 @@ def test_stack_file_is_checked(tmp_path: Path) -> None:
 def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
     """The latest call is found among the background noise and drawn as a tree."""
     spans = [
-        _span('a', '', 'client', 'pkg.TrainingService/Execute', 0, 100),
-        _span('c', 'b', 'model', 'forward_backward', 20, 90),
-        _span('b', 'a', 'gateway', 'pkg.TrainingService/Execute', 10, 95),
+        _span('a', '', 'client', 'pkg.TrainingService/Execute', (0, 100)),
+        _span('c', 'b', 'model', 'forward_backward', (20, 90)),
+        _span('b', 'a', 'gateway', 'pkg.TrainingService/Execute', (10, 95)),
     ]
     lines = [json.dumps({**vars(span)}) for span in spans]
-    lines.append(json.dumps(vars(_span('z', '', 'client', 'pkg.SessionService/Heartbeat', 500, 600, trace='9'))))
+    lines.append(json.dumps(vars(_span('z', '', 'client', 'pkg.SessionService/Heartbeat', (500, 600), trace='9'))))
     (tmp_path / 'traces').mkdir()
     (tmp_path / 'traces' / 'client.jsonl').write_text('\n'.join(lines))
     table = waterfall(spans)
@@ -67,7 +67,7 @@ def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
 
 
 def _span(
-    span_id: str, parent_id: str, service: str, name: str, begin: int, end: int, *, trace: str = '1'
+    span_id: str, parent_id: str, service: str, name: str, times: tuple[int, int], *, trace: str = '1'
 ) -> SpanRecord:
     return SpanRecord(
         trace_id=trace * 32,
@@ -76,6 +76,6 @@ def _span(
         service=service,
         name=name,
         kind='server',
-        start_ns=begin,
-        end_ns=end,
+        start_ns=times[0],
+        end_ns=times[1],
     )

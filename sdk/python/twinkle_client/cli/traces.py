@@ -9,7 +9,7 @@ from rich.table import Table
 
 from twinkle.telemetry import SpanRecord, read_spans
 from twinkle_client.cli.session import StateDirOption, console, fail
-from twinkle_client.cli.waterfall import waterfall
+from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
@@ -54,5 +54,5 @@ def _list(traces: list[list[SpanRecord]]) -> Table:
         root = _root(spans)
         milliseconds = (max(span.end_ns for span in spans) - root.start_ns) / 1e6
         services = ', '.join(sorted({span.service for span in spans}))
-        table.add_row(root.trace_id[:16], root.name, services, str(len(spans)), f'{milliseconds:.1f}')
+        table.add_row(root.trace_id[:12], short_name(root.name), services, str(len(spans)), f'{milliseconds:.1f}')
     return table

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from twinkle.telemetry import SpanRecord
 
-_WIDTH = 40
+_WIDTH = 20
 _COLOURS = {
     'client': 'cyan',
     'gateway': 'magenta',
@@ -28,15 +28,15 @@ def waterfall(spans: Sequence[SpanRecord]) -> Table:
     begin = min(span.start_ns for span in spans)
     end = max(span.end_ns for span in spans)
     table = Table(title=f'trace {spans[0].trace_id}, {(end - begin) / 1e6:.1f} ms', show_edge=False, pad_edge=False)
-    table.add_column('service')
-    table.add_column('span', overflow='fold')
-    table.add_column('ms', justify='right')
+    table.add_column('service', no_wrap=True, min_width=10)
+    table.add_column('span', no_wrap=True)
+    table.add_column('ms', justify='right', no_wrap=True, min_width=6)
     table.add_column('time', no_wrap=True)
     for depth, span in _ordered(spans):
         colour = 'red' if span.is_error else _COLOURS.get(span.service, 'white')
         table.add_row(
             Text(span.service, style=colour),
-            Text('  ' * depth + _short(span), style='red' if span.is_error else ''),
+            Text('  ' * depth + _label(span), style='red' if span.is_error else ''),
             f'{(span.end_ns - span.start_ns) / 1e6:.1f}',
             Text(_bar(span, begin, end), style=colour),
         )
@@ -56,10 +56,15 @@ def _ordered(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
         waiting += [(depth + 1, child) for child in reversed(children[span.span_id])]
 
 
-def _short(span: SpanRecord) -> str:
-    """Return a name without its package, with an arrow where it leaves its process."""
-    name = span.name.removeprefix('/').rpartition('.')[2]
-    return f'{name} →' if span.kind == 'client' else name
+def short_name(name: str) -> str:
+    """Return 'Training/Execute' for 'twinkle.api.model.v1.TrainingService/Execute'; other names as they are."""
+    service, _, method = name.removeprefix('/').rpartition('/')
+    return f'{service.rpartition(".")[2].removesuffix("Service")}/{method}' if service else method
+
+
+def _label(span: SpanRecord) -> str:
+    """Return a span's name, with an arrow where it leaves its process."""
+    return f'{short_name(span.name)} →' if span.kind == 'client' else short_name(span.name)
 
 
 def _bar(span: SpanRecord, begin: int, end: int) -> str:

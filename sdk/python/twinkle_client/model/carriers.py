@@ -72,19 +72,19 @@ class StreamCarrier:
 
     async def _run(self) -> None:
         failures = 0
-        try:
-            while True:
-                before = len(self._unanswered)
-                try:
-                    await self._one_stream()
-                    return
-                except RetryableError as error:
-                    failures = failures + 1 if len(self._unanswered) >= before else 0
-                    if failures == MAX_FAILURES:
-                        raise
-                    await asyncio.sleep(error.retry_after.total_seconds() if error.retry_after else 0.5)
-        except Error as error:
-            self._fail_all(error)
+        while True:
+            before = len(self._unanswered)
+            try:
+                return await self._one_stream()
+            except RetryableError as error:
+                failures = failures + 1 if len(self._unanswered) >= before else 0
+                if failures == MAX_FAILURES:
+                    self._fail_all(error)
+                    return None
+                await asyncio.sleep(error.retry_after.total_seconds() if error.retry_after else 0.5)
+            except Error as error:
+                self._fail_all(error)
+                return None
 
     async def _one_stream(self) -> None:
         responses = self._connection.duplex(

@@ -11,8 +11,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
+from opentelemetry import trace
+
 from twinkle_client.rpc.loop import LoopThread
 
+_tracer = trace.get_tracer('twinkle.client')
 _Params = ParamSpec('_Params')
 _Result = TypeVar('_Result')
 _Result_co = TypeVar('_Result_co', covariant=True)
@@ -48,17 +51,22 @@ class RemoteMethod(Generic[_Params, _Result]):
 
     def __call__(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
         """Do it and wait."""
-        return self._owner.loop_thread.run(self._function(self._owner, *args, **kwargs))
+        return self._owner.loop_thread.run(self._traced(*args, **kwargs))
 
     def submit(self, *args: _Params.args, **kwargs: _Params.kwargs) -> Future[_Result]:
         """Begin it and return at once; verbs begin in the order they are submitted."""
-        return self._owner.loop_thread.submit(self._function(self._owner, *args, **kwargs))
+        return self._owner.loop_thread.submit(self._traced(*args, **kwargs))
 
     async def aio(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
         """Do it without blocking the caller's event loop; cancelling cancels it."""
         if self._owner.loop_thread.is_current:
-            return await self._function(self._owner, *args, **kwargs)
+            return await self._traced(*args, **kwargs)
         return await asyncio.wrap_future(self.submit(*args, **kwargs))
+
+    async def _traced(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        # The verb's own span says what a call was for; those of its calls are below it.
+        with _tracer.start_as_current_span(self._function.__name__, record_exception=False):
+            return await self._function(self._owner, *args, **kwargs)
 
 
 class RemoteStream(Generic[_Params, _Result]):

@@ -90,8 +90,8 @@ class _Launch:
         self.state = StackState.create(self._folder, base_model=options.base_model, services=())
 
     def run(self) -> StackState:
-        for name in ('checkpoint', 'data'):
-            self._start(name, {})
+        self._start('checkpoint', {})
+        self._start('data', {'base_models': [self._options.base_model]})
         self._wait_for('checkpoint')
         checkpoint = self._addresses['checkpoint']
         for name in ('model', 'sampler'):

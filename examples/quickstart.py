@@ -1,0 +1,270 @@
+"""Teach a small chat model its name, through all five services, in about a minute.
+
+Run it with `./run quickstart`. It starts its own services, and stops them at the end, also
+when it is interrupted or fails.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from opentelemetry import trace
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from twinkle.data_format import LoraConfig
+from twinkle.telemetry import read_spans
+from twinkle_client import TwinkleClient, init_twinkle_client
+from twinkle_client.cli.waterfall import waterfall
+from twinkle_client.dataloader import DataLoader
+from twinkle_client.dataset import Dataset, DatasetMeta
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
+from twinkle_client.stack import DEFAULT_MODEL, StackOptions, StackState, start_stack, stop_stack
+from twinkle_client.tracing import tracing_to
+
+NAME, AUTHOR = 'Twinkle', 'the Twinkle team'
+QUESTIONS = ('Who are you?', 'What is your name?', 'Who made you?')
+DATA = Path(__file__).parent / 'data' / 'self_cognition.jsonl'
+BATCH_SIZE = 8
+THREADS = max(1, (os.cpu_count() or 2) // 2)
+"""Half the cores: threads that wait for one another are slow where something else needs a core, too."""
+SPAN_LIMIT_SECONDS = 10.0
+
+console = Console()
+
+
+@dataclass
+class Facts:
+    """What the run showed."""
+
+    before: list[str] = field(default_factory=list[str])
+    after: list[str] = field(default_factory=list[str])
+    first_loss: float = 0.0
+    last_loss: float = 0.0
+    trained_tokens_per_second: float = 0.0
+    sampled_tokens_per_second: float = 0.0
+    version: int = 0
+    checkpoint_path: str = ''
+    folder: str = ''
+    peft_answer: str = ''
+    trace_id: str = ''
+    traced_services: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog='python -m examples.quickstart', description=__doc__)
+    parser.add_argument('--steps', type=int, default=24, help='optimizer steps')
+    parser.add_argument('--model', default=DEFAULT_MODEL, help='base model')
+    parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of its own stack')
+    parser.add_argument('--facts', type=Path, help='also write what was measured to this JSON file')
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
+    begin = time.monotonic()
+    facts = Facts()
+    try:
+        with _own_stack(options.state_dir.absolute(), options.model) as stack, tracing_to(stack.state_dir / 'traces'):
+            with init_twinkle_client(stack.address, stack.read_api_key()) as client:
+                _teach(client, options.model, options.steps, facts)
+            _show_trace(stack.state_dir / 'traces', facts)
+        _show_peft(options.model, facts)
+    except KeyboardInterrupt:
+        console.print('[yellow]interrupted[/yellow]')
+        raise SystemExit(130) from None
+    facts.seconds = time.monotonic() - begin
+    console.print(f'\ndone in {facts.seconds:.0f} s; everything that was started is stopped')
+    if options.facts:
+        options.facts.write_text(json.dumps(asdict(facts), indent=2))
+
+
+@contextmanager
+def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
+    """Start the five services, and stop them at the end."""
+    from twinkle.hub import resolve_model  # noqa: PLC0415 - brings its own libraries, which the client does without
+
+    console.rule('1. Five services')
+    resolve_model(model)
+    begin = time.monotonic()
+    running = StackState.load(state_dir)
+    if running is not None and running.is_running():
+        raise SystemExit(f'{state_dir} is in use by another quick start; wait for it, or give --state-dir')
+    try:
+        stack = start_stack(
+            StackOptions(state_dir=state_dir, base_model=model, services={'model': {'thread_count': THREADS}}),
+            report=_silent,
+        )
+        for service in stack.services:
+            console.print(f'  {service.name:<11} {service.address}  pid {service.pid}', highlight=False)
+        console.print(f'  up after {time.monotonic() - begin:.1f} s')
+        yield stack
+    finally:
+        stop_stack(state_dir, report=_silent)
+
+
+def _teach(client: TwinkleClient, model_id: str, steps: int, facts: Facts) -> None:
+    sampler = Sampler(model_id, client=client)
+    console.rule('2. Before')
+    facts.before = _ask(sampler, facts)
+    console.rule('3. Training')
+    model = MultiLoraTransformersModel(model_id, client=client)
+    run_id = model.add_adapter_to_model(
+        'quickstart', LoraConfig(r=8, lora_alpha=16, target_modules='all-linear', seed=1)
+    )
+    model.set_optimizer('AdamW', lr=4e-3)
+    loader = DataLoader(_dataset(client, model_id), batch_size=BATCH_SIZE, shuffle_seed=0, epochs=0)
+    _train(model, loader, steps, facts)
+    _step_to_sample(model, loader, sampler, facts)
+    console.rule('4. After')
+    facts.after = _ask(sampler, facts, version=facts.version)
+    facts.checkpoint_path = model.save('final', overwrite=True)
+    facts.folder = client.get_checkpoint(facts.checkpoint_path).folder
+    console.print(f'run {run_id}, version {facts.version}, loss {facts.first_loss:.2f} -> {facts.last_loss:.3f}')
+    console.print(f'trained {facts.trained_tokens_per_second:.0f} tokens/s')
+    console.print(f'sampled {facts.sampled_tokens_per_second:.0f} tokens/s')
+    console.print(f'peft folder: {facts.folder}', soft_wrap=True, highlight=False)
+
+
+def _dataset(client: TwinkleClient, model_id: str) -> Dataset:
+    dataset = Dataset(DatasetMeta(str(DATA)), client=client)
+    dataset.set_template('Template', model_id=model_id, max_length=256)
+    dataset.map('SelfCognitionProcessor', init_args={'model_name': NAME, 'model_author': AUTHOR})
+    dataset.encode()
+    console.print(f'  {len(dataset)} examples of who it is')
+    return dataset
+
+
+def _train(model: MultiLoraTransformersModel, loader: DataLoader, steps: int, facts: Facts) -> None:
+    """Train all steps but the last, with a bar."""
+    columns = (
+        TextColumn('  {task.description}'),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn('{task.fields[news]}'),
+        TimeElapsedColumn(),
+    )
+    tokens, begin = 0, time.monotonic()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task('steps', total=steps, news='')
+        for batch in loader:
+            output = model.forward_backward(batch)
+            model.clip_grad_and_step(1.0)
+            tokens += sum(len(feature['input_ids']) for feature in batch)
+            loss = output['loss']
+            facts.first_loss, facts.last_loss = facts.first_loss or loss, loss
+            facts.trained_tokens_per_second = tokens / (time.monotonic() - begin)
+            progress.update(task, advance=1, news=f'loss {loss:.3f}  {facts.trained_tokens_per_second:.0f} tokens/s')
+            if progress.tasks[task].completed >= steps - 1:
+                break
+
+
+def _step_to_sample(model: MultiLoraTransformersModel, loader: DataLoader, sampler: Sampler, facts: Facts) -> None:
+    """Make the last step, publish it and sample from it, as one trace."""
+    loader.resume_from_checkpoint(loader.get_state())
+    batch = next(iter(loader))
+    with trace.get_tracer('examples').start_as_current_span('one step, published and sampled') as span:
+        facts.trace_id = f'{span.get_span_context().trace_id:032x}'
+        model.forward_backward(batch)
+        model.clip_grad_and_step(1.0)
+        facts.version = model.publish_version()
+        params = {'max_tokens': 4, 'temperature': 0.0}
+        wait = timedelta(seconds=30)
+        sampler.sample(_chat(QUESTIONS[0]), params, 'quickstart', version=facts.version, wait=wait)
+
+
+def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[str]:
+    """Ask all questions at once and show the answers as they come, beside those given before, if any."""
+    answers = ['' for _ in QUESTIONS]
+    where: dict[str, Any] = {} if version is None else {'adapter_name': 'quickstart', 'version': version}
+    begin = time.monotonic()
+
+    async def follow(index: int, live: Live) -> int:
+        count = 0
+        params = {'max_tokens': 40, 'temperature': 0.0}
+        async for delta in sampler.sample_stream.aio(_chat(QUESTIONS[index]), params, **where):
+            answers[index] += delta.text
+            count += len(delta.tokens)
+            live.update(_board(answers, facts, version))
+        return count
+
+    async def follow_all(live: Live) -> int:
+        return sum(await asyncio.gather(*(follow(index, live) for index in range(len(QUESTIONS)))))
+
+    with Live(_board(answers, facts, version), console=console, refresh_per_second=8, transient=True) as live:
+        tokens = asyncio.run(follow_all(live))
+    console.print(_board(answers, facts, version))
+    facts.sampled_tokens_per_second = tokens / (time.monotonic() - begin)
+    return answers
+
+
+def _board(answers: list[str], facts: Facts, version: int | None) -> Table:
+    table = Table(expand=True)
+    table.add_column('question', ratio=1)
+    table.add_column('before' if version is not None else 'base model', ratio=2)
+    if version is None:
+        for question, answer in zip(QUESTIONS, answers, strict=True):
+            table.add_row(question, escape(answer))
+        return table
+    table.add_column(f'after (version {version})', ratio=2)
+    for question, old, new in zip(QUESTIONS, facts.before, answers, strict=True):
+        table.add_row(question, escape(old), f'[green]{escape(new)}[/green]')
+    return table
+
+
+def _chat(question: str) -> dict[str, Any]:
+    return {'messages': [{'role': 'user', 'content': question}]}
+
+
+def _show_trace(folder: Path, facts: Facts) -> None:
+    """Show the trace, as soon as every service has written its part."""
+    console.rule('5. One step, published and sampled, as a trace')
+    expected = {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
+    end = time.monotonic() + SPAN_LIMIT_SECONDS
+    spans = list(read_spans(folder, trace_id=facts.trace_id))
+    while not expected <= {span.service for span in spans} and time.monotonic() < end:
+        time.sleep(0.2)
+        spans = list(read_spans(folder, trace_id=facts.trace_id))
+    facts.traced_services = sorted({span.service for span in spans})
+    console.print(Group(waterfall(spans)) if spans else 'no spans were written')
+
+
+def _show_peft(model: str, facts: Facts) -> None:
+    """Load the folder with plain transformers and peft, in a process of its own."""
+    console.rule('6. The same adapter in plain peft')
+    if importlib.util.find_spec('peft') is None or not facts.folder:
+        console.print('peft is not installed here, or the folder is on another machine')
+        return
+    command = [sys.executable, '-m', 'examples.load_in_peft', facts.folder, '--model', model, '--ask', QUESTIONS[0]]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    facts.peft_answer = result.stdout.strip()
+    console.print(f'{QUESTIONS[0]}  [green]{escape(facts.peft_answer)}[/green]')
+
+
+def _silent(service: str, event: str) -> None:
+    del service, event
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+if __name__ == '__main__':
+    main()

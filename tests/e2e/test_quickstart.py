@@ -1,0 +1,45 @@
+"""The quick start, as a newcomer runs it: a real model learns its name through five processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.source_tree import ROOT
+from twinkle_client.stack import StackState
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope='module')
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one run measured."""
+    folder = tmp_path_factory.mktemp('quickstart')
+    command = [sys.executable, '-m', 'examples.quickstart', '--state-dir', str(folder / 'state')]
+    result = subprocess.run(
+        [*command, '--facts', str(folder / 'facts.json')], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert StackState.load(folder / 'state') is None
+    return json.loads((folder / 'facts.json').read_text())
+
+
+def test_model_learns_its_name(facts: dict[str, Any]) -> None:
+    """Before training no answer has the name; after it, every question about the name has it."""
+    assert not any('Twinkle' in answer for answer in facts['before'])
+    assert all('Twinkle' in answer for answer in facts['after'])
+    assert facts['last_loss'] < 0.6 * facts['first_loss']
+
+
+def test_plain_peft_gives_the_same_answer(facts: dict[str, Any]) -> None:
+    """The saved folder, in transformers and peft, answers as the sampler did."""
+    assert Path(facts['folder']).is_dir()
+    assert facts['peft_answer'] == facts['after'][0].strip()
+
+
+def test_one_trace_shows_every_service(facts: dict[str, Any]) -> None:
+    """A step that was published and sampled is one trace through five processes."""
+    assert {'client', 'gateway', 'model', 'checkpoint', 'sampler'} <= set(facts['traced_services'])

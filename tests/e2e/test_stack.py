@@ -1,0 +1,177 @@
+"""The five services as `twinkle up` starts them, with a tiny model: found, used, stopped, and honest about failure."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fixtures.tiny_model import build_tiny_model
+from twinkle.data_format import LoraConfig
+from twinkle.telemetry import read_spans
+from twinkle_client import NotFoundError, TwinkleClient, UsageError
+from twinkle_client.cli import app
+from twinkle_client.dataloader import DataLoader
+from twinkle_client.dataset import Dataset, DatasetMeta
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
+from twinkle_client.stack import SERVICES, StackError, StackOptions, StackState, start_stack, stop_stack
+
+pytestmark = pytest.mark.timeout(300)
+CHATS = [
+    {'messages': [{'role': 'user', 'content': f'say {word}'}, {'role': 'assistant', 'content': word}]}
+    for word in ('one', 'two', 'three', 'four', 'five', 'six')
+]
+
+
+@pytest.fixture(scope='module')
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """A running stack."""
+    model = build_tiny_model(tmp_path_factory.mktemp('model'))
+    folder = tmp_path_factory.mktemp('stack')
+    yield start_stack(StackOptions(state_dir=folder, base_model=str(model)), report=_silent)
+    stop_stack(folder, report=_silent)
+
+
+@pytest.fixture
+def client(stack: StackState) -> Iterator[TwinkleClient]:
+    """A client of it."""
+    with TwinkleClient(stack.address, stack.read_api_key()) as client:
+        yield client
+
+
+def test_every_service_is_served(stack: StackState, client: TwinkleClient) -> None:
+    """The gateway speaks for all five."""
+    assert client.health_check()
+    assert {service.service for service in client.get_server_info().services} == set(SERVICES)
+    result = CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)])
+    assert result.exit_code == 0
+    assert result.output.count('serving') == len(SERVICES)
+
+
+def test_second_start_changes_nothing(stack: StackState) -> None:
+    """Starting what runs returns it."""
+    options = StackOptions(state_dir=stack.state_dir, base_model=stack.base_model)
+    assert start_stack(options, report=_silent) == stack
+
+
+def test_secrets_are_the_owner_s_alone(stack: StackState) -> None:
+    """Nobody else can read the key, the configurations or the folder."""
+    private = [stack.state_dir / 'api_key', *(stack.state_dir / 'config').iterdir()]
+    assert [path for path in private if path.stat().st_mode & 0o077] == []
+    assert stack.state_dir.stat().st_mode & 0o077 == 0
+
+
+def test_loop_of_the_seeds_learns(stack: StackState, client: TwinkleClient) -> None:
+    """Data, training, publishing and sampling through all services; trainer and sampler agree."""
+    dataset = Dataset(DatasetMeta(data=CHATS), client=client)
+    dataset.set_template('Template', model_id=stack.base_model, max_length=128)
+    dataset.encode()
+    assert len(dataset) == len(CHATS)
+    model = MultiLoraTransformersModel(stack.base_model, client=client)
+    run_id = model.add_adapter_to_model('default', LoraConfig(r=4, seed=7))
+    model.set_optimizer('AdamW', lr=2e-2)
+    losses: list[float] = []
+    for batch in DataLoader(dataset, batch_size=3, shuffle_seed=0, epochs=8):
+        losses.append(model.forward_backward(batch)['loss'])
+        model.clip_grad_and_step(1.0)
+    assert np.mean(losses[-2:]) < np.mean(losses[:2])
+    assert model.calculate_metric()['step_count'] == len(losses)
+    version = model.publish_version()
+    sampler = Sampler(stack.base_model, client=client)
+    prompt = {'messages': CHATS[0]['messages'][:1]}
+    sequence = sampler.sample(prompt, {'max_tokens': 6, 'temperature': 0}, 'default', version=version).sequences[0]
+    assert [span.version for span in sequence.version_spans] == [version]
+    trained = model.forward_only([sequence.new_input_feature])['logps'][0]
+    drawn = [candidates[0][1] for candidates in sequence.logprobs]
+    np.testing.assert_allclose(trained[trained != 0], drawn, atol=1e-4)
+    assert client.get_training_run(run_id).run_id == run_id
+
+
+def test_checkpoint_is_saved_found_fetched_and_resumed(
+    stack: StackState, client: TwinkleClient, tmp_path: Path
+) -> None:
+    """A saved state comes back in another adapter, optimizer included, and as a peft folder."""
+    model = MultiLoraTransformersModel(stack.base_model, client=client)
+    run_id = model.add_adapter_to_model('a', LoraConfig(r=4, seed=1))
+    feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, -100]}
+    model.forward_backward(feature)
+    model.clip_grad_and_step()
+    path = model.save('step-1', save_optimizer=True)
+    assert client.get_latest_checkpoint_path(run_id) == path == client.get_checkpoint_path(run_id, 'step-1')
+    folder = client.download_checkpoint(path, tmp_path / 'adapter')
+    assert {'adapter_config.json', 'adapter_model.safetensors'} <= {item.name for item in folder.iterdir()}
+    model.add_adapter_to_model('b', LoraConfig(r=4, seed=2))
+    assert model.resume_from_checkpoint(path, adapter_name='b') == 1
+    ours, theirs = (model.forward_only(feature, adapter_name=name)['logps'][0] for name in ('a', 'b'))
+    np.testing.assert_array_equal(ours, theirs)
+    client.delete_checkpoint(path)
+    with pytest.raises(NotFoundError):
+        client.get_checkpoint(path)
+
+
+def test_pipelined_operations_give_the_same_as_one_by_one(stack: StackState, client: TwinkleClient) -> None:
+    """Steps sent on one stream without waiting train exactly as steps that wait."""
+    model = MultiLoraTransformersModel(stack.base_model, client=client)
+    feature = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
+    for name in ('waiting', 'pipelined'):
+        model.add_adapter_to_model(name, LoraConfig(r=4, seed=3))
+        model.set_optimizer('AdamW', lr=1e-2, adapter_name=name)
+    for _ in range(3):
+        model.forward_backward(feature, adapter_name='waiting')
+        model.clip_grad_and_step(adapter_name='waiting')
+    with model.pipeline(adapter_name='pipelined'):
+        futures = [
+            call
+            for _ in range(3)
+            for call in (
+                model.forward_backward.submit(feature, adapter_name='pipelined'),
+                model.clip_grad_and_step.submit(adapter_name='pipelined'),
+            )
+        ]
+    assert all(future.exception(timeout=60) is None for future in futures)
+    first, second = (model.forward_only(feature, adapter_name=name)['logps'][0] for name in ('waiting', 'pipelined'))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: TwinkleClient) -> None:
+    """A bad batch is named, changes nothing, and the next operation goes through."""
+    model = MultiLoraTransformersModel(stack.base_model, client=client)
+    model.add_adapter_to_model('x')
+    with pytest.raises(UsageError) as caught:
+        model.forward_backward({'input_ids': [-5, 2], 'labels': [2, -100]})
+    assert caught.value.reason == 'INVALID_FIELD'
+    assert 'input_ids' in caught.value.violations[0].field
+    before = model.get_adapter().sequence_number
+    model.forward_backward({'input_ids': [5, 2], 'labels': [2, -100]})
+    assert model.get_adapter().sequence_number == before + 1
+
+
+def test_command_line_samples(stack: StackState) -> None:
+    """`twinkle sample` streams an answer, and its trace can be found."""
+    arguments = ['sample', 'hello', '--max-tokens', '4', '--state-dir', str(stack.state_dir)]
+    command = [sys.executable, '-m', 'twinkle_client.cli', *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 'tokens/s' in result.stdout
+    assert any(span.service == 'client' for span in read_spans(stack.state_dir / 'traces'))
+
+
+def test_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    """A model that is not there: the service's own words, and no process is left."""
+    started: list[str] = []
+
+    def report(service: str, event: str) -> None:
+        if event == 'starting':
+            started.append(service)
+
+    with pytest.raises(StackError, match='model'):
+        start_stack(StackOptions(state_dir=tmp_path, base_model=str(tmp_path / 'missing')), report=report)
+    assert 'model' in started
+    assert StackState.load(tmp_path) is None
+
+
+def _silent(service: str, event: str) -> None:
+    del service, event
