@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator
 
-from services.checkpoint.api.convert_fields import name_from_proto, not_negative, ttl_from_proto
 from services.checkpoint.api.convert_records import checkpoint_to_proto, version_to_proto
 from services.checkpoint.application.fetch import CheckpointRef, VersionRef
 from services.checkpoint.application.frames import CheckpointTarget, Commit, Frame, Header, VersionTarget
 from services.checkpoint.application.subscribe import Subscription, Synced
 from services.checkpoint.domain import Checkpoint, Record
 from services.kit.errors import InvalidField, NotBuiltYet
+from services.kit.rpc.fields import name_from_proto, not_negative, ttl_from_proto
 from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto, manifest_from_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2

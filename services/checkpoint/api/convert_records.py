@@ -1,11 +1,7 @@
 """Versions, checkpoints, uploads and events to values and back, with every check of their fields."""
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 
-from google.protobuf import timestamp_pb2
-
-from services.checkpoint.api.convert_fields import name_from_proto, not_negative
 from services.checkpoint.application.read_checkpoints import ArchivePiece
 from services.checkpoint.application.upload_checkpoint import UploadHeader
 from services.checkpoint.application.watch_checkpoints import CheckpointEvent
@@ -13,6 +9,7 @@ from services.checkpoint.domain import AdapterVersion, Checkpoint, CheckpointKey
 from services.kit.caller import Caller
 from services.kit.errors import CheckpointNotFound, InvalidField, InvalidPageToken
 from services.kit.paging import Page, page_token_after, parse_page
+from services.kit.rpc.fields import name_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
 from twinkle.checkpoint_engine import StateChunk
@@ -26,7 +23,7 @@ def version_to_proto(version: AdapterVersion) -> weights_pb2.AdapterVersion:
         digest=version.digest,
         size_bytes=version.size_bytes,
         is_pinned=version.is_pinned,
-        create_time=_timestamp(version.create_time),
+        create_time=timestamp_to_proto(version.create_time),
     )
 
 
@@ -43,8 +40,8 @@ def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
         step_count=checkpoint.step_count,
         digest=checkpoint.digest,
         folder=checkpoint.folder,
-        create_time=_timestamp(checkpoint.create_time),
-        expire_time=None if checkpoint.expire_time is None else _timestamp(checkpoint.expire_time),
+        create_time=timestamp_to_proto(checkpoint.create_time),
+        expire_time=None if checkpoint.expire_time is None else timestamp_to_proto(checkpoint.expire_time),
     )
 
 
@@ -177,12 +174,6 @@ def _upload_header(header: checkpoint_service_pb2.CheckpointUploadHeader) -> Upl
 def _upload_chunk(request: checkpoint_service_pb2.UploadCheckpointRequest) -> StateChunk:
     not_negative(request.chunk.offset, 'chunk.offset')
     return chunk_from_proto(request.chunk)
-
-
-def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
-    message = timestamp_pb2.Timestamp()
-    message.FromDatetime(moment)
-    return message
 
 
 def _versions_query(adapter_id: str) -> str:

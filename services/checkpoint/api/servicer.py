@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
-from services.checkpoint.api import convert, convert_fields, convert_records
+from services.checkpoint.api import convert, convert_records
 from services.checkpoint.application.verbs import Verbs
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import name_from_proto, not_negative, ttl_from_proto
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,
@@ -51,7 +52,7 @@ class WeightStreamServicer(weight_stream_service_pb2_grpc.WeightStreamServiceSer
     ) -> AsyncIterator[weight_stream_service_pb2.FetchResponse]:
         """Send one state."""
         reference = convert.reference_from_proto(request)
-        offset = convert_fields.not_negative(request.offset, 'offset')
+        offset = not_negative(request.offset, 'offset')
         frames = self._verbs.fetch(current_caller(), reference, is_adapter_only=request.is_adapter_only, offset=offset)
         async with aclosing(frames):
             async for frame in frames:
@@ -69,8 +70,8 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.GetVersionRequest, context: _Context
     ) -> version_service_pb2.GetVersionResponse:
         """Return a version."""
-        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
-        number = convert_fields.not_negative(request.version, 'version')
+        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
+        number = not_negative(request.version, 'version')
         version = await self._verbs.get_version(current_caller(), adapter_id, number)
         return version_service_pb2.GetVersionResponse(version=convert_records.version_to_proto(version))
 
@@ -86,7 +87,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.PinVersionRequest, context: _Context
     ) -> version_service_pb2.PinVersionResponse:
         """Keep a version."""
-        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
         version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=True)
         return version_service_pb2.PinVersionResponse(version=convert_records.version_to_proto(version))
@@ -95,7 +96,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.UnpinVersionRequest, context: _Context
     ) -> version_service_pb2.UnpinVersionResponse:
         """Let a version leave in its turn."""
-        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
         version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=False)
         return version_service_pb2.UnpinVersionResponse(version=convert_records.version_to_proto(version))
@@ -104,7 +105,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.DeleteVersionRequest, context: _Context
     ) -> version_service_pb2.DeleteVersionResponse:
         """Delete a version."""
-        adapter_id = convert_fields.name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
         await self._verbs.delete_version(current_caller(), adapter_id, number)
         return version_service_pb2.DeleteVersionResponse()
@@ -152,7 +153,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         """Set when a checkpoint is deleted."""
         caller = current_caller()
         key = convert_records.key_from_proto(caller, request.checkpoint_path)
-        ttl = convert_fields.ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None
+        ttl = ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None
         changed = await self._verbs.change_checkpoints.set_ttl(caller, key, ttl)
         return checkpoint_service_pb2.SetCheckpointTtlResponse(checkpoint=convert_records.checkpoint_to_proto(changed))
 
@@ -161,7 +162,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     ) -> AsyncIterator[checkpoint_service_pb2.DownloadCheckpointResponse]:
         """Send a checkpoint as an archive."""
         key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
-        offset = convert_fields.not_negative(request.offset, 'offset')
+        offset = not_negative(request.offset, 'offset')
         async with aclosing(self._verbs.download_checkpoint(key, offset=offset)) as pieces:
             async for piece in pieces:
                 yield convert_records.piece_to_proto(piece)

@@ -3,18 +3,11 @@
 Because no lookup can be made without a tenant, what belongs to another one cannot be found.
 """
 
-import re
 from dataclasses import dataclass
 
+from services.kit.names import is_name
+
 PATH_SCHEME = 'twinkle://'
-_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,127}')
-NAME_RULE = '1 to 128 letters, digits, ".", "_" and "-", beginning with a letter or digit'
-"""What `is_name` asks for, in words."""
-
-
-def is_name(text: str) -> bool:
-    """Say whether `text` may name an adapter, a checkpoint or an upload."""
-    return _NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, order=True)

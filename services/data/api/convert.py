@@ -4,10 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 import xxhash
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.data.api.convert_chats import row_from_trajectory
-from services.data.api.convert_fields import fingerprint_of, id_from_proto, not_negative
 from services.data.api.convert_steps import step_to_proto, steps_from_proto
 from services.data.application.apply_steps import ApplyOrder
 from services.data.application.create_dataset import CreateOrder
@@ -17,6 +15,7 @@ from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, S
 from services.kit.caller import Caller
 from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.paging import Page, page_token_after, parse_page
+from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.structs import dict_from_struct
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
@@ -117,8 +116,6 @@ def page_to_proto(caller: Caller, datasets: Sequence[Dataset], last_id: str | No
 
 def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
     """Return what a dataset's owner may know of it."""
-    create_time = Timestamp()
-    create_time.FromDatetime(dataset.create_time)
     return dataset_pb2.Dataset(
         dataset_id=dataset.dataset_id,
         row_count=dataset.row_count,
@@ -127,7 +124,7 @@ def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
         token_count=dataset.token_count,
         steps=[step_to_proto(step) for step in dataset.steps],
         warnings=dataset.warnings,
-        create_time=create_time,
+        create_time=timestamp_to_proto(dataset.create_time),
     )
 
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import numpy as np
 
 from services.data.api.convert_chats import trajectory_of_row
-from services.data.api.convert_fields import fingerprint_of, id_from_proto, not_negative
 from services.data.application.open_loader import LoaderOrder
 from services.data.application.stream_batches import Batch, Credits, End, StreamStart
 from services.data.domain import Cursor, Loader, Row
 from services.kit.errors import InvalidField
+from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import dataset_pb2, input_feature_pb2
 from twinkle.api.data.v1 import loader_service_pb2 as wire

@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
-from services.data.api import convert, convert_fields, convert_loader
+from services.data.api import convert, convert_loader
 from services.data.application.verbs import Verbs
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import id_from_proto, not_negative
 from twinkle.api.data.v1 import (
     dataset_service_pb2,
     dataset_service_pb2_grpc,
@@ -47,7 +48,7 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         self, request: dataset_service_pb2.GetUploadRequest, context: _Context
     ) -> dataset_service_pb2.GetUploadResponse:
         """Say where to resume."""
-        upload_id = convert_fields.id_from_proto(request.upload_id, 'upload_id')
+        upload_id = id_from_proto(request.upload_id, 'upload_id')
         status = await self._verbs.get_upload(current_caller(), upload_id)
         return dataset_service_pb2.GetUploadResponse(
             committed_bytes=status.committed_bytes, is_complete=status.is_complete
@@ -65,7 +66,7 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         self, request: dataset_service_pb2.GetDatasetRequest, context: _Context
     ) -> dataset_service_pb2.GetDatasetResponse:
         """Return a dataset."""
-        dataset_id = convert_fields.id_from_proto(request.dataset_id, 'dataset_id')
+        dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         dataset = await self._verbs.get_dataset(current_caller(), dataset_id)
         return dataset_service_pb2.GetDatasetResponse(dataset=convert.dataset_to_proto(dataset))
 
@@ -82,7 +83,7 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         self, request: dataset_service_pb2.DeleteDatasetRequest, context: _Context
     ) -> dataset_service_pb2.DeleteDatasetResponse:
         """Delete a dataset."""
-        dataset_id = convert_fields.id_from_proto(request.dataset_id, 'dataset_id')
+        dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         await self._verbs.delete_dataset(current_caller(), dataset_id)
         return dataset_service_pb2.DeleteDatasetResponse()
 
@@ -90,9 +91,9 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         self, request: dataset_service_pb2.ExportDatasetRequest, context: _Context
     ) -> AsyncIterator[dataset_service_pb2.ExportDatasetResponse]:
         """Send a dataset as a file."""
-        dataset_id = convert_fields.id_from_proto(request.dataset_id, 'dataset_id')
+        dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         file_format = convert.format_from_proto(request.format, 'format')
-        offset = convert_fields.not_negative(request.offset, 'offset')
+        offset = not_negative(request.offset, 'offset')
         pieces = self._verbs.export_dataset(current_caller(), dataset_id, file_format=file_format, offset=offset)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -127,6 +128,6 @@ class LoaderServicer(loader_service_pb2_grpc.LoaderServiceServicer):
         self, request: loader_service_pb2.CloseLoaderRequest, context: _Context
     ) -> loader_service_pb2.CloseLoaderResponse:
         """Close a loader."""
-        loader_id = convert_fields.id_from_proto(request.loader_id, 'loader_id')
+        loader_id = id_from_proto(request.loader_id, 'loader_id')
         await self._verbs.close_loader(current_caller(), loader_id)
         return loader_service_pb2.CloseLoaderResponse()

@@ -9,6 +9,7 @@ from services.gateway.application.get_run import GetRun
 from services.gateway.application.list_run_checkpoints import ListRunCheckpoints
 from services.gateway.application.list_runs import ListRuns
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import id_from_proto
 from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
 from twinkle.api.gateway.v1 import catalogue_service_pb2_grpc
 
@@ -28,7 +29,7 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
         self, request: messages.GetRunRequest, context: Context
     ) -> messages.GetRunResponse:
         """Show a run."""
-        run = await self._get_run(current_caller(), convert.id_from_proto(request.run_id, 'run_id'))
+        run = await self._get_run(current_caller(), id_from_proto(request.run_id, 'run_id'))
         return messages.GetRunResponse(run=convert.run_to_proto(run))
 
     async def ListRuns(  # noqa: N802 (the contract's name)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.gateway.application.create_key import KeyOrder
@@ -17,14 +16,19 @@ from services.gateway.domain.session import FinishReason, Session, SessionState
 from services.gateway.domain.tenant import Tenant
 from services.kit.errors import InvalidField, InvalidPageToken
 from services.kit.paging import page_token_after, parse_page
+from services.kit.rpc.fields import (
+    MAX_ID_LENGTH,
+    id_from_proto,
+    text_from_proto,
+    timestamp_to_proto,
+    ttl_from_proto,
+)
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.gateway.v1 import catalogue_service_pb2, key_service_pb2, session_service_pb2
 
-MAX_ID_LENGTH = 256
 MAX_LABEL_LENGTH = 256
 MAX_LABELS = 64
 MAX_LABEL_VALUE_LENGTH = 4096
-MAX_TTL = timedelta(days=36_500)
 
 _TENANT_ID = re.compile(r'[a-z0-9-]{1,64}')
 _SCOPES: Mapping[key_service_pb2.Scope.ValueType, Scope] = {
@@ -48,24 +52,13 @@ _FINISH_REASONS: Mapping[session_service_pb2.FinishReason.ValueType, FinishReaso
 }
 
 
-def id_from_proto(value: str, field: str) -> str:
-    """Return an id to look for.
-
-    Raises:
-        InvalidField: it is empty, too long or holds a control character.
-    """
-    if not value:
-        raise InvalidField(field, 'is required')
-    return _text(value, field, limit=MAX_ID_LENGTH)
-
-
 def filter_from_proto(value: str, field: str) -> str | None:
     """Return what a list is cut down to; None where the field is empty.
 
     Raises:
         InvalidField: it is too long or holds a control character.
     """
-    return _text(value, field, limit=MAX_ID_LENGTH) or None
+    return text_from_proto(value, field, limit=MAX_ID_LENGTH) or None
 
 
 def tenant_id_from_proto(value: str) -> str:
@@ -85,7 +78,7 @@ def display_name_from_proto(value: str) -> str:
     Raises:
         InvalidField: it is too long or holds a control character.
     """
-    return _text(value, 'display_name', limit=MAX_LABEL_LENGTH)
+    return text_from_proto(value, 'display_name', limit=MAX_LABEL_LENGTH)
 
 
 def key_order_from_proto(request: key_service_pb2.CreateKeyRequest) -> KeyOrder:
@@ -103,7 +96,7 @@ def key_order_from_proto(request: key_service_pb2.CreateKeyRequest) -> KeyOrder:
         tenant_id=tenant_id_from_proto(request.tenant_id),
         scopes=frozenset(_SCOPES[number] for number in request.scopes),
         display_name=display_name_from_proto(request.display_name),
-        ttl=_ttl(request.ttl) if request.HasField('ttl') else None,
+        ttl=ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None,
     )
 
 
@@ -116,11 +109,11 @@ def session_order_from_proto(request: session_service_pb2.CreateSessionRequest) 
     if len(request.user_metadata) > MAX_LABELS:
         raise InvalidField('user_metadata', f'has {len(request.user_metadata)} labels; at most {MAX_LABELS}')
     for name, value in request.user_metadata.items():
-        _text(name, 'user_metadata', limit=MAX_LABEL_LENGTH)
-        _text(value, f'user_metadata[{name}]', limit=MAX_LABEL_VALUE_LENGTH)
+        text_from_proto(name, 'user_metadata', limit=MAX_LABEL_LENGTH)
+        text_from_proto(value, f'user_metadata[{name}]', limit=MAX_LABEL_VALUE_LENGTH)
     return SessionOrder(
         request_id=id_from_proto(request.request_id, 'request_id'),
-        client=_text(request.client, 'client', limit=MAX_LABEL_LENGTH),
+        client=text_from_proto(request.client, 'client', limit=MAX_LABEL_LENGTH),
         user_metadata=dict(request.user_metadata),
     )
 
@@ -153,7 +146,7 @@ def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) 
         return Page(size=page.size)
     try:
         moment, item_id = page.after
-        cursor = Cursor(datetime.fromisoformat(moment), _text(item_id, 'page_token', limit=MAX_ID_LENGTH))
+        cursor = Cursor(datetime.fromisoformat(moment), text_from_proto(item_id, 'page_token', limit=MAX_ID_LENGTH))
         is_utc = cursor.create_time.utcoffset() == timedelta()
     except (TypeError, ValueError, AttributeError, InvalidField) as error:
         raise InvalidPageToken() from error
@@ -236,32 +229,5 @@ def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
     )
 
 
-def duration_to_proto(duration: timedelta) -> Duration:
-    """Return the message of a duration."""
-    message = Duration()
-    message.FromTimedelta(duration)
-    return message
-
-
 def _timestamp(moment: datetime | None) -> Timestamp | None:
-    if moment is None:
-        return None
-    message = Timestamp()
-    message.FromDatetime(moment)
-    return message
-
-
-def _ttl(duration: Duration) -> timedelta:
-    # Compared as plain seconds first: a duration may be longer than Python can hold.
-    if not 0 < duration.seconds <= MAX_TTL.total_seconds():
-        raise InvalidField('ttl', f'must be 1 s to {MAX_TTL.days} days, or unset for no end')
-    return duration.ToTimedelta()
-
-
-def _text(value: str, field: str, *, limit: int) -> str:
-    if len(value) > limit:
-        raise InvalidField(field, f'has {len(value)} characters; at most {limit}')
-    # Databases differ in which control characters they take; nobody needs them in a name.
-    if any(character < ' ' for character in value):
-        raise InvalidField(field, 'must not hold control characters')
-    return value
+    return None if moment is None else timestamp_to_proto(moment)

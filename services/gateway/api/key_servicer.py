@@ -10,6 +10,7 @@ from services.gateway.application.create_tenant import CreateTenant
 from services.gateway.application.list_keys import ListKeys
 from services.gateway.application.list_tenants import ListTenants
 from services.gateway.application.revoke_key import RevokeKey
+from services.kit.rpc.fields import id_from_proto
 from twinkle.api.gateway.v1 import key_service_pb2 as messages
 from twinkle.api.gateway.v1 import key_service_pb2_grpc
 
@@ -78,5 +79,5 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         self, request: messages.RevokeKeyRequest, context: Context
     ) -> messages.RevokeKeyResponse:
         """Revoke a key."""
-        key = await self._revoke_key(convert.id_from_proto(request.key_id, 'key_id'))
+        key = await self._revoke_key(id_from_proto(request.key_id, 'key_id'))
         return messages.RevokeKeyResponse(key=convert.key_to_proto(key))

@@ -12,6 +12,7 @@ from services.gateway.application.get_session import GetSession
 from services.gateway.application.heartbeat import Heartbeat
 from services.gateway.application.list_sessions import ListSessions
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import duration_to_proto, id_from_proto
 from twinkle.api.gateway.v1 import session_service_pb2 as messages
 from twinkle.api.gateway.v1 import session_service_pb2_grpc
 
@@ -46,21 +47,21 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
         session = await self._create(current_caller(), convert.session_order_from_proto(request))
         return messages.CreateSessionResponse(
             session=convert.session_to_proto(session),
-            heartbeat_interval=convert.duration_to_proto(self._heartbeat_interval),
+            heartbeat_interval=duration_to_proto(self._heartbeat_interval),
         )
 
     async def Heartbeat(  # noqa: N802 (the contract's name)
         self, request: messages.HeartbeatRequest, context: Context
     ) -> messages.HeartbeatResponse:
         """Keep a session alive."""
-        session = await self._heartbeat(current_caller(), convert.id_from_proto(request.session_id, 'session_id'))
+        session = await self._heartbeat(current_caller(), id_from_proto(request.session_id, 'session_id'))
         return messages.HeartbeatResponse(session=convert.session_to_proto(session))
 
     async def GetSession(  # noqa: N802 (the contract's name)
         self, request: messages.GetSessionRequest, context: Context
     ) -> messages.GetSessionResponse:
         """Show a session."""
-        session = await self._get(current_caller(), convert.id_from_proto(request.session_id, 'session_id'))
+        session = await self._get(current_caller(), id_from_proto(request.session_id, 'session_id'))
         return messages.GetSessionResponse(session=convert.session_to_proto(session))
 
     async def ListSessions(  # noqa: N802 (the contract's name)
@@ -79,7 +80,7 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
         self, request: messages.FinishSessionRequest, context: Context
     ) -> messages.FinishSessionResponse:
         """End a session."""
-        session_id = convert.id_from_proto(request.session_id, 'session_id')
+        session_id = id_from_proto(request.session_id, 'session_id')
         reason = convert.finish_reason_from_proto(request.reason)
         session = await self._finish(current_caller(), session_id, reason=reason)
         return messages.FinishSessionResponse(session=convert.session_to_proto(session))

@@ -11,7 +11,8 @@ import grpc
 from services.kit.errors import ScopeMissing
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
-from services.model.api.convert_adapter import adapter_id_from_proto, create_command_from_proto
+from services.kit.rpc.fields import id_from_proto
+from services.model.api.convert_adapter import create_command_from_proto
 from services.model.api.convert_result import adapter_to_proto, event_to_proto
 from services.model.application.create_adapter import CreateAdapter
 from services.model.application.delete_adapter import DeleteAdapter
@@ -42,7 +43,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         self, request: wire.GetAdapterRequest, context: Context[Any, Any]
     ) -> wire.GetAdapterResponse:
         """Get an adapter."""
-        adapter = self._directory.get(current_caller(), adapter_id_from_proto(request.adapter_id))
+        adapter = self._directory.get(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.GetAdapterResponse(adapter=adapter_to_proto(adapter))
 
     async def ListAdapters(  # noqa: N802 - the contract's name
@@ -62,7 +63,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         self, request: wire.DeleteAdapterRequest, context: Context[Any, Any]
     ) -> wire.DeleteAdapterResponse:
         """Delete an adapter."""
-        await self._delete(current_caller(), adapter_id_from_proto(request.adapter_id))
+        await self._delete(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.DeleteAdapterResponse()
 
     async def WatchAdapters(  # noqa: N802 - the contract's name

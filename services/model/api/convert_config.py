@@ -1,54 +1,9 @@
 """Training configuration between messages and the domain. Every check names its field."""
 
-from typing import Any
-
 from services.kit.errors import InvalidField
 from services.kit.rpc.structs import dict_from_struct, struct_of
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.api.model.v1 import training_config_pb2 as wire
-from twinkle.data_format import LoraConfig
-
-
-def lora_config_from_proto(message: wire.LoraConfig, field: str) -> LoraConfig:
-    """Return the LoRA configuration.
-
-    Raises:
-        InvalidField: a value is out of range.
-    """
-    targets = tuple(message.target_modules)
-    if any(not name for name in targets):
-        raise InvalidField(f'{field}.target_modules', 'must not hold empty names')
-    if len(targets) == 1 and targets[0] == 'all-linear':
-        targets = ()
-    values: dict[str, Any] = {
-        'r': message.lora_rank if message.HasField('lora_rank') else None,
-        'lora_alpha': message.lora_alpha if message.HasField('lora_alpha') else None,
-        'lora_dropout': message.lora_dropout if message.HasField('lora_dropout') else None,
-        'target_modules': targets or None,
-        'use_rslora': message.is_rank_stabilized,
-        'rank_pattern': dict(message.rank_pattern),
-        'alpha_pattern': dict(message.alpha_pattern),
-        'seed': message.seed if message.HasField('seed') else None,
-    }
-    try:
-        return LoraConfig.of(values)
-    except ValueError as error:
-        raise InvalidField(f'{field}.{_wire_name(str(error))}', str(error)) from error
-
-
-def lora_config_to_proto(config: LoraConfig) -> wire.LoraConfig:
-    """Return the message of a LoRA configuration, every field set."""
-    targets = [config.target_modules] if isinstance(config.target_modules, str) else config.target_modules
-    return wire.LoraConfig(
-        lora_rank=config.r,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
-        target_modules=targets,
-        is_rank_stabilized=config.use_rslora,
-        rank_pattern=config.rank_pattern,
-        alpha_pattern=config.alpha_pattern,
-        seed=config.seed,
-    )
 
 
 def training_config_from_proto(message: wire.TrainingConfig, field: str) -> TrainingConfig:
@@ -99,12 +54,6 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
     message.metrics.extend(map(_component_to_proto, config.metrics))
     message.patches.extend(map(_component_to_proto, config.patches))
     return message
-
-
-def _wire_name(message: str) -> str:
-    """Return the contract's name of the field that a library error begins with."""
-    name = message.split(' ', 1)[0]
-    return {'r': 'lora_rank', 'use_rslora': 'is_rank_stabilized'}.get(name, name)
 
 
 def _optimizer(message: wire.OptimizerConfig, field: str) -> Component:

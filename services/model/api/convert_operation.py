@@ -1,18 +1,21 @@
 """Operations from messages to the domain, one small function a verb. Every check names its field."""
 
-import hashlib
 import math
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from services.kit.errors import InvalidField, NotBuiltYet
+from services.kit.rpc.fields import duration_from_proto, fingerprint_of, id_from_proto, name_from_proto, ttl_from_proto
 from services.model.api.convert_config import training_config_from_proto
 from services.model.api.convert_features import features_from_proto, gradients_from_proto
 from services.model.domain import operation as domain
 from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle.api.model.v1 import training_service_pb2
 
-_NAME = re.compile(r'[A-Za-z0-9._-]{1,128}')
+_DEFAULT_PATIENCE = timedelta(seconds=20)
+_LONGEST_PATIENCE = timedelta(hours=1)
 _PATH = re.compile(r'twinkle://[^/\s]+/weights/[^/\s]+')
 
 
@@ -28,8 +31,6 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
         InvalidField: something is missing, malformed or out of range.
         NotBuiltYet: the verb is in the contract only.
     """
-    if not message.adapter_id:
-        raise InvalidField(f'{field}.adapter_id', 'must be set')
     if message.sequence_number < 1:
         raise InvalidField(f'{field}.sequence_number', f'must be at least 1, got {message.sequence_number}')
     name = message.WhichOneof('verb')
@@ -37,14 +38,24 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
         raise InvalidField(f'{field}.verb', 'must be set')
     if name not in _VERBS:
         raise NotBuiltYet(f'the operation {name}')
-    serialised = message.SerializeToString(deterministic=True)
     return domain.Operation(
-        adapter_id=message.adapter_id,
+        adapter_id=id_from_proto(message.adapter_id, f'{field}.adapter_id'),
         sequence_number=message.sequence_number,
         verb=_VERBS[name](getattr(message, name), f'{field}.{name}', vocabulary_size),
-        fingerprint=hashlib.blake2b(serialised, digest_size=16).digest(),
-        request_bytes=len(serialised),
+        fingerprint=fingerprint_of(message),
+        request_bytes=message.ByteSize(),
     )
+
+
+def patience_from_proto(request: training_service_pb2.WaitOperationRequest) -> timedelta:
+    """Return how long to wait for an operation.
+
+    Raises:
+        InvalidField: it is negative or longer than a call may take.
+    """
+    if not request.HasField('timeout'):
+        return _DEFAULT_PATIENCE
+    return duration_from_proto(request.timeout, 'timeout', least=timedelta(), most=_LONGEST_PATIENCE)
 
 
 def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
@@ -134,16 +145,11 @@ def _configure(message: wire.Configure, field: str, vocabulary_size: int) -> dom
 
 def _save(message: wire.Save, field: str, vocabulary_size: int) -> domain.Save:
     del vocabulary_size
-    if not _NAME.fullmatch(message.name) or set(message.name) == {'.'}:
-        raise InvalidField(f'{field}.name', "must be 1 to 128 of letters, digits, '.', '_' and '-'")
-    ttl = message.ttl.ToTimedelta() if message.HasField('ttl') else None
-    if ttl is not None and ttl.total_seconds() <= 0:
-        raise InvalidField(f'{field}.ttl', 'must be positive')
     return domain.Save(
-        name=message.name,
+        name=name_from_proto(message.name, f'{field}.name'),
         is_optimizer_included=message.is_optimizer_included,
         is_overwrite_allowed=message.is_overwrite_allowed,
-        ttl=ttl,
+        ttl=ttl_from_proto(message.ttl, f'{field}.ttl') if message.HasField('ttl') else None,
     )
 
 

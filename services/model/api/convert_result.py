@@ -1,8 +1,10 @@
 """Adapters and results from the domain to messages."""
 
+from services.kit.rpc.fields import duration_to_proto, timestamp_to_proto
 from services.kit.rpc.status import status_from_error
 from services.kit.rpc.tensors import tensor_to_proto
-from services.model.api.convert_config import lora_config_to_proto, training_config_to_proto
+from services.kit.rpc.weights import lora_config_to_proto
+from services.model.api.convert_config import training_config_to_proto
 from services.model.application.directory import AdapterEvent
 from services.model.application.find_operation import OperationRecord, OperationState
 from services.model.application.train_stream import Refused
@@ -19,7 +21,7 @@ _STATES = {
 
 def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
     """Return the message of an adapter."""
-    message = adapter_pb2.Adapter(
+    return adapter_pb2.Adapter(
         adapter_id=adapter.adapter_id,
         base_model=adapter.base_model,
         lora_config=lora_config_to_proto(adapter.lora_config),
@@ -29,10 +31,9 @@ def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
         version=adapter.version,
         parameter_count=adapter.parameter_count,
         user_metadata=adapter.user_metadata,
+        create_time=timestamp_to_proto(adapter.create_time),
+        update_time=timestamp_to_proto(adapter.update_time),
     )
-    message.create_time.FromDatetime(adapter.create_time)
-    message.update_time.FromDatetime(adapter.update_time)
-    return message
 
 
 def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResponse:
@@ -93,11 +94,10 @@ def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.
 
 
 def _receipt_to_proto(receipt: domain.Receipt) -> operation_result_pb2.Receipt:
-    message = operation_result_pb2.Receipt(
+    return operation_result_pb2.Receipt(
         token_count=receipt.token_count,
         padding_token_count=receipt.padding_token_count,
         request_bytes=receipt.request_bytes,
+        device_time=duration_to_proto(receipt.device_time),
+        queue_time=duration_to_proto(receipt.queue_time),
     )
-    message.device_time.FromTimedelta(receipt.device_time)
-    message.queue_time.FromTimedelta(receipt.queue_time)
-    return message

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from datetime import timedelta
 from typing import Any
 
 import grpc
 
 from services.kit.errors import DomainError
 from services.kit.rpc.context import current_caller
-from services.model.api.convert_adapter import adapter_id_from_proto
-from services.model.api.convert_operation import operation_from_proto
+from services.kit.rpc.fields import id_from_proto
+from services.model.api.convert_operation import operation_from_proto, patience_from_proto
 from services.model.api.convert_result import record_to_proto, result_to_proto
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.find_operation import FindOperation
@@ -22,7 +21,6 @@ from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext
-_DEFAULT_PATIENCE = timedelta(seconds=20)
 
 
 class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
@@ -58,7 +56,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         self, request: wire.GetOperationRequest, context: Context[Any, Any]
     ) -> wire.GetOperationResponse:
         """Look an operation up."""
-        adapter_id = adapter_id_from_proto(request.adapter_id)
+        adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         record = await self._find(current_caller(), adapter_id, request.sequence_number)
         state, result = record_to_proto(record, adapter_id, request.sequence_number)
         return wire.GetOperationResponse(state=state, result=result)
@@ -67,8 +65,8 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         self, request: wire.WaitOperationRequest, context: Context[Any, Any]
     ) -> wire.WaitOperationResponse:
         """Wait for an operation."""
-        adapter_id = adapter_id_from_proto(request.adapter_id)
-        patience = request.timeout.ToTimedelta() if request.HasField('timeout') else _DEFAULT_PATIENCE
+        adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
+        patience = patience_from_proto(request)
         record = await self._find(current_caller(), adapter_id, request.sequence_number, patience=patience)
         state, result = record_to_proto(record, adapter_id, request.sequence_number)
         return wire.WaitOperationResponse(state=state, result=result)

@@ -30,7 +30,7 @@ class CreateAdapterCommand:
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     checkpoint_path: str = ''
     is_optimizer_included: bool = False
-    fingerprint: bytes = b''
+    fingerprint: str = ''
 
 
 class CreateAdapter:
@@ -53,7 +53,7 @@ class CreateAdapter:
         self._clock = clock
         self._max_lora_rank = max_lora_rank
         self._max_adapters = max_adapters
-        self._requests: OrderedDict[tuple[str, str], tuple[bytes, str]] = OrderedDict()
+        self._requests: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:

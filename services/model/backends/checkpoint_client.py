@@ -3,9 +3,9 @@
 import asyncio
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from services.kit.errors import InvalidField
+from services.kit.rpc.fields import duration_to_proto
 from services.kit.rpc.weight_client import ReceivedState, WeightClient
 from services.model.domain.operation import Save
 from services.model.domain.result import PublishResult, SaveResult
@@ -36,7 +36,7 @@ class CheckpointClient:
             name=save.name,
             is_overwrite_allowed=save.is_overwrite_allowed,
             step_count=state.step_count,
-            ttl=None if save.ttl is None else _duration(save),
+            ttl=None if save.ttl is None else duration_to_proto(save.ttl),
         )
         made = (await self._weights.save_checkpoint(adapter_id, packed, target)).checkpoint
         return SaveResult(checkpoint_path=made.path, size_bytes=made.size_bytes, folder=made.folder)
@@ -67,9 +67,3 @@ def _unpack(received: ReceivedState) -> AdapterState:
         trainer=unpack_state(manifest, data, section=StateSection.TRAINER),
         step_count=received.header.checkpoint.step_count,
     )
-
-
-def _duration(save: Save) -> Duration:
-    duration = Duration()
-    duration.FromTimedelta(save.ttl)
-    return duration

@@ -159,7 +159,7 @@ class Operation:
     sequence_number: int
     """Counts from 1 within the adapter."""
     verb: Verb
-    fingerprint: bytes
+    fingerprint: str
     """Digest of the request's content: tells a repeat from another operation with the same number."""
     request_bytes: int = 0
 

@@ -32,7 +32,7 @@ class Turn(Enum):
 class Entry:
     """An accepted operation: running while both outcomes are None."""
 
-    fingerprint: bytes
+    fingerprint: str
     result: OperationResult | None = None
     error: DomainError | None = None
 

@@ -3,11 +3,10 @@
 from datetime import timedelta
 from typing import cast
 
-from google.protobuf import duration_pb2
-
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from services.kit.rpc.chats import chat_from_proto
+from services.kit.rpc.fields import duration_from_proto, id_from_proto
 from services.kit.rpc.tensors import tensor_from_proto
 from services.sampler.application.generate import SampleCommand
 from services.sampler.application.pause import PauseMode
@@ -17,7 +16,6 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import SamplingParams, Trajectory
 
-MAX_REQUEST_ID_LENGTH = 128
 MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 64
@@ -25,6 +23,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
 """Characters of a stop string."""
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
+MAX_WATCH_INTERVAL = timedelta(hours=1)
 MAX_VERSION_WAIT = timedelta(minutes=10)
 
 _PAUSE_MODES = {
@@ -43,7 +42,7 @@ def sample_from_proto(request: sampler_service_pb2.SampleRequest) -> SampleComma
     """
     return SampleCommand(
         request_id=_request_id(request.request_id),
-        base_model=_required(request.base_model, 'base_model'),
+        base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=(_prompt(request.prompt, 'prompt'),),
         params=_params(request.params),
@@ -60,7 +59,7 @@ def batch_from_proto(request: sampler_service_pb2.SampleBatchRequest) -> SampleC
         raise InvalidField('prompts', 'is empty; give at least one')
     return SampleCommand(
         request_id=_request_id(request.request_id),
-        base_model=_required(request.base_model, 'base_model'),
+        base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=tuple(_prompt(prompt, f'prompts[{index}]') for index, prompt in enumerate(request.prompts)),
         params=_params(request.params),
@@ -79,7 +78,7 @@ def logprobs_from_proto(request: sampler_service_pb2.ComputeLogprobsRequest) -> 
     _check_range('top_logprob_count', count, 0, MAX_TOP_LOGPROBS)
     return SampleCommand(
         request_id=new_id('rq'),
-        base_model=_required(request.base_model, 'base_model'),
+        base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=tuple(_tokens(tensor, f'token_ids[{index}]') for index, tensor in enumerate(request.token_ids)),
         params=SamplingParams(max_tokens=0, prompt_logprobs=count),
@@ -94,16 +93,16 @@ def choice_from_proto(message: sampling_pb2.AdapterRef, field: str) -> AdapterCh
     """
     kind = message.WhichOneof('version')
     if kind == 'checkpoint_path':
-        _required(message.checkpoint_path, f'{field}.checkpoint_path')
+        id_from_proto(message.checkpoint_path, f'{field}.checkpoint_path')
     else:
-        _required(message.adapter_id, f'{field}.adapter_id')
+        id_from_proto(message.adapter_id, f'{field}.adapter_id')
     if kind in ('exact', 'at_least') and getattr(message, kind) < 1:
         raise InvalidField(f'{field}.{kind}', f'must be at least 1, got {getattr(message, kind)}')
     wait = DEFAULT_VERSION_WAIT
     if message.HasField('wait_timeout'):
-        wait = duration_from_proto(message.wait_timeout, f'{field}.wait_timeout')
-        if not timedelta() <= wait <= MAX_VERSION_WAIT:
-            raise InvalidField(f'{field}.wait_timeout', f'must be 0 to {MAX_VERSION_WAIT.total_seconds():.0f} seconds')
+        wait = duration_from_proto(
+            message.wait_timeout, f'{field}.wait_timeout', least=timedelta(), most=MAX_VERSION_WAIT
+        )
     return AdapterChoice(
         adapter_id=message.adapter_id,
         exact=message.exact if kind == 'exact' else None,
@@ -124,15 +123,6 @@ def required_choice_from_proto(request: sampler_service_pb2.LoadAdapterRequest) 
     return choice_from_proto(request.adapter, 'adapter')
 
 
-def name_from_proto(value: str, field: str) -> str:
-    """Return an id that must not be empty.
-
-    Raises:
-        InvalidField: it is.
-    """
-    return _required(value, field)
-
-
 def pause_mode_from_proto(mode: sampler_service_pb2.PauseMode.ValueType) -> PauseMode:
     """Return what becomes of running requests.
 
@@ -148,26 +138,11 @@ def interval_from_proto(request: sampler_service_pb2.WatchLoadRequest) -> timede
     """Return how often the load is to be told.
 
     Raises:
-        InvalidField: more often than every 100 ms.
+        InvalidField: more often than every 100 ms, or less than every hour.
     """
     if not request.HasField('interval'):
         return timedelta(seconds=1)
-    interval = duration_from_proto(request.interval, 'interval')
-    if interval < MIN_WATCH_INTERVAL:
-        raise InvalidField('interval', 'must be at least 100 ms')
-    return interval
-
-
-def duration_from_proto(message: duration_pb2.Duration, field: str) -> timedelta:
-    """Return a duration.
-
-    Raises:
-        InvalidField: it is malformed or longer than ten thousand years.
-    """
-    try:
-        return message.ToTimedelta()
-    except (ValueError, OverflowError) as error:
-        raise InvalidField(field, 'is no valid duration') from error
+    return duration_from_proto(request.interval, 'interval', least=MIN_WATCH_INTERVAL, most=MAX_WATCH_INTERVAL)
 
 
 def _params(message: sampling_pb2.SamplingParams) -> SamplingParams:
@@ -215,14 +190,16 @@ def _prompt(message: sampling_pb2.Prompt, field: str) -> Prompt:
     if kind == 'token_ids':
         return _tokens(message.token_ids, f'{field}.token_ids')
     if kind == 'text':
-        return TextPrompt(_required(message.text, f'{field}.text'))
+        if not message.text:
+            raise InvalidField(f'{field}.text', 'must have at least one character')
+        return TextPrompt(message.text)
     if kind == 'chat':
         chat = message.chat
         return ChatPrompt(
             trajectory=cast(Trajectory, chat_from_proto(chat.trajectory, f'{field}.chat.trajectory')),
             is_thinking_enabled=chat.is_thinking_enabled if chat.HasField('is_thinking_enabled') else True,
         )
-    raise InvalidField(field, 'is empty; give token_ids, chat or text')
+    raise InvalidField(field, 'must hold token_ids, chat or text')
 
 
 def _tokens(tensor: tensor_pb2.Tensor, field: str) -> TokenPrompt:
@@ -233,15 +210,7 @@ def _tokens(tensor: tensor_pb2.Tensor, field: str) -> TokenPrompt:
 
 
 def _request_id(value: str) -> str:
-    if len(value) > MAX_REQUEST_ID_LENGTH:
-        raise InvalidField('request_id', f'must have at most {MAX_REQUEST_ID_LENGTH} characters')
-    return value or new_id('rq')
-
-
-def _required(value: str, field: str) -> str:
-    if not value:
-        raise InvalidField(field, 'is missing')
-    return value
+    return id_from_proto(value, 'request_id') if value else new_id('rq')
 
 
 def _check_range(field: str, value: int, least: int, most: int) -> None:

@@ -10,6 +10,7 @@ import grpc
 
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import id_from_proto
 from services.kit.rpc.server import Endpoint
 from services.sampler.api import convert, convert_answers
 from services.sampler.application.verbs import Verbs
@@ -57,7 +58,7 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
 
     async def Abort(self, request: wire.AbortRequest, context: _Context) -> wire.AbortResponse:
         """End a request."""
-        request_id = convert.name_from_proto(request.request_id, 'request_id')
+        request_id = id_from_proto(request.request_id, 'request_id')
         await self._verbs.abort(current_caller(), request_id)
         return wire.AbortResponse()
 
@@ -79,7 +80,7 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
 
     async def UnloadAdapter(self, request: wire.UnloadAdapterRequest, context: _Context) -> wire.UnloadAdapterResponse:
         """Drop an adapter."""
-        adapter_id = convert.name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         await self._verbs.unload_adapter(current_caller(), adapter_id)
         return wire.UnloadAdapterResponse()
 

@@ -243,7 +243,7 @@ async def test_full_queue_refuses_one_tenant_alone(sampler):
         ({'adapter': {'adapter_id': 'a', 'at_least': -3}}, 'INVALID_ARGUMENT', 'INVALID_FIELD', 'adapter.at_least'),
         ({'adapter': {'adapter_id': 'a'}}, 'NOT_FOUND', 'ADAPTER_NOT_FOUND', ''),
         ({'adapter': {'checkpoint_path': 'twinkle://r/weights/c'}}, 'NOT_FOUND', 'CHECKPOINT_NOT_FOUND', ''),
-        ({'request_id': 'x' * 129}, 'INVALID_ARGUMENT', 'INVALID_FIELD', 'request_id'),
+        ({'request_id': 'x' * 257}, 'INVALID_ARGUMENT', 'INVALID_FIELD', 'request_id'),
     ],
 )
 async def test_bad_requests_name_what_is_wrong(sampler, fields, code, reason, field):

@@ -87,7 +87,7 @@ async def _let_others_run() -> None:
 
 
 def _operation(adapter: Adapter, number: int, verb: Verb) -> Operation:
-    fingerprint = repr((number, verb)).encode()
+    fingerprint = repr((number, verb))
     return Operation(adapter_id=adapter.adapter_id, sequence_number=number, verb=verb, fingerprint=fingerprint)
 
 
@@ -266,7 +266,7 @@ async def test_create_is_idempotent_by_request_id() -> None:
     assert (await world.adapter()).adapter_id == adapter.adapter_id
     assert (await world.adapter(BOB)).adapter_id != adapter.adapter_id
     with pytest.raises(RequestIdReused):
-        await world.create(ALICE, _command('r1', fingerprint=b'other'))
+        await world.create(ALICE, _command('r1', fingerprint='other'))
 
 
 async def test_create_refuses_before_anything_is_made() -> None:

@@ -1,0 +1,105 @@
+"""Plain fields that messages of several services have, checked: ids, names, counts, times."""
+
+import hashlib
+from datetime import datetime, timedelta
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from services.kit.errors import InvalidField
+from services.kit.names import NAME_RULE, is_name
+
+MAX_ID_LENGTH = 256
+LONGEST_TTL = timedelta(days=36_500)
+
+
+def id_from_proto(value: str, field: str) -> str:
+    """Return an id that is looked for or chosen by the caller.
+
+    Raises:
+        InvalidField: it is empty, too long to be one, or holds a control character.
+    """
+    if not value:
+        raise InvalidField(field, 'must be set')
+    return text_from_proto(value, field, limit=MAX_ID_LENGTH)
+
+
+def text_from_proto(value: str, field: str, *, limit: int) -> str:
+    """Return a short text of at most `limit` characters; it may be empty.
+
+    Raises:
+        InvalidField: it is too long or holds a control character.
+    """
+    if len(value) > limit:
+        raise InvalidField(field, f'must have at most {limit} characters, got {len(value)}')
+    # Databases and logs differ in which control characters they take; nobody needs them in a name.
+    if any(character < ' ' for character in value):
+        raise InvalidField(field, 'must not hold control characters')
+    return value
+
+
+def name_from_proto(value: str, field: str) -> str:
+    """Return a name that may stand in a path.
+
+    Raises:
+        InvalidField: it may not.
+    """
+    if not is_name(value):
+        raise InvalidField(field, f'must be {NAME_RULE}')
+    return value
+
+
+def not_negative(value: int, field: str) -> int:
+    """Return a count or offset.
+
+    Raises:
+        InvalidField: it is negative.
+    """
+    if value < 0:
+        raise InvalidField(field, f'must be at least 0, got {value}')
+    return value
+
+
+def duration_from_proto(message: Duration, field: str, *, least: timedelta, most: timedelta) -> timedelta:
+    """Return a duration from `least` to `most`.
+
+    Raises:
+        InvalidField: it is malformed or out of range.
+    """
+    try:
+        duration = message.ToTimedelta()
+    except (ValueError, OverflowError) as error:
+        raise InvalidField(field, 'is no valid duration') from error
+    if not least <= duration <= most:
+        range_text = f'{least.total_seconds():g} to {most.total_seconds():.0f} seconds'
+        raise InvalidField(field, f'must be {range_text}, got {duration.total_seconds():g}')
+    return duration
+
+
+def ttl_from_proto(message: Duration, field: str) -> timedelta:
+    """Return how long something is kept.
+
+    Raises:
+        InvalidField: it is less than a second or more than a century.
+    """
+    return duration_from_proto(message, field, least=timedelta(seconds=1), most=LONGEST_TTL)
+
+
+def duration_to_proto(duration: timedelta) -> Duration:
+    """Return the message of a duration."""
+    message = Duration()
+    message.FromTimedelta(duration)
+    return message
+
+
+def timestamp_to_proto(moment: datetime) -> Timestamp:
+    """Return the message of a moment."""
+    message = Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def fingerprint_of(message: Message) -> str:
+    """Return a digest of a request's content, the same for the same content."""
+    return hashlib.blake2s(message.SerializeToString(deterministic=True)).hexdigest()
