@@ -59,7 +59,7 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
         _check(field, f'rank_pattern[{name!r}]', is_valid=value >= 1, cure=f'must be at least 1, got {value}')
     for name, value in message.alpha_pattern.items():
         _check(field, f'alpha_pattern[{name!r}]', is_valid=_is_positive(value), cure=f'must be positive, got {value}')
-    targets = tuple(sorted(message.target_modules))
+    targets = tuple(message.target_modules)
     return LoraConfig(
         r=rank,
         lora_alpha=alpha,
