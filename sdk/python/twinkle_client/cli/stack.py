@@ -64,13 +64,14 @@ def up(
         options = replace(options, base_model=model) if model else options
         fetch(options.base_model)
         state = start_stack(options, report=_StartReport())
+        _print_address(state)
+        if not detach:
+            _stay(state)
     except (StackError, ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
-        fail('interrupted; everything that was started is stopped')
-    _print_address(state)
-    if not detach:
-        _stay(state)
+        console.print('\nstopping')
+        stop_stack(folder, report=_StartReport())
 
 
 def status(state_dir: StateDirOption = None) -> None:
@@ -133,18 +134,14 @@ def _print_address(state: StackState) -> None:
 
 
 def _stay(state: StackState) -> None:
-    """Wait for an interrupt or for a service to end, then stop everything."""
+    """Wait until a service ends, which none should; an interrupt ends it otherwise."""
     console.print('\nCtrl-C stops it')
     ended = ''
-    try:
-        while not ended:
-            time.sleep(_WATCH_SECONDS)
-            ended = next((service.name for service in state.services if not service.is_running()), '')
-    except KeyboardInterrupt:
-        console.print('\nstopping')
+    while not ended:
+        time.sleep(_WATCH_SECONDS)
+        ended = next((service.name for service in state.services if not service.is_running()), '')
     stop_stack(state.state_dir, report=_StartReport())
-    if ended:
-        fail(f'{ended} ended by itself; its log is {state.state_dir / "logs" / ended}.log')
+    raise StackError(f'{ended} ended by itself; its log is {state.state_dir / "logs" / ended}.log')
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -17,6 +17,9 @@ from twinkle_client.transfer import MAX_FAILURES
 
 Batch = list[InputFeature]
 
+_PREFETCH = 4
+"""Batches under way ahead of the one in use: enough to hide a round trip."""
+
 
 class DataLoader:
     """Iterate over it, with `for` or `async for`, to get lists of `InputFeature`s."""
@@ -26,36 +29,30 @@ class DataLoader:
         dataset: Dataset | Callable[[], Dataset],
         *,
         batch_size: int = 1,
-        shuffle_seed: int | None = None,
+        shuffle: bool = False,
+        seed: int = 42,
         epochs: int = 1,
         drop_last: bool = False,
-        prefetch: int = 4,
     ) -> None:
         """Describe a reading; it is opened when iterated over.
 
         Args:
             dataset: encoded, or a function that returns one.
             batch_size: examples a batch.
-            shuffle_seed: shuffle by this seed, anew each epoch. Unset: the dataset's order.
+            shuffle: read in another random order each epoch.
+            seed: of the random orders.
             epochs: passes over the dataset in one iteration; 0 is without end.
             drop_last: leave out a last batch that is not full.
-            prefetch: batches that may be under way ahead of the one in use, 1 to 64.
-
-        Raises:
-            ValueError: `prefetch` is out of range.
         """
-        if not 1 <= prefetch <= 64:
-            raise ValueError(f'prefetch must be in [1, 64], got {prefetch}')
         self._dataset = dataset if isinstance(dataset, Dataset) else dataset()
         self._connection = self._dataset.client.connection
         self._stub = LoaderServiceStub(self._connection.channel)
         self._options: dict[str, Any] = {
             'batch_size': batch_size,
-            'shuffle_seed': shuffle_seed,
+            'shuffle_seed': seed if shuffle else None,
             'epoch_count': epochs,
             'is_last_partial_dropped': drop_last,
         }
-        self._prefetch = prefetch
         self._loader: dataset_pb2.Loader | None = None
         self._opening = asyncio.Lock()
         self._cursor: dataset_pb2.Cursor | None = None
@@ -150,7 +147,7 @@ class DataLoader:
             loader_id=loader.loader_id, cursor=cursor, is_trajectory_included=self._dataset.is_prompt_only
         )
         credits_given: asyncio.Queue[int] = asyncio.Queue()
-        credits_given.put_nowait(self._prefetch)
+        credits_given.put_nowait(_PREFETCH)
         responses = self._connection.duplex(
             self._stub.StreamBatches,
             _requests(start, credits_given),
