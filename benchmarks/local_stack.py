@@ -19,7 +19,7 @@ def running_stack() -> Iterator[StackState]:
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         options = StackOptions(
             state_dir=Path(folder),
-            services={'model': {'thread_count': THREADS}, 'sampler': {'torch': {'threads': THREADS}}},
+            services={'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}},
         )
         state = start_stack(options, report=_silent)
         try:

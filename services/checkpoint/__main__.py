@@ -7,7 +7,6 @@ from services.checkpoint.api.endpoints import make_endpoints
 from services.checkpoint.application.verbs import Verbs, make_verbs
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.backends.threads import Threads
 from services.checkpoint.backends.upload_files import UploadFiles
 from services.checkpoint.config import CheckpointConfig
 from services.checkpoint.domain import Catalogue
@@ -17,6 +16,7 @@ from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.worker import Threads
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
 async def serve(config: CheckpointConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
     clock = SystemClock()
-    threads = Threads(config.disk_threads)
+    threads = Threads('store', count=config.thread_count)
     store = FolderStore(Disk(config.resolved_store_url), threads)
     uploads = UploadFiles(config.state_dir / 'checkpoint-uploads', threads)
     catalogue = await load_catalogue(config, store)

@@ -24,7 +24,7 @@ class CheckpointConfig(ServiceConfig):
     """How long an upload that does not grow is kept."""
     sweep_seconds: float = Field(default=60.0, gt=0)
     """Time between two looks for what has expired."""
-    disk_threads: int = Field(default=4, ge=1)
+    thread_count: int = Field(default=4, ge=1)
     """Threads that read, write and hash."""
 
     @property

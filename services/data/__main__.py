@@ -9,7 +9,6 @@ from services.data.application.verbs import Limits, Ports, Verbs, make_verbs
 from services.data.backends.disk_datasets import DiskDatasets
 from services.data.backends.disk_loaders import DiskLoaders
 from services.data.backends.library import LibraryEngine
-from services.data.backends.threads import Threads
 from services.data.backends.upload_files import UploadFiles
 from services.data.config import DataConfig
 from services.data.ports import UploadStore
@@ -19,6 +18,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.worker import Threads
 from twinkle.preprocessor import filter_names, preprocessor_names
 from twinkle.template import template_names
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 async def serve(config: DataConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
-    threads = Threads(config.thread_count)
+    threads = Threads('rows', count=config.thread_count)
     ports = make_ports(config, threads)
     server = make_server(config, make_verbs(ports, make_limits(config)))
     try:

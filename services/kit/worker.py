@@ -1,4 +1,4 @@
-"""One thread for one engine: heavy work leaves the event loop and keeps its order."""
+"""Threads for what would hold up the event loop: a few for files, or one for an engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,25 +9,34 @@ _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
 
 
-class SingleWorker:
-    """Runs functions one after the other in a thread of its own.
+class Threads:
+    """Runs functions in a few threads of its own.
 
-    Concurrency: `run` may be awaited from many tasks; calls run in the order they came. A
-    function that has begun is never interrupted: cancelling the awaiting task only drops the
-    result.
+    Concurrency: `run` may be awaited from many tasks; what finds no free thread waits its turn.
     """
 
-    def __init__(self, name: str) -> None:
-        """Make a worker whose thread is called `name`."""
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    def __init__(self, name: str, *, count: int) -> None:
+        """Make at most `count` threads, called after `name`."""
+        self._executor = ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
 
     async def run(
         self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
-        """Return `function(*args, **kwargs)`, run in the worker's thread; its exceptions are raised here."""
+        """Return `function(*args, **kwargs)`, run in a thread; its exceptions are raised here.
+
+        Cancellation: a function that has begun goes on to its end; only its result is dropped.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def close(self) -> None:
-        """Drop what waits and end the thread once the running function returns."""
+        """Drop what waits and end the threads once their functions return."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class SingleWorker(Threads):
+    """One thread, so that calls run one after the other in the order they came."""
+
+    def __init__(self, name: str) -> None:
+        """Make a worker whose thread is called `name`."""
+        super().__init__(name, count=1)

@@ -1,6 +1,6 @@
-"""Configuration of the model service. Imports no torch."""
+"""What the model service can be told. Imports no torch."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -8,20 +8,20 @@ from services.kit.config import ServiceConfig
 
 
 class ModelConfig(ServiceConfig):
-    """What the model service can be told."""
+    """Configuration of the model service."""
 
     service: ClassVar[str] = 'model'
 
-    base_model: str = 'smollm2-135m-instruct'
+    base_model: str = Field(min_length=1)
     """Hub id, alias or folder of the base model; also the name clients ask for."""
-    dtype: str = Field(default='float32', pattern='^(float32|bfloat16|float16)$')
+    dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     """dtype of the frozen weights; adapters are always float32."""
     device: str = 'cpu'
     """torch device, such as 'cpu' or 'cuda:0'."""
     thread_count: int = Field(default=0, ge=0)
     """Threads torch may use. 0: torch's own choice."""
-    checkpoint_address: str = '127.0.0.1:0'
-    """Where the checkpoint service is."""
+    checkpoint_address: str = Field(min_length=1)
+    """Where the checkpoint service is, `host:port`."""
     max_lora_rank: int = Field(default=256, ge=1)
     """Highest LoRA rank that is accepted."""
     max_batch_tokens: int = Field(default=65536, ge=1)

@@ -33,7 +33,7 @@ def main() -> None:
 
 async def serve(config: SamplerConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
-    torch.set_num_threads(config.torch.threads)
+    torch.set_num_threads(config.torch.thread_count)
     engine = await asyncio.to_thread(make_engine, config)
     channel = open_channel(config.checkpoint_address, internal_token=config.internal_token)
     verbs = make_verbs(
@@ -53,7 +53,7 @@ async def serve(config: SamplerConfig) -> None:
 def make_engine(config: SamplerConfig) -> TorchEngine:
     """Load the model and start its engine; blocks for seconds."""
     options = TorchEngineOptions(
-        base_model=config.served_name,
+        base_model=config.base_model,
         folder=str(resolve_model(config.base_model)),
         dtype=config.torch.dtype,
         device=config.torch.device,

@@ -26,7 +26,7 @@ class TorchEngineConfig(BaseModel):
     """Memory for keys and values; requests wait for room in it."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Most tokens of one sequence. Unset: the model's context, or less if the memory holds less."""
-    threads: int = Field(default=1, ge=1)
+    thread_count: int = Field(default=1, ge=1)
     """CPU threads of torch. With one, every row is bitwise the same alone and in company."""
     mailbox_events: int = Field(default=256, ge=1)
     """Events that may wait for a slow reader before its request is held back."""
@@ -40,9 +40,7 @@ class SamplerConfig(ServiceConfig):
     service: ClassVar[str] = 'sampler'
 
     base_model: str = Field(min_length=1)
-    """Hub id or folder of the model; also the name callers give, unless `base_model_name` is set."""
-    base_model_name: str = ''
-    """The name callers give. Empty: `base_model`."""
+    """Hub id, alias or folder of the base model; also the name clients ask for."""
     checkpoint_address: str = Field(min_length=1)
     """Where the checkpoint service is, `host:port`."""
     engine: Literal['torch'] = 'torch'
@@ -50,8 +48,3 @@ class SamplerConfig(ServiceConfig):
     torch: TorchEngineConfig = TorchEngineConfig()
     max_resident_versions: int = Field(default=32, ge=1)
     """Adapter versions held in memory; the least recently used leave first, never one in use."""
-
-    @property
-    def served_name(self) -> str:
-        """The base model's name, as callers give it."""
-        return self.base_model_name or self.base_model

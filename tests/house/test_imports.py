@@ -32,6 +32,7 @@ VALUES = (
     'services.kit.caller',
     'services.kit.clock',
     'services.kit.errors',
+    'services.kit.names',
     'services.kit.ids',
     'twinkle.data_format',
 )

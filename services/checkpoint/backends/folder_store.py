@@ -25,9 +25,9 @@ from services.checkpoint.backends.folder_writer import (
 )
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
 from services.checkpoint.backends.record_json import manifest_from_json, record_from_json, record_to_json
-from services.checkpoint.backends.threads import Threads
 from services.checkpoint.domain import Checkpoint, CheckpointKey, Record, VersionKey
 from services.kit.errors import CheckpointNotFound, NotFound, VersionNotFound
+from services.kit.worker import Threads
 from twinkle.checkpoint_engine import ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE, WeightManifest
 
 _log = structlog.get_logger('store')

@@ -13,9 +13,9 @@ from blake3 import blake3
 from services.checkpoint.backends.checked_chunks import domain_errors
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.record_json import manifest_to_json, record_from_json, record_to_json
-from services.checkpoint.backends.threads import Threads
 from services.checkpoint.domain import Checkpoint, Record
 from services.kit.ids import new_id
+from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_MODEL_FILE,

@@ -6,9 +6,9 @@ from functools import partial
 from services.checkpoint.backends.checked_chunks import domain_errors
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
 from services.checkpoint.backends.record_json import adapter_part
-from services.checkpoint.backends.threads import Threads
 from services.checkpoint.domain import CheckpointKey, Record, VersionKey
 from services.kit.errors import CheckpointNotFound, NotFound, VersionNotFound
+from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_MODEL_FILE,

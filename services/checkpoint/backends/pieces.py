@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO
 
-from services.checkpoint.backends.threads import Threads
+from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WeightManifest
 
 

@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from services.checkpoint.backends.checked_chunks import domain_errors
 from services.checkpoint.backends.pieces import Piece, StatePieceSource
-from services.checkpoint.backends.threads import Threads
 from services.kit.errors import ChunkCorrupt, InUse, InvalidField, StreamOutOfOrder
+from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_MODEL_FILE,

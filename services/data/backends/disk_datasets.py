@@ -12,9 +12,9 @@ from pathlib import Path
 
 from services.data.backends.record_files import RecordFiles, sync_folder
 from services.data.backends.row_files import RowFiles, write_rows
-from services.data.backends.threads import Threads
 from services.data.domain import Dataset, Row, Table
 from services.kit.errors import InvalidField
+from services.kit.worker import Threads
 from twinkle.dataset import UnreadableFile
 from twinkle.dataset import write_rows as write_file
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from services.data.backends.record_files import RecordFiles
-from services.data.backends.threads import Threads
 from services.data.domain import Loader
+from services.kit.worker import Threads
 
 
 class DiskLoaders:

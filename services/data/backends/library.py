@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from services.data.backends.library_errors import facts_of_source, facts_of_step
-from services.data.backends.threads import Threads
 from services.data.domain import (
     CheckStep,
     EncodeStep,
@@ -21,6 +20,7 @@ from services.data.domain import (
     TemplateStep,
 )
 from services.kit.errors import InvalidField
+from services.kit.worker import Threads
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, load_rows, read_rows
 from twinkle.hub import HubError, local_path

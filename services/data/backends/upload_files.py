@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.data.backends.record_files import RecordFiles
-from services.data.backends.threads import Threads
 from services.kit.errors import InUse, InvalidField
+from services.kit.worker import Threads
 
 _RECORD, _BYTES = 'record.json', 'bytes'
 

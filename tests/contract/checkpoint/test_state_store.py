@@ -15,7 +15,6 @@ from fixtures.checkpoint_service import make_state
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.backends.memory_store import MemoryStore
-from services.checkpoint.backends.threads import Threads
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, VersionKey
 from services.checkpoint.ports import ByteSource, StateStore
 from services.kit.errors import (
@@ -26,6 +25,7 @@ from services.kit.errors import (
     StreamOutOfOrder,
     VersionNotFound,
 )
+from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks, unpack_state
 
 ADAPTER = AdapterKey('te/nant', 'ad-1')
@@ -37,7 +37,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.fixture(params=['memory', 'disk', 'fsspec'])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore]:
     """Each implementation of the port."""
-    threads = Threads(2)
+    threads = Threads('store', count=2)
     stores = {
         'memory': lambda: MemoryStore(threads),
         'disk': lambda: FolderStore(Disk(str(tmp_path)), threads),
@@ -233,7 +233,7 @@ async def test_archives_are_the_same_bytes_in_every_store(store: StateStore, tmp
     state = make_state(3, is_trainer_included=True)
     await put_checkpoint(store, state)
     data = await read_all(await store.open_archive(CHECKPOINT))
-    threads = Threads(1)
+    threads = Threads('store', count=1)
     oracle = MemoryStore(threads)
     await put_checkpoint(oracle, state)
     assert data == await read_all(await oracle.open_archive(CHECKPOINT))
@@ -255,7 +255,7 @@ async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: s
 
 async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
     """Only that: a version whose bytes never reached the disk goes, its neighbour stays."""
-    threads = Threads(1)
+    threads = Threads('store', count=1)
     store = FolderStore(Disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
     kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
@@ -268,7 +268,7 @@ async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
 
 async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
     """It is left for somebody to look at, and the others load."""
-    threads = Threads(1)
+    threads = Threads('store', count=1)
     store = FolderStore(Disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
     kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
@@ -281,7 +281,7 @@ async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
 
 async def test_pinning_keeps_the_state_as_it_was(tmp_path: Path) -> None:
     """A version that was written in haste is synced when it is pinned."""
-    threads = Threads(1)
+    threads = Threads('store', count=1)
     store = FolderStore(Disk(str(tmp_path)), threads)
     record = replace(await put_version(store, make_state(1)), is_pinned=True)
     await store.update(record)

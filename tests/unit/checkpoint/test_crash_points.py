@@ -16,8 +16,8 @@ import pytest
 from fixtures.checkpoint_service import make_state
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.backends.threads import Threads
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Record, VersionKey
+from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, iter_chunks
 
 KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
@@ -142,7 +142,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, name: str
 
 async def _crash_everywhere(tmp_path: Path, name: str) -> None:
     has_old, action, outcomes = ACTIONS[name]
-    threads = Threads(1)
+    threads = Threads('store', count=1)
     seen: list[int] = []
     for step in range(1000):
         root = tmp_path / str(step)
