@@ -17,7 +17,7 @@ with init_twinkle_client():
     model = MultiLoraTransformersModel(MODEL)
     model.add_adapter_to_model('default', LoraConfig(r=8, target_modules='all-linear'))
     model.set_optimizer('AdamW', lr=4e-3)
-    for step, batch in enumerate(DataLoader(dataset, batch_size=8, shuffle_seed=0, epochs=2)):
+    for step, batch in enumerate(DataLoader(dataset, batch_size=8, shuffle=True, epochs=2)):
         output = model.forward_backward(batch)
         model.clip_grad_and_step()
         print(step, output['loss'])

@@ -75,7 +75,7 @@ def test_loop_of_the_seeds_learns(stack: StackState, client: TwinkleClient) -> N
     run_id = model.add_adapter_to_model('default', LoraConfig(r=4, seed=7))
     model.set_optimizer('AdamW', lr=2e-2)
     losses: list[float] = []
-    for batch in DataLoader(dataset, batch_size=3, shuffle_seed=0, epochs=8):
+    for batch in DataLoader(dataset, batch_size=3, shuffle=True, seed=0, epochs=8):
         losses.append(model.forward_backward(batch)['loss'])
         model.clip_grad_and_step(1.0)
     assert np.mean(losses[-2:]) < np.mean(losses[:2])

@@ -74,7 +74,7 @@ async def test_function_is_refused_as_code(client: TwinkleClient) -> None:
 
 async def test_every_row_comes_once_despite_a_cut(gateway: FakeGateway, client: TwinkleClient) -> None:
     """A broken stream is opened again behind the last batch."""
-    loader = DataLoader(Dataset('org/name', client=client), batch_size=3, prefetch=2)
+    loader = DataLoader(Dataset('org/name', client=client), batch_size=3)
     gateway.fail('AfterBatch', UNREACHABLE)
     batches = [[int(feature['input_ids'][0]) for feature in batch] async for batch in loader]
     assert batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
