@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from services.kit.caller import Caller
-from services.kit.errors import MessageTooLarge
+from services.kit.errors import InvalidField, MessageTooLarge
+
+Decoder = Callable[[bytes], Any]
+"""Makes a request of its bytes; raises DecodeError where it cannot."""
 
 
 @dataclass
@@ -19,6 +23,8 @@ class Call:
     method: str
     """'/twinkle.api.model.v1.TrainingService/Execute'."""
     context: grpc.aio.ServicerContext[Any, Any]
+    decode: Decoder | None = None
+    """Makes a request of its bytes; None where bytes are passed on as they are."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the caller sent beside the request; text values only."""
     request_id: str = ''
@@ -29,24 +35,34 @@ class Call:
     """Most bytes of one received message; 0 is no limit."""
 
     @classmethod
-    def begin(cls, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Call:
+    def begin(cls, method: str, context: grpc.aio.ServicerContext[Any, Any], *, decode: Decoder | None) -> Call:
         """Return the call of a context."""
         pairs = context.invocation_metadata() or ()
-        return cls(method, context, {str(key): value for key, value in pairs if isinstance(value, str)})
+        metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
+        return cls(method, context, decode=decode, metadata=metadata)
 
     def received(self, message: Any) -> Any:
-        """Return `message`, or the same stream of messages, with each one's size checked.
+        """Return the request whose bytes are `message`, or a stream of them, with each one's size checked.
+
+        Bytes are decoded here and not by grpc, which would end the call with a library's words.
 
         Raises:
-            MessageTooLarge: at once for a message, while iterating for a stream.
+            MessageTooLarge, InvalidField: at once for a message, while iterating for a stream.
         """
         if hasattr(message, '__aiter__'):
             return self._received_stream(message)
-        size = len(message) if isinstance(message, bytes) else message.ByteSize()
-        if self.message_limit_bytes and size > self.message_limit_bytes:
-            raise MessageTooLarge(size_bytes=size, limit_bytes=self.message_limit_bytes)
-        return message
+        if self.message_limit_bytes and len(message) > self.message_limit_bytes:
+            raise MessageTooLarge(size_bytes=len(message), limit_bytes=self.message_limit_bytes)
+        return self._decoded(message)
 
-    async def _received_stream(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    def _decoded(self, message: bytes) -> Any:
+        if self.decode is None:
+            return message
+        try:
+            return self.decode(message)
+        except DecodeError as error:
+            raise InvalidField('request', 'its bytes are no message that the contract describes') from error
+
+    async def _received_stream(self, messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:
             yield self.received(message)

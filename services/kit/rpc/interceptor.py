@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from services.kit.errors import NotBuiltYet
-from services.kit.rpc.call import Call
+from services.kit.rpc.call import Call, Decoder
 from services.kit.rpc.layers import Layer
 from services.kit.rpc.leftovers import reading_to_end
 
@@ -35,35 +35,37 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         if method.startswith(_OPEN_TO_ALL):
             return handler
         if handler is None:
-            return grpc.stream_stream_rpc_method_handler(self._streaming(method, _refuse))
+            return grpc.stream_stream_rpc_method_handler(self._streaming(method, _refuse, None))
         return self._wrap(method, handler)
 
     def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        codec = {
-            'request_deserializer': handler.request_deserializer,
-            'response_serializer': handler.response_serializer,
-        }
+        # Requests arrive as bytes: a layer outside must see what cannot be decoded.
+        decode, encode = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._single(method, handler.unary_unary), **codec)
+            serve = self._single(method, handler.unary_unary, decode)
+            return grpc.unary_unary_rpc_method_handler(serve, response_serializer=encode)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._single(method, handler.stream_unary), **codec)
+            serve = self._single(method, handler.stream_unary, decode)
+            return grpc.stream_unary_rpc_method_handler(serve, response_serializer=encode)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._streaming(method, handler.unary_stream), **codec)
-        return grpc.stream_stream_rpc_method_handler(self._streaming(method, handler.stream_stream), **codec)
+            serve = self._streaming(method, handler.unary_stream, decode)
+            return grpc.unary_stream_rpc_method_handler(serve, response_serializer=encode)
+        serve = self._streaming(method, handler.stream_stream, decode)
+        return grpc.stream_stream_rpc_method_handler(serve, response_serializer=encode)
 
-    def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Any:
+    def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]], decode: Decoder | None) -> Any:
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            call = Call.begin(method, context)
+            call = Call.begin(method, context, decode=decode)
             async with self._around(call), reading_to_end(request):
                 return await behaviour(call.received(request), context)
 
         return serve
 
-    def _streaming(self, method: str, behaviour: Callable[..., Any]) -> Any:
+    def _streaming(self, method: str, behaviour: Callable[..., Any], decode: Decoder | None) -> Any:
         # Responses are written here rather than yielded, so that a cancelled call is interrupted
         # inside these scopes and the generator is closed at once, not when it is collected.
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            call = Call.begin(method, context)
+            call = Call.begin(method, context, decode=decode)
             async with self._around(call), aclosing(behaviour(call.received(request), context)) as responses:
                 async for response in responses:
                     await context.write(response)

@@ -22,6 +22,10 @@ from services.kit.errors import (
 DOMAIN = 'twinkle'
 """`ErrorInfo.domain` of every error."""
 
+_MESSAGE_BYTES = 600
+_FACT_BYTES = 300
+"""A status travels in trailing metadata, of which gRPC takes 8 KiB; with longer ones the call would be lost."""
+
 
 @dataclass(eq=False)
 class ForwardedError(DomainError):
@@ -53,24 +57,35 @@ class ForwardedError(DomainError):
 
 
 def status_from_error(error: DomainError) -> status_pb2.Status:
-    """Return the status of `error`: `ErrorInfo` always, then at most one each of the other details."""
-    status = status_pb2.Status(code=int(error.code), message=str(error))
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=dict(error.metadata()))
+    """Return the status of `error`: `ErrorInfo` always, then at most one each of the other details.
+
+    Texts that callers can make as long as they like are cut to what a status may hold.
+    """
+    status = status_pb2.Status(code=int(error.code), message=_cut(str(error), _MESSAGE_BYTES))
+    metadata = {key: _cut(value, _FACT_BYTES) for key, value in error.metadata().items()}
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
     if error.violations:
         bad_request = error_details_pb2.BadRequest()
         for violation in error.violations:
-            bad_request.field_violations.add(field=violation.field, description=violation.problem)
+            bad_request.field_violations.add(
+                field=_cut(violation.field, _FACT_BYTES), description=_cut(violation.problem, _MESSAGE_BYTES)
+            )
         status.details.add().Pack(bad_request)
     if isinstance(error, QuotaExceeded):
         failure = error_details_pb2.QuotaFailure()
-        failure.violations.add(subject=error.quota, description=str(error))
+        failure.violations.add(subject=error.quota, description=status.message)
         status.details.add().Pack(failure)
     if error.retry_after is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromTimedelta(error.retry_after)
         status.details.add().Pack(retry)
     return status
+
+
+def _cut(text: str, limit_bytes: int) -> str:
+    data = text.encode()
+    return text if len(data) <= limit_bytes else data[: limit_bytes - 3].decode(errors='ignore') + '...'
 
 
 def error_from_status(status: status_pb2.Status) -> DomainError:

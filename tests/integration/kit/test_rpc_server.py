@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from services.kit.caller import Caller
 from services.kit.config import LimitsConfig, ServiceConfig
-from services.kit.errors import InvalidField, QueueFull
+from services.kit.errors import InvalidField, QueueFull, UnknownComponent
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for, current_caller
@@ -52,6 +52,8 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
             raise InvalidField('dataset_id', 'must be good')
         if request.dataset_id == 'full':
             raise QueueFull(queue_length=3, queue_limit=3)
+        if request.dataset_id == 'long':
+            raise UnknownComponent('dataset_id', kind='dataset', name='\u20ac' * 100_000)
         if request.dataset_id == 'broken':
             raise RuntimeError('/secret/path')
         if request.dataset_id == 'group':
@@ -191,6 +193,31 @@ async def test_oversize_message_names_size_and_limit(shape: str) -> None:
             await (stub.Upload(iter([big])) if shape == 'stream' else _get(channel, 'x' * 4000))
         error = error_from_call(caught.value, service='data')
         assert (error.reason, error.metadata()['limitBytes']) == ('MESSAGE_TOO_LARGE', '2048')
+
+
+@pytest.mark.parametrize('method', ['GetDataset', 'Upload', 'ExportDataset'])
+async def test_bytes_that_are_no_message_are_refused_in_our_words(method: str) -> None:
+    """What cannot be decoded is bad input like any other: a reason, a field, no library's message."""
+    async with _serving() as (_, _, channel):
+        path = f'/twinkle.api.data.v1.DatasetService/{method}'
+        shapes = {
+            'GetDataset': channel.unary_unary,
+            'Upload': channel.stream_unary,
+            'ExportDataset': channel.unary_stream,
+        }
+        call: Any = open_call(path)(iter([b'\xff']) if method == 'Upload' else b'\xff')
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (call.read() if method == 'ExportDataset' else call)
+        error = error_from_call(caught.value, service='data')
+        assert (error.reason, error.violations[0].field) == ('INVALID_FIELD', 'request')
+
+
+async def test_error_that_quotes_a_long_text_arrives() -> None:
+    """Whatever a caller sends, its refusal fits the metadata it travels in."""
+    async with _serving() as (_, _, channel):
+        error = error_from_call(await _failure(channel, 'long'), service='data')
+        assert error.reason == 'UNKNOWN_COMPONENT'
+        assert error.metadata()['name'].endswith('...')
 
 
 async def test_cancelled_stream_ends_the_generator_at_once() -> None:
