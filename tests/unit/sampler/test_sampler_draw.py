@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,16 @@ def test_frequencies_follow_the_distribution():
 def test_zero_temperature_takes_the_most_likely():
     """Greedy ignores the number."""
     assert {draw(number, temperature=0.0) for number in (0.0, 0.5, 0.999)} == {0}
+
+
+@pytest.mark.parametrize('tiny', [5e-324, 1e-320, 1e-300])
+def test_smallest_numbers_allowed_still_draw(tiny: float):
+    """The lowest temperature is greedy, the lowest penalty repeats, and neither divides by nothing."""
+    assert drawn_tokens(temperature=tiny) == {0}
+    assert drawn_tokens(top_p=tiny) == {0}
+    assert drawn_tokens(repetition_penalty=tiny, present=(1,)) == {1}
+    assert drawn_tokens(repetition_penalty=tiny, present=(1,), temperature=tiny) == {1}
+    assert 0 not in drawn_tokens(repetition_penalty=1e308, present=(3,), forbidden=(0,))
 
 
 def test_top_k_keeps_exactly_k_even_with_ties():

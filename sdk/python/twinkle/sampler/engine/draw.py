@@ -70,7 +70,10 @@ def _adjusted(logits_V: Tensor, penalty: float, present: Collection[int], forbid
     if penalty != 1.0 and present:
         index = torch.tensor(sorted(set(present)), device=scores_V.device)
         chosen = scores_V[index]
-        scores_V[index] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+        # The smallest and largest penalties would make infinities, whose differences are no numbers.
+        limits = torch.finfo(scores_V.dtype)
+        punished = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+        scores_V[index] = punished.clamp(limits.min, limits.max)
     if forbidden:
         scores_V[torch.tensor(sorted(forbidden), device=scores_V.device)] = float('-inf')
     return scores_V
@@ -78,7 +81,9 @@ def _adjusted(logits_V: Tensor, penalty: float, present: Collection[int], forbid
 
 def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
     """Return float64 weights of the tokens that may be drawn, and their ids (None: all, in order)."""
-    probs = torch.softmax(scores_V.double() / params.temperature, dim=0)
+    # Relative to the best, so that the lowest temperatures divide nothing above 0.
+    scores_V = scores_V.double()
+    probs = torch.softmax((scores_V - scores_V.max()) / params.temperature, dim=0)
     token_ids: Tensor | None = None
     if 0 < params.top_k < probs.shape[0]:
         probs, token_ids = _sorted(probs, probs >= probs.topk(params.top_k).values[-1])
