@@ -279,6 +279,9 @@ def test_components_and_options_that_do_not_exist_are_refused(engine):
         engine.set_lr_scheduler('a', 'CosineWarmupScheduler', num_warmup_steps=5)
     with pytest.raises(InvalidComponentOptions):
         engine.set_loss('a', 'CrossEntropyLoss', reduction='average')
+    for name in ('self', 'adapter_id', 'params'):
+        with pytest.raises(InvalidComponentOptions, match='unknown options'):
+            engine.set_optimizer('a', 'AdamW', **{name: 1})
     with pytest.raises(InvalidArgument):
         ForwardOptions(temperature=0.0)
     assert engine.adapter('a').optimizer is optimizer

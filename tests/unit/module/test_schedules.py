@@ -68,6 +68,7 @@ def test_schedules_that_need_more_than_numbers_are_unknown(name):
         ('LinearWarmupScheduler', {'num_warmup_steps': 1, 'num_training_steps': 0}),
         ('CosineWarmupScheduler', {'num_warmup_steps': 1}),
         ('StepLR', {'step_size': 2, 'gama': 0.5}),
+        ('StepLR', {'step_size': 2, 'optimizer': 1}),
     ],
 )
 def test_bad_options_are_refused(name, options):
@@ -75,6 +76,13 @@ def test_bad_options_are_refused(name, options):
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {})
     with pytest.raises(InvalidComponentOptions):
         build_scheduler(name, optimizer, options)
+
+
+@pytest.mark.parametrize('options', [{'betas': [0.9]}, {'betas': 0.9}, {'lr': 'fast'}, {'params': [1]}])
+def test_bad_options_of_optimizers_are_refused(options):
+    """Whatever torch raises for them is one kind of refusal."""
+    with pytest.raises(InvalidComponentOptions):
+        build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], options)
 
 
 @pytest.mark.parametrize('name', ['LBFGS', 'Optimizer', 'AdamX'])

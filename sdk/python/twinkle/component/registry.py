@@ -1,7 +1,7 @@
 """A table of components of one kind, and how one of them is asked for."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 _Component = TypeVar('_Component')
@@ -66,14 +66,25 @@ class ComponentRegistry(Generic[_Component]):
             raise InvalidComponentOptions(self._kind, cls.__name__, str(error)) from error
 
 
-def check_options(kind: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def check_options(
+    kind: str, name: str, function: Callable[..., Any], options: Mapping[str, Any], *, given: Sequence[str] = ()
+) -> None:
     """Check that `function` takes every option by name.
+
+    Args:
+        kind: of the component, for messages.
+        name: of the component.
+        function: its constructor.
+        options: what it is asked for with.
+        given: parameters that are not for options, as the caller fills them in.
 
     Raises:
         InvalidComponentOptions: names the unknown ones and what there is.
     """
     parameters = inspect.signature(function).parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
-    unknown = sorted(set(options) - known)
-    if unknown and len(known) == len(parameters):
+    takes_any = len(known) < len(parameters)
+    known -= set(given)
+    unknown = sorted(set(options).intersection(given) if takes_any else set(options) - known)
+    if unknown:
         raise InvalidComponentOptions(kind, name, f'unknown options {unknown}; it takes {sorted(known)}')

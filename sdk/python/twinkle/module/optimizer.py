@@ -36,12 +36,12 @@ def build_optimizer(
     cls = _classes().get(optimizer) if isinstance(optimizer, str) else optimizer
     if cls is None:
         raise UnknownComponent('optimizer', str(optimizer), optimizer_names())
-    check_options('optimizer', cls.__name__, cls, options)
+    check_options('optimizer', cls.__name__, cls, options, given=('params',))
     # JSON and protobuf have lists only, torch wants `betas` and the like as tuples.
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     try:
         return cls(parameters, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError) as error:
         raise InvalidComponentOptions('optimizer', cls.__name__, str(error)) from error
 
 

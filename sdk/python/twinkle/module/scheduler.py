@@ -82,11 +82,11 @@ def build_scheduler(
     cls = _classes().get(scheduler) if isinstance(scheduler, str) else scheduler
     if cls is None:
         raise UnknownComponent('lr_scheduler', str(scheduler), scheduler_names())
-    check_options('lr_scheduler', cls.__name__, cls, options)
+    check_options('lr_scheduler', cls.__name__, cls, options, given=('optimizer',))
     whole = {name: int(value) if _is_whole(value) else value for name, value in options.items()}
     try:
         return cls(optimizer, **whole)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise InvalidComponentOptions('lr_scheduler', cls.__name__, str(error)) from error
 
 

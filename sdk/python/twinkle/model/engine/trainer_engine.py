@@ -94,7 +94,7 @@ class TrainerEngine:
 
     # Configuration
 
-    def set_optimizer(self, adapter_id: str, optimizer: Any, **options: Any) -> None:
+    def set_optimizer(self, adapter_id: str, optimizer: Any, /, **options: Any) -> None:
         """Replace the optimizer by one given by name or class; its state and the schedule begin anew.
 
         Raises:
@@ -103,11 +103,11 @@ class TrainerEngine:
         """
         self.adapter(adapter_id).set_optimizer(ComponentChoice(optimizer, options))
 
-    def set_lr_scheduler(self, adapter_id: str, scheduler: Any, **options: Any) -> None:
+    def set_lr_scheduler(self, adapter_id: str, scheduler: Any, /, **options: Any) -> None:
         """Replace the schedule; raises as `set_optimizer`."""
         self.adapter(adapter_id).set_scheduler(ComponentChoice(scheduler, options))
 
-    def set_loss(self, adapter_id: str, loss: Any, **options: Any) -> None:
+    def set_loss(self, adapter_id: str, loss: Any, /, **options: Any) -> None:
         """Replace the loss by one given by name, class, instance or function; raises as `set_optimizer`."""
         state = self.adapter(adapter_id)
         built = build_loss(loss, **options)
@@ -119,7 +119,7 @@ class TrainerEngine:
         with self.adapter(adapter_id).undoing_configuration():
             yield
 
-    def set_processor(self, adapter_id: str, processor: Any, **options: Any) -> None:
+    def set_processor(self, adapter_id: str, processor: Any, /, **options: Any) -> None:
         """Replace the input processor; raises as `set_optimizer`."""
         self.adapter(adapter_id).processor = PROCESSORS.build(processor, options)
 
@@ -132,7 +132,7 @@ class TrainerEngine:
         _check_accumulation(steps)
         self.adapter(adapter_id).gradient_accumulation_steps = steps
 
-    def add_metric(self, adapter_id: str, metric: Any, *, is_training: bool = True, **options: Any) -> None:
+    def add_metric(self, adapter_id: str, metric: Any, /, *, is_training: bool = True, **options: Any) -> None:
         """Report one more metric, of training or of forward-only batches; raises as `set_optimizer`."""
         state = self.adapter(adapter_id)
         built = METRICS.build(metric, options)
@@ -338,13 +338,13 @@ class TrainerEngine:
     def _pending(self, adapter_id: str) -> tuple[AdapterState, PendingForward]:
         state = self.adapter(adapter_id)
         if state.pending is None:
-            raise AdapterNotReady(adapter_id, 'forward first')
+            raise AdapterNotReady(adapter_id, 'a forward pass')
         return state, state.pending
 
     def _with_gradient(self, adapter_id: str) -> AdapterState:
         state = self.adapter(adapter_id)
         if not state.batch_count:
-            raise AdapterNotReady(adapter_id, 'a gradient: call forward_backward first')
+            raise AdapterNotReady(adapter_id, 'a gradient: call forward_backward')
         return state
 
 
