@@ -71,9 +71,12 @@ def _optimizer(message: wire.OptimizerConfig, field: str) -> Component:
 def _loss(message: wire.LossConfig, field: str) -> LossChoice:
     if message.reduction not in wire.LossReduction.values():
         raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')
+    options = dict_from_struct(message.options)
+    if 'reduction' in options:
+        raise InvalidField(f'{field}.options.reduction', 'set reduction instead')
     return LossChoice(
         name=message.name or 'CrossEntropyLoss',
-        options=dict_from_struct(message.options),
+        options=options,
         is_mean=message.reduction == wire.LOSS_REDUCTION_MEAN,
     )
 

@@ -27,15 +27,17 @@ class AdapterQueue:
     one that goes away while it runs does not stop it, and finds the outcome on record.
     """
 
-    def __init__(self, adapter_id: str, *, gap_seconds: float) -> None:
+    def __init__(self, adapter_id: str, *, gap_seconds: float, on_failed: Callable[[int], None]) -> None:
         """Begin before operation 1.
 
         Args:
             adapter_id: the adapter.
             gap_seconds: how long an operation waits for an earlier number while nothing runs.
+            on_failed: told each number that an operation used up without a result.
         """
         self._adapter_id = adapter_id
         self._gap_seconds = gap_seconds
+        self._on_failed = on_failed
         self.sequence = OperationSequence(adapter_id)
         self._changed = asyncio.Event()
         self._running: asyncio.Task[OperationResult] | None = None
@@ -104,6 +106,8 @@ class AdapterQueue:
             self.sequence.give_back(number)
         else:
             self.sequence.finish(number, outcome)
+            if isinstance(outcome, DomainError):
+                self._on_failed(number)
         self._running = None
         self._changed.set()
         self._changed = asyncio.Event()

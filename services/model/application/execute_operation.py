@@ -52,7 +52,11 @@ class ExecuteOperation:
     def queue_of(self, adapter_id: str) -> AdapterQueue:
         """Return the adapter's queue."""
         if adapter_id not in self._queues:
-            self._queues[adapter_id] = AdapterQueue(adapter_id, gap_seconds=self._gap_seconds)
+            self._queues[adapter_id] = AdapterQueue(
+                adapter_id,
+                gap_seconds=self._gap_seconds,
+                on_failed=lambda number: self._note_number(adapter_id, number),
+            )
         return self._queues[adapter_id]
 
     async def forget(self, adapter_id: str) -> None:
@@ -101,6 +105,9 @@ class ExecuteOperation:
         if run.step_count is not None:
             changes['step_count'] = run.step_count
         self._directory.update(adapter.adapter_id, **changes)
+
+    def _note_number(self, adapter_id: str, number: int) -> None:
+        self._directory.update(adapter_id, sequence_number=number, update_time=self._clock.now())
 
     async def _run_state_verb(self, adapter: Adapter, verb: StateVerb) -> VerbRun:
         if isinstance(verb, PublishVersion):

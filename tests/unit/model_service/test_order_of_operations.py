@@ -13,10 +13,12 @@ from services.kit.errors import (
     AdapterNotFound,
     BaseModelNotFound,
     DomainError,
+    Draining,
     InvalidField,
     QueueFull,
     QuotaExceeded,
     RequestIdReused,
+    ScopeMissing,
     ServiceUnreachable,
 )
 from services.model.application.admission import Admission
@@ -31,8 +33,9 @@ from services.model.domain.operation import LrStep, Operation, PublishVersion, S
 from services.model.domain.result import OperationResult, PublishResult
 from services.model.domain.training_config import TrainingConfig
 
-ALICE = Caller(tenant_id='alice')
-BOB = Caller(tenant_id='bob')
+ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
+BOB = Caller(tenant_id='bob', scopes=frozenset({'train'}))
+GATEWAY = Caller(tenant_id='', is_internal=True)
 
 
 class World:
@@ -152,6 +155,7 @@ async def test_refused_operation_leaves_its_number_free(error: DomainError) -> N
     world.trainer.failures.append(error)
     with pytest.raises(type(error)):
         await world.do(adapter, 1, Step())
+    assert world.directory.get(ALICE, adapter.adapter_id).sequence_number == 0
     await world.do(adapter, 1, ZeroGrad())
     assert world.verbs() == ['ZeroGrad']
 
@@ -164,8 +168,10 @@ async def test_failed_operation_uses_its_number_up() -> None:
     for _ in range(2):
         with pytest.raises(LossNotFinite):
             await world.do(adapter, 1, Step())
+    assert world.directory.get(ALICE, adapter.adapter_id).sequence_number == 1
     await world.do(adapter, 2, Step())
     assert world.verbs() == ['Step']
+    assert world.directory.get(ALICE, adapter.adapter_id).sequence_number == 2
 
 
 async def test_caller_that_leaves_does_not_stop_what_runs() -> None:
@@ -317,7 +323,7 @@ async def test_watch_gives_snapshot_then_changes_and_resumes() -> None:
     """A watcher that comes back with its token misses nothing and sees nothing twice."""
     world = World()
     adapter = await world.adapter()
-    watch = world.directory.watch('')
+    watch = world.directory.watch(GATEWAY, '')
     snapshot = [await anext(watch), await anext(watch)]
     assert [event.is_synced for event in snapshot] == [False, True]
     await world.do(adapter, 1, Step())
@@ -326,7 +332,7 @@ async def test_watch_gives_snapshot_then_changes_and_resumes() -> None:
     assert change.adapter.step_count == 1
     await watch.aclose()
     await world.delete(ALICE, adapter.adapter_id)
-    resumed = world.directory.watch(change.token)
+    resumed = world.directory.watch(GATEWAY, change.token)
     assert (await anext(resumed)).deleted_id == adapter.adapter_id
     await resumed.aclose()
 
@@ -335,15 +341,40 @@ async def test_watcher_that_fell_behind_gets_a_new_snapshot() -> None:
     """The ring of events is bounded; a token older than it begins anew."""
     world = World()
     adapter = await world.adapter()
-    watch = world.directory.watch('')
+    watch = world.directory.watch(GATEWAY, '')
     await anext(watch)
     token = (await anext(watch)).token
     await watch.aclose()
     for number in range(1, 2001):
         world.directory.update(adapter.adapter_id, step_count=number)
-    late = world.directory.watch(token)
+    late = world.directory.watch(GATEWAY, token)
     first = await anext(late)
     assert first.adapter is not None
     assert first.adapter.step_count == 2000
     assert (await anext(late)).is_synced
     await late.aclose()
+
+
+async def test_watch_is_for_services_and_ends_with_the_service() -> None:
+    """A client may not follow every tenant's adapters; a service that follows does not hold up the end."""
+    world = World()
+    with pytest.raises(ScopeMissing):
+        await anext(world.directory.watch(ALICE, ''))
+    watch = world.directory.watch(GATEWAY, '')
+    assert (await anext(watch)).is_synced
+    waiting = asyncio.ensure_future(anext(watch))
+    await _let_others_run()
+    world.directory.close()
+    with pytest.raises(Draining):
+        await waiting
+
+
+async def test_a_key_without_the_scope_trains_nothing() -> None:
+    """The service checks again what the gateway has checked."""
+    world = World()
+    adapter = await world.adapter()
+    sampling_only = Caller(tenant_id='alice', scopes=frozenset({'sample'}))
+    with pytest.raises(ScopeMissing):
+        await world.create(sampling_only, _command('r2'))
+    with pytest.raises(ScopeMissing):
+        await world.do(adapter, 1, Step(), caller=sampling_only)
