@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -45,8 +44,6 @@ DATA = Path(__file__).parent / 'data' / 'self_cognition.jsonl'
 BATCH_SIZE = 8
 EXAMPLES = 32
 """Of the file's: five rounds of these fit into a minute, and are enough to learn a name in whole sentences."""
-THREADS = max(1, (os.cpu_count() or 2) // 2)
-"""Half the cores: threads that wait for one another are slow where something else needs a core, too."""
 SPAN_LIMIT_SECONDS = 10.0
 
 console = Console()
@@ -109,10 +106,7 @@ def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
     if running is not None and running.is_running():
         raise SystemExit(f'{state_dir} is in use by another quick start; wait for it, or give --state-dir')
     try:
-        stack = start_stack(
-            StackOptions(state_dir=state_dir, base_model=model, services={'model': {'thread_count': THREADS}}),
-            report=_silent,
-        )
+        stack = start_stack(StackOptions(state_dir=state_dir, base_model=model), report=_silent)
         for service in stack.services:
             console.print(f'  {service.name:<11} {service.address}  pid {service.pid}', highlight=False)
         console.print(f'  up after {time.monotonic() - begin:.1f} s')

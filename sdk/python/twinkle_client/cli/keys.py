@@ -24,7 +24,7 @@ def create(
     with open_client(state_dir) as client:
         keys = KeyAdministration(client=client)
         _, secret = keys.create_key(tenant, scopes=[part for part in scopes.split(',') if part], display_name=name)
-    console.print(secret, highlight=False)
+    console.print(secret, highlight=False, soft_wrap=True)
 
 
 @app.command('list')

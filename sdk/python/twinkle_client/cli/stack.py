@@ -128,8 +128,8 @@ def _server_info(state: StackState) -> list[server_service_pb2.ServiceInfo]:
 
 def _print_address(state: StackState) -> None:
     console.print(f'\n[bold]{state.base_model}[/bold] is served at [bold]{state.address}[/bold]')
-    console.print(f'API key: {state.read_api_key()}', highlight=False)
-    console.print(f'state, logs and traces: {state.state_dir}', highlight=False)
+    console.print(f'API key: {state.read_api_key()}', highlight=False, soft_wrap=True)
+    console.print(f'state, logs and traces: {state.state_dir}', highlight=False, soft_wrap=True)
     console.print("try:     twinkle sample 'Who are you?'", highlight=False)
 
 

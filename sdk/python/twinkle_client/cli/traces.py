@@ -13,7 +13,7 @@ from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
-_BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'CreateSession', 'FinishSession')
+_BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'Session', 'create_session', 'get_server_info', 'health_check')
 """Calls that happen by themselves; `--last` is about what somebody asked for."""
 
 

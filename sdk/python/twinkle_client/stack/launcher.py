@@ -94,8 +94,9 @@ class _Launch:
         self._start('data', {'base_models': [self._options.base_model]})
         self._wait_for('checkpoint')
         checkpoint = self._addresses['checkpoint']
-        for name in ('model', 'sampler'):
-            self._start(name, {'base_model': self._options.base_model, 'checkpoint_address': checkpoint})
+        engine = {'base_model': self._options.base_model, 'checkpoint_address': checkpoint}
+        self._start('model', {**engine, 'thread_count': _trainer_threads()})
+        self._start('sampler', engine)
         for name in ('data', 'model', 'sampler'):
             self._wait_for(name)
         self._start(
@@ -186,6 +187,12 @@ class _Launch:
     def _log_tail(self, name: str) -> str:
         lines = self._log_path(name).read_text(encoding='utf-8', errors='replace').splitlines()
         return '\n'.join(f'  {name} | {line}' for line in lines[-_LOG_TAIL_LINES:])
+
+
+def _trainer_threads() -> int:
+    """Half the cores: threads that wait for one another crawl where something else needs a core, too."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    return max(1, cores // 2)
 
 
 def _stop(state: StackState, *, report: Report) -> None:
