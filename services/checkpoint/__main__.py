@@ -37,7 +37,7 @@ async def serve(config: CheckpointConfig) -> None:
     uploads = UploadFiles(config.state_dir / 'checkpoint-uploads', threads)
     catalogue = await load_catalogue(config, store)
     verbs = make_verbs(catalogue, store, uploads, clock=clock, state_limit_bytes=config.state_limit_bytes)
-    server = CheckpointServer(config, verbs)
+    server = make_server(config, verbs)
     try:
         async with asyncio.TaskGroup() as tasks:
             sweeping = tasks.create_task(sweep(config, verbs, uploads, clock=clock))
@@ -55,19 +55,15 @@ async def load_catalogue(config: CheckpointConfig, store: StateStore) -> Catalog
     return catalogue
 
 
-class CheckpointServer(RpcServer):
-    """Ends the streams that wait for news before it drains: by themselves they would never end."""
-
-    def __init__(self, config: CheckpointConfig, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        authenticator = InternalAuthenticator(config.internal_token)
-        super().__init__(config, authenticator=authenticator, endpoints=make_endpoints(verbs))
-        self._announcements = verbs.announcements
-
-    async def stop(self, grace: timedelta | None = None) -> None:
-        """End what follows, then let the other calls go on for `grace`, then end them."""
-        self._announcements.close()
-        await super().stop(grace)
+def make_server(config: CheckpointConfig, verbs: Verbs) -> RpcServer:
+    """Return a server of the contract over `verbs`; nothing listens yet."""
+    server = RpcServer(
+        config,
+        authenticator=InternalAuthenticator(config.internal_token),
+        endpoints=make_endpoints(verbs),
+    )
+    server.on_drain(verbs.announcements.close)
+    return server
 
 
 async def sweep(config: CheckpointConfig, verbs: Verbs, uploads: UploadStore, *, clock: Clock) -> None:

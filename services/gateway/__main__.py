@@ -10,7 +10,7 @@ import grpc
 
 from services.gateway.api.authenticator import KeyAuthenticator
 from services.gateway.api.catalogue_servicer import CatalogueServicer
-from services.gateway.api.endpoints import FORWARDED, own_endpoints
+from services.gateway.api.endpoints import FORWARDED, make_endpoints
 from services.gateway.api.forwarding import Forwarder, open_forwarding_channel
 from services.gateway.api.key_servicer import KeyServicer
 from services.gateway.api.server_info import MergedServerInfoServicer
@@ -145,7 +145,7 @@ def _server(
     server = RpcServer(
         config,
         authenticator=KeyAuthenticator(verify),
-        endpoints=own_endpoints(keys=keys, sessions=session_servicer, catalogue=catalogue_servicer),
+        endpoints=make_endpoints(keys=keys, sessions=session_servicer, catalogue=catalogue_servicer),
         generic_handlers={forwarder: forwarder.methods},
         server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (made after it)
     )

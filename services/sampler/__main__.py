@@ -10,7 +10,7 @@ from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import BaseModelFacts, ServerFacts
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.sampler.api.servicer import make_endpoint
+from services.sampler.api.endpoints import make_endpoints
 from services.sampler.application.verbs import Verbs, make_verbs
 from services.sampler.backends.checkpoint_client import CheckpointClient
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
@@ -66,12 +66,14 @@ def make_engine(config: SamplerConfig) -> TorchEngine:
 
 def make_server(config: SamplerConfig, engine: SamplerEngine, verbs: Verbs) -> RpcServer:
     """Return the server; nothing listens yet."""
-    return RpcServer(
+    server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
-        endpoints=[make_endpoint(verbs)],
+        endpoints=make_endpoints(verbs),
         facts=lambda: server_facts(engine.facts),
     )
+    server.on_drain(verbs.watch_load.close)
+    return server
 
 
 def engine_limits(config: TorchEngineConfig) -> EngineConfig:

@@ -4,11 +4,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 from services.checkpoint.application.announcements import Announcements
-from services.checkpoint.application.authority import require_training
 from services.checkpoint.application.commit_state import CHECKPOINTS
 from services.checkpoint.application.exclusive import Exclusive
 from services.checkpoint.domain import Catalogue, Checkpoint, CheckpointKey
 from services.checkpoint.ports import StateStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 
@@ -39,7 +39,7 @@ class ChangeCheckpoints:
             ScopeMissing: the key may not.
             CheckpointNotFound: it is not here.
         """
-        require_training(caller)
+        require_scope(caller, 'train')
 
         async def change() -> None:
             self._catalogue.checkpoint(key, now=self._clock.now())
@@ -54,7 +54,7 @@ class ChangeCheckpoints:
             ScopeMissing: the key may not.
             CheckpointNotFound: it is not here.
         """
-        require_training(caller)
+        require_scope(caller, 'train')
 
         async def change() -> Checkpoint:
             now = self._clock.now()

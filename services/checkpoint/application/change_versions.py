@@ -1,9 +1,9 @@
 """Pin, unpin and delete versions."""
 
-from services.checkpoint.application.authority import require_training
 from services.checkpoint.application.exclusive import Exclusive
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue
 from services.checkpoint.ports import StateStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 
 
@@ -24,7 +24,7 @@ class PinVersion:
             AdapterNotFound, VersionNotFound: it is not here.
             QuotaExceeded: as many as may be are pinned.
         """
-        require_training(caller)
+        require_scope(caller, 'train')
         adapter = AdapterKey(caller.tenant_id, adapter_id)
         return await self._exclusive.run(adapter, lambda: self._pin(adapter, version, is_pinned=is_pinned))
 
@@ -53,7 +53,7 @@ class DeleteVersion:
             AdapterNotFound, VersionNotFound: it is not here.
             InUse: it is the newest or pinned.
         """
-        require_training(caller)
+        require_scope(caller, 'train')
         adapter = AdapterKey(caller.tenant_id, adapter_id)
         await self._exclusive.run(adapter, lambda: self._delete(adapter, version))
 

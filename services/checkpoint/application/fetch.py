@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.checkpoint.application.authority import require_internal
 from services.checkpoint.application.frames import Frame, frames_of
 from services.checkpoint.domain import AdapterKey, Catalogue, Record, parse_checkpoint_path
 from services.checkpoint.ports import StateStore
+from services.kit.authority import require_internal
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import CheckpointNotFound

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 
-from services.checkpoint.application.authority import require_internal
 from services.checkpoint.application.commit_state import CommitState
 from services.checkpoint.application.frames import Commit, Frame, Header
 from services.checkpoint.domain import AdapterKey, FrameKind, Record, Transfer
 from services.checkpoint.ports import StateWriter
+from services.kit.authority import require_internal
 from services.kit.caller import Caller
 from services.kit.errors import DigestMismatch, InvalidField
 from twinkle.checkpoint_engine import StateChunk

@@ -6,10 +6,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from services.checkpoint.application.announcements import Announcements
-from services.checkpoint.application.authority import require_internal
 from services.checkpoint.application.frames import Frame, frames_of
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue
 from services.checkpoint.ports import StateStore
+from services.kit.authority import require_internal
 from services.kit.caller import Caller
 from services.kit.errors import VersionNotFound
 

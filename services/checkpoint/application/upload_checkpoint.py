@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from services.checkpoint.application.authority import require_training
 from services.checkpoint.application.commit_state import CommitState
 from services.checkpoint.application.frames import CheckpointTarget, Header
 from services.checkpoint.domain import AdapterKey, Checkpoint
 from services.checkpoint.ports import StateSource, Upload, UploadStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, StreamOutOfOrder
 from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
@@ -46,7 +46,7 @@ class UploadCheckpoint:
             InUse: another stream sends this upload.
             CheckpointExists: the upload became another checkpoint already.
         """
-        require_training(caller)
+        require_scope(caller, 'train')
         header = await anext(parts, None)
         if not isinstance(header, UploadHeader):
             raise StreamOutOfOrder('a header')

@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from services.checkpoint.application.announcements import Announcements
-from services.checkpoint.application.authority import require_internal
 from services.checkpoint.application.commit_state import CHECKPOINTS
 from services.checkpoint.domain import Catalogue, Change, Checkpoint, CheckpointKey
+from services.kit.authority import require_internal
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField
 

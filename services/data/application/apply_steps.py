@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.data.application.authority import dataset_of
+from services.data.application.ownership import dataset_of
 from services.data.application.turns import Turns
 from services.data.domain import Dataset, Step
 from services.data.ports import DatasetStore, LoaderStore, RowEngine

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from services.data.application.authority import dataset_of, require_data
+from services.data.application.ownership import dataset_of
 from services.data.application.turns import Turns
 from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, Step, Table, UploadSource
 from services.data.domain.dataset import new_dataset
 from services.data.ports import DatasetStore, RowEngine, UploadStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
@@ -56,7 +57,7 @@ class CreateDataset:
             InvalidField: a row or an argument is wrong.
             DatasetNotReady: a step comes before one it needs.
         """
-        require_data(caller)
+        require_scope(caller, 'data')
         async with self._turns.of(caller.tenant_id):
             known = self._find_repeat(caller, order)
             if known is not None:

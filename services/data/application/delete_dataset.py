@@ -1,7 +1,7 @@
 """Delete a dataset."""
 
 from services.data.application.apply_steps import refuse_while_read
-from services.data.application.authority import dataset_of
+from services.data.application.ownership import dataset_of
 from services.data.application.turns import Turns
 from services.data.ports import DatasetStore, LoaderStore
 from services.kit.caller import Caller

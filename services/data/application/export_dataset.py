@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from services.data.application.authority import dataset_of
+from services.data.application.ownership import dataset_of
 from services.data.ports import DatasetStore
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField

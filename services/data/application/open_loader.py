@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from services.data.application.authority import dataset_of, require_data
+from services.data.application.ownership import dataset_of
 from services.data.domain import DatasetNotReady, Loader
 from services.data.ports import DatasetStore, LoaderStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import QuotaExceeded, RequestIdReused
 from services.kit.ids import new_id
@@ -82,7 +83,7 @@ class CloseLoader:
         Raises:
             ScopeMissing: the key may not.
         """
-        require_data(caller)
+        require_scope(caller, 'data')
         loader = self._loaders.get(loader_id)
         if loader is not None and loader.tenant_id == caller.tenant_id:
             await self._loaders.delete(loader_id)

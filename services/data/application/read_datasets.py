@@ -1,8 +1,9 @@
 """Get and list datasets."""
 
-from services.data.application.authority import dataset_of, require_data
+from services.data.application.ownership import dataset_of
 from services.data.domain import Dataset
 from services.data.ports import DatasetStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 
 
@@ -39,7 +40,7 @@ class ListDatasets:
         Raises:
             ScopeMissing: the key may not.
         """
-        require_data(caller)
+        require_scope(caller, 'data')
         # Ids begin with the time they were made, so their order is that of creation.
         owned = sorted(self._store.of_tenant(caller.tenant_id), key=lambda dataset: dataset.dataset_id, reverse=True)
         following = [dataset for dataset in owned if before is None or dataset.dataset_id < before]

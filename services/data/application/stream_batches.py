@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.data.application.authority import dataset_of, loader_of
+from services.data.application.ownership import dataset_of, loader_of
 from services.data.domain import MAX_CREDITS, Cursor, Loader, Row
 from services.data.ports import DatasetStore, LoaderStore, RowReader
 from services.kit.caller import Caller

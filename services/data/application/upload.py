@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from services.data.application.authority import require_data
 from services.data.ports import Upload, UploadStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
 
@@ -50,7 +50,7 @@ class UploadFile:
             InvalidField: the file is too large, or longer than the header says.
             InUse: another stream sends this upload.
         """
-        require_data(caller)
+        require_scope(caller, 'data')
         header = await anext(parts, None)
         if not isinstance(header, UploadHeader):
             raise StreamOutOfOrder('a header')
@@ -79,7 +79,7 @@ class GetUpload:
             ScopeMissing: the key may not.
             UploadNotFound: not the caller's.
         """
-        require_data(caller)
+        require_scope(caller, 'data')
         upload = await self._uploads.find(caller.tenant_id, upload_id)
         if upload is None:
             raise UploadNotFound(upload_id)

@@ -41,7 +41,7 @@ FORWARDED: Mapping[str, Sequence[ServiceDescriptor]] = {
 """Service behind the gateway to the contracts whose bytes are passed on to it. Weight streams are not among them."""
 
 
-def own_endpoints(*, keys: KeyServicer, sessions: SessionServicer, catalogue: CatalogueServicer) -> list[Endpoint]:
+def make_endpoints(*, keys: KeyServicer, sessions: SessionServicer, catalogue: CatalogueServicer) -> list[Endpoint]:
     """Return the gateway's own endpoints; the fleet's is in the contract only."""
     fleet = fleet_service_pb2_grpc.FleetServiceServicer()  # pyright: ignore[reportAbstractUsage] (nothing is built)
     return [

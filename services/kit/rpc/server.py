@@ -104,6 +104,7 @@ class RpcServer:
         self._endpoints = (*endpoints, _server_endpoint(server_info or info))
         self.methods.update(self._endpoints[-1].methods())
         self._health = HealthServicer()
+        self._drain_actions: list[Callable[[], None]] = []
         self._server = self._build(authenticator)
         self.port = 0
 
@@ -111,6 +112,13 @@ class RpcServer:
     def address(self) -> str:
         """Where it listens, 'host:port'; known once started."""
         return f'{self._config.listen.rpartition(":")[0]}:{self.port}'
+
+    def on_drain(self, action: Callable[[], None]) -> None:
+        """Have `action` run before running calls are waited for.
+
+        It ends the streams that follow something: by themselves they would never end.
+        """
+        self._drain_actions.append(action)
 
     async def start(self) -> None:
         """Listen and say so in the health service.
@@ -127,6 +135,8 @@ class RpcServer:
         """Say that it ends, refuse new calls, let running ones go on for `grace`, then end them."""
         seconds = self._config.drain_seconds if grace is None else grace.total_seconds()
         await self._health.enter_graceful_shutdown()
+        for action in self._drain_actions:
+            action()
         await self._server.stop(seconds)
 
     def _build(self, authenticator: Authenticator) -> grpc.aio.Server:

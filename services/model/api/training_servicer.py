@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,9 +13,8 @@ from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
 from services.model.api.convert_operation import operation_from_proto, patience_from_proto
 from services.model.api.convert_result import record_to_proto, result_to_proto
-from services.model.application.execute_operation import ExecuteOperation
-from services.model.application.find_operation import FindOperation
-from services.model.application.train_stream import Refused, TrainStream
+from services.model.application.train_stream import Refused
+from services.model.application.verbs import Verbs
 from services.model.domain.operation import Operation
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2_grpc
@@ -26,21 +25,18 @@ Context = grpc.aio.ServicerContext
 class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     """Unpacks, delegates, packs."""
 
-    def __init__(
-        self, execute: ExecuteOperation, train: TrainStream, find: FindOperation, *, vocabulary_size: Callable[[], int]
-    ) -> None:
-        """Serve the verbs given; token ids must be below `vocabulary_size()`."""
-        self._execute = execute
-        self._train = train
-        self._find = find
-        self._vocabulary_size = vocabulary_size
+    def __init__(self, verbs: Verbs) -> None:
+        """Serve `verbs`."""
+        self._verbs = verbs
 
     async def Execute(  # noqa: N802 - the contract's name
         self, request: wire.ExecuteRequest, context: Context[Any, Any]
     ) -> wire.ExecuteResponse:
         """Carry out one operation."""
-        operation = operation_from_proto(request.operation, 'operation', vocabulary_size=self._vocabulary_size())
-        result = await self._execute(current_caller(), operation, is_waiting_allowed=request.is_waiting_allowed)
+        operation = operation_from_proto(request.operation, 'operation', vocabulary_size=self._verbs.vocabulary_size)
+        result = await self._verbs.execute_operation(
+            current_caller(), operation, is_waiting_allowed=request.is_waiting_allowed
+        )
         return wire.ExecuteResponse(result=result_to_proto(result))
 
     async def Train(  # noqa: N802 - the contract's name
@@ -48,7 +44,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     ) -> AsyncIterator[wire.TrainResponse]:
         """Carry out the operations of a stream."""
         operations = self._operations(request_iterator)
-        async with aclosing(self._train(current_caller(), operations)) as results:
+        async with aclosing(self._verbs.train_stream(current_caller(), operations)) as results:
             async for result in results:
                 yield wire.TrainResponse(result=result_to_proto(result))
 
@@ -57,7 +53,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     ) -> wire.GetOperationResponse:
         """Look an operation up."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
-        record = await self._find(current_caller(), adapter_id, request.sequence_number)
+        record = await self._verbs.find_operation(current_caller(), adapter_id, request.sequence_number)
         state, result = record_to_proto(record, adapter_id, request.sequence_number)
         return wire.GetOperationResponse(state=state, result=result)
 
@@ -67,7 +63,9 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         """Wait for an operation."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         patience = patience_from_proto(request)
-        record = await self._find(current_caller(), adapter_id, request.sequence_number, patience=patience)
+        record = await self._verbs.find_operation(
+            current_caller(), adapter_id, request.sequence_number, patience=patience
+        )
         state, result = record_to_proto(record, adapter_id, request.sequence_number)
         return wire.WaitOperationResponse(state=state, result=result)
 
@@ -75,7 +73,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         async for request in requests:
             message = request.operation
             try:
-                yield operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size())
+                yield operation_from_proto(message, 'operation', vocabulary_size=self._verbs.vocabulary_size)
             except DomainError as error:
                 # In a stream a malformed operation fails alone.
                 yield Refused(message.adapter_id, message.sequence_number, error)

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import BaseModelNotFound, InvalidField, QuotaExceeded, RequestIdReused
@@ -60,11 +61,13 @@ class CreateAdapter:
         """Return the adapter; the same request again returns the same one, as it is now.
 
         Raises:
+            ScopeMissing: the key may not train.
             BaseModelNotFound, CheckpointNotFound: what it is to begin from is not there.
             InvalidField, UnknownComponent: the configuration is of no use.
             QuotaExceeded: the replica holds as many as it may.
             RequestIdReused: the request id came with other content before.
         """
+        require_scope(caller, 'train')
         # One at a time, so that a request repeated at once cannot make two adapters.
         async with self._one_at_a_time:
             known = self._requests.get((caller.tenant_id, command.request_id))

@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound
+from services.kit.errors import AdapterNotFound, Draining
 from services.kit.ids import new_id
 from services.model.domain.adapter import Adapter
 
@@ -43,6 +44,7 @@ class AdapterDirectory:
         self._events: deque[tuple[int, AdapterEvent]] = deque(maxlen=_EVENTS_KEPT)
         self._event_count = 0
         self._changed = asyncio.Event()
+        self._is_closed = False
 
     def __len__(self) -> int:
         """Return the number of adapters, over all tenants."""
@@ -52,15 +54,22 @@ class AdapterDirectory:
         """Return the caller's adapter.
 
         Raises:
+            ScopeMissing: the key may not train.
             AdapterNotFound: it is not there, or not the caller's.
         """
+        require_scope(caller, 'train')
         adapter = self._adapters.get(adapter_id)
         if adapter is None or adapter.tenant_id != caller.tenant_id:
             raise AdapterNotFound(adapter_id)
         return adapter
 
     def list(self, caller: Caller, *, after: Any, size: int) -> list[Adapter]:
-        """Return up to `size` of the caller's adapters, newest first, after the sort key `after`."""
+        """Return up to `size` of the caller's adapters, newest first, after the sort key `after`.
+
+        Raises:
+            ScopeMissing: the key may not train.
+        """
+        require_scope(caller, 'train')
         mine = (adapter for adapter in self._adapters.values() if adapter.tenant_id == caller.tenant_id)
         ordered = sorted(mine, key=sort_key, reverse=True)
         if after is not None:
@@ -82,14 +91,21 @@ class AdapterDirectory:
         """Forget the caller's adapter.
 
         Raises:
+            ScopeMissing: the key may not train.
             AdapterNotFound: it is not there, or not the caller's.
         """
         self.get(caller, adapter_id)
         del self._adapters[adapter_id]
         self._tell(tenant_id=caller.tenant_id, deleted_id=adapter_id)
 
-    async def watch(self, token: str) -> AsyncGenerator[AdapterEvent, None]:
-        """Yield events for ever: from `token` on if they are still kept, else after a snapshot."""
+    async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:
+        """Yield events until `close`: from `token` on if they are still kept, else after a snapshot.
+
+        Raises:
+            ScopeMissing: the caller is no service.
+            Draining: the service ends.
+        """
+        require_internal(caller)
         position = self._position_of(token)
         while True:
             if position is None:
@@ -103,8 +119,15 @@ class AdapterDirectory:
             for number, event in [item for item in self._events if item[0] > position]:
                 position = number
                 yield event
+            if self._is_closed:
+                raise Draining()
             if position == self._event_count:
                 await self._changed.wait()
+
+    def close(self) -> None:
+        """End every watch: by themselves they would hold up the end of the service."""
+        self._is_closed = True
+        self._changed.set()
 
     def _tell(self, **facts: Any) -> None:
         self._event_count += 1

@@ -11,19 +11,12 @@ import grpc
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
-from services.kit.rpc.server import Endpoint
 from services.sampler.api import convert, convert_answers
 from services.sampler.application.verbs import Verbs
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-
-
-def make_endpoint(verbs: Verbs) -> Endpoint:
-    """Return the contract's service, served by `verbs`."""
-    descriptor = wire.DESCRIPTOR.services_by_name['SamplerService']
-    return Endpoint(descriptor, SamplerServicer(verbs), sampler_service_pb2_grpc.add_SamplerServiceServicer_to_server)
 
 
 class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):

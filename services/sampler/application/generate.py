@@ -4,8 +4,9 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, InvalidField, ScopeMissing
+from services.kit.errors import BaseModelNotFound, InvalidField
 from services.sampler.application.admission import Admission
 from services.sampler.application.version_store import VersionStore
 from services.sampler.domain.adapter import AdapterChoice, VersionKey
@@ -55,8 +56,7 @@ class Generate:
             BaseModelNotFound: another base model is served.
             EnginePaused, QueueFull: not now.
         """
-        if 'sample' not in caller.scopes:
-            raise ScopeMissing('sample')
+        require_scope(caller, 'sample')
         served = self._engine.facts.base_model
         if base_model != served:
             raise BaseModelNotFound(base_model, (served,))

@@ -1,7 +1,7 @@
 """Bring an adapter here before it is needed."""
 
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import ScopeMissing
 from services.sampler.application.version_store import VersionStore
 from services.sampler.domain.adapter import AdapterChoice
 from services.sampler.domain.residency import ResidentVersion
@@ -21,7 +21,6 @@ class LoadAdapter:
             ScopeMissing: the caller may not sample.
             NotFound, VersionNotReady, AdapterMisfit, InvalidField: as `VersionStore.lease`.
         """
-        if 'sample' not in caller.scopes:
-            raise ScopeMissing('sample')
+        require_scope(caller, 'sample')
         async with self._versions.lease(caller, choice) as version:
             return version

@@ -2,8 +2,8 @@
 
 from enum import Enum
 
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import ScopeMissing
 from services.sampler.application.abort import Abort
 from services.sampler.application.admission import Admission
 from services.sampler.ports import SamplerEngine
@@ -35,8 +35,7 @@ class Pause:
         Raises:
             ScopeMissing: the caller is no operator.
         """
-        if 'operator' not in caller.scopes:
-            raise ScopeMissing('operator')
+        require_scope(caller, 'operator')
         self._admission.close()
         is_paused = False
         try:

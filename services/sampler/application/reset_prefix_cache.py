@@ -1,7 +1,7 @@
 """Empty the prefix cache."""
 
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import ScopeMissing
 from services.sampler.ports import SamplerEngine
 
 
@@ -18,6 +18,5 @@ class ResetPrefixCache:
         Raises:
             ScopeMissing: the caller is no operator.
         """
-        if 'operator' not in caller.scopes:
-            raise ScopeMissing('operator')
+        require_scope(caller, 'operator')
         return await self._engine.reset_prefix_cache()

@@ -1,7 +1,7 @@
 """Let the engine go on."""
 
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import ScopeMissing
 from services.sampler.application.admission import Admission
 from services.sampler.ports import SamplerEngine
 
@@ -20,7 +20,6 @@ class Resume:
         Raises:
             ScopeMissing: the caller is no operator.
         """
-        if 'operator' not in caller.scopes:
-            raise ScopeMissing('operator')
+        require_scope(caller, 'operator')
         await self._engine.resume()
         self._admission.open()

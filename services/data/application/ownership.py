@@ -1,19 +1,9 @@
-"""Who may use datasets, and which ones."""
+"""Whose datasets and loaders: any that is another tenant's is as absent as one that never was."""
 
 from services.data.domain import Dataset, DatasetNotFound, Loader, LoaderNotFound
 from services.data.ports import DatasetStore, LoaderStore
+from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import ScopeMissing
-
-
-def require_data(caller: Caller) -> None:
-    """Refuse whoever may not use datasets.
-
-    Raises:
-        ScopeMissing: the key lacks the scope.
-    """
-    if not caller.is_internal and 'data' not in caller.scopes:
-        raise ScopeMissing('data')
 
 
 def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
@@ -23,7 +13,7 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
         ScopeMissing: the key may not.
         DatasetNotFound: there is none, or it is another tenant's; which, is not told.
     """
-    require_data(caller)
+    require_scope(caller, 'data')
     dataset = store.get(dataset_id)
     if dataset is None or dataset.tenant_id != caller.tenant_id:
         raise DatasetNotFound(dataset_id)
@@ -37,7 +27,7 @@ def loader_of(store: LoaderStore, caller: Caller, loader_id: str) -> Loader:
         ScopeMissing: the key may not.
         LoaderNotFound: there is none, or it is another tenant's; which, is not told.
     """
-    require_data(caller)
+    require_scope(caller, 'data')
     loader = store.get(loader_id)
     if loader is None or loader.tenant_id != caller.tenant_id:
         raise LoaderNotFound(loader_id)
