@@ -176,7 +176,7 @@ class SetCheckpointTtlRequest(_message.Message):
     """"twinkle://<run>/weights/<name>" or the id."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """From now. Unset: kept."""
+        """From now, 1 s to 36,500 days. Unset: kept."""
 
     def __init__(
         self,

@@ -247,7 +247,7 @@ class CheckpointTarget(_message.Message):
     """Optimizer steps applied when it was taken."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Delete it after this long. Unset: kept."""
+        """Delete it after this long, 1 s to 36,500 days. Unset: kept."""
 
     def __init__(
         self,

@@ -267,7 +267,7 @@ class CreateKeyRequest(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """How long it lasts. Unset: without end."""
+        """How long it lasts, 1 s to 36,500 days. Unset: without end."""
 
     def __init__(
         self,

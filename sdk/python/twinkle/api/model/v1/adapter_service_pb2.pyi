@@ -66,7 +66,9 @@ class CreateAdapterRequest(_message.Message):
     is_optimizer_included: _builtins.bool
     """With checkpoint_path: optimizer, schedule, counters and random state too."""
     session_id: _builtins.str
-    """The caller's session, so that the adapter is saved when it expires. May be empty."""
+    """The caller's session. May be empty. Without effect until adapters are saved when their session
+    expires.
+    """
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
         """Rank, targets and so on. Unset: all defaults."""

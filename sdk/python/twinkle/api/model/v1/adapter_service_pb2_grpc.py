@@ -96,7 +96,8 @@ class AdapterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAdapter(self, request, context):
-        """Deletes an adapter; operations that wait are cancelled. Deleting again is NOT_FOUND.
+        """Deletes an adapter; operations that wait end as NOT_FOUND, one that runs is waited for. Deleting
+        again is NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

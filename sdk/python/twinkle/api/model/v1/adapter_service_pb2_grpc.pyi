@@ -27,7 +27,9 @@ class AdapterServiceStub:
     ListAdapters: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ListAdaptersRequest, _adapter_service_pb2.ListAdaptersResponse]
     """Lists the caller's adapters."""
     DeleteAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.DeleteAdapterRequest, _adapter_service_pb2.DeleteAdapterResponse]
-    """Deletes an adapter; operations that wait are cancelled. Deleting again is NOT_FOUND."""
+    """Deletes an adapter; operations that wait end as NOT_FOUND, one that runs is waited for. Deleting
+    again is NOT_FOUND.
+    """
     Estimate: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EstimateRequest, _adapter_service_pb2.EstimateResponse]
     """Says what a run would cost."""
     WatchAdapters: _aio.UnaryStreamMultiCallable[_adapter_service_pb2.WatchAdaptersRequest, _adapter_service_pb2.WatchAdaptersResponse]
@@ -72,7 +74,9 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _adapter_service_pb2.DeleteAdapterRequest,
         context: _aio.ServicerContext[_adapter_service_pb2.DeleteAdapterRequest, _abc.Awaitable[_adapter_service_pb2.DeleteAdapterResponse]],
     ) -> _abc.Awaitable[_adapter_service_pb2.DeleteAdapterResponse]:
-        """Deletes an adapter; operations that wait are cancelled. Deleting again is NOT_FOUND."""
+        """Deletes an adapter; operations that wait end as NOT_FOUND, one that runs is waited for. Deleting
+        again is NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def Estimate(

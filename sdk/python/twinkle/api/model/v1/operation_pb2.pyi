@@ -508,7 +508,7 @@ class Save(_message.Message):
     """Replace a checkpoint of that name. Otherwise one is ALREADY_EXISTS."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Delete it after this long. Unset: kept."""
+        """Delete it after this long, 1 s to 36,500 days. Unset: kept."""
 
     def __init__(
         self,
@@ -680,8 +680,8 @@ class Operation(_message.Message):
     """Counts from 1 within the adapter. Operations run in this order; one that comes early waits for
     those before it. The same number with the same content is answered from the record; with other
     content it is ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once the operation
-    was accepted, even if running it failed; an operation refused as INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED leaves it free.
+    was accepted, even if running it failed; one that ended as INVALID_ARGUMENT, NOT_FOUND,
+    ALREADY_EXISTS, RESOURCE_EXHAUSTED or UNAVAILABLE changed nothing and leaves it free.
     """
     @_builtins.property
     def forward_only(self) -> Global___ForwardOnly:

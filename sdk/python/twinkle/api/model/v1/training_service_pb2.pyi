@@ -228,7 +228,7 @@ class WaitOperationRequest(_message.Message):
     """The operation."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long to wait at most. Unset: 20 s."""
+        """How long to wait at most, up to an hour. Unset: 20 s."""
 
     def __init__(
         self,

@@ -80,9 +80,10 @@ class TrainingServiceServicer:
 
     def Execute(self, request, context):
         """Runs one operation and answers when it is done. Errors: NOT_FOUND for the adapter,
-        INVALID_ARGUMENT naming the field, ABORTED (ERROR_REASON_SEQUENCE_REUSED),
-        FAILED_PRECONDITION (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_LOSS_NOT_FINITE),
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
+        INVALID_ARGUMENT naming the field or with ERROR_REASON_BATCH_TOO_LARGE, ABORTED
+        (ERROR_REASON_SEQUENCE_REUSED), FAILED_PRECONDITION (ERROR_REASON_SEQUENCE_GAP,
+        ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE), RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUEUE_FULL); of Save ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,14 +106,15 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetOperation(self, request, context):
-        """Looks an operation up. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND).
+        """Looks an operation up that was accepted. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) for
+        one that was not yet, or so long ago that its outcome is no longer on record.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WaitOperation(self, request, context):
-        """Waits for an operation.
+        """Waits for an operation that was accepted. Errors: as GetOperation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -20,9 +20,10 @@ class TrainingServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Execute: _aio.UnaryUnaryMultiCallable[_training_service_pb2.ExecuteRequest, _training_service_pb2.ExecuteResponse]
     """Runs one operation and answers when it is done. Errors: NOT_FOUND for the adapter,
-    INVALID_ARGUMENT naming the field, ABORTED (ERROR_REASON_SEQUENCE_REUSED),
-    FAILED_PRECONDITION (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_LOSS_NOT_FINITE),
-    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
+    INVALID_ARGUMENT naming the field or with ERROR_REASON_BATCH_TOO_LARGE, ABORTED
+    (ERROR_REASON_SEQUENCE_REUSED), FAILED_PRECONDITION (ERROR_REASON_SEQUENCE_GAP,
+    ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE), RESOURCE_EXHAUSTED
+    (ERROR_REASON_QUEUE_FULL); of Save ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
     """
     Train: _aio.StreamStreamMultiCallable[_training_service_pb2.TrainRequest, _training_service_pb2.TrainResponse]
     """Runs operations as they come, of any of the caller's adapters; results of one adapter come in
@@ -32,9 +33,11 @@ class TrainingServiceStub:
     UploadBatch: _aio.StreamUnaryMultiCallable[_training_service_pb2.UploadBatchRequest, _training_service_pb2.UploadBatchResponse]
     """Uploads a batch that is too large for one message."""
     GetOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.GetOperationRequest, _training_service_pb2.GetOperationResponse]
-    """Looks an operation up. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND)."""
+    """Looks an operation up that was accepted. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) for
+    one that was not yet, or so long ago that its outcome is no longer on record.
+    """
     WaitOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.WaitOperationRequest, _training_service_pb2.WaitOperationResponse]
-    """Waits for an operation."""
+    """Waits for an operation that was accepted. Errors: as GetOperation."""
     WatchOperations: _aio.UnaryStreamMultiCallable[_training_service_pb2.WatchOperationsRequest, _training_service_pb2.WatchOperationsResponse]
     """Follows an adapter's operations."""
     CancelOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.CancelOperationRequest, _training_service_pb2.CancelOperationResponse]
@@ -52,9 +55,10 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_training_service_pb2.ExecuteRequest, _abc.Awaitable[_training_service_pb2.ExecuteResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.ExecuteResponse]:
         """Runs one operation and answers when it is done. Errors: NOT_FOUND for the adapter,
-        INVALID_ARGUMENT naming the field, ABORTED (ERROR_REASON_SEQUENCE_REUSED),
-        FAILED_PRECONDITION (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_LOSS_NOT_FINITE),
-        RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
+        INVALID_ARGUMENT naming the field or with ERROR_REASON_BATCH_TOO_LARGE, ABORTED
+        (ERROR_REASON_SEQUENCE_REUSED), FAILED_PRECONDITION (ERROR_REASON_SEQUENCE_GAP,
+        ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE), RESOURCE_EXHAUSTED
+        (ERROR_REASON_QUEUE_FULL); of Save ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
         """
 
     @_abc_1.abstractmethod
@@ -82,7 +86,9 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_service_pb2.GetOperationRequest,
         context: _aio.ServicerContext[_training_service_pb2.GetOperationRequest, _abc.Awaitable[_training_service_pb2.GetOperationResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.GetOperationResponse]:
-        """Looks an operation up. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND)."""
+        """Looks an operation up that was accepted. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) for
+        one that was not yet, or so long ago that its outcome is no longer on record.
+        """
 
     @_abc_1.abstractmethod
     def WaitOperation(
@@ -90,7 +96,7 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_service_pb2.WaitOperationRequest,
         context: _aio.ServicerContext[_training_service_pb2.WaitOperationRequest, _abc.Awaitable[_training_service_pb2.WaitOperationResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.WaitOperationResponse]:
-        """Waits for an operation."""
+        """Waits for an operation that was accepted. Errors: as GetOperation."""
 
     @_abc_1.abstractmethod
     def WatchOperations(

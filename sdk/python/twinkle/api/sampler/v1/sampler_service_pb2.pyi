@@ -616,7 +616,7 @@ class WatchLoadRequest(_message.Message):
     INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def interval(self) -> _duration_pb2.Duration:
-        """How often. Unset: 1 s; at least 100 ms."""
+        """How often, 100 ms to an hour. Unset: 1 s."""
 
     def __init__(
         self,

@@ -27,9 +27,11 @@ if _version_not_supported:
 
 class SamplerServiceStub:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY);
-    INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL).
+    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
+    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
+    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
     """
 
     def __init__(self, channel):
@@ -102,9 +104,11 @@ class SamplerServiceStub:
 
 class SamplerServiceServicer:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY);
-    INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL).
+    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
+    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
+    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
     """
 
     def Sample(self, request, context):
@@ -264,9 +268,11 @@ def add_SamplerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SamplerService:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY);
-    INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL).
+    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
+    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
+    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
     """
 
     @staticmethod

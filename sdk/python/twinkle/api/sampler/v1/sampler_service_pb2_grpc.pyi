@@ -14,9 +14,11 @@ GRPC_VERSION: str
 
 class SamplerServiceStub:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY);
-    INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL).
+    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
+    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
+    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -47,9 +49,11 @@ class SamplerServiceStub:
 
 class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
-    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY);
-    INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED, ERROR_REASON_INVALID_FIELD); RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL).
+    the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
+    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
+    not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
     """
 
     @_abc_1.abstractmethod

@@ -73,7 +73,7 @@ class AdapterRef(_message.Message):
     """A durable checkpoint, "twinkle://<run>/weights/<name>"; adapter_id may then be empty."""
     @_builtins.property
     def wait_timeout(self) -> _duration_pb2.Duration:
-        """How long to wait for the version before refusing. Unset: 10 s."""
+        """How long to wait for the version before refusing, 0 s to 10 min. Unset: 10 s."""
 
     def __init__(
         self,

@@ -101,7 +101,9 @@ class ComponentNames(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """Kind: "loss", "optimizer", "lr_scheduler", "template", "preprocessor", "metric", "engine"."""
+    """Kind: "engine", "loss", "lr_scheduler", "metric", "optimizer", "preprocessor", "processor" or
+    "template".
+    """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names, sorted."""
