@@ -5,9 +5,11 @@ import binascii
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from services.kit.errors import InvalidField, InvalidPageToken
+
+SortKey = tuple[str | int, ...]
+"""What orders a list: such as time of creation and id."""
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
@@ -19,17 +21,18 @@ class Page:
 
     size: int
     """Most items to return, 1 to 1000."""
-    after: Any = None
+    after: SortKey | None = None
     """Sort key of the last item of the page before; None for the first page."""
 
 
-def parse_page(page_size: int, page_token: str, *, query: str) -> Page:
+def parse_page(page_size: int, page_token: str, *, query: str, key_types: tuple[type[str] | type[int], ...]) -> Page:
     """Check the paging fields of a request.
 
     Args:
         page_size: 0 means the default of 50; above 1000 is taken as 1000.
         page_token: empty, or from `page_token_after` for the same `query`.
         query: whatever else decides the list (method, tenant, filters).
+        key_types: what the list's sort keys consist of; a token is data from outside.
 
     Raises:
         InvalidField: the page size is negative.
@@ -42,15 +45,17 @@ def parse_page(page_size: int, page_token: str, *, query: str) -> Page:
         return Page(size=size)
     try:
         digest, after = json.loads(base64.urlsafe_b64decode(page_token.encode('ascii', 'strict')))
+        if digest != _digest(query) or [type(part) for part in after] != list(key_types):
+            raise InvalidPageToken()
     except (ValueError, binascii.Error, TypeError) as error:
         raise InvalidPageToken() from error
-    if digest != _digest(query):
-        raise InvalidPageToken()
-    return Page(size=size, after=after)
+    return Page(size=size, after=tuple(after))
 
 
-def page_token_after(after: Any, *, query: str) -> str:
-    """Return the token of the page that begins after the sort key `after` (any JSON value)."""
+def page_token_after(after: SortKey | None, *, query: str) -> str:
+    """Return the token of the page that begins after the sort key `after`; empty where there is none."""
+    if after is None:
+        return ''
     return base64.urlsafe_b64encode(json.dumps([_digest(query), after]).encode()).decode('ascii')
 
 

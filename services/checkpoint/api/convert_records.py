@@ -7,8 +7,8 @@ from services.checkpoint.application.upload_checkpoint import UploadHeader
 from services.checkpoint.application.watch_checkpoints import CheckpointEvent
 from services.checkpoint.domain import AdapterVersion, Checkpoint, CheckpointKey, parse_checkpoint_path
 from services.kit.caller import Caller
-from services.kit.errors import CheckpointNotFound, InvalidField, InvalidPageToken
-from services.kit.paging import Page, page_token_after, parse_page
+from services.kit.errors import CheckpointNotFound, InvalidField
+from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import name_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
@@ -71,24 +71,22 @@ def exact_version(version: int) -> int:
     return version
 
 
-def versions_page_from_proto(request: version_service_pb2.ListVersionsRequest) -> tuple[str, int, int | None]:
-    """Return adapter, page size, and the version below which the page begins.
+def versions_page_from_proto(request: version_service_pb2.ListVersionsRequest) -> tuple[str, Page]:
+    """Return the adapter, and page size and version below which the page begins.
 
     Raises:
         InvalidField, InvalidPageToken: a field is malformed.
     """
     adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
-    page = parse_page(request.page_size, request.page_token, query=_versions_query(adapter_id))
-    if page.after is not None and not isinstance(page.after, int):
-        raise InvalidPageToken()
-    return adapter_id, page.size, page.after
+    query = _versions_query(adapter_id)
+    return adapter_id, parse_page(request.page_size, request.page_token, query=query, key_types=(int,))
 
 
 def versions_to_proto(
-    adapter_id: str, versions: Sequence[AdapterVersion], below: int | None
+    adapter_id: str, versions: Sequence[AdapterVersion], after: SortKey | None
 ) -> version_service_pb2.ListVersionsResponse:
     """Return a page of versions."""
-    token = '' if below is None else page_token_after(below, query=_versions_query(adapter_id))
+    token = page_token_after(after, query=_versions_query(adapter_id))
     return version_service_pb2.ListVersionsResponse(
         versions=[version_to_proto(version) for version in versions], next_page_token=token
     )
@@ -102,21 +100,15 @@ def checkpoints_page_from_proto(caller: Caller, request: checkpoint_service_pb2.
     """
     if request.adapter_id:
         name_from_proto(request.adapter_id, 'adapter_id')
-    page = parse_page(request.page_size, request.page_token, query=_checkpoints_query(caller, request.adapter_id))
-    if page.after is None:
-        return page
-    match page.after:
-        case [str(create_time), str(checkpoint_id)]:
-            return Page(size=page.size, after=(create_time, checkpoint_id))
-        case _:
-            raise InvalidPageToken()
+    query = _checkpoints_query(caller, request.adapter_id)
+    return parse_page(request.page_size, request.page_token, query=query, key_types=(str, str))
 
 
 def checkpoints_to_proto(
-    caller: Caller, adapter_id: str, checkpoints: Sequence[Checkpoint], after: tuple[str, str] | None
+    caller: Caller, adapter_id: str, checkpoints: Sequence[Checkpoint], after: SortKey | None
 ) -> checkpoint_service_pb2.ListCheckpointsResponse:
     """Return a page of checkpoints."""
-    token = '' if after is None else page_token_after(after, query=_checkpoints_query(caller, adapter_id))
+    token = page_token_after(after, query=_checkpoints_query(caller, adapter_id))
     return checkpoint_service_pb2.ListCheckpointsResponse(
         checkpoints=[checkpoint_to_proto(checkpoint) for checkpoint in checkpoints], next_page_token=token
     )

@@ -79,9 +79,9 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.ListVersionsRequest, context: _Context
     ) -> version_service_pb2.ListVersionsResponse:
         """Return a page of versions."""
-        adapter_id, size, below = convert_records.versions_page_from_proto(request)
-        versions, below = await self._verbs.list_versions(current_caller(), adapter_id, size=size, below=below)
-        return convert_records.versions_to_proto(adapter_id, versions, below)
+        adapter_id, page = convert_records.versions_page_from_proto(request)
+        versions, after = await self._verbs.list_versions(current_caller(), adapter_id, page)
+        return convert_records.versions_to_proto(adapter_id, versions, after)
 
     async def PinVersion(
         self, request: version_service_pb2.PinVersionRequest, context: _Context
@@ -132,9 +132,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         """Return a page of checkpoints."""
         caller, adapter_id = current_caller(), request.adapter_id
         page = convert_records.checkpoints_page_from_proto(caller, request)
-        found, after = await self._verbs.list_checkpoints(
-            caller, adapter_id=adapter_id, size=page.size, after=page.after
-        )
+        found, after = await self._verbs.list_checkpoints(caller, page, adapter_id=adapter_id)
         return convert_records.checkpoints_to_proto(caller, adapter_id, found, after)
 
     async def DeleteCheckpoint(

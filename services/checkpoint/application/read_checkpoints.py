@@ -8,6 +8,7 @@ from services.checkpoint.ports import StateStore
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import InvalidField
+from services.kit.paging import Page, SortKey
 from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
 
 
@@ -36,21 +37,18 @@ class ListCheckpoints:
         self._catalogue = catalogue
         self._clock = clock
 
-    async def __call__(
-        self, caller: Caller, *, adapter_id: str, size: int, after: tuple[str, str] | None
-    ) -> tuple[list[Checkpoint], tuple[str, str] | None]:
-        """Return a page, newest first, and what to give as `after` for the next; None after the last.
+    async def __call__(self, caller: Caller, page: Page, *, adapter_id: str) -> tuple[list[Checkpoint], SortKey | None]:
+        """Return a page, newest first, and the sort key of its last checkpoint if more follow.
 
         Args:
             caller: Whose checkpoints.
+            page: Which of them.
             adapter_id: Only of this run; empty for all.
-            size: Most checkpoints to return.
-            after: From the page before. None: the first page.
         """
         found = self._catalogue.checkpoints(caller.tenant_id, adapter_id=adapter_id, now=self._clock.now())
-        rest = [checkpoint for checkpoint in found if after is None or _position(checkpoint) < after]
-        page = rest[:size]
-        return page, _position(page[-1]) if len(rest) > size else None
+        rest = [checkpoint for checkpoint in found if page.after is None or _sort_key(checkpoint) < page.after]
+        items = rest[: page.size]
+        return items, _sort_key(items[-1]) if len(rest) > page.size else None
 
 
 @dataclass(frozen=True)
@@ -89,5 +87,5 @@ class DownloadCheckpoint:
             await source.close()
 
 
-def _position(checkpoint: Checkpoint) -> tuple[str, str]:
+def _sort_key(checkpoint: Checkpoint) -> SortKey:
     return checkpoint.create_time.isoformat(timespec='microseconds'), checkpoint.key.checkpoint_id

@@ -2,6 +2,7 @@
 
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue
 from services.kit.caller import Caller
+from services.kit.paging import Page, SortKey
 
 
 class GetVersion:
@@ -28,20 +29,14 @@ class ListVersions:
         self._catalogue = catalogue
 
     async def __call__(
-        self, caller: Caller, adapter_id: str, *, size: int, below: int | None
-    ) -> tuple[list[AdapterVersion], int | None]:
-        """Return a page, newest first, and what to give as `below` for the next; None after the last.
-
-        Args:
-            caller: Whose adapter it is.
-            adapter_id: The adapter.
-            size: Most versions to return.
-            below: Only versions with lower numbers. None: all.
+        self, caller: Caller, adapter_id: str, page: Page
+    ) -> tuple[list[AdapterVersion], SortKey | None]:
+        """Return a page, newest first, and the sort key of its last version if more follow.
 
         Raises:
             AdapterNotFound: nothing was ever published.
         """
         ring = self._catalogue.ring(AdapterKey(caller.tenant_id, adapter_id))
-        found = [version for version in ring.all_newest_first() if below is None or version.version < below]
-        page = found[:size]
-        return page, page[-1].version if len(found) > size else None
+        found = [item for item in ring.all_newest_first() if page.after is None or (item.version,) < page.after]
+        items = found[: page.size]
+        return items, (items[-1].version,) if len(found) > page.size else None

@@ -14,7 +14,7 @@ from services.data.application.upload import UploadChunk, UploadHeader, UploadSt
 from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, UploadSource
 from services.kit.caller import Caller
 from services.kit.errors import ChunkCorrupt, InvalidField
-from services.kit.paging import Page, page_token_after, parse_page
+from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.structs import dict_from_struct
 from twinkle.api.data.v1 import dataset_pb2
@@ -105,12 +105,12 @@ def page_from_proto(caller: Caller, request: wire.ListDatasetsRequest) -> Page:
     Raises:
         InvalidField, InvalidPageToken: it cannot be had.
     """
-    return parse_page(request.page_size, request.page_token, query=_query(caller))
+    return parse_page(request.page_size, request.page_token, query=_query(caller), key_types=(str,))
 
 
-def page_to_proto(caller: Caller, datasets: Sequence[Dataset], last_id: str | None) -> wire.ListDatasetsResponse:
+def page_to_proto(caller: Caller, datasets: Sequence[Dataset], after: SortKey | None) -> wire.ListDatasetsResponse:
     """Return a page of datasets."""
-    token = page_token_after(last_id, query=_query(caller)) if last_id is not None else ''
+    token = page_token_after(after, query=_query(caller))
     return wire.ListDatasetsResponse(datasets=[dataset_to_proto(item) for item in datasets], next_page_token=token)
 
 

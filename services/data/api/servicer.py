@@ -76,8 +76,8 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         """Return a page of datasets."""
         caller = current_caller()
         page = convert.page_from_proto(caller, request)
-        datasets, last_id = await self._verbs.list_datasets(caller, size=page.size, before=page.after)
-        return convert.page_to_proto(caller, datasets, last_id)
+        datasets, after = await self._verbs.list_datasets(caller, page)
+        return convert.page_to_proto(caller, datasets, after)
 
     async def DeleteDataset(
         self, request: dataset_service_pb2.DeleteDatasetRequest, context: _Context

@@ -5,6 +5,7 @@ from services.data.domain import Dataset
 from services.data.ports import DatasetStore
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
+from services.kit.paging import Page, SortKey
 
 
 class GetDataset:
@@ -30,12 +31,8 @@ class ListDatasets:
         """Look in `store`."""
         self._store = store
 
-    async def __call__(self, caller: Caller, *, size: int, before: str | None) -> tuple[list[Dataset], str | None]:
-        """Return a page, newest first, and the id of its last dataset if more follow.
-
-        Args:
-            size: most to return.
-            before: id of the last dataset of the page before; None for the first page.
+    async def __call__(self, caller: Caller, page: Page) -> tuple[list[Dataset], SortKey | None]:
+        """Return a page, newest first, and the sort key of its last dataset if more follow.
 
         Raises:
             ScopeMissing: the key may not.
@@ -43,6 +40,10 @@ class ListDatasets:
         require_scope(caller, 'data')
         # Ids begin with the time they were made, so their order is that of creation.
         owned = sorted(self._store.of_tenant(caller.tenant_id), key=lambda dataset: dataset.dataset_id, reverse=True)
-        following = [dataset for dataset in owned if before is None or dataset.dataset_id < before]
-        page = following[:size]
-        return page, page[-1].dataset_id if len(following) > size else None
+        following = [item for item in owned if page.after is None or _sort_key(item) < page.after]
+        items = following[: page.size]
+        return items, _sort_key(items[-1]) if len(following) > page.size else None
+
+
+def _sort_key(dataset: Dataset) -> SortKey:
+    return (dataset.dataset_id,)

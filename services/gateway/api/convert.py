@@ -141,14 +141,14 @@ def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) 
         InvalidField: the size is negative.
         InvalidPageToken: the token was not made for this query.
     """
-    page = parse_page(page_size, page_token, query=json.dumps(query))
+    page = parse_page(page_size, page_token, query=json.dumps(query), key_types=(str, str))
     if page.after is None:
         return Page(size=page.size)
     try:
-        moment, item_id = page.after
+        moment, item_id = map(str, page.after)
         cursor = Cursor(datetime.fromisoformat(moment), text_from_proto(item_id, 'page_token', limit=MAX_ID_LENGTH))
         is_utc = cursor.create_time.utcoffset() == timedelta()
-    except (TypeError, ValueError, AttributeError, InvalidField) as error:
+    except (ValueError, InvalidField) as error:
         raise InvalidPageToken() from error
     if not is_utc:
         raise InvalidPageToken()
@@ -157,9 +157,8 @@ def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) 
 
 def next_token(cursor: Cursor | None, *, query: tuple[str, ...]) -> str:
     """Return the token of the page after `cursor`; empty where there is none."""
-    if cursor is None:
-        return ''
-    return page_token_after([cursor.create_time.isoformat(), cursor.item_id], query=json.dumps(query))
+    after = None if cursor is None else (cursor.create_time.isoformat(), cursor.item_id)
+    return page_token_after(after, query=json.dumps(query))
 
 
 def tenant_to_proto(tenant: Tenant) -> key_service_pb2.Tenant:

@@ -48,7 +48,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         """List the caller's adapters."""
         caller = current_caller()
         query = f'ListAdapters/{caller.tenant_id}'
-        page = parse_page(request.page_size, request.page_token, query=query)
+        page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, str))
         adapters = self._verbs.directory.list(caller, after=page.after, size=page.size + 1)
         response = wire.ListAdaptersResponse(adapters=map(adapter_to_proto, adapters[: page.size]))
         if len(adapters) > page.size:

@@ -13,6 +13,7 @@ from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, Draining
 from services.kit.ids import new_id
+from services.kit.paging import SortKey
 from services.model.domain.adapter import Adapter
 
 _EVENTS_KEPT = 1024
@@ -63,7 +64,7 @@ class AdapterDirectory:
             raise AdapterNotFound(adapter_id)
         return adapter
 
-    def list(self, caller: Caller, *, after: Any, size: int) -> list[Adapter]:
+    def list(self, caller: Caller, *, after: SortKey | None, size: int) -> list[Adapter]:
         """Return up to `size` of the caller's adapters, newest first, after the sort key `after`.
 
         Raises:
@@ -149,6 +150,6 @@ class AdapterDirectory:
         return position == self._event_count or (bool(self._events) and position >= self._events[0][0] - 1)
 
 
-def sort_key(adapter: Adapter) -> list[str]:
+def sort_key(adapter: Adapter) -> tuple[str, str]:
     """Return what orders lists and what page tokens carry."""
-    return [adapter.create_time.isoformat(), adapter.adapter_id]
+    return adapter.create_time.isoformat(), adapter.adapter_id

@@ -60,9 +60,9 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
     ) -> wire.ListResidentAdaptersResponse:
         """List what is held here."""
         query = f'ListResidentAdapters {current_caller().tenant_id}'
-        page = parse_page(request.page_size, request.page_token, query=query)
+        page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, int))
         versions, after = await self._verbs.list_resident_adapters(current_caller(), page)
-        token = page_token_after(after, query=query) if after else ''
+        token = page_token_after(after, query=query)
         adapters = [convert_answers.resident_to_proto(version) for version in versions]
         return wire.ListResidentAdaptersResponse(adapters=adapters, next_page_token=token)
 

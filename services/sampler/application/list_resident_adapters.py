@@ -17,7 +17,7 @@ class ListResidentAdapters:
         """Return a page and the sort key of its last item, or None if it is the last page."""
         held = self._versions.resident(caller.tenant_id)
         if page.after is not None:
-            held = [item for item in held if sort_key(item) > tuple(page.after)]
+            held = [item for item in held if sort_key(item) > page.after]
         items = held[: page.size]
         return items, sort_key(items[-1]) if len(held) > page.size else None
 

@@ -37,23 +37,33 @@ def test_fake_clock_moves_only_when_told() -> None:
 
 def test_page_token_brings_back_the_sort_key() -> None:
     """The key survives; the default and the greatest page size hold."""
-    token = page_token_after(['2026', 'ad-1'], query='list/alice')
-    page = parse_page(0, token, query='list/alice')
-    assert (page.after, page.size) == (['2026', 'ad-1'], 50)
-    assert parse_page(5000, '', query='list/alice').size == 1000
+    token = page_token_after(('2026', 'ad-1'), query='list/alice')
+    page = parse_page(0, token, query='list/alice', key_types=(str, str))
+    assert (page.after, page.size) == (('2026', 'ad-1'), 50)
+    assert parse_page(5000, '', query='list/alice', key_types=(str, str)).size == 1000
 
 
-@pytest.mark.parametrize('token', ['x', '!!', 'bnVsbA==', page_token_after(1, query='list/bob')])
+BAD_TOKENS = [
+    'x',
+    '!!',
+    'bnVsbA==',
+    page_token_after(('2026', 'ad-1'), query='list/bob'),
+    page_token_after(('2026', 1), query='list/alice'),
+    page_token_after(('2026',), query='list/alice'),
+]
+
+
+@pytest.mark.parametrize('token', BAD_TOKENS)
 def test_page_token_of_another_query_is_refused(token: str) -> None:
     """Nothing but a token made for this query is taken."""
     with pytest.raises(InvalidPageToken):
-        parse_page(10, token, query='list/alice')
+        parse_page(10, token, query='list/alice', key_types=(str, str))
 
 
 def test_negative_page_size_is_refused() -> None:
     """The field is named."""
     with pytest.raises(InvalidField, match='page_size'):
-        parse_page(-1, '', query='q')
+        parse_page(-1, '', query='q', key_types=(str,))
 
 
 def test_config_takes_the_later_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
