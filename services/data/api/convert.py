@@ -3,8 +3,6 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-import xxhash
-
 from services.data.api.convert_chats import row_from_trajectory
 from services.data.api.convert_steps import step_to_proto, steps_from_proto
 from services.data.application.apply_steps import ApplyOrder
@@ -17,9 +15,11 @@ from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
 from services.kit.rpc.structs import dict_from_struct
+from services.kit.rpc.weights import chunk_to_proto
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.checkpoint_engine import StateChunk, chunk_checksum
 
 FileFormat = Literal['jsonl', 'parquet', 'csv']
 
@@ -130,21 +130,16 @@ def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
 
 def piece_to_proto(piece: Piece) -> wire.ExportDatasetResponse:
     """Return a piece of an exported file."""
-    chunk = tensor_pb2.TensorChunk(offset=piece.offset, data=piece.data, checksum=_checksum_of(piece.data))
-    return wire.ExportDatasetResponse(chunk=chunk)
+    chunk = StateChunk(piece.offset, piece.data, chunk_checksum(piece.data))
+    return wire.ExportDatasetResponse(chunk=chunk_to_proto(chunk))
 
 
 def _chunk_from_proto(chunk: tensor_pb2.TensorChunk) -> UploadChunk:
     if not 1 <= len(chunk.data) <= _CHUNK_LIMIT_BYTES:
         raise InvalidField('chunk.data', f'must have 1 to {_CHUNK_LIMIT_BYTES} bytes, got {len(chunk.data)}')
-    if _checksum_of(chunk.data) != chunk.checksum:
+    if chunk_checksum(chunk.data) != chunk.checksum:
         raise ChunkCorrupt(chunk.offset)
     return UploadChunk(not_negative(chunk.offset, 'chunk.offset'), chunk.data)
-
-
-def _checksum_of(data: bytes) -> int:
-    digest = xxhash.xxh3_64_intdigest(data)
-    return digest - (1 << 64) if digest >> 63 else digest
 
 
 def _query(caller: Caller) -> str:

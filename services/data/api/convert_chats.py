@@ -2,13 +2,12 @@
 
 import json
 
-from services.data.domain import Row
+from services.data.domain import TOKEN_COLUMNS, Row
 from services.kit.rpc.chats import chat_from_proto, chat_to_proto
 from services.kit.rpc.structs import value_from_proto, value_to_proto
 from twinkle.api.data.v1 import message_pb2
 
-_CHAT_COLUMNS = {'messages', 'tools', 'user_data'}
-_TOKEN_COLUMNS = {'input_ids', 'labels', 'position_ids', 'loss_weights', 'completion_mask'}
+_CHAT_COLUMNS = ('messages', 'tools', 'user_data')
 
 
 def row_from_trajectory(trajectory: message_pb2.Trajectory, field: str) -> Row:
@@ -27,7 +26,7 @@ def row_from_trajectory(trajectory: message_pb2.Trajectory, field: str) -> Row:
 def trajectory_of_row(row: Row) -> message_pb2.Trajectory:
     """Return the chat a row was encoded from; its other columns are in `user_data`."""
     trajectory = chat_to_proto(row.get('messages', []), row.get('tools') or [])
-    others = {name: value for name, value in row.items() if name not in _CHAT_COLUMNS | _TOKEN_COLUMNS}
+    others = {name: value for name, value in row.items() if name not in (*_CHAT_COLUMNS, *TOKEN_COLUMNS)}
     pairs: list[tuple[str, str]] = row.get('user_data') or []
     packed: Row = {name: json.loads(text) for name, text in pairs}
     for name, value in {**others, **packed}.items():

@@ -7,7 +7,7 @@ import numpy as np
 from services.data.api.convert_chats import trajectory_of_row
 from services.data.application.open_loader import LoaderOrder
 from services.data.application.stream_batches import Batch, Credits, End, StreamStart
-from services.data.domain import Cursor, Loader, Row
+from services.data.domain import TOKEN_COLUMNS, Cursor, Loader, Row
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative
 from services.kit.rpc.tensors import tensor_to_proto
@@ -16,7 +16,6 @@ from twinkle.api.data.v1 import loader_service_pb2 as wire
 
 _MOST_ROWS = 65_536
 """Examples a batch may have."""
-_TOKEN_COLUMNS = ('input_ids', 'position_ids', 'labels', 'loss_weights', 'completion_mask')
 
 
 def loader_order_from_proto(request: wire.OpenLoaderRequest) -> LoaderOrder:
@@ -88,7 +87,7 @@ def _start_from_proto(start: wire.StreamStart) -> StreamStart:
 
 def _feature_to_proto(row: Row) -> input_feature_pb2.InputFeature:
     feature = input_feature_pb2.InputFeature()
-    for name in _TOKEN_COLUMNS:
+    for name in TOKEN_COLUMNS:
         if name in row:
             getattr(feature, name).CopyFrom(tensor_to_proto(np.asarray(row[name])))
     return feature

@@ -14,16 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.data.domain import Row, Table
+from services.data.domain import TOKEN_COLUMNS, Row, Table
 from twinkle.dataset.files import plain
 
-_TOKEN_COLUMNS = {
-    'input_ids': np.int32,
-    'labels': np.int32,
-    'position_ids': np.int32,
-    'loss_weights': np.float32,
-    'completion_mask': np.int32,
-}
+_DTYPES = {name: np.float32 if name == 'loss_weights' else np.int32 for name in TOKEN_COLUMNS}
 _IMPLIED_COLUMNS = ('attention_mask', 'length')
 """Given by the number of tokens: not kept."""
 _LINES, _LINE_OFFSETS, _TOKEN_OFFSETS = 'rows.jsonl', 'row_offsets.npy', 'token_offsets.npy'
@@ -67,7 +61,7 @@ class RowFiles:
         self._line_offsets = _load(folder / _LINE_OFFSETS)
         has_tokens = (folder / _TOKEN_OFFSETS).exists()
         self._token_offsets = _load(folder / _TOKEN_OFFSETS) if has_tokens else None
-        paths = {name: folder / f'{name}.npy' for name in _TOKEN_COLUMNS}
+        paths = {name: folder / f'{name}.npy' for name in TOKEN_COLUMNS}
         self._tokens = {name: _load(path) for name, path in paths.items() if path.exists()}
 
     def __len__(self) -> int:
@@ -97,13 +91,13 @@ class RowFiles:
 def _token_columns(table: Table) -> list[str]:
     if not table.is_encoded or not table.rows:
         return []
-    names = [name for name in _TOKEN_COLUMNS if name in table.rows[0]]
+    names = [name for name in TOKEN_COLUMNS if name in table.rows[0]]
     # Positions count from 0 unless samples are packed.
     return names if table.is_packed else [name for name in names if name != 'position_ids']
 
 
 def _flat(table: Table, name: str) -> npt.NDArray[Any]:
-    columns = [np.asarray(row[name], dtype=_TOKEN_COLUMNS[name]) for row in table.rows]
+    columns = [np.asarray(row[name], dtype=_DTYPES[name]) for row in table.rows]
     return np.concatenate(columns)
 
 

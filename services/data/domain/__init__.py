@@ -1,6 +1,6 @@
 """Datasets, steps, loaders and positions as values, and the rules about them."""
 
-from services.data.domain.dataset import Dataset, Row, Table
+from services.data.domain.dataset import TOKEN_COLUMNS, Dataset, Row, Table
 from services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound
 from services.data.domain.loader import MAX_CREDITS, Cursor, Loader
 from services.data.domain.source import HubSource, MixtureSource, RowSource, Source, UploadSource
@@ -8,6 +8,7 @@ from services.data.domain.step import CheckStep, EncodeStep, FilterStep, MapStep
 
 __all__ = [
     'MAX_CREDITS',
+    'TOKEN_COLUMNS',
     'CheckStep',
     'Cursor',
     'Dataset',

@@ -7,7 +7,10 @@ from typing import Any
 from services.data.domain.step import Step, TemplateStep
 
 Row = dict[str, Any]
-"""Column name to value; the token columns of encoded rows are int32 arrays."""
+"""Column name to value; the token columns of encoded rows are arrays."""
+
+TOKEN_COLUMNS = ('input_ids', 'labels', 'position_ids', 'loss_weights', 'completion_mask')
+"""What encoding adds, a number a token: what a loader sends, and what no chat carries along."""
 
 _REMEMBERED_REQUESTS = 256
 """Request ids a dataset remembers, so that a repeat is told from a new request."""
