@@ -287,6 +287,33 @@ def test_components_and_options_that_do_not_exist_are_refused(engine):
     assert engine.adapter('a').optimizer is optimizer
 
 
+def test_rate_that_no_step_can_use_is_refused_before_the_step(engine, draw_feature):
+    """A given one at once; one the schedule grew to at the step; either leaves the weights as they were."""
+    engine.set_optimizer('a', 'AdamW', lr=1.0)
+    engine.set_lr_scheduler('a', 'ExponentialLR', gamma=1e30)
+    engine.forward_backward('a', [draw_feature(8)])
+    engine.step('a')
+    before = [parameter.clone() for parameter in engine.adapter('a').weights.parameters()]
+    with pytest.raises(InvalidArgument):
+        engine.step('a', learning_rate=1e308)
+    for _ in range(2):
+        engine.lr_step('a')
+    with pytest.raises(AdapterNotReady, match='learning rate'):
+        engine.step('a')
+    assert all(map(torch.equal, before, engine.adapter('a').weights.parameters()))
+
+
+def test_schedule_whose_moves_are_used_up_says_so(engine, draw_feature):
+    """One-cycle ends after its steps."""
+    engine.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
+    engine.forward_backward('a', [draw_feature(8)])
+    engine.step('a')
+    for _ in range(2):
+        engine.lr_step('a')
+    with pytest.raises(AdapterNotReady, match='schedule'):
+        engine.lr_step('a')
+
+
 def test_dropout_follows_the_seed(model, draw_feature):
     """The same seed drops the same elements, another seed others."""
     losses = []

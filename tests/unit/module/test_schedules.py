@@ -69,18 +69,33 @@ def test_schedules_that_need_more_than_numbers_are_unknown(name):
         ('CosineWarmupScheduler', {'num_warmup_steps': 1}),
         ('StepLR', {'step_size': 2, 'gama': 0.5}),
         ('StepLR', {'step_size': 2, 'optimizer': 1}),
+        ('StepLR', {'step_size': 0}),
+        ('CosineAnnealingLR', {'T_max': 0}),
+        ('ExponentialLR', {'gamma': 1e308}),
     ],
 )
 def test_bad_options_are_refused(name, options):
     """Missing, unknown and senseless options."""
-    optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {})
+    optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {'lr': 10.0})
     with pytest.raises(InvalidComponentOptions):
         build_scheduler(name, optimizer, options)
 
 
-@pytest.mark.parametrize('options', [{'betas': [0.9]}, {'betas': 0.9}, {'lr': 'fast'}, {'params': [1]}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'betas': [0.9]},
+        {'betas': 0.9},
+        {'lr': 'fast'},
+        {'lr': 1e308},
+        {'params': [1]},
+        {'differentiable': True},
+        {'capturable': True},
+        {'weight_decay': 1e300},
+    ],
+)
 def test_bad_options_of_optimizers_are_refused(options):
-    """Whatever torch raises for them is one kind of refusal."""
+    """Whatever torch raises for them, even if only at a step, is one kind of refusal at once."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], options)
 

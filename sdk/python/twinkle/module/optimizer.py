@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from twinkle.component import InvalidComponentOptions, UnknownComponent, check_options
+from twinkle.module.rehearsal import REFUSALS, rehearse_optimizer
 
 _NOT_USABLE = frozenset({'LBFGS', 'SparseAdam', 'Muon'})
 """LBFGS evaluates the loss itself, SparseAdam wants sparse gradients, Muon refuses what is no hidden matrix."""
@@ -40,8 +41,9 @@ def build_optimizer(
     # JSON and protobuf have lists only, torch wants `betas` and the like as tuples.
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     try:
+        rehearse_optimizer(cls, options, like=parameters[0])
         return cls(parameters, **options)
-    except (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError) as error:
+    except REFUSALS as error:
         raise InvalidComponentOptions('optimizer', cls.__name__, str(error)) from error
 
 

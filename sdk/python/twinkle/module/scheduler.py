@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.component import InvalidComponentOptions, UnknownComponent, check_options
+from twinkle.module.rehearsal import REFUSALS, rehearse_scheduler
 
 _NOT_USABLE = frozenset({
     'LRScheduler', 'LambdaLR', 'MultiplicativeLR', 'SequentialLR', 'ChainedScheduler', 'ReduceLROnPlateau',
@@ -85,8 +86,9 @@ def build_scheduler(
     check_options('lr_scheduler', cls.__name__, cls, options, given=('optimizer',))
     whole = {name: int(value) if _is_whole(value) else value for name, value in options.items()}
     try:
+        rehearse_scheduler(cls, whole, optimizer)
         return cls(optimizer, **whole)
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+    except REFUSALS as error:
         raise InvalidComponentOptions('lr_scheduler', cls.__name__, str(error)) from error
 
 

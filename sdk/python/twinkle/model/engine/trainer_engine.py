@@ -23,6 +23,9 @@ from twinkle.model.errors import AdapterExists, AdapterNotReady, InvalidArgument
 from twinkle.nn import LoraWeights, PackedCausalLM
 from twinkle.processor import PROCESSORS, PackedBatch
 
+_LARGEST_RATE = torch.finfo(torch.float32).max
+"""Optimizers multiply float32 weights by the rate; torch raises in the middle of a step for more."""
+
 
 class TrainerEngine:
     """Many adapters on one frozen model, each with its own optimizer, schedule, loss and metrics.
@@ -268,12 +271,14 @@ class TrainerEngine:
             learning_rate: for this step alone, at least 0. Unset: as the schedule says.
 
         Raises:
-            AdapterNotReady: there is no gradient.
-            InvalidArgument: the learning rate is negative or not finite.
+            AdapterNotReady: there is no gradient, or the schedule left no finite learning rate.
+            InvalidArgument: the learning rate is negative or not finite as float32.
         """
-        if learning_rate is not None and not 0.0 <= learning_rate < float('inf'):
-            raise InvalidArgument(f'learning_rate must be at least 0 and finite, got {learning_rate}')
+        if learning_rate is not None and not 0.0 <= learning_rate <= _LARGEST_RATE:
+            raise InvalidArgument(f'learning_rate must be at least 0 and finite as float32, got {learning_rate}')
         state = self._with_gradient(adapter_id)
+        if learning_rate is None and not abs(state.learning_rate) <= _LARGEST_RATE:
+            raise AdapterNotReady(adapter_id, 'a finite learning rate: set the optimizer or the schedule anew')
         if state.is_accumulating:
             return step_result(state, is_applied=False)
         rate = apply_gradient(state, learning_rate=learning_rate)
@@ -292,14 +297,17 @@ class TrainerEngine:
         """Move the schedule by one step, unless the gradient is still accumulating.
 
         Raises:
-            AdapterNotReady: there is no schedule.
+            AdapterNotReady: there is no schedule, or all its moves were made.
         """
         state = self.adapter(adapter_id)
         if state.scheduler is None:
-            raise AdapterNotReady(adapter_id, 'a schedule: call set_lr_scheduler first')
+            raise AdapterNotReady(adapter_id, 'a schedule: call set_lr_scheduler')
         is_applied = not state.is_accumulating
         if is_applied:
-            state.scheduler.step()
+            try:
+                state.scheduler.step()
+            except (ValueError, ArithmeticError) as error:
+                raise AdapterNotReady(adapter_id, 'a schedule with moves left: set a new one') from error
         return step_result(state, is_applied=is_applied)
 
     def clip_grad_and_step(self, adapter_id: str, *, max_grad_norm: float = 1.0, norm_type: float = 2.0) -> StepResult:

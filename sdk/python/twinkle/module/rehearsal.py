@@ -1,0 +1,44 @@
+"""Tries optimizers and schedules on a parameter of no use before they get the real ones.
+
+torch checks some options only at a step: there, a wrong one would break the training it was set for.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+REFUSALS = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AssertionError)
+"""What torch raises for options of no use."""
+
+
+class _Rates(Optimizer):
+    """The parameter groups of an optimizer, and no parameters worth the name."""
+
+    def step(self, closure: Any = None) -> None:
+        """Change nothing."""
+
+
+def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like: Tensor) -> None:
+    """Take one step on a parameter of the dtype and device of `like`; raises one of `REFUSALS`."""
+    parameter = torch.ones(2, 2, dtype=like.dtype, device=like.device, requires_grad=True)
+    optimizer = cls([parameter], **options)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    if not bool(parameter.isfinite().all()):
+        raise ValueError('one step with them makes weights that are not finite')
+
+
+def rehearse_scheduler(cls: type[LRScheduler], options: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Move the schedule once on a copy of the optimizer's first group; raises one of `REFUSALS`."""
+    group = {name: value for name, value in optimizer.param_groups[0].items() if name != 'params'}
+    rates = _Rates([{**group, 'params': [torch.zeros(1)]}], dict(optimizer.defaults))
+    schedule = cls(rates, **options)
+    rates.step()
+    schedule.step()
+    if not math.isfinite(rates.param_groups[0]['lr']):
+        raise ValueError('the rate after one move is not finite')
