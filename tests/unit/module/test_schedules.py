@@ -71,6 +71,12 @@ def test_schedules_that_need_more_than_numbers_are_unknown(name):
         ('StepLR', {'step_size': 2, 'optimizer': 1}),
         ('StepLR', {'step_size': 0}),
         ('CosineAnnealingLR', {'T_max': 0}),
+        ('StepLR', {'step_size': 0.5}),
+        ('StepLR', {'step_size': -1}),
+        ('MultiStepLR', {'milestones': 'ab'}),
+        ('MultiStepLR', {'milestones': [0.5, 2]}),
+        ('LinearWarmupScheduler', {'num_warmup_steps': 0.5, 'num_training_steps': 6}),
+        ('LinearWarmupScheduler', {'num_warmup_steps': 1, 'num_training_steps': math.nan}),
         ('ExponentialLR', {'gamma': 1e308}),
     ],
 )

@@ -20,6 +20,12 @@ _NOT_USABLE = frozenset({
 })  # fmt: skip
 """They want functions, other schedules or a measured value."""
 
+_COUNTS = frozenset({
+    'step_size', 'step_size_up', 'step_size_down', 'T_max', 'T_0', 'T_mult', 'total_iters', 'total_steps', 'epochs',
+    'steps_per_epoch',
+})  # fmt: skip
+"""Options of torch's schedules that count moves; torch takes any number and quietly does something else."""
+
 
 class LinearWarmupScheduler(LRScheduler):
     """Straight lines: from 0 up to the optimizer's rate in `num_warmup_steps`, down to 0 at `num_training_steps`."""
@@ -84,6 +90,7 @@ def build_scheduler(
     if cls is None:
         raise UnknownComponent('lr_scheduler', str(scheduler), scheduler_names())
     check_options('lr_scheduler', cls.__name__, cls, options, given=('optimizer',))
+    _check_counted(cls.__name__, options)
     whole = {name: int(value) if _is_whole(value) else value for name, value in options.items()}
     try:
         rehearse_scheduler(cls, whole, optimizer)
@@ -97,10 +104,25 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, float) and value.is_integer() and abs(value) < 2**53
 
 
+def _check_counted(name: str, options: Mapping[str, Any]) -> None:
+    for option, value in options.items():
+        if option in _COUNTS and value is not None and not _is_count(value):
+            raise InvalidComponentOptions(
+                'lr_scheduler', name, f'{option} must be a whole number from 1 on, got {value!r}'
+            )
+    milestones = options.get('milestones', ())
+    if not isinstance(milestones, list | tuple) or not all(_is_count(item) for item in milestones):
+        raise InvalidComponentOptions('lr_scheduler', name, 'milestones must be a list of whole numbers from 1 on')
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and float(value).is_integer()
+
+
 def _check_counts(num_warmup_steps: int, num_training_steps: int) -> None:
-    if num_warmup_steps < 0 or num_training_steps < 1:
+    if not _is_count(num_warmup_steps + 1) or not _is_count(num_training_steps):
         raise ValueError(
-            'num_warmup_steps must be at least 0 and num_training_steps at least 1, '
+            'num_warmup_steps must be a whole number from 0 and num_training_steps one from 1 on, '
             f'got {num_warmup_steps} and {num_training_steps}'
         )
 
