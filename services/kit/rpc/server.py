@@ -168,12 +168,20 @@ class RpcServer:
 
 
 async def serve_until_stopped(server: RpcServer, config: ServiceConfig) -> None:
-    """Start `server`, tell where it is, and drain it on SIGINT or SIGTERM."""
+    """Start `server`, tell where it is, and drain it on SIGINT or SIGTERM.
+
+    Raises:
+        SystemExit: the address cannot be listened on; the message names the setting.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    await server.start()
+    try:
+        await server.start()
+    except RuntimeError as error:
+        text = f'listen: cannot serve on {config.listen}; give a free HOST:PORT of this machine, port 0 for any'
+        raise SystemExit(f'{config.service}: {text}') from error
     _log.info('serving', address=server.address)
     if config.address_file is not None:
         write_address_file(config.address_file, service=config.service, address=server.address)

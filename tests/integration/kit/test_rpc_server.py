@@ -22,7 +22,7 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for, current_caller
 from services.kit.rpc.layers import server_layers
-from services.kit.rpc.server import Endpoint, RpcServer, default_timeouts
+from services.kit.rpc.server import Endpoint, RpcServer, default_timeouts, serve_until_stopped
 from services.kit.rpc.status import error_from_call
 from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
@@ -215,6 +215,16 @@ async def test_error_that_quotes_a_long_text_arrives() -> None:
         error = error_from_call(await _failure(channel, 'long'), service='data')
         assert error.reason == 'UNKNOWN_COMPONENT'
         assert error.metadata()['name'].endswith('...')
+
+
+@pytest.mark.parametrize('listen', ['nonsense', '127.0.0.1:port', 'taken'])
+async def test_address_that_cannot_be_served_on_ends_the_program_with_a_word(listen: str) -> None:
+    """No traceback: the setting and the cure."""
+    async with _serving() as (_, running, _):
+        config = KitConfig(internal_token=TOKEN, listen=running.address if listen == 'taken' else listen)
+        server = RpcServer(config, authenticator=InternalAuthenticator(TOKEN), endpoints=[])
+        with pytest.raises(SystemExit, match='listen: cannot serve on'):
+            await serve_until_stopped(server, config)
 
 
 async def test_cancelled_stream_ends_the_generator_at_once() -> None:
