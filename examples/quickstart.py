@@ -71,7 +71,7 @@ class Facts:
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(prog='python -m examples.quickstart', description=__doc__)
-    parser.add_argument('--steps', type=int, default=20, help='optimizer steps')
+    parser.add_argument('--steps', type=int, default=18, help='optimizer steps')
     parser.add_argument('--model', default=DEFAULT_MODEL, help='base model')
     parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of its own stack')
     parser.add_argument('--facts', type=Path, help='also write what was measured to this JSON file')
@@ -194,7 +194,7 @@ def _ask(sampler: Sampler, facts: Facts, *, version: int | None = None) -> list[
 
     async def follow(index: int, live: Live) -> int:
         count = 0
-        params = {'max_tokens': 40, 'temperature': 0.0}
+        params = {'max_tokens': 32, 'temperature': 0.0}
         async for delta in sampler.sample_stream.aio(_chat(QUESTIONS[index]), params, **where):
             answers[index] += delta.text
             count += len(delta.tokens)
