@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from services.kit.errors import Code, DomainError, Internal
+from services.kit.errors import AdapterNotFound, Code, DomainError, Internal
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
@@ -41,6 +41,7 @@ class AdapterQueue:
         self.sequence = OperationSequence(adapter_id)
         self._changed = asyncio.Event()
         self._running: asyncio.Task[OperationResult] | None = None
+        self._is_closed = False
 
     async def carry_out(self, operation: Operation, run: Callable[[], Awaitable[OperationResult]]) -> OperationResult:
         """Return the operation's result: of `run`, or from the record.
@@ -58,7 +59,9 @@ class AdapterQueue:
         return await asyncio.shield(self._running)
 
     async def close(self) -> None:
-        """Wait for the operation that runs."""
+        """Let the operation that runs end; those that wait find the adapter gone."""
+        self._is_closed = True
+        self._tell()
         if self._running is not None:
             await asyncio.wait([self._running])
 
@@ -67,7 +70,7 @@ class AdapterQueue:
         await self._changed.wait()
 
     async def _wait_for_turn(self, operation: Operation) -> Turn:
-        while True:
+        while not self._is_closed:
             turn = self.sequence.turn(operation)
             is_running = self._running is not None and not self._running.done()
             if turn is Turn.RUN or (turn is Turn.REPEAT and not self._is_unsettled(operation.sequence_number)):
@@ -78,6 +81,7 @@ class AdapterQueue:
             except TimeoutError as error:
                 expected = self.sequence.last_number + 1
                 raise SequenceGap(self._adapter_id, operation.sequence_number, expected) from error
+        raise AdapterNotFound(self._adapter_id)
 
     def _is_unsettled(self, number: int) -> bool:
         return self.sequence.entry(number).is_running
@@ -109,5 +113,8 @@ class AdapterQueue:
             if isinstance(outcome, DomainError):
                 self._on_failed(number)
         self._running = None
+        self._tell()
+
+    def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

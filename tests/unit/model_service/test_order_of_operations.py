@@ -310,13 +310,15 @@ async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:
     world.trainer.gate.clear()
     running = asyncio.ensure_future(world.do(adapter, 1, Step()))
     waiting = asyncio.ensure_future(world.do(adapter, 2, Step()))
+    behind_a_gap = asyncio.ensure_future(world.do(adapter, 9, Step()))
     await _let_others_run()
     deleting = asyncio.ensure_future(world.delete(ALICE, adapter.adapter_id))
     await _let_others_run()
     world.trainer.gate.set()
     await asyncio.gather(running, deleting)
-    with pytest.raises(AdapterNotFound):
-        await waiting
+    for orphan in (waiting, behind_a_gap):
+        with pytest.raises(AdapterNotFound):
+            await orphan
 
 
 async def test_watch_gives_snapshot_then_changes_and_resumes() -> None:
