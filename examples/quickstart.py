@@ -76,7 +76,8 @@ def main() -> None:
     parser.add_argument('--state-dir', type=Path, default=Path('.twinkle/quickstart'), help='folder of its own stack')
     parser.add_argument('--facts', type=Path, help='also write what was measured to this JSON file')
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     begin = time.monotonic()
     facts = Facts()
     try:

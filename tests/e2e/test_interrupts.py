@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
     ],
     ids=['quickstart', 'up'],
 )
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupt_stops_every_process(command: list[str], sign: str, number: signal.Signals, tmp_path: Path) -> None:
     """After the signal no service is left and nothing is written down as running."""
     model = build_tiny_model(tmp_path / 'model')

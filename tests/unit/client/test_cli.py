@@ -47,6 +47,15 @@ def test_stack_file_is_checked(tmp_path: Path) -> None:
         StackOptions(state_dir=tmp_path).with_file(path)
 
 
+@pytest.mark.parametrize('content', [b'base_model: 5', b'model: 5', b'listen: [1]', b'{', bytes(range(128, 160))])
+def test_stack_file_with_a_wrong_value_is_refused(content: bytes, tmp_path: Path) -> None:
+    """The message names the file, and the key where there is one."""
+    path = tmp_path / 'stack.yaml'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r'stack\.yaml'):
+        StackOptions(state_dir=tmp_path).with_file(path)
+
+
 def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
     """The latest call is found among the background noise and drawn as a tree."""
     spans = [

@@ -51,7 +51,8 @@ def up(
     detach: Annotated[bool, typer.Option('--detach', help='Return once all serve.')] = False,
 ) -> None:
     """Start the five services on this machine, and stop them on Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     folder = (state_dir or default_state_dir()).absolute()
     state = StackState.load(folder)
     if state is not None and state.is_running():

@@ -29,13 +29,13 @@ class StackOptions:
         The file may have `base_model`, `listen`, and a mapping for each service.
 
         Raises:
-            ValueError: it is no mapping, or has a key that means nothing.
+            ValueError: it is no mapping, or has a key or value that means nothing.
             OSError: it cannot be read.
         """
         try:
             content = yaml.safe_load(path.read_text(encoding='utf-8'))
-        except yaml.YAMLError as error:
-            raise ValueError(f'{path}: {error}') from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f'{path}: is no YAML: {error}') from None
         if not isinstance(content, dict):
             raise ValueError(f'{path}: must be a mapping')
         values = cast(dict[str, Any], content)
@@ -43,6 +43,10 @@ class StackOptions:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ValueError(f'{path}: unknown keys {unknown}; known are {sorted(known)}')
+        for name, value in values.items():
+            wanted = Mapping if name in SERVICES else str
+            if not isinstance(value, wanted):
+                raise ValueError(f'{path}: {name} must be a {"mapping" if name in SERVICES else "text"}, got {value!r}')
         services = {name: values[name] for name in SERVICES if name in values}
         return replace(
             self,
