@@ -43,7 +43,7 @@ QUESTIONS = ('Who are you?', 'What is your name?', 'Who made you?')
 DATA = Path(__file__).parent / 'data' / 'self_cognition.jsonl'
 BATCH_SIZE = 8
 EXAMPLES = 32
-"""Of the file's: five rounds of these fit into a minute, and are enough to learn a name in whole sentences."""
+"""Of the file's: four and a half rounds of these fit into a minute and teach a name in whole sentences."""
 SPAN_LIMIT_SECONDS = 10.0
 
 console = Console()

@@ -1,6 +1,6 @@
 // Streams an answer from a gateway with plain grpc-js: no code of ours, only the contracts.
 //   npm install @grpc/grpc-js @grpc/proto-loader
-//   TWINKLE_SERVER=127.0.0.1:PORT TWINKLE_API_KEY=tml-... node examples/node/sample.mjs 'Who are you?'
+//   TWINKLE_SERVER_URL=127.0.0.1:PORT TWINKLE_API_KEY=tml-... node examples/node/sample.mjs 'Who are you?'
 import grpc from '@grpc/grpc-js';
 import { loadSync } from '@grpc/proto-loader';
 import { fileURLToPath } from 'node:url';
@@ -13,7 +13,7 @@ const contract = loadSync('twinkle/api/sampler/v1/sampler_service.proto', {
 });
 const { SamplerService } = grpc.loadPackageDefinition(contract).twinkle.api.sampler.v1;
 
-const client = new SamplerService(process.env.TWINKLE_SERVER, grpc.credentials.createInsecure());
+const client = new SamplerService(process.env.TWINKLE_SERVER_URL.replace(/^\w+:\/\//, ''), grpc.credentials.createInsecure());
 const metadata = new grpc.Metadata();
 metadata.set('authorization', `Bearer ${process.env.TWINKLE_API_KEY}`);
 

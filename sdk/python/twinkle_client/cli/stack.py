@@ -45,7 +45,10 @@ class _StartReport:
 
 
 def up(
-    config: Annotated[Path | None, typer.Option('--config', help='YAML file; see docs.', exists=True)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option('--config', help='YAML file: base_model, listen, and fields for each service.', exists=True),
+    ] = None,
     model: Annotated[str, typer.Option('--model', help='Hub id, built-in name or folder of the base model.')] = '',
     state_dir: StateDirOption = None,
     detach: Annotated[bool, typer.Option('--detach', help='Return once all serve.')] = False,

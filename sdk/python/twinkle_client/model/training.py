@@ -70,7 +70,7 @@ class TrainingVerbs(ModelHandle):
         """Compute loss and gradient, and add the gradient to the accumulated one.
 
         Args:
-            inputs: features, or chats for the adapter's template; one or many.
+            inputs: features, one or many. Chats are in the contract, not built yet at the server.
             adapter_name: unset: the only adapter.
             options: `advantages`, `old_logps`, `ref_logps`, `loss_weights`: one entry an example, a
                 number for all its labels, one number a label, or one a token. `temperature`,
