@@ -174,6 +174,12 @@ _CLASSES: dict[grpc.StatusCode, type[Error]] = {
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+_LOST_STATUS = 'Internal error from Core'
+"""What grpc 1.85 says where a stream ended while we were still sending and the server's own status was
+lost with it. Our servers never end a call without details, so the call may be tried again, which
+tells the status if it was a refusal. To be dropped once grpc keeps the status."""
+
+
 def error_from_status(status: status_pb2.Status, *, request_id: str = '') -> Error:
     """Return the error that `status` tells of.
 
@@ -223,7 +229,10 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, request_id: str = '') -> Erro
         except DecodeError:
             # Something between us and the service wrote it: the plain status below is all there is.
             pass
-    return _build(ErrorFacts(code=error.code(), message=error.details() or '', request_id=request_id))
+    code, message = error.code(), error.details() or ''
+    if code is grpc.StatusCode.INTERNAL and message == _LOST_STATUS:
+        code = grpc.StatusCode.UNAVAILABLE
+    return _build(ErrorFacts(code=code, message=message, request_id=request_id))
 
 
 def _build(facts: ErrorFacts) -> Error:

@@ -94,3 +94,13 @@ def _status(code: grpc.StatusCode, reason: str, *, has_retry: bool) -> status_pb
         delay = duration_pb2.Duration(seconds=1, nanos=500_000_000)
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
+
+
+@pytest.mark.parametrize(
+    ('message', 'kind'),
+    [('Internal error from Core', errors.RetryableError), ('anything else', errors.ServerError)],
+)
+def test_status_that_grpc_lost_may_be_tried_again(message: str, kind: type[errors.Error]) -> None:
+    """Grpc's own words for a stream whose status was lost are no defect of the server."""
+    lost = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), details=message)
+    assert type(errors.error_from_rpc(lost)) is kind
