@@ -1,12 +1,14 @@
 """What the application needs of the world: an engine that trains, and somewhere to put weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
-from services.model.domain.operation import ComputeVerb, Save
-from services.model.domain.result import Outcome, PublishResult, SaveResult
+from services.model.domain.adapter import Adapter
+from services.model.domain.operation import BatchVerb, ComputeVerb, Operation, Save
+from services.model.domain.result import OperationResult, Outcome, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig, TensorData
 
@@ -41,11 +43,23 @@ class VerbRun:
     outcome: Outcome
     device_seconds: float = 0.0
     padding_token_count: int = 0
+    pass_count: int = 0
+    """Passes of the model it took part in."""
+    pass_adapter_count: int = 0
+    """Adapters that shared the fullest of them, this one included."""
     training_config: TrainingConfig | None = None
     """As in use now, where the verb changed it."""
     step_count: int | None = None
     """Optimizer steps applied so far, where the verb may have changed it."""
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchWork:
+    """One adapter's part of a co-batched run."""
+
+    adapter_id: str
+    verb: BatchVerb
 
 
 class TrainerBackend(Protocol):
@@ -83,6 +97,29 @@ class TrainerBackend(Protocol):
         """
         ...
 
+    async def run_batch(self, works: Sequence[BatchWork]) -> Sequence[VerbRun | DomainError]:
+        """Carry out verbs of different adapters together; at most one of each adapter.
+
+        Returns:
+            In the order of `works`: what `run` would return or raise. Each is to the bit what it would be alone on
+            the reference backend, and one that fails leaves the others as they are.
+        """
+        ...
+
+    async def snapshot(self, adapter_id: str) -> AdapterState | None:
+        """Return a copy of everything the adapter is; None while the activations of a Forward are kept."""
+        ...
+
+    async def restore_adapter(self, adapter_id: str, state: AdapterState) -> VerbRun:
+        """Make an adapter from `snapshot`'s result; whatever follows is to the bit what it would have been.
+
+        Replaces an adapter of that id if there is one.
+
+        Raises:
+            InvalidField: the state is malformed; nothing changed.
+        """
+        ...
+
     async def export_state(self, adapter_id: str, *, is_trainer_included: bool) -> AdapterState:
         """Return a copy of the adapter's weights and, if asked, its trainer's state."""
         ...
@@ -113,8 +150,10 @@ class WeightStore(Protocol):
         """
         ...
 
-    async def save(self, adapter_id: str, state: AdapterState, *, base_model: str, save: Save) -> SaveResult:
-        """Make `state` a durable checkpoint.
+    async def save(
+        self, adapter_id: str, state: AdapterState, *, base_model: str, save: Save, request_id: str
+    ) -> SaveResult:
+        """Make `state` a durable checkpoint; the same request with the same state again is harmless.
 
         Raises:
             DomainError: as the contract of Publish says.
@@ -127,4 +166,115 @@ class WeightStore(Protocol):
         Raises:
             CheckpointNotFound, ServiceUnreachable: it cannot be had.
         """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreationRecord:
+    """What made an adapter, so that the same request again finds it."""
+
+    request_id: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournaledAdapter:
+    """An adapter as the journal has it."""
+
+    adapter: Adapter
+    """As it was when the last outcome was noted."""
+    origin: Adapter
+    """As it was created; its configuration and seed make it again where there is no snapshot."""
+    creation: CreationRecord
+    is_settled: bool
+    """Whether every accepted operation has its outcome on record; else replay has to find it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalEntry:
+    """An accepted operation."""
+
+    operation: Operation
+    outcome: OperationResult | DomainError | None
+    """None where the service ended before it was noted: replay gives it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """An adapter's whole state after an operation."""
+
+    sequence_number: int
+    """The last operation in it; 0 for none."""
+    adapter: Adapter
+    """As it was then."""
+    state: AdapterState
+
+
+class Journal(Protocol):
+    """Keeps what it takes to make every adapter again, to the bit. Contract suite: tests/contract/model.
+
+    What a method is said to make durable survives kill -9 and loss of power once it returns. Concurrency:
+    for one event loop; many calls at once share one write (group commit).
+    """
+
+    async def adapters(self) -> Sequence[JournaledAdapter]:
+        """Return every adapter, oldest first."""
+        ...
+
+    async def add_adapter(self, adapter: Adapter, creation: CreationRecord, state: AdapterState | None) -> None:
+        """Record a new adapter, durably; `state` where it begins with other than fresh weights."""
+        ...
+
+    async def remove_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter and all that belongs to it, durably."""
+        ...
+
+    async def accept(self, operation: Operation) -> None:
+        """Record that an operation is carried out, durably.
+
+        Raises:
+            JournalUnavailable: it could not be; nothing is recorded.
+        """
+        ...
+
+    async def revoke(self, operation: Operation) -> None:
+        """Strike an accepted operation that was refused, durably; its number is free again."""
+        ...
+
+    def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
+        """Record an outcome and what the adapter is after it, with the next write; replay could give both again."""
+        ...
+
+    async def settle(
+        self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError, state: AdapterState | None
+    ) -> None:
+        """Accept and note in one, durably; with a snapshot where the operation changed the state by other than replay.
+
+        Raises:
+            JournalUnavailable: nothing is recorded.
+        """
+        ...
+
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot, durably; older ones, and operations that no kept one needs, may be dropped."""
+        ...
+
+    async def snapshot_before(self, adapter_id: str, sequence_number: int | None = None) -> Snapshot | None:
+        """Return the newest snapshot, of at most that operation; None where the origin is to be used."""
+        ...
+
+    async def entries(self, adapter_id: str, *, after: int) -> Sequence[JournalEntry]:
+        """Return the operations after a number, in order."""
+        ...
+
+    async def record(self, adapter_id: str, *, size: int) -> Sequence[JournalEntry]:
+        """Return the last `size` operations, in order; the payload may be left out."""
+        ...
+
+    async def applied_steps(self, adapter_id: str) -> Sequence[int]:
+        """Return the numbers of the operations that applied a step and can still be undone, in order."""
+        ...
+
+    async def close(self) -> None:
+        """Write what waits, and end."""
         ...

@@ -43,7 +43,7 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
         sequence_number=message.sequence_number,
         verb=_VERBS[name](getattr(message, name), f'{field}.{name}', vocabulary_size),
         fingerprint=fingerprint_of(message),
-        request_bytes=message.ByteSize(),
+        payload=message.SerializeToString(deterministic=True),
     )
 
 

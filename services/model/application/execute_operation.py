@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from services.kit.caller import Caller
 from services.kit.clock import Clock
+from services.kit.errors import NotBuiltYet
 from services.model.application.adapter_queue import AdapterQueue
 from services.model.application.admission import Admission
 from services.model.application.directory import AdapterDirectory
@@ -76,7 +77,7 @@ class ExecuteOperation:
         begin = self._clock.monotonic()
         verb = operation.verb
         if isinstance(verb, StateVerb):
-            run = await self._run_state_verb(adapter, verb)
+            run = await self._run_state_verb(adapter, operation, verb)
         else:
             run = await self._backend.run(adapter.adapter_id, verb)
         self._note(adapter, operation, run)
@@ -109,12 +110,14 @@ class ExecuteOperation:
     def _note_number(self, adapter_id: str, number: int) -> None:
         self._directory.update(adapter_id, sequence_number=number, update_time=self._clock.now())
 
-    async def _run_state_verb(self, adapter: Adapter, verb: StateVerb) -> VerbRun:
+    async def _run_state_verb(self, adapter: Adapter, operation: Operation, verb: StateVerb) -> VerbRun:
         if isinstance(verb, PublishVersion):
             return VerbRun(outcome=await self._publish(adapter, verb))
         if isinstance(verb, Save):
-            return VerbRun(outcome=await self._save(adapter, verb))
-        return await self._load(adapter, verb)
+            return VerbRun(outcome=await self._save(adapter, verb, request_id=operation.request_id))
+        if isinstance(verb, Load):
+            return await self._load(adapter, verb)
+        raise NotBuiltYet(f'the operation {operation.verb_name}')
 
     async def _publish(self, adapter: Adapter, verb: PublishVersion) -> Outcome:
         state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
@@ -128,9 +131,11 @@ class ExecuteOperation:
         self._directory.update(adapter.adapter_id, version=result.version)
         return result
 
-    async def _save(self, adapter: Adapter, verb: Save) -> Outcome:
+    async def _save(self, adapter: Adapter, verb: Save, *, request_id: str) -> Outcome:
         state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=verb.is_optimizer_included)
-        return await self._store.save(adapter.adapter_id, state, base_model=adapter.base_model, save=verb)
+        return await self._store.save(
+            adapter.adapter_id, state, base_model=adapter.base_model, save=verb, request_id=request_id
+        )
 
     async def _load(self, adapter: Adapter, verb: Load) -> VerbRun:
         state = await self._store.fetch(verb.checkpoint_path, is_trainer_included=verb.is_optimizer_included)

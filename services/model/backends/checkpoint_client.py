@@ -29,7 +29,9 @@ class CheckpointClient:
         made = await self._weights.publish_version(adapter_id, packed, version=version, is_pinned=is_pinned)
         return PublishResult(version=made.version, digest=made.digest, size_bytes=made.size_bytes)
 
-    async def save(self, adapter_id: str, state: AdapterState, *, base_model: str, save: Save) -> SaveResult:
+    async def save(
+        self, adapter_id: str, state: AdapterState, *, base_model: str, save: Save, request_id: str
+    ) -> SaveResult:
         """Make `state` a durable checkpoint; see the port."""
         packed = await asyncio.to_thread(_pack, state, base_model)
         target = weights_pb2.CheckpointTarget(
@@ -37,6 +39,7 @@ class CheckpointClient:
             is_overwrite_allowed=save.is_overwrite_allowed,
             step_count=state.step_count,
             ttl=None if save.ttl is None else duration_to_proto(save.ttl),
+            request_id=request_id,
         )
         made = (await self._weights.save_checkpoint(adapter_id, packed, target)).checkpoint
         return SaveResult(checkpoint_path=made.path, size_bytes=made.size_bytes, folder=made.folder)

@@ -20,6 +20,8 @@ class Adapter:
     training_config: TrainingConfig
     """As in use."""
     parameter_count: int
+    is_full_parameter: bool = False
+    """Whether it trains the base model's own weights, under an exclusive lease of the replica."""
     create_time: datetime
     update_time: datetime
     sequence_number: int = 0

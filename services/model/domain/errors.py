@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.kit.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound
+from services.kit.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 
 @dataclass(eq=False)
@@ -81,3 +81,37 @@ class BatchTooLarge(InvalidArgument):
 
     def __str__(self) -> str:
         return f'the batch has {self.token_count} tokens, this replica takes {self.token_limit} at once; split it'
+
+
+@dataclass(eq=False)
+class UndoTooFar(FailedPrecondition):
+    """So many steps back are not kept."""
+
+    reason = 'UNDO_TOO_FAR'
+    adapter_id: str
+    step_count: int
+    step_limit: int
+
+    def __str__(self) -> str:
+        return f'adapter {self.adapter_id!r} can go back {self.step_limit} steps, not {self.step_count}'
+
+
+@dataclass(eq=False)
+class ReplicaLeased(FailedPrecondition):
+    """The base weights are being trained by another adapter."""
+
+    reason = 'REPLICA_LEASED'
+
+    def __str__(self) -> str:
+        return 'the base weights of this replica are leased to another full-parameter adapter; delete that one first'
+
+
+@dataclass(eq=False)
+class JournalUnavailable(Unavailable):
+    """The operation could not be made durable, and was not applied."""
+
+    reason = 'JOURNAL_UNAVAILABLE'
+    adapter_id: str
+
+    def __str__(self) -> str:
+        return f'the operation on adapter {self.adapter_id!r} could not be made durable and was not applied; try again'

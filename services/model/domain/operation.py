@@ -1,7 +1,7 @@
 """Operations: one ordered training verb on one adapter. Each verb is a value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -64,6 +64,8 @@ class ClipGradNorm:
 
     max_grad_norm: float = 1.0
     norm_type: float = 2.0
+    max_grad_value: float | None = None
+    """Each element is first limited to plus or minus this; None for no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class Step:
 
     learning_rate: float | None = None
     """Of this step alone; None is the optimizer's."""
+    is_health_returned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,8 @@ class ClipGradAndStep:
 
     max_grad_norm: float = 1.0
     norm_type: float = 2.0
+    max_grad_value: float | None = None
+    is_health_returned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +136,23 @@ class PublishVersion:
     is_pinned: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Undo:
+    """Goes back by optimizer steps."""
+
+    step_count: int
+    """At least 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportMerged:
+    """Writes base and adapter merged, as a plain model folder."""
+
+    name: str
+
+
+BatchVerb = ForwardOnly | ForwardBackward
+"""Verbs that share a pass with those of other adapters."""
 ComputeVerb = (
     ForwardOnly
     | Forward
@@ -145,9 +167,9 @@ ComputeVerb = (
     | CalculateMetric
     | Configure
 )
-"""Verbs that the engine alone carries out."""
-StateVerb = Save | Load | PublishVersion
-"""Verbs that also need the checkpoint service."""
+"""Verbs that the engine alone carries out; replaying one does the same again, to the bit."""
+StateVerb = Save | Load | PublishVersion | Undo | ExportMerged
+"""Verbs that need more of the world than the engine; they are never replayed."""
 Verb = ComputeVerb | StateVerb
 
 
@@ -161,7 +183,18 @@ class Operation:
     verb: Verb
     fingerprint: str
     """Digest of the request's content: tells a repeat from another operation with the same number."""
-    request_bytes: int = 0
+    payload: bytes = field(default=b'', repr=False)
+    """The request as it came, for the journal; opaque here."""
+
+    @property
+    def request_bytes(self) -> int:
+        """Size of the request."""
+        return len(self.payload)
+
+    @property
+    def request_id(self) -> str:
+        """Makes a repeat of it harmless at other services."""
+        return f'{self.adapter_id}:{self.sequence_number}:{self.fingerprint}'
 
     @property
     def verb_name(self) -> str:

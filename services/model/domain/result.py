@@ -20,13 +20,29 @@ class ForwardResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerHealth:
+    """How a layer took a step. Norms are Euclidean."""
+
+    path: str
+    grad_norm: float
+    """Of the gradient divided as for the step, before clipping."""
+    weight_norm: float
+    """Before the step."""
+    update_to_weight_ratio: float
+    non_finite_location: str = ''
+    """First element that is infinite or not a number; empty where all are finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Of the step family."""
+    """Of the step family and of Undo."""
 
     is_applied: bool
     learning_rate: float
     step_count: int
     grad_norm: float | None = None
+    layers: tuple[LayerHealth, ...] = ()
+    """In the model's order; empty unless asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +82,10 @@ class Receipt:
     device_time: timedelta = timedelta()
     queue_time: timedelta = timedelta()
     request_bytes: int = 0
+    pass_count: int = 0
+    """Passes of the model it took part in."""
+    pass_adapter_count: int = 0
+    """Adapters that shared the fullest of them, this one included."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -239,12 +239,17 @@ class CheckpointTarget(_message.Message):
     IS_OVERWRITE_ALLOWED_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name within the run."""
     is_overwrite_allowed: _builtins.bool
     """Replace one of that name."""
     step_count: _builtins.int
     """Optimizer steps applied when it was taken."""
+    request_id: _builtins.str
+    """Makes a repeat harmless: a checkpoint of that name that was made by the same request, with the same
+    digest, is answered like the first time. Up to 256 characters. Empty: none.
+    """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Delete it after this long, 1 s to 36,500 days. Unset: kept."""
@@ -256,10 +261,11 @@ class CheckpointTarget(_message.Message):
         is_overwrite_allowed: _builtins.bool = ...,
         step_count: _builtins.int = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "step_count", b"step_count", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "request_id", b"request_id", "step_count", b"step_count", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -116,6 +116,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The forward pass gave no finite loss; no gradient was added. Metadata:
     adapterId, featureIndex.
     """
+    ERROR_REASON_UNDO_TOO_FAR: _ErrorReason.ValueType  # 77
+    """FAILED_PRECONDITION. So many steps back are not kept. Metadata: adapterId, stepCount, stepLimit."""
+    ERROR_REASON_REPLICA_LEASED: _ErrorReason.ValueType  # 78
+    """FAILED_PRECONDITION. The replica's base weights are leased to another adapter. Metadata: none."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 80
     """RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit."""
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 81
@@ -130,6 +134,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE with RetryInfo. The service is shutting down or not ready yet."""
     ERROR_REASON_ENGINE_PAUSED: _ErrorReason.ValueType  # 93
     """UNAVAILABLE with RetryInfo. The engine is paused. Metadata: none."""
+    ERROR_REASON_JOURNAL_UNAVAILABLE: _ErrorReason.ValueType  # 94
+    """UNAVAILABLE with RetryInfo. The operation could not be made durable, and was not applied. Metadata:
+    adapterId.
+    """
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
     """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 101
@@ -237,6 +245,10 @@ ERROR_REASON_LOSS_NOT_FINITE: ErrorReason.ValueType  # 76
 """FAILED_PRECONDITION. The forward pass gave no finite loss; no gradient was added. Metadata:
 adapterId, featureIndex.
 """
+ERROR_REASON_UNDO_TOO_FAR: ErrorReason.ValueType  # 77
+"""FAILED_PRECONDITION. So many steps back are not kept. Metadata: adapterId, stepCount, stepLimit."""
+ERROR_REASON_REPLICA_LEASED: ErrorReason.ValueType  # 78
+"""FAILED_PRECONDITION. The replica's base weights are leased to another adapter. Metadata: none."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 80
 """RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit."""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 81
@@ -251,6 +263,10 @@ ERROR_REASON_DRAINING: ErrorReason.ValueType  # 92
 """UNAVAILABLE with RetryInfo. The service is shutting down or not ready yet."""
 ERROR_REASON_ENGINE_PAUSED: ErrorReason.ValueType  # 93
 """UNAVAILABLE with RetryInfo. The engine is paused. Metadata: none."""
+ERROR_REASON_JOURNAL_UNAVAILABLE: ErrorReason.ValueType  # 94
+"""UNAVAILABLE with RetryInfo. The operation could not be made durable, and was not applied. Metadata:
+adapterId.
+"""
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 101

@@ -22,6 +22,32 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class FullParameterConfig(_message.Message):
+    """Training of the base model's own weights, under an exclusive lease of the replica: operations of
+    other adapters wait until the adapter is deleted, when the base weights are restored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_MODULES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names matched against the dotted parts of each parameter's path; empty: every parameter."""
+
+    def __init__(
+        self,
+        *,
+        target_modules: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target_modules", b"target_modules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FullParameterConfig: _TypeAlias = FullParameterConfig  # noqa: Y015
+
+@_typing.final
 class CreateAdapterRequest(_message.Message):
     """Asks for an adapter."""
 
@@ -55,6 +81,7 @@ class CreateAdapterRequest(_message.Message):
     CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
     IS_OPTIMIZER_INCLUDED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    FULL_PARAMETERS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes a repeat harmless: the same id again returns the same adapter. Required."""
     base_model: _builtins.str
@@ -81,6 +108,12 @@ class CreateAdapterRequest(_message.Message):
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels, for the owner's own use; at most 64."""
 
+    @_builtins.property
+    def full_parameters(self) -> Global___FullParameterConfig:
+        """Train the base model's own weights; then lora_config must be unset. Errors: FAILED_PRECONDITION
+        (ERROR_REASON_REPLICA_LEASED) where another such adapter exists.
+        """
+
     def __init__(
         self,
         *,
@@ -92,10 +125,11 @@ class CreateAdapterRequest(_message.Message):
         checkpoint_path: _builtins.str = ...,
         is_optimizer_included: _builtins.bool = ...,
         session_id: _builtins.str = ...,
+        full_parameters: Global___FullParameterConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lora_config", b"lora_config", "training_config", b"training_config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "is_optimizer_included", b"is_optimizer_included", "lora_config", b"lora_config", "request_id", b"request_id", "session_id", b"session_id", "training_config", b"training_config", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "full_parameters", b"full_parameters", "is_optimizer_included", b"is_optimizer_included", "lora_config", b"lora_config", "request_id", b"request_id", "session_id", b"session_id", "training_config", b"training_config", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -108,18 +142,24 @@ class CreateAdapterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def adapter(self) -> _adapter_pb2.Adapter:
         """The adapter."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the owner should know: something asked for has no effect, or not the effect one might expect."""
 
     def __init__(
         self,
         *,
         adapter: _adapter_pb2.Adapter | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,12 +315,16 @@ class EstimateRequest(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     SEQUENCE_TOKENS_FIELD_NUMBER: _builtins.int
+    LABEL_SHARE_FIELD_NUMBER: _builtins.int
+    FULL_PARAMETERS_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """The base model."""
     batch_size: _builtins.int
     """Examples a batch."""
     sequence_tokens: _builtins.int
     """Tokens an example."""
+    label_share: _builtins.float
+    """Share of the tokens whose label counts, in (0, 1]. Unset: 1."""
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
         """The adapter."""
@@ -288,6 +332,10 @@ class EstimateRequest(_message.Message):
     @_builtins.property
     def optimizer(self) -> _training_config_pb2.OptimizerConfig:
         """The optimizer."""
+
+    @_builtins.property
+    def full_parameters(self) -> Global___FullParameterConfig:
+        """For training of the base model's own weights; then lora_config must be unset."""
 
     def __init__(
         self,
@@ -297,12 +345,16 @@ class EstimateRequest(_message.Message):
         optimizer: _training_config_pb2.OptimizerConfig | None = ...,
         batch_size: _builtins.int = ...,
         sequence_tokens: _builtins.int = ...,
+        label_share: _builtins.float | None = ...,
+        full_parameters: Global___FullParameterConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lora_config", b"lora_config", "optimizer", b"optimizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_label_share", b"_label_share", "full_parameters", b"full_parameters", "label_share", b"label_share", "lora_config", b"lora_config", "optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "batch_size", b"batch_size", "lora_config", b"lora_config", "optimizer", b"optimizer", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_label_share", b"_label_share", "base_model", b"base_model", "batch_size", b"batch_size", "full_parameters", b"full_parameters", "label_share", b"label_share", "lora_config", b"lora_config", "optimizer", b"optimizer", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__label_share: _TypeAlias = _typing.Literal["label_share"]  # noqa: Y015
+    _WhichOneofArgType__label_share: _TypeAlias = _typing.Literal["_label_share", b"_label_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__label_share) -> _WhichOneofReturnType__label_share | None: ...
 
 Global___EstimateRequest: _TypeAlias = EstimateRequest  # noqa: Y015
 
@@ -316,12 +368,18 @@ class EstimateResponse(_message.Message):
     ADAPTER_BYTES_FIELD_NUMBER: _builtins.int
     PEAK_BYTES_FIELD_NUMBER: _builtins.int
     STEP_TIME_FIELD_NUMBER: _builtins.int
+    AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    PARAMETER_COUNT_FIELD_NUMBER: _builtins.int
     does_fit: _builtins.bool
     """Whether it fits beside what runs now."""
     adapter_bytes: _builtins.int
     """Memory of the adapter at rest, in bytes."""
     peak_bytes: _builtins.int
     """Most memory while a batch runs, in bytes."""
+    available_bytes: _builtins.int
+    """Memory that is free for it now, in bytes."""
+    parameter_count: _builtins.int
+    """Trainable parameters."""
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Time of one forward_backward and step."""
@@ -333,10 +391,12 @@ class EstimateResponse(_message.Message):
         adapter_bytes: _builtins.int = ...,
         peak_bytes: _builtins.int = ...,
         step_time: _duration_pb2.Duration | None = ...,
+        available_bytes: _builtins.int = ...,
+        parameter_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bytes", b"adapter_bytes", "does_fit", b"does_fit", "peak_bytes", b"peak_bytes", "step_time", b"step_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bytes", b"adapter_bytes", "available_bytes", b"available_bytes", "does_fit", b"does_fit", "parameter_count", b"parameter_count", "peak_bytes", b"peak_bytes", "step_time", b"step_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

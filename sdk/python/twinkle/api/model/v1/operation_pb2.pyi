@@ -328,26 +328,34 @@ class ClipGradNorm(_message.Message):
 
     MAX_GRAD_NORM_FIELD_NUMBER: _builtins.int
     NORM_TYPE_FIELD_NUMBER: _builtins.int
+    MAX_GRAD_VALUE_FIELD_NUMBER: _builtins.int
     max_grad_norm: _builtins.float
     """Positive. Unset: 1.0."""
     norm_type: _builtins.float
     """The norm's order, positive. Unset: 2."""
+    max_grad_value: _builtins.float
+    """First limit each element to plus or minus this. Positive. Unset: not limited."""
     def __init__(
         self,
         *,
         max_grad_norm: _builtins.float | None = ...,
         norm_type: _builtins.float | None = ...,
+        max_grad_value: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "norm_type", b"norm_type"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "norm_type", b"norm_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
+    _WhichOneofReturnType__max_grad_value: _TypeAlias = _typing.Literal["max_grad_value"]  # noqa: Y015
+    _WhichOneofArgType__max_grad_value: _TypeAlias = _typing.Literal["_max_grad_value", b"_max_grad_value"]  # noqa: Y015
     _WhichOneofReturnType__norm_type: _TypeAlias = _typing.Literal["norm_type"]  # noqa: Y015
     _WhichOneofArgType__norm_type: _TypeAlias = _typing.Literal["_norm_type", b"_norm_type"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_value) -> _WhichOneofReturnType__max_grad_value | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm_type) -> _WhichOneofReturnType__norm_type | None: ...
 
@@ -360,16 +368,20 @@ class Step(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    IS_HEALTH_RETURNED_FIELD_NUMBER: _builtins.int
     learning_rate: _builtins.float
     """Learning rate of this step alone. Unset: the optimizer's, as the schedule set it."""
+    is_health_returned: _builtins.bool
+    """Report the health of each layer."""
     def __init__(
         self,
         *,
         learning_rate: _builtins.float | None = ...,
+        is_health_returned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "is_health_returned", b"is_health_returned", "learning_rate", b"learning_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
@@ -419,26 +431,38 @@ class ClipGradAndStep(_message.Message):
 
     MAX_GRAD_NORM_FIELD_NUMBER: _builtins.int
     NORM_TYPE_FIELD_NUMBER: _builtins.int
+    MAX_GRAD_VALUE_FIELD_NUMBER: _builtins.int
+    IS_HEALTH_RETURNED_FIELD_NUMBER: _builtins.int
     max_grad_norm: _builtins.float
     """See ClipGradNorm."""
     norm_type: _builtins.float
     """See ClipGradNorm."""
+    max_grad_value: _builtins.float
+    """See ClipGradNorm."""
+    is_health_returned: _builtins.bool
+    """Report the health of each layer."""
     def __init__(
         self,
         *,
         max_grad_norm: _builtins.float | None = ...,
         norm_type: _builtins.float | None = ...,
+        max_grad_value: _builtins.float | None = ...,
+        is_health_returned: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "norm_type", b"norm_type"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "norm_type", b"norm_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "is_health_returned", b"is_health_returned", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
+    _WhichOneofReturnType__max_grad_value: _TypeAlias = _typing.Literal["max_grad_value"]  # noqa: Y015
+    _WhichOneofArgType__max_grad_value: _TypeAlias = _typing.Literal["_max_grad_value", b"_max_grad_value"]  # noqa: Y015
     _WhichOneofReturnType__norm_type: _TypeAlias = _typing.Literal["norm_type"]  # noqa: Y015
     _WhichOneofArgType__norm_type: _TypeAlias = _typing.Literal["_norm_type", b"_norm_type"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_value) -> _WhichOneofReturnType__max_grad_value | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm_type) -> _WhichOneofReturnType__norm_type | None: ...
 
@@ -576,13 +600,16 @@ Global___PublishVersion: _TypeAlias = PublishVersion  # noqa: Y015
 
 @_typing.final
 class Undo(_message.Message):
-    """Goes back by optimizer steps."""
+    """Goes back by optimizer steps: makes the adapter what it was right before the operation that applied
+    the step, its accumulated gradient dropped. Configuration, schedule, metrics and random state go back
+    too; published versions and saved checkpoints stay.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
-    """How many, at least 1."""
+    """How many, at least 1. More than are kept is FAILED_PRECONDITION (ERROR_REASON_UNDO_TOO_FAR)."""
     def __init__(
         self,
         *,

@@ -82,6 +82,46 @@ class ForwardResult(_message.Message):
 Global___ForwardResult: _TypeAlias = ForwardResult  # noqa: Y015
 
 @_typing.final
+class LayerHealth(_message.Message):
+    """How a layer took a step. Norms are Euclidean."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    GRAD_NORM_FIELD_NUMBER: _builtins.int
+    WEIGHT_NORM_FIELD_NUMBER: _builtins.int
+    UPDATE_TO_WEIGHT_RATIO_FIELD_NUMBER: _builtins.int
+    NON_FINITE_LOCATION_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The layer's path in the base model."""
+    grad_norm: _builtins.float
+    """Norm of the layer's gradient, divided as for the step, before clipping."""
+    weight_norm: _builtins.float
+    """Norm of its weights before the step."""
+    update_to_weight_ratio: _builtins.float
+    """Norm of the change by the norm of the weights; 0 where nothing was applied."""
+    non_finite_location: _builtins.str
+    """First element that is infinite or not a number, such as "lora_B[3, 7] of the weight". Empty where
+    all are finite.
+    """
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        grad_norm: _builtins.float = ...,
+        weight_norm: _builtins.float = ...,
+        update_to_weight_ratio: _builtins.float = ...,
+        non_finite_location: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "non_finite_location", b"non_finite_location", "path", b"path", "update_to_weight_ratio", b"update_to_weight_ratio", "weight_norm", b"weight_norm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerHealth: _TypeAlias = LayerHealth  # noqa: Y015
+
+@_typing.final
 class StepResult(_message.Message):
     """Result of Step and its like."""
 
@@ -91,6 +131,7 @@ class StepResult(_message.Message):
     GRAD_NORM_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     is_applied: _builtins.bool
     """False where gradient accumulation only counted."""
     grad_norm: _builtins.float
@@ -99,6 +140,10 @@ class StepResult(_message.Message):
     """Learning rate used, or to be used next."""
     step_count: _builtins.int
     """Optimizer steps applied so far."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerHealth]:
+        """Of each layer, in the model's order; empty unless asked for."""
+
     def __init__(
         self,
         *,
@@ -106,10 +151,11 @@ class StepResult(_message.Message):
         grad_norm: _builtins.float | None = ...,
         learning_rate: _builtins.float = ...,
         step_count: _builtins.int = ...,
+        layers: _abc.Iterable[Global___LayerHealth] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grad_norm", b"_grad_norm", "grad_norm", b"grad_norm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grad_norm", b"_grad_norm", "grad_norm", b"grad_norm", "is_applied", b"is_applied", "learning_rate", b"learning_rate", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grad_norm", b"_grad_norm", "grad_norm", b"grad_norm", "is_applied", b"is_applied", "layers", b"layers", "learning_rate", b"learning_rate", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grad_norm: _TypeAlias = _typing.Literal["grad_norm"]  # noqa: Y015
     _WhichOneofArgType__grad_norm: _TypeAlias = _typing.Literal["_grad_norm", b"_grad_norm"]  # noqa: Y015
@@ -232,12 +278,18 @@ class Receipt(_message.Message):
     DEVICE_TIME_FIELD_NUMBER: _builtins.int
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     REQUEST_BYTES_FIELD_NUMBER: _builtins.int
+    PASS_COUNT_FIELD_NUMBER: _builtins.int
+    PASS_ADAPTER_COUNT_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
     """Tokens computed, padding left out."""
     padding_token_count: _builtins.int
     """Tokens of padding computed."""
     request_bytes: _builtins.int
     """Bytes of the request."""
+    pass_count: _builtins.int
+    """Passes of the model it took part in."""
+    pass_adapter_count: _builtins.int
+    """Adapters that shared the fullest of them, this one included."""
     @_builtins.property
     def device_time(self) -> _duration_pb2.Duration:
         """Time on the device."""
@@ -254,10 +306,12 @@ class Receipt(_message.Message):
         device_time: _duration_pb2.Duration | None = ...,
         queue_time: _duration_pb2.Duration | None = ...,
         request_bytes: _builtins.int = ...,
+        pass_count: _builtins.int = ...,
+        pass_adapter_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_time", b"device_time", "queue_time", b"queue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_time", b"device_time", "padding_token_count", b"padding_token_count", "queue_time", b"queue_time", "request_bytes", b"request_bytes", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_time", b"device_time", "padding_token_count", b"padding_token_count", "pass_adapter_count", b"pass_adapter_count", "pass_count", b"pass_count", "queue_time", b"queue_time", "request_bytes", b"request_bytes", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,7 +350,7 @@ class OperationResult(_message.Message):
 
     @_builtins.property
     def step(self) -> Global___StepResult:
-        """Of ClipGradNorm, Step, LrStep, ClipGradAndStep."""
+        """Of ClipGradNorm, Step, LrStep, ClipGradAndStep, Undo."""
 
     @_builtins.property
     def metric(self) -> Global___MetricResult:

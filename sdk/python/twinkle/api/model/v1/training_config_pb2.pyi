@@ -34,7 +34,9 @@ class _LossReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossRed
     """Divided at the step by the number of labels accumulated since the last one."""
 
 class LossReduction(_LossReduction, metaclass=_LossReductionEnumTypeWrapper):
-    """How a batch's gradient is scaled at the step."""
+    """How a batch's gradient is scaled at the step. For the losses that offer the choice; those that
+    define their own scaling refuse MEAN.
+    """
 
 LOSS_REDUCTION_UNSPECIFIED: LossReduction.ValueType  # 0
 """Not set; taken as SUM."""
@@ -160,6 +162,43 @@ class LoraConfig(_message.Message):
 Global___LoraConfig: _TypeAlias = LoraConfig  # noqa: Y015
 
 @_typing.final
+class ParameterGroup(_message.Message):
+    """Parameters that are optimised with options of their own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATTERN_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pattern: _builtins.str
+    """Matched against the dotted parts of a parameter's path, such as "q_proj" or "lora_B". A parameter
+    belongs to the first group that matches; one that matches none has the optimizer's own options. A
+    pattern that matches nothing is refused. Required.
+    """
+    learning_rate: _builtins.float
+    """Learning rate, at least 0. Unset: the optimizer's."""
+    @_builtins.property
+    def options(self) -> _struct_pb2.Struct:
+        """Other arguments of the optimizer, by name, such as {"weight_decay": 0}; unknown ones are refused."""
+
+    def __init__(
+        self,
+        *,
+        pattern: _builtins.str = ...,
+        learning_rate: _builtins.float | None = ...,
+        options: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate", "options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate", "options", b"options", "pattern", b"pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+
+Global___ParameterGroup: _TypeAlias = ParameterGroup  # noqa: Y015
+
+@_typing.final
 class OptimizerConfig(_message.Message):
     """The optimizer."""
 
@@ -168,6 +207,7 @@ class OptimizerConfig(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Any class of torch.optim by name; see GetServerInfo, kind "optimizer". Unset: "AdamW"."""
     learning_rate: _builtins.float
@@ -176,16 +216,21 @@ class OptimizerConfig(_message.Message):
     def options(self) -> _struct_pb2.Struct:
         """Its other arguments, by name, such as {"betas": [0.9, 0.95], "weight_decay": 0.1}; unknown ones are refused."""
 
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParameterGroup]:
+        """Parameters with options of their own."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         learning_rate: _builtins.float | None = ...,
         options: _struct_pb2.Struct | None = ...,
+        groups: _abc.Iterable[Global___ParameterGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate", "name", b"name", "options", b"options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "groups", b"groups", "learning_rate", b"learning_rate", "name", b"name", "options", b"options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015

@@ -28,7 +28,7 @@ from twinkle.api.model.v1 import operation_result_pb2 as twinkle_dot_api_dot_mod
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+twinkle/api/model/v1/training_service.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$twinkle/api/model/v1/operation.proto\x1a+twinkle/api/model/v1/operation_result.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"`\n\x0e\x45xecuteRequest\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.model.v1.Operation\x12\x1a\n\x12is_waiting_allowed\x18\x02 \x01(\x08\"H\n\x0f\x45xecuteResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\"B\n\x0cTrainRequest\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.model.v1.Operation\"F\n\rTrainResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\"B\n\x13GetOperationRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\"\x9a\x01\n\x14GetOperationResponse\x12\x33\n\x05state\x18\x01 \x01(\x0e\x32$.twinkle.api.model.v1.OperationState\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\x12\x16\n\x0equeue_position\x18\x03 \x01(\x05\"o\n\x14WaitOperationRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x15WaitOperationResponse\x12\x33\n\x05state\x18\x01 \x01(\x0e\x32$.twinkle.api.model.v1.OperationState\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\"K\n\x16WatchOperationsRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x1d\n\x15\x61\x66ter_sequence_number\x18\x02 \x01(\x03\"P\n\x17WatchOperationsResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\"E\n\x16\x43\x61ncelOperationRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\"/\n\x17\x43\x61ncelOperationResponse\x12\x14\n\x0cis_cancelled\x18\x01 \x01(\x08\"D\n\x0b\x42\x61tchHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x86\x01\n\x12UploadBatchRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.twinkle.api.model.v1.BatchHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"A\n\x13UploadBatchResponse\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03*\xa0\x01\n\x0eOperationState\x12\x1f\n\x1bOPERATION_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16OPERATION_STATE_QUEUED\x10\x01\x12\x1b\n\x17OPERATION_STATE_RUNNING\x10\x02\x12\x18\n\x14OPERATION_STATE_DONE\x10\x03\x12\x1a\n\x16OPERATION_STATE_FAILED\x10\x04\x32\xe7\x05\n\x0fTrainingService\x12V\n\x07\x45xecute\x12$.twinkle.api.model.v1.ExecuteRequest\x1a%.twinkle.api.model.v1.ExecuteResponse\x12T\n\x05Train\x12\".twinkle.api.model.v1.TrainRequest\x1a#.twinkle.api.model.v1.TrainResponse(\x01\x30\x01\x12\x64\n\x0bUploadBatch\x12(.twinkle.api.model.v1.UploadBatchRequest\x1a).twinkle.api.model.v1.UploadBatchResponse(\x01\x12j\n\x0cGetOperation\x12).twinkle.api.model.v1.GetOperationRequest\x1a*.twinkle.api.model.v1.GetOperationResponse\"\x03\x90\x02\x01\x12m\n\rWaitOperation\x12*.twinkle.api.model.v1.WaitOperationRequest\x1a+.twinkle.api.model.v1.WaitOperationResponse\"\x03\x90\x02\x01\x12u\n\x0fWatchOperations\x12,.twinkle.api.model.v1.WatchOperationsRequest\x1a-.twinkle.api.model.v1.WatchOperationsResponse\"\x03\x90\x02\x01\x30\x01\x12n\n\x0f\x43\x61ncelOperation\x12,.twinkle.api.model.v1.CancelOperationRequest\x1a-.twinkle.api.model.v1.CancelOperationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+twinkle/api/model/v1/training_service.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$twinkle/api/model/v1/operation.proto\x1a+twinkle/api/model/v1/operation_result.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"`\n\x0e\x45xecuteRequest\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.model.v1.Operation\x12\x1a\n\x12is_waiting_allowed\x18\x02 \x01(\x08\"H\n\x0f\x45xecuteResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\"B\n\x0cTrainRequest\x12\x32\n\toperation\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.model.v1.Operation\"F\n\rTrainResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\"B\n\x13GetOperationRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\"\xcd\x01\n\x14GetOperationResponse\x12\x33\n\x05state\x18\x01 \x01(\x0e\x32$.twinkle.api.model.v1.OperationState\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\x12\x16\n\x0equeue_position\x18\x03 \x01(\x05\x12\x31\n\x0e\x65stimated_wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"o\n\x14WaitOperationRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xce\x01\n\x15WaitOperationResponse\x12\x33\n\x05state\x18\x01 \x01(\x0e\x32$.twinkle.api.model.v1.OperationState\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\x12\x16\n\x0equeue_position\x18\x03 \x01(\x05\x12\x31\n\x0e\x65stimated_wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x16WatchOperationsRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x1d\n\x15\x61\x66ter_sequence_number\x18\x02 \x01(\x03\"P\n\x17WatchOperationsResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OperationResult\"E\n\x16\x43\x61ncelOperationRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\"/\n\x17\x43\x61ncelOperationResponse\x12\x14\n\x0cis_cancelled\x18\x01 \x01(\x08\"D\n\x0b\x42\x61tchHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x86\x01\n\x12UploadBatchRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.twinkle.api.model.v1.BatchHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"A\n\x13UploadBatchResponse\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03*\xa0\x01\n\x0eOperationState\x12\x1f\n\x1bOPERATION_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16OPERATION_STATE_QUEUED\x10\x01\x12\x1b\n\x17OPERATION_STATE_RUNNING\x10\x02\x12\x18\n\x14OPERATION_STATE_DONE\x10\x03\x12\x1a\n\x16OPERATION_STATE_FAILED\x10\x04\x32\xe7\x05\n\x0fTrainingService\x12V\n\x07\x45xecute\x12$.twinkle.api.model.v1.ExecuteRequest\x1a%.twinkle.api.model.v1.ExecuteResponse\x12T\n\x05Train\x12\".twinkle.api.model.v1.TrainRequest\x1a#.twinkle.api.model.v1.TrainResponse(\x01\x30\x01\x12\x64\n\x0bUploadBatch\x12(.twinkle.api.model.v1.UploadBatchRequest\x1a).twinkle.api.model.v1.UploadBatchResponse(\x01\x12j\n\x0cGetOperation\x12).twinkle.api.model.v1.GetOperationRequest\x1a*.twinkle.api.model.v1.GetOperationResponse\"\x03\x90\x02\x01\x12m\n\rWaitOperation\x12*.twinkle.api.model.v1.WaitOperationRequest\x1a+.twinkle.api.model.v1.WaitOperationResponse\"\x03\x90\x02\x01\x12u\n\x0fWatchOperations\x12,.twinkle.api.model.v1.WatchOperationsRequest\x1a-.twinkle.api.model.v1.WatchOperationsResponse\"\x03\x90\x02\x01\x30\x01\x12n\n\x0f\x43\x61ncelOperation\x12,.twinkle.api.model.v1.CancelOperationRequest\x1a-.twinkle.api.model.v1.CancelOperationResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,8 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAININGSERVICE'].methods_by_name['WaitOperation']._serialized_options = b'\220\002\001'
   _globals['_TRAININGSERVICE'].methods_by_name['WatchOperations']._loaded_options = None
   _globals['_TRAININGSERVICE'].methods_by_name['WatchOperations']._serialized_options = b'\220\002\001'
-  _globals['_OPERATIONSTATE']._serialized_start=1558
-  _globals['_OPERATIONSTATE']._serialized_end=1718
+  _globals['_OPERATIONSTATE']._serialized_start=1684
+  _globals['_OPERATIONSTATE']._serialized_end=1844
   _globals['_EXECUTEREQUEST']._serialized_start=220
   _globals['_EXECUTEREQUEST']._serialized_end=316
   _globals['_EXECUTERESPONSE']._serialized_start=318
@@ -54,25 +54,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETOPERATIONREQUEST']._serialized_start=532
   _globals['_GETOPERATIONREQUEST']._serialized_end=598
   _globals['_GETOPERATIONRESPONSE']._serialized_start=601
-  _globals['_GETOPERATIONRESPONSE']._serialized_end=755
-  _globals['_WAITOPERATIONREQUEST']._serialized_start=757
-  _globals['_WAITOPERATIONREQUEST']._serialized_end=868
-  _globals['_WAITOPERATIONRESPONSE']._serialized_start=871
-  _globals['_WAITOPERATIONRESPONSE']._serialized_end=1002
-  _globals['_WATCHOPERATIONSREQUEST']._serialized_start=1004
-  _globals['_WATCHOPERATIONSREQUEST']._serialized_end=1079
-  _globals['_WATCHOPERATIONSRESPONSE']._serialized_start=1081
-  _globals['_WATCHOPERATIONSRESPONSE']._serialized_end=1161
-  _globals['_CANCELOPERATIONREQUEST']._serialized_start=1163
-  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1232
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=1234
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1281
-  _globals['_BATCHHEADER']._serialized_start=1283
-  _globals['_BATCHHEADER']._serialized_end=1351
-  _globals['_UPLOADBATCHREQUEST']._serialized_start=1354
-  _globals['_UPLOADBATCHREQUEST']._serialized_end=1488
-  _globals['_UPLOADBATCHRESPONSE']._serialized_start=1490
-  _globals['_UPLOADBATCHRESPONSE']._serialized_end=1555
-  _globals['_TRAININGSERVICE']._serialized_start=1721
-  _globals['_TRAININGSERVICE']._serialized_end=2464
+  _globals['_GETOPERATIONRESPONSE']._serialized_end=806
+  _globals['_WAITOPERATIONREQUEST']._serialized_start=808
+  _globals['_WAITOPERATIONREQUEST']._serialized_end=919
+  _globals['_WAITOPERATIONRESPONSE']._serialized_start=922
+  _globals['_WAITOPERATIONRESPONSE']._serialized_end=1128
+  _globals['_WATCHOPERATIONSREQUEST']._serialized_start=1130
+  _globals['_WATCHOPERATIONSREQUEST']._serialized_end=1205
+  _globals['_WATCHOPERATIONSRESPONSE']._serialized_start=1207
+  _globals['_WATCHOPERATIONSRESPONSE']._serialized_end=1287
+  _globals['_CANCELOPERATIONREQUEST']._serialized_start=1289
+  _globals['_CANCELOPERATIONREQUEST']._serialized_end=1358
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=1360
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=1407
+  _globals['_BATCHHEADER']._serialized_start=1409
+  _globals['_BATCHHEADER']._serialized_end=1477
+  _globals['_UPLOADBATCHREQUEST']._serialized_start=1480
+  _globals['_UPLOADBATCHREQUEST']._serialized_end=1614
+  _globals['_UPLOADBATCHRESPONSE']._serialized_start=1616
+  _globals['_UPLOADBATCHRESPONSE']._serialized_end=1681
+  _globals['_TRAININGSERVICE']._serialized_start=1847
+  _globals['_TRAININGSERVICE']._serialized_end=2590
 # @@protoc_insertion_point(module_scope)

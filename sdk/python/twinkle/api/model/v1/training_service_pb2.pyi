@@ -190,6 +190,7 @@ class GetOperationResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    ESTIMATED_WAIT_FIELD_NUMBER: _builtins.int
     state: Global___OperationState.ValueType
     """How far it is."""
     queue_position: _builtins.int
@@ -198,16 +199,21 @@ class GetOperationResponse(_message.Message):
     def result(self) -> _operation_result_pb2.OperationResult:
         """Its result, once done or failed."""
 
+    @_builtins.property
+    def estimated_wait(self) -> _duration_pb2.Duration:
+        """Time until it begins, as far as can be told, while queued."""
+
     def __init__(
         self,
         *,
         state: Global___OperationState.ValueType = ...,
         result: _operation_result_pb2.OperationResult | None = ...,
         queue_position: _builtins.int = ...,
+        estimated_wait: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimated_wait", b"estimated_wait", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_position", b"queue_position", "result", b"result", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimated_wait", b"estimated_wait", "queue_position", b"queue_position", "result", b"result", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,21 +259,31 @@ class WaitOperationResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    ESTIMATED_WAIT_FIELD_NUMBER: _builtins.int
     state: Global___OperationState.ValueType
     """How far it is."""
+    queue_position: _builtins.int
+    """Operations before it, while queued."""
     @_builtins.property
     def result(self) -> _operation_result_pb2.OperationResult:
         """Its result, once done or failed."""
+
+    @_builtins.property
+    def estimated_wait(self) -> _duration_pb2.Duration:
+        """Time until it begins, as far as can be told, while queued."""
 
     def __init__(
         self,
         *,
         state: Global___OperationState.ValueType = ...,
         result: _operation_result_pb2.OperationResult | None = ...,
+        queue_position: _builtins.int = ...,
+        estimated_wait: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimated_wait", b"estimated_wait", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimated_wait", b"estimated_wait", "queue_position", b"queue_position", "result", b"result", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
