@@ -4,6 +4,7 @@ from twinkle.model.base import TwinkleModel
 from twinkle.model.errors import (
     AdapterExists,
     AdapterNotReady,
+    BatchTooLarge,
     InvalidArgument,
     LossNotFinite,
     SnapshotMismatch,
@@ -16,6 +17,7 @@ from twinkle.model.transformers_model import TransformersModel
 __all__ = [
     'AdapterExists',
     'AdapterNotReady',
+    'BatchTooLarge',
     'InvalidArgument',
     'LossNotFinite',
     'MultiLoraTransformersModel',

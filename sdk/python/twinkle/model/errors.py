@@ -43,6 +43,21 @@ class LossNotFinite(TrainerError, ArithmeticError):
         self.feature_index = feature_index
 
 
+class BatchTooLarge(TrainerError):
+    """Memory ran out for a part of a batch that cannot be divided any further; nothing was changed."""
+
+    def __init__(self, token_count: int, token_limit: int) -> None:
+        super().__init__(
+            f'memory ran out for {token_count} tokens that must run at once; at most {token_limit} may fit'
+        )
+        self.token_count = token_count
+        self.token_limit = token_limit
+
+    def __reduce__(self) -> tuple[type['BatchTooLarge'], tuple[int, int]]:
+        """Pickle by the arguments."""
+        return type(self), (self.token_count, self.token_limit)
+
+
 class SnapshotMismatch(TrainerError, ValueError):
     """A saved state does not fit the adapter or is malformed; nothing was changed."""
 

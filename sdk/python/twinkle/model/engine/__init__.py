@@ -1,8 +1,16 @@
 """The trainer on one device: many adapters on one frozen model. Synchronous; drive it from one thread."""
 
 from twinkle.model.engine.adapter_state import AdapterState
-from twinkle.model.engine.results import ForwardOptions, ForwardResult, StepResult
+from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult, StepResult
 from twinkle.model.engine.snapshot import AdapterSnapshot
 from twinkle.model.engine.trainer_engine import TrainerEngine
 
-__all__ = ['AdapterSnapshot', 'AdapterState', 'ForwardOptions', 'ForwardResult', 'StepResult', 'TrainerEngine']
+__all__ = [
+    'AdapterSnapshot',
+    'AdapterState',
+    'BatchItem',
+    'ForwardOptions',
+    'ForwardResult',
+    'StepResult',
+    'TrainerEngine',
+]

@@ -1,11 +1,12 @@
 """What goes into the verbs of the trainer and what comes out of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from twinkle.data_format import InputFeature
 from twinkle.model.errors import InvalidArgument
 
 
@@ -25,6 +26,18 @@ class ForwardOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchItem:
+    """One adapter's share of a joint batch."""
+
+    adapter_id: str
+    features: Sequence[InputFeature]
+    """At least one; only read."""
+    options: ForwardOptions = field(default_factory=ForwardOptions)
+    is_training: bool
+    """Whether the loss's gradient is added to the adapter's, as forward_backward does; else as forward_only."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForwardResult:
     """What came of a batch."""
 
@@ -40,6 +53,16 @@ class ForwardResult:
     """What the loss reports."""
     token_count: int
     """Tokens computed."""
+    padding_token_count: int = 0
+    """Rows computed beside them because a kernel wants more."""
+    pass_count: int = 1
+    """Passes through the model that held a part of the batch."""
+    pass_adapter_count: int = 1
+    """Adapters in the widest of these passes."""
+    device_seconds: float = 0.0
+    """Time of these passes, each shared among its adapters by their tokens."""
+    warnings: tuple[str, ...] = ()
+    """What the owner should know of, such as streams the loss did not read."""
 
 
 @dataclass(frozen=True, kw_only=True)

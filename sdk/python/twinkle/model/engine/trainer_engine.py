@@ -17,9 +17,9 @@ from twinkle.model.engine.batch_runner import BatchRunner, check_trainable, logp
 from twinkle.model.engine.forward_pass import check_loss, gradient_of, loss_of, pending_forward, undoing_dropout_draws
 from twinkle.model.engine.gradient import add_gradient, apply_gradient, check_gradient, clip_gradient, sum_gradients
 from twinkle.model.engine.reports import forward_result, result_of_pending, step_result
-from twinkle.model.engine.results import ForwardOptions, ForwardResult, StepResult
+from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult, StepResult
 from twinkle.model.engine.snapshot import AdapterSnapshot, restore_snapshot, take_snapshot
-from twinkle.model.errors import AdapterExists, AdapterNotReady, InvalidArgument, UnknownAdapter
+from twinkle.model.errors import AdapterExists, AdapterNotReady, InvalidArgument, TrainerError, UnknownAdapter
 from twinkle.nn import LoraWeights, PackedCausalLM
 from twinkle.processor import PROCESSORS, PackedBatch
 
@@ -151,6 +151,30 @@ class TrainerEngine:
             MissingStream: the loss needs what the features do not carry.
         """
         return self._runner.pack(self.adapter(adapter_id), features)
+
+    def run_batch(self, items: Sequence[BatchItem]) -> list[ForwardResult | Exception]:
+        """Run batches of several adapters together: each gets the very bits it would get alone.
+
+        Args:
+            items: at most one for each adapter.
+
+        Returns:
+            In the order of `items`: the result, or why that item alone was refused; what
+            `forward_only` and `forward_backward` raise, as values. A refused item changed nothing.
+
+        Raises:
+            InvalidArgument: two items are of one adapter.
+        """
+        if len({item.adapter_id for item in items}) < len(items):
+            raise InvalidArgument('items must be of different adapters')
+        return [self._run_item(item) for item in items]
+
+    def _run_item(self, item: BatchItem) -> ForwardResult | Exception:
+        verb = self.forward_backward if item.is_training else self.forward_only
+        try:
+            return verb(item.adapter_id, item.features, options=item.options)
+        except (TrainerError, ValueError) as error:
+            return error
 
     def forward_only(
         self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
