@@ -15,6 +15,7 @@ from twinkle.data_format.sampling import (
     StopReason,
     VersionSpan,
 )
+from twinkle.data_format.streams import EXTRA_STREAMS, STREAMS, StreamSpec
 from twinkle.data_format.tensor import DTYPE_NAMES, TensorData
 from twinkle.data_format.trajectory import (
     FunctionCall,
@@ -29,7 +30,9 @@ from twinkle.data_format.trajectory import (
 
 __all__ = [
     'DTYPE_NAMES',
+    'EXTRA_STREAMS',
     'IGNORE_INDEX',
+    'STREAMS',
     'FunctionCall',
     'FunctionSpec',
     'InputFeature',
@@ -41,6 +44,7 @@ __all__ = [
     'SampledSequence',
     'SamplingParams',
     'StopReason',
+    'StreamSpec',
     'TensorData',
     'Tool',
     'ToolCall',

@@ -1,7 +1,8 @@
 """One tokenised training example or prompt.
 
 A feature is a plain dict so that user code may build, inspect and extend it; the arrays
-may be lists, numpy arrays or torch tensors, always one-dimensional and equally long.
+may be lists, numpy arrays or torch tensors, all equally long, and one-dimensional but for the
+streams that `twinkle.data_format.STREAMS` calls wide.
 """
 
 from collections.abc import Sequence
@@ -44,6 +45,16 @@ class InputFeature(TypedDict, total=False):
     """float [T]. Natural log-probability of the label under the policy that sampled it."""
     ref_logps: FloatArray
     """float [T]. Natural log-probability of the label under the reference model."""
+    returns: FloatArray
+    """float [T]. Return of the label, to fit values to (value losses)."""
+    old_values: FloatArray
+    """float [T]. Value of the label when it was sampled (value losses)."""
+    teacher_topk_ids: npt.NDArray[np.integer[Any]]
+    """int [T, K]. The teacher's likeliest ids at the label (distillation)."""
+    teacher_topk_logps: npt.NDArray[np.floating[Any]]
+    """float [T, K]. Their natural log-probabilities under the teacher."""
+    teacher_logits: npt.NDArray[np.floating[Any]]
+    """float [T, V]. The teacher's logits at the label, for small vocabularies."""
     messages: list[dict[str, Any]]
     """The chat this feature was encoded from, kept for rewards. Never sent to the trainer."""
     user_data: list[tuple[str, str]]
