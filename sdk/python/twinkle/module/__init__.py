@@ -1,18 +1,36 @@
-"""Optimizers and learning-rate schedules by name."""
+"""Optimizers, learning-rate schedules, clipping and health of a step."""
 
+from twinkle.module.clipping import GradientNotFinite, clip_by_norm, clip_by_value, gradient_norm
+from twinkle.module.health import LayerHealth, measure_health
 from twinkle.module.optimizer import build_optimizer, optimizer_names
+from twinkle.module.optimizer_state import OptimizerState, load_optimizer_state, optimizer_state
 from twinkle.module.scheduler import (
+    ConstantWarmupScheduler,
     CosineWarmupScheduler,
     LinearWarmupScheduler,
     build_scheduler,
     scheduler_names,
 )
+from twinkle.module.scheduler_state import load_scheduler_state, moves_left, scheduler_state
 
 __all__ = [
+    'ConstantWarmupScheduler',
     'CosineWarmupScheduler',
+    'GradientNotFinite',
+    'LayerHealth',
     'LinearWarmupScheduler',
+    'OptimizerState',
     'build_optimizer',
     'build_scheduler',
+    'clip_by_norm',
+    'clip_by_value',
+    'gradient_norm',
+    'load_optimizer_state',
+    'load_scheduler_state',
+    'measure_health',
+    'moves_left',
     'optimizer_names',
+    'optimizer_state',
     'scheduler_names',
+    'scheduler_state',
 ]

@@ -1,7 +1,7 @@
-"""Optimizers: the classes of torch.optim by name, or a class of your own."""
+"""Optimizers: the classes of torch.optim by name, Muon, 8-bit AdamW, or a class of your own."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,47 +9,91 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from twinkle.component import InvalidComponentOptions, UnknownComponent, check_options
+from twinkle.module import eight_bit
+from twinkle.module.muon import Muon
+from twinkle.module.parameter_groups import PATTERN, split_parameters
 from twinkle.module.rehearsal import REFUSALS, rehearse_optimizer
 
-_NOT_USABLE = frozenset({'LBFGS', 'SparseAdam', 'Muon'})
-"""LBFGS evaluates the loss itself, SparseAdam wants sparse gradients, Muon refuses what is no hidden matrix."""
+GROUPS = 'groups'
+"""The option, of every optimizer, that gives some parameters options of their own."""
+_NOT_USABLE = frozenset({'LBFGS', 'Muon', 'SparseAdam'})
+"""LBFGS evaluates the loss itself, SparseAdam wants sparse gradients, torch's Muon refuses what is no matrix."""
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """Return the names `build_optimizer` takes, sorted."""
+    """Return the names `build_optimizer` takes, sorted; those of extras too, installed or not."""
     return tuple(sorted(_classes()))
 
 
 def build_optimizer(
-    optimizer: str | type[Optimizer], parameters: list[Tensor], options: Mapping[str, Any]
+    optimizer: str | type[Optimizer], parameters: Mapping[str, Tensor] | Sequence[Tensor], options: Mapping[str, Any]
 ) -> Optimizer:
-    """Return an optimizer of `parameters`.
+    """Return an optimizer of `parameters`. Nothing of theirs is changed.
 
     Args:
         optimizer: a name, or a class.
-        parameters: what it changes.
-        options: of its constructor, such as `lr`.
+        parameters: what it changes, by path; paths are needed for `groups` alone.
+        options: of its constructor, such as `lr`, and `groups`: a list of mappings, each with a `pattern` of
+            the paths it is for (see `parameter_groups.matches`) and the options that differ. The first group
+            that matches counts; in `param_groups` what none matches comes first.
 
     Raises:
         UnknownComponent: the name is not known.
-        InvalidComponentOptions: an option is unknown or out of range.
+        InvalidComponentOptions: an option is unknown or out of range, a pattern matches nothing, or the
+            library of the optimizer is not installed.
     """
-    cls = _classes().get(optimizer) if isinstance(optimizer, str) else optimizer
-    if cls is None:
-        raise UnknownComponent('optimizer', str(optimizer), optimizer_names())
-    check_options('optimizer', cls.__name__, cls, options, given=('params',))
-    # JSON and protobuf have lists only, torch wants `betas` and the like as tuples.
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    cls = _class_of(optimizer)
+    name = optimizer if isinstance(optimizer, str) else cls.__name__
+    own = {option: value for option, value in options.items() if option != GROUPS}
+    check_options('optimizer', name, cls, own, given=('params',))
     try:
-        rehearse_optimizer(cls, options, like=parameters[0])
-        return cls(parameters, **options)
+        groups = _groups(cls, parameters, options.get(GROUPS, ()), _with_tuples(own))
+        for group in groups:
+            differing = {key: value for key, value in group.items() if key not in ('params', PATTERN)}
+            rehearse_optimizer(cls, _with_tuples({**own, **differing}), like=group['params'][0])
+        return cls(groups, **_with_tuples(own))
     except REFUSALS as error:
-        raise InvalidComponentOptions('optimizer', cls.__name__, str(error)) from error
+        raise InvalidComponentOptions('optimizer', name, str(error)) from error
 
 
-def _classes() -> dict[str, type[Optimizer]]:
+def _class_of(optimizer: str | type[Optimizer]) -> type[Optimizer]:
+    if not isinstance(optimizer, str):
+        return optimizer
+    find = _classes().get(optimizer)
+    if find is None:
+        raise UnknownComponent('optimizer', optimizer, optimizer_names())
+    try:
+        return find()
+    except ValueError as error:
+        raise InvalidComponentOptions('optimizer', optimizer, str(error)) from error
+
+
+def _groups(
+    cls: type[Optimizer], parameters: Mapping[str, Tensor] | Sequence[Tensor], groups: Any, own: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    named = parameters if isinstance(parameters, Mapping) else {}
+    if not groups:
+        return [{'params': list(named.values() if named else parameters)}]
+    if not named:
+        raise ValueError('groups need the paths of the parameters')
+    # What torch keeps for each group is what it reads from each group.
+    allowed = frozenset(cls([torch.zeros(2, 2, requires_grad=True)], **own).defaults)
+    split = split_parameters(named, groups, allowed=allowed)
+    return [_with_tuples(group, besides='params') for group in split]
+
+
+def _with_tuples(options: Mapping[str, Any], *, besides: str = '') -> dict[str, Any]:
+    # JSON and protobuf have lists only, torch wants `betas` and the like as tuples.
     return {
-        name: cls
-        for name, cls in vars(torch.optim).items()
-        if inspect.isclass(cls) and issubclass(cls, Optimizer) and cls is not Optimizer and name not in _NOT_USABLE
+        key: tuple(value) if isinstance(value, list) and key != besides else value for key, value in options.items()
     }
+
+
+def _classes() -> dict[str, Callable[[], type[Optimizer]]]:
+    found: dict[str, Callable[[], type[Optimizer]]] = {eight_bit.NAME: eight_bit.adamw_8bit}
+    if hasattr(torch.optim, 'Muon'):  # from torch 2.9 on
+        found['Muon'] = lambda: Muon
+    for name, cls in vars(torch.optim).items():
+        if inspect.isclass(cls) and issubclass(cls, Optimizer) and cls is not Optimizer and name not in _NOT_USABLE:
+            found[name] = lambda cls=cls: cls
+    return found

@@ -34,11 +34,11 @@ def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like
 
 
 def rehearse_scheduler(cls: type[LRScheduler], options: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Move the schedule once on a copy of the optimizer's first group; raises one of `REFUSALS`."""
-    group = {name: value for name, value in optimizer.param_groups[0].items() if name != 'params'}
-    rates = _Rates([{**group, 'params': [torch.zeros(1)]}], dict(optimizer.defaults))
+    """Move the schedule once on a copy of the optimizer's groups; raises one of `REFUSALS`."""
+    copies = [{**group, 'params': [torch.zeros(1)]} for group in optimizer.param_groups]
+    rates = _Rates(copies, dict(optimizer.defaults))
     schedule = cls(rates, **options)
     rates.step()
     schedule.step()
-    if not math.isfinite(rates.param_groups[0]['lr']):
+    if not all(math.isfinite(group['lr']) for group in rates.param_groups):
         raise ValueError('the rate after one move is not finite')

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: two with warm-up, and those of torch that need nothing but numbers.
+"""Learning-rate schedules: three with warm-up, and those of torch that need nothing but numbers.
 
 A schedule counts its own moves: before the first, the rate is that of move 0.
 """
@@ -48,6 +48,16 @@ class LinearWarmupScheduler(LRScheduler):
 
     def _decay(self, progress: float) -> float:
         return max(0.0, 1.0 - progress)
+
+
+class ConstantWarmupScheduler(LinearWarmupScheduler):
+    """From 0 up in a straight line in `num_warmup_steps`, then the optimizer's rate for ever."""
+
+    def __init__(self, optimizer: Optimizer, num_warmup_steps: int, last_epoch: int = -1) -> None:
+        super().__init__(optimizer, num_warmup_steps, 1, last_epoch)
+
+    def _decay(self, progress: float) -> float:
+        return 1.0
 
 
 class CosineWarmupScheduler(LinearWarmupScheduler):
@@ -133,5 +143,5 @@ def _classes() -> dict[str, type[LRScheduler]]:
         for name, cls in vars(torch.optim.lr_scheduler).items()
         if inspect.isclass(cls) and issubclass(cls, LRScheduler) and name not in _NOT_USABLE and name[0] != '_'
     }
-    own = {cls.__name__: cls for cls in (CosineWarmupScheduler, LinearWarmupScheduler)}
+    own = {cls.__name__: cls for cls in (ConstantWarmupScheduler, CosineWarmupScheduler, LinearWarmupScheduler)}
     return {**from_torch, **own}

@@ -1,0 +1,121 @@
+"""How an adapter takes a step, layer by layer: norms, the size of the update, and where numbers broke."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_PREFIX = 'base_model.model.'
+_PART = re.compile(r'\.(lora_[AB])\.weight$')
+
+
+@dataclass(frozen=True)
+class LayerHealth:
+    """One layer. Norms are Euclidean, over all of the layer's tensors together."""
+
+    path: str
+    """Of the layer in the base model."""
+    grad_norm: float
+    """Of the divided gradient; may be infinite or not a number, and then `non_finite_location` says where."""
+    weight_norm: float
+    """Of the weights before the step."""
+    update_to_weight_ratio: float
+    """Norm of the change by the norm of the weights; 0.0 where nothing changed."""
+    non_finite_location: str
+    """The first broken element, such as 'lora_B[3, 7] of the gradient'; empty where there is none."""
+
+
+def measure_health(
+    gradients: Mapping[str, Tensor | None],
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor] | None = None,
+    *,
+    divisor: int = 1,
+) -> list[LayerHealth]:
+    """Measure a step, or a gradient that is not applied yet.
+
+    Args:
+        gradients: by the parameters' names, as sums; None counts as zeros.
+        before: the weights before the step, by the same names; their order is the result's.
+        after: the weights after it; unset: nothing was applied.
+        divisor: what the gradients are divided by for the step, at least 1.
+
+    Returns:
+        One entry a layer, in the order of `before`.
+
+    Raises:
+        KeyError: a name has no gradient or no weights after the step.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in before:
+        layers.setdefault(layer_path(name), []).append(name)
+    return [
+        _layer(path, names, gradients=gradients, before=before, after=after or before, divisor=divisor)
+        for path, names in layers.items()
+    ]
+
+
+def layer_path(name: str) -> str:
+    """Return the path in the base model of the layer a parameter belongs to."""
+    without_part = _PART.sub('', name)
+    if without_part == name:
+        without_part = name.rpartition('.')[0] or name
+    return without_part.removeprefix(_PREFIX)
+
+
+def first_non_finite(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the index of the first element, in row order, that is infinite or not a number; None if all are finite."""
+    if bool(tensor.isfinite().all()):
+        return None
+    flat = int((~tensor.isfinite()).reshape(-1).to(torch.uint8).argmax())
+    return tuple(int(index) for index in torch.unravel_index(torch.tensor(flat), tensor.shape))
+
+
+def _layer(
+    path: str,
+    names: Sequence[str],
+    *,
+    gradients: Mapping[str, Tensor | None],
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    divisor: int,
+) -> LayerHealth:
+    present = {name: gradients[name] for name in names if gradients[name] is not None}
+    weight_norm = _norm([before[name] for name in names])
+    update_norm = _norm([after[name].double() - before[name].double() for name in names])
+    places = [
+        *_places(present, 'gradient'),
+        *_places({name: before[name] for name in names}, 'weight'),
+        *_places({name: after[name] for name in names}, 'updated weight'),
+    ]
+    return LayerHealth(
+        path=path,
+        grad_norm=_norm(list(present.values())) / divisor,
+        weight_norm=weight_norm,
+        update_to_weight_ratio=_ratio(update_norm, weight_norm),
+        non_finite_location=places[0] if places else '',
+    )
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    # In float64: no float32 value can overflow it, and a sum of squares of small ones does not vanish.
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
+def _ratio(update: float, weight: float) -> float:
+    if update == 0.0:
+        return 0.0
+    return update / weight if weight else math.inf
+
+
+def _places(tensors: Mapping[str, Tensor], what: str) -> list[str]:
+    found = ((name, first_non_finite(tensor)) for name, tensor in tensors.items())
+    return [f'{_tensor_name(name)}{list(index)} of the {what}' for name, index in found if index is not None]
+
+
+def _tensor_name(name: str) -> str:
+    part = _PART.search(name)
+    return part.group(1) if part else name.rpartition('.')[2]

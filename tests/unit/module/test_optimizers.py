@@ -1,0 +1,267 @@
+"""Optimizers by name: what they change, what groups do, what is refused, and that they can be kept and put back."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from twinkle.component import InvalidComponentOptions, UnknownComponent
+from twinkle.module import build_optimizer, load_optimizer_state, optimizer_names, optimizer_state
+from twinkle.module.optimizer_state import OptimizerState
+from twinkle.module.parameter_groups import matches
+
+HAS_8BIT = importlib.util.find_spec('bitsandbytes') is not None
+NAMES = [name for name in optimizer_names() if HAS_8BIT or name != 'AdamW8bit']
+LAYERS = ('model.layers.0.q_proj', 'model.layers.0.v_proj', 'model.layers.10.q_proj')
+
+
+def lora_parameters(seed=0):
+    """Return A [2, 6] and B [5, 2] of three layers and a value head [1, 6], under their names."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        f'base_model.model.{layer}.lora_{part}.weight': shape
+        for layer in LAYERS
+        for part, shape in (('A', (2, 6)), ('B', (5, 2)))
+    }
+    shapes['value_head.weight'] = (1, 6)
+    return {name: torch.randn(shape, generator=generator).requires_grad_() for name, shape in shapes.items()}
+
+
+def train(parameters, optimizer, steps, *, seed):
+    """Step on gradients drawn from a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for parameter in parameters.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_optimizer_changes_every_parameter(name):
+    """Matrices, single rows and all."""
+    parameters, untouched = lora_parameters(), lora_parameters()
+    train(parameters, build_optimizer(name, parameters, {'lr': 0.1}), 2, seed=1)
+    assert not any(torch.equal(parameters[path], untouched[path]) for path in parameters)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_optimizer_goes_on_after_json_as_if_nothing_had_been(name):
+    """State as tensors and JSON, put into a new optimizer: the next steps give the same bits."""
+    options = {'lr': 0.01, 'groups': [{'pattern': 'lora_B', 'lr': 0.1}]}
+    parameters = lora_parameters()
+    optimizer = build_optimizer(name, parameters, options)
+    train(parameters, optimizer, 3, seed=1)
+    kept = optimizer_state(optimizer)
+    tensors = {key: tensor.clone() for key, tensor in kept.tensors.items()}
+    numbers = json.loads(json.dumps(kept.numbers, allow_nan=False))
+    others = {path: parameter.detach().clone().requires_grad_() for path, parameter in parameters.items()}
+    again = build_optimizer(name, others, options)
+    load_optimizer_state(again, OptimizerState(tensors, numbers))
+    for run in ((parameters, optimizer), (others, again)):
+        train(*run, 3, seed=2)
+    assert all(torch.equal(parameters[path], others[path]) for path in parameters)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_loading_does_not_alias_what_was_kept(name):
+    """A snapshot stays what it was while the optimizer goes on."""
+    parameters = lora_parameters()
+    optimizer = build_optimizer(name, parameters, {})
+    train(parameters, optimizer, 1, seed=1)
+    kept = optimizer_state(optimizer)
+    tensors = {key: tensor.clone() for key, tensor in kept.tensors.items()}
+    again = build_optimizer(name, parameters, {})
+    load_optimizer_state(again, OptimizerState(tensors, kept.numbers))
+    copies = {key: tensor.clone() for key, tensor in tensors.items()}
+    train(parameters, again, 2, seed=2)
+    assert all(torch.equal(tensors[key], copies[key]) for key in copies)
+
+
+def test_state_of_other_shapes_is_refused_before_anything_changes():
+    """Torch would take it and fail in the middle of the next step."""
+    parameters = lora_parameters()
+    optimizer = build_optimizer('AdamW', parameters, {})
+    train(parameters, optimizer, 1, seed=1)
+    kept = optimizer_state(optimizer)
+    wrong = {**kept.tensors, '0.exp_avg': torch.zeros(3, 6)}
+    fresh = build_optimizer('AdamW', parameters, {})
+    with pytest.raises(ValueError, match='exp_avg'):
+        load_optimizer_state(fresh, OptimizerState(wrong, kept.numbers))
+    with pytest.raises(ValueError, match='groups'):
+        load_optimizer_state(build_optimizer('AdamW', list(parameters.values())[:2], {}), kept)
+    assert not fresh.state
+
+
+def test_groups_give_their_parameters_their_own_options():
+    """The first pattern that matches counts; the rest comes first and has the optimizer's own options."""
+    parameters = lora_parameters()
+    groups = [
+        {'pattern': 'layers.0.v_proj', 'lr': 0.5, 'weight_decay': 0.0},
+        {'pattern': 'lora_B', 'lr': 0.25, 'betas': [0.5, 0.6]},
+    ]
+    optimizer = build_optimizer('AdamW', parameters, {'lr': 0.1, 'weight_decay': 0.3, 'groups': groups})
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found = {
+        names[id(parameter)].removeprefix('base_model.model.model.layers.').removesuffix('.weight'): (
+            group['lr'],
+            group['weight_decay'],
+            tuple(group['betas']),
+        )
+        for group in optimizer.param_groups
+        for parameter in group['params']
+    }
+    rest, v, b = (0.1, 0.3, (0.9, 0.999)), (0.5, 0.0, (0.9, 0.999)), (0.25, 0.3, (0.5, 0.6))
+    assert found == {
+        '0.q_proj.lora_A': rest,
+        '0.q_proj.lora_B': b,
+        '0.v_proj.lora_A': v,
+        '0.v_proj.lora_B': v,
+        '10.q_proj.lora_A': rest,
+        '10.q_proj.lora_B': b,
+        'value_head': rest,
+    }
+    assert optimizer.param_groups[0]['lr'] == 0.1
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_parameter_in_a_group_steps_as_it_would_alone_with_those_options(name):
+    """Groups change options, not arithmetic: the same bits as two optimizers."""
+    grouped, first, second = lora_parameters(), lora_parameters(), lora_parameters()
+    optimizer = build_optimizer(name, grouped, {'lr': 0.01, 'groups': [{'pattern': 'lora_B', 'lr': 0.2}]})
+    train(grouped, optimizer, 3, seed=1)
+    train(first, build_optimizer(name, first, {'lr': 0.01}), 3, seed=1)
+    train(second, build_optimizer(name, second, {'lr': 0.2}), 3, seed=1)
+    for path, parameter in grouped.items():
+        assert torch.equal(parameter, (second if 'lora_B' in path else first)[path])
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'path', 'expected'),
+    [
+        ('q_proj', 'model.layers.0.q_proj.lora_A.weight', True),
+        ('proj', 'model.layers.0.q_proj.lora_A.weight', False),
+        ('layers.1', 'model.layers.1.q_proj', True),
+        ('layers.1', 'model.layers.10.q_proj', False),
+        ('*_proj.lora_B', 'model.layers.10.q_proj.lora_B.weight', True),
+        ('layers.*.q_proj', 'model.layers.10.q_proj', True),
+        ('layers.*.q_proj', 'model.layers.10.self_attn.q_proj', False),
+        ('a.b.c', 'b.c', False),
+    ],
+)
+def test_patterns_match_whole_parts(pattern, path, expected):
+    """A layer's number is never taken for the beginning of another."""
+    assert matches(pattern, path) is expected
+
+
+@pytest.mark.parametrize(
+    'groups',
+    [
+        [{'pattern': 'k_proj', 'lr': 1.0}],
+        [{'pattern': 'lora_A'}, {'pattern': 'lora_B'}, {'pattern': 'q_proj'}],
+        [{'lr': 1.0}],
+        [{'pattern': ''}],
+        [{'pattern': 'a..b'}],
+        [{'pattern': 3}],
+        [{'pattern': 'lora_B', 'rate': 1.0}],
+        [{'pattern': 'lora_B', 'params': []}],
+        [{'pattern': 'lora_B', 'lr': -1.0}],
+        [{'pattern': 'lora_B', 'betas': [0.9]}],
+        [{'pattern': 'lora_B', 'lr': 1e308}],
+        ['lora_B'],
+        'lora_B',
+        {'pattern': 'lora_B'},
+        3,
+    ],
+)
+def test_bad_groups_are_refused(groups):
+    """Malformed ones, patterns that would have no effect, unknown and senseless options."""
+    with pytest.raises(InvalidComponentOptions):
+        build_optimizer('AdamW', lora_parameters(), {'groups': groups})
+
+
+def test_groups_need_paths():
+    """A plain list of parameters has none."""
+    with pytest.raises(InvalidComponentOptions):
+        build_optimizer('AdamW', list(lora_parameters().values()), {'groups': [{'pattern': 'lora_B'}]})
+
+
+def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
+    """Bit by bit, each parameter as torch's own class steps it."""
+    parameters, oracle = lora_parameters(), lora_parameters()
+    optimizer = build_optimizer('Muon', parameters, {'lr': 0.02, 'weight_decay': 0.1, 'adamw_betas': [0.8, 0.9]})
+    matrices = [parameter for name, parameter in oracle.items() if 'lora' in name]
+    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1)
+    adamw = torch.optim.AdamW([oracle['value_head.weight']], lr=0.02, weight_decay=0.1, betas=(0.8, 0.9))
+    train(parameters, optimizer, 3, seed=1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        for parameter in oracle.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        muon.step()
+        adamw.step()
+    assert all(torch.equal(parameters[path], oracle[path]) for path in parameters)
+
+
+@pytest.mark.parametrize('options', [{'momentun': 0.5}, {'momentum': -1.0}, {'adjust_lr_fn': 'x'}, {'ns_steps': 200}])
+def test_bad_options_of_muon_are_refused(options):
+    """Unknown names and values that torch would refuse at the first step."""
+    with pytest.raises(InvalidComponentOptions):
+        build_optimizer('Muon', lora_parameters(), options)
+
+
+@pytest.mark.skipif(HAS_8BIT, reason='the library is installed')
+def test_an_optimizer_of_an_extra_says_which():
+    """It has a name, and asking for it without its library tells the cure."""
+    with pytest.raises(InvalidComponentOptions, match='eight-bit'):
+        build_optimizer('AdamW8bit', lora_parameters(), {})
+
+
+@pytest.mark.skipif(not HAS_8BIT, reason='needs the extra eight-bit')
+def test_eight_bit_moments_are_bytes_and_come_back():
+    """A matrix of 4096 elements keeps one byte an element for each moment, also through a kept state."""
+    weight = torch.ones(64, 64, requires_grad=True)
+    parameters = {'w': weight}
+    optimizer = build_optimizer('AdamW8bit', parameters, {'lr': 0.1})
+    train(parameters, optimizer, 2, seed=0)
+    kept = optimizer_state(optimizer)
+    assert kept.tensors['0.state1'].dtype == torch.uint8
+    others = {'w': weight.detach().clone().requires_grad_()}
+    again = build_optimizer('AdamW8bit', others, {'lr': 0.1})
+    load_optimizer_state(again, OptimizerState({k: v.clone() for k, v in kept.tensors.items()}, kept.numbers))
+    for run in ((parameters, optimizer), (others, again)):
+        train(*run, 2, seed=3)
+    assert torch.equal(weight, others['w'])
+
+
+def test_lists_become_tuples():
+    """What came over a wire as a list is what torch takes."""
+    optimizer = build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], {'betas': [0.5, 0.6]})
+    assert optimizer.param_groups[0]['betas'] == (0.5, 0.6)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'betas': [0.9]},
+        {'betas': 0.9},
+        {'lr': 'fast'},
+        {'lr': 1e308},
+        {'params': [1]},
+        {'differentiable': True},
+        {'capturable': True},
+        {'weight_decay': 1e300},
+    ],
+)
+def test_bad_options_of_optimizers_are_refused(options):
+    """Whatever torch raises for them, even if only at a step, is one kind of refusal at once."""
+    with pytest.raises(InvalidComponentOptions):
+        build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], options)
+
+
+@pytest.mark.parametrize('name', ['LBFGS', 'Optimizer', 'AdamX'])
+def test_optimizers_that_cannot_be_driven_are_unknown(name):
+    """The refusal says what there is."""
+    with pytest.raises(UnknownComponent) as refusal:
+        build_optimizer(name, [torch.zeros(1, requires_grad=True)], {})
+    assert 'AdamW' in refusal.value.known
