@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
-from services.kit.errors import BaseModelNotFound, InvalidField, QuotaExceeded, RequestIdReused
+from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, QuotaExceeded, RequestIdReused
 from services.kit.ids import new_id
 from services.model.application.directory import AdapterDirectory
 from services.model.domain.adapter import Adapter
@@ -31,6 +31,8 @@ class CreateAdapterCommand:
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     checkpoint_path: str = ''
     is_optimizer_included: bool = False
+    full_parameters: tuple[str, ...] | None = None
+    """Names of the base model's own parameters to train, empty for all; None: a LoRA adapter."""
     fingerprint: str = ''
 
 
@@ -107,6 +109,8 @@ class CreateAdapter:
         return adapter
 
     def _check(self, command: CreateAdapterCommand) -> None:
+        if command.full_parameters is not None:
+            raise NotBuiltYet('training of all parameters')
         known = tuple(model.base_model for model in self._backend.facts().base_models)
         if command.base_model not in known:
             raise BaseModelNotFound(command.base_model, known)
