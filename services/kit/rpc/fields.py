@@ -100,6 +100,7 @@ def timestamp_to_proto(moment: datetime) -> Timestamp:
     return message
 
 
-def fingerprint_of(message: Message) -> str:
-    """Return a digest of a request's content, the same for the same content."""
-    return hashlib.blake2s(message.SerializeToString(deterministic=True)).hexdigest()
+def fingerprint_of(content: Message | bytes) -> str:
+    """Return a digest of a request, or of its serialised content: the same for the same content."""
+    data = content if isinstance(content, bytes) else content.SerializeToString(deterministic=True)
+    return hashlib.blake2s(data).hexdigest()

@@ -11,7 +11,7 @@ import grpc
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
-from services.model.api.convert_adapter import create_command_from_proto
+from services.model.api.convert_adapter import create_command_from_proto, creation_warnings
 from services.model.api.convert_result import adapter_to_proto, event_to_proto
 from services.model.application.directory import sort_key
 from services.model.application.verbs import Verbs
@@ -33,7 +33,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     ) -> wire.CreateAdapterResponse:
         """Create an adapter."""
         adapter = await self._verbs.create_adapter(current_caller(), create_command_from_proto(request))
-        return wire.CreateAdapterResponse(adapter=adapter_to_proto(adapter))
+        return wire.CreateAdapterResponse(adapter=adapter_to_proto(adapter), warnings=creation_warnings(request))
 
     async def GetAdapter(  # noqa: N802 - the contract's name
         self, request: wire.GetAdapterRequest, context: Context[Any, Any]

@@ -4,7 +4,7 @@ from services.kit.errors import InvalidField
 from services.kit.rpc.fields import fingerprint_of, id_from_proto
 from services.kit.rpc.weights import lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
-from services.model.api.convert_operation import check_checkpoint_path
+from services.model.api.convert_verb import check_checkpoint_path
 from services.model.application.create_adapter import CreateAdapterCommand
 from twinkle.api.model.v1 import adapter_service_pb2
 
@@ -23,6 +23,8 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
         check_checkpoint_path(request.checkpoint_path, 'checkpoint_path')
     if request.is_optimizer_included and not request.checkpoint_path:
         raise InvalidField('is_optimizer_included', 'has no effect without checkpoint_path')
+    if request.HasField('full_parameters') and request.HasField('lora_config'):
+        raise InvalidField('lora_config', 'must be unset with full_parameters: the base model itself is trained')
     lora_config = (
         lora_config_from_proto(request.lora_config, 'lora_config') if request.HasField('lora_config') else None
     )
@@ -34,5 +36,28 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
         user_metadata=dict(request.user_metadata),
         checkpoint_path=request.checkpoint_path,
         is_optimizer_included=request.is_optimizer_included,
+        full_parameters=full_parameters_from_proto(request.full_parameters, 'full_parameters')
+        if request.HasField('full_parameters')
+        else None,
         fingerprint=fingerprint_of(request),
     )
+
+
+def full_parameters_from_proto(message: adapter_service_pb2.FullParameterConfig, field: str) -> tuple[str, ...]:
+    """Return the names of the parameters to train; none for all.
+
+    Raises:
+        InvalidField: a name is empty, or there twice.
+    """
+    names = tuple(message.target_modules)
+    for index, name in enumerate(names):
+        if not name or name in names[:index]:
+            raise InvalidField(f'{field}.target_modules[{index}]', 'must be a name that is not there yet')
+    return names
+
+
+def creation_warnings(request: adapter_service_pb2.CreateAdapterRequest) -> list[str]:
+    """Return what of the request had no effect."""
+    if request.session_id:
+        return ['session_id: kept nowhere yet; the adapter outlives the session until it is deleted']
+    return []

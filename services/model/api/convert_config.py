@@ -1,9 +1,14 @@
 """Training configuration between messages and the domain. Every check names its field."""
 
+from typing import Any
+
 from services.kit.errors import InvalidField
 from services.kit.rpc.structs import dict_from_struct, struct_of
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.api.model.v1 import training_config_pb2 as wire
+
+_RATE, _GROUPS, _PATTERN = 'lr', 'groups', 'pattern'
+"""What the engine calls an optimizer's learning rate and parameter groups, and what a group is for."""
 
 
 def training_config_from_proto(message: wire.TrainingConfig, field: str) -> TrainingConfig:
@@ -33,11 +38,7 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
     """Return the message of a training configuration; parts that are None are left unset."""
     message = wire.TrainingConfig(gradient_accumulation_steps=config.gradient_accumulation_steps)
     if config.optimizer is not None:
-        options = dict(config.optimizer.options)
-        rate = options.pop('lr', None)
-        message.optimizer.CopyFrom(
-            wire.OptimizerConfig(name=config.optimizer.name, learning_rate=rate, options=struct_of(options))
-        )
+        message.optimizer.CopyFrom(_optimizer_to_proto(config.optimizer))
     if config.lr_scheduler is not None:
         message.lr_scheduler.CopyFrom(
             wire.SchedulerConfig(name=config.lr_scheduler.name, options=struct_of(config.lr_scheduler.options))
@@ -57,15 +58,52 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
 
 
 def _optimizer(message: wire.OptimizerConfig, field: str) -> Component:
+    options = _rate_and_options(message, field)
+    if _GROUPS in options:
+        raise InvalidField(f'{field}.options.{_GROUPS}', 'set groups instead')
+    groups = [_group(group, f'{field}.groups[{index}]') for index, group in enumerate(message.groups)]
+    if groups:
+        options[_GROUPS] = groups
+    return Component(name=message.name or 'AdamW', options=options)
+
+
+def _group(message: wire.ParameterGroup, field: str) -> dict[str, Any]:
+    if not message.pattern:
+        raise InvalidField(f'{field}.pattern', 'must be set')
+    options = _rate_and_options(message, field)
+    if _PATTERN in options:
+        raise InvalidField(f'{field}.options.{_PATTERN}', 'set pattern instead')
+    if not options:
+        raise InvalidField(f'{field}.options', 'must differ in something from the optimizer')
+    return {_PATTERN: message.pattern, **options}
+
+
+def _rate_and_options(message: wire.OptimizerConfig | wire.ParameterGroup, field: str) -> dict[str, Any]:
     options = dict_from_struct(message.options)
-    if 'lr' in options:
-        raise InvalidField(f'{field}.options.lr', 'set learning_rate instead')
+    if _RATE in options:
+        raise InvalidField(f'{field}.options.{_RATE}', 'set learning_rate instead')
     if message.HasField('learning_rate'):
         rate = message.learning_rate
         if not 0.0 <= rate < float('inf'):
             raise InvalidField(f'{field}.learning_rate', f'must be at least 0 and finite, got {rate}')
-        options['lr'] = rate
-    return Component(name=message.name or 'AdamW', options=options)
+        options[_RATE] = rate
+    return options
+
+
+def _optimizer_to_proto(optimizer: Component) -> wire.OptimizerConfig:
+    options = dict(optimizer.options)
+    groups = [dict(group) for group in options.pop(_GROUPS, ())]
+    return wire.OptimizerConfig(
+        name=optimizer.name,
+        learning_rate=options.pop(_RATE, None),
+        options=struct_of(options),
+        groups=[
+            wire.ParameterGroup(
+                pattern=group.pop(_PATTERN), learning_rate=group.pop(_RATE, None), options=struct_of(group)
+            )
+            for group in groups
+        ],
+    )
 
 
 def _loss(message: wire.LossConfig, field: str) -> LossChoice:

@@ -7,7 +7,7 @@ from services.kit.rpc.tensors import tensor_from_proto
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import IGNORE_INDEX, InputFeature
+from twinkle.data_format import EXTRA_STREAMS, IGNORE_INDEX, InputFeature, StreamSpec
 
 _INTEGERS = ('int32', 'int64')
 _FLOATS = ('float32',)
@@ -70,8 +70,6 @@ def _feature(
         raise InvalidField(f'{field}.input_ids', 'must be set')
     if are_labels_needed and not message.HasField('labels'):
         raise InvalidField(f'{field}.labels', 'must be set to train')
-    if message.extra_tensors:
-        raise InvalidField(f'{field}.extra_tensors', f'{sorted(message.extra_tensors)} are not known to this model')
     ids = tensor_from_proto(message.input_ids, f'{field}.input_ids', dtypes=_INTEGERS, dimensions=1)
     if not len(ids):
         raise InvalidField(f'{field}.input_ids', 'must hold at least one token')
@@ -81,6 +79,8 @@ def _feature(
     for name, dtypes in _STREAMS.items():
         if name in present:
             feature[name] = _stream(present[name], f'{field}.{name}', dtypes, len(ids))
+    for name, tensor in sorted(message.extra_tensors.items()):
+        feature[name] = _extra(name, tensor, f'{field}.extra_tensors', len(ids), vocabulary_size)
     if 'labels' in feature:
         labels = np.asarray(feature['labels'])
         _check_range(labels[labels != IGNORE_INDEX], f'{field}.labels', vocabulary_size)
@@ -91,6 +91,30 @@ def _stream(tensor: tensor_pb2.Tensor, field: str, dtypes: tuple[str, ...], leng
     array = tensor_from_proto(tensor, field, dtypes=dtypes, dimensions=1)
     if len(array) != length:
         raise InvalidField(f'{field}.shape', f'must be as long as input_ids ({length}), got {len(array)}')
+    return array
+
+
+def _extra(name: str, tensor: tensor_pb2.Tensor, field: str, length: int, vocabulary_size: int) -> np.ndarray:
+    spec = EXTRA_STREAMS.get(name)
+    if spec is None:
+        known = ', '.join(sorted(EXTRA_STREAMS))
+        raise InvalidField(f'{field}[{name!r}]', f'is read by no loss, so it would have no effect; known are {known}')
+    return _read_extra(spec, tensor, f'{field}[{name!r}]', length, vocabulary_size)
+
+
+def _read_extra(
+    spec: StreamSpec, tensor: tensor_pb2.Tensor, field: str, length: int, vocabulary_size: int
+) -> np.ndarray:
+    is_id = spec.kind == 'id'
+    array = tensor_from_proto(
+        tensor, field, dtypes=_INTEGERS if is_id else _FLOATS, dimensions=2 if spec.is_wide else 1
+    )
+    if len(array) != length:
+        raise InvalidField(f'{field}.shape', f'must have as many rows as input_ids ({length}), got {len(array)}')
+    if spec.is_wide and not array.shape[1]:
+        raise InvalidField(f'{field}.shape', 'must have at least one column')
+    if is_id:
+        _check_range(array, field, vocabulary_size)
     return array
 
 

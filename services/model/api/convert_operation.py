@@ -1,22 +1,16 @@
-"""Operations from messages to the domain, one small function a verb. Every check names its field."""
+"""Operations from messages to the domain. `convert_verb` has the verbs. Every check names its field."""
 
-import math
-import re
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-from services.kit.errors import InvalidField, NotBuiltYet
-from services.kit.rpc.fields import duration_from_proto, fingerprint_of, id_from_proto, name_from_proto, ttl_from_proto
-from services.model.api.convert_config import training_config_from_proto
-from services.model.api.convert_features import features_from_proto, gradients_from_proto
+from services.kit.errors import InvalidField
+from services.kit.rpc.fields import duration_from_proto, fingerprint_of, id_from_proto
+from services.model.api.convert_verb import verb_from_proto
 from services.model.domain import operation as domain
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2
 
 _DEFAULT_PATIENCE = timedelta(seconds=20)
 _LONGEST_PATIENCE = timedelta(hours=1)
-_PATH = re.compile(r'twinkle://[^/\s]+/weights/[^/\s]+')
 
 
 def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int) -> domain.Operation:
@@ -33,17 +27,13 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
     """
     if message.sequence_number < 1:
         raise InvalidField(f'{field}.sequence_number', f'must be at least 1, got {message.sequence_number}')
-    name = message.WhichOneof('verb')
-    if name is None:
-        raise InvalidField(f'{field}.verb', 'must be set')
-    if name not in _VERBS:
-        raise NotBuiltYet(f'the operation {name}')
+    payload = message.SerializeToString(deterministic=True)
     return domain.Operation(
         adapter_id=id_from_proto(message.adapter_id, f'{field}.adapter_id'),
         sequence_number=message.sequence_number,
-        verb=_VERBS[name](getattr(message, name), f'{field}.{name}', vocabulary_size),
-        fingerprint=fingerprint_of(message),
-        payload=message.SerializeToString(deterministic=True),
+        verb=verb_from_proto(message, field, vocabulary_size=vocabulary_size),
+        fingerprint=fingerprint_of(payload),
+        payload=payload,
     )
 
 
@@ -56,157 +46,3 @@ def patience_from_proto(request: training_service_pb2.WaitOperationRequest) -> t
     if not request.HasField('timeout'):
         return _DEFAULT_PATIENCE
     return duration_from_proto(request.timeout, 'timeout', least=timedelta(), most=_LONGEST_PATIENCE)
-
-
-def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
-    temperature = message.temperature if message.HasField('temperature') else 1.0
-    _check_positive(temperature, f'{field}.temperature')
-    return domain.ForwardOptions(
-        temperature=temperature,
-        is_adapter_disabled=message.is_adapter_disabled,
-        is_logprobs_returned=message.is_logprobs_returned if message.HasField('is_logprobs_returned') else True,
-    )
-
-
-def _forward_only(message: wire.ForwardOnly, field: str, vocabulary_size: int) -> domain.ForwardOnly:
-    features = features_from_proto(
-        message.batch, f'{field}.batch', vocabulary_size=vocabulary_size, are_labels_needed=True
-    )
-    return domain.ForwardOnly(features=features, options=_options(message.options, f'{field}.options'))
-
-
-def _forward(message: wire.Forward, field: str, vocabulary_size: int) -> domain.Forward:
-    features = features_from_proto(
-        message.batch, f'{field}.batch', vocabulary_size=vocabulary_size, are_labels_needed=True
-    )
-    return domain.Forward(features=features, options=_options(message.options, f'{field}.options'))
-
-
-def _forward_backward(message: wire.ForwardBackward, field: str, vocabulary_size: int) -> domain.ForwardBackward:
-    features = features_from_proto(
-        message.batch, f'{field}.batch', vocabulary_size=vocabulary_size, are_labels_needed=True
-    )
-    options = _options(message.options, f'{field}.options')
-    if options.is_adapter_disabled:
-        raise InvalidField(f'{field}.options.is_adapter_disabled', 'must be false: nothing would be trained')
-    return domain.ForwardBackward(features=features, options=options)
-
-
-def _backward(message: wire.Backward, field: str, vocabulary_size: int) -> domain.Backward:
-    del vocabulary_size
-    gradients = gradients_from_proto(list(message.logprob_gradients), f'{field}.logprob_gradients')
-    return domain.Backward(logprob_gradients=gradients)
-
-
-def _clip(message: wire.ClipGradNorm | wire.ClipGradAndStep, field: str) -> tuple[float, float]:
-    norm = message.max_grad_norm if message.HasField('max_grad_norm') else 1.0
-    kind = message.norm_type if message.HasField('norm_type') else 2.0
-    _check_positive(norm, f'{field}.max_grad_norm')
-    if not kind > 0:
-        raise InvalidField(f'{field}.norm_type', f'must be positive, got {kind}')
-    return norm, kind
-
-
-def _clip_grad_norm(message: wire.ClipGradNorm, field: str, vocabulary_size: int) -> domain.ClipGradNorm:
-    del vocabulary_size
-    norm, kind = _clip(message, field)
-    return domain.ClipGradNorm(max_grad_norm=norm, norm_type=kind)
-
-
-def _clip_grad_and_step(message: wire.ClipGradAndStep, field: str, vocabulary_size: int) -> domain.ClipGradAndStep:
-    del vocabulary_size
-    norm, kind = _clip(message, field)
-    return domain.ClipGradAndStep(max_grad_norm=norm, norm_type=kind)
-
-
-def _step(message: wire.Step, field: str, vocabulary_size: int) -> domain.Step:
-    del vocabulary_size
-    if not message.HasField('learning_rate'):
-        return domain.Step()
-    rate = message.learning_rate
-    if not 0.0 <= rate < math.inf:
-        raise InvalidField(f'{field}.learning_rate', f'must be at least 0 and finite, got {rate}')
-    return domain.Step(learning_rate=rate)
-
-
-def _calculate_metric(message: wire.CalculateMetric, field: str, vocabulary_size: int) -> domain.CalculateMetric:
-    del field, vocabulary_size
-    return domain.CalculateMetric(is_training=message.is_training)
-
-
-def _configure(message: wire.Configure, field: str, vocabulary_size: int) -> domain.Configure:
-    del vocabulary_size
-    if not message.HasField('training_config'):
-        raise InvalidField(f'{field}.training_config', 'must be set')
-    return domain.Configure(
-        training_config=training_config_from_proto(message.training_config, f'{field}.training_config')
-    )
-
-
-def _save(message: wire.Save, field: str, vocabulary_size: int) -> domain.Save:
-    del vocabulary_size
-    return domain.Save(
-        name=name_from_proto(message.name, f'{field}.name'),
-        is_optimizer_included=message.is_optimizer_included,
-        is_overwrite_allowed=message.is_overwrite_allowed,
-        ttl=ttl_from_proto(message.ttl, f'{field}.ttl') if message.HasField('ttl') else None,
-    )
-
-
-def check_checkpoint_path(path: str, field: str) -> str:
-    """Return `path` if it has the form of one.
-
-    Raises:
-        InvalidField: it has not.
-    """
-    if not _PATH.fullmatch(path):
-        raise InvalidField(field, "must be of the form 'twinkle://<run>/weights/<name>'")
-    return path
-
-
-def _load(message: wire.Load, field: str, vocabulary_size: int) -> domain.Load:
-    del vocabulary_size
-    path = check_checkpoint_path(message.checkpoint_path, f'{field}.checkpoint_path')
-    return domain.Load(checkpoint_path=path, is_optimizer_included=message.is_optimizer_included)
-
-
-def _publish_version(message: wire.PublishVersion, field: str, vocabulary_size: int) -> domain.PublishVersion:
-    del field, vocabulary_size
-    return domain.PublishVersion(is_pinned=message.is_pinned)
-
-
-def _plain(
-    verb: type[domain.CalculateLoss | domain.ZeroGrad | domain.LrStep],
-) -> Callable[[Any, str, int], domain.Verb]:
-    """Make the conversion of a verb that has no fields."""
-
-    def convert(message: Any, field: str, vocabulary_size: int) -> domain.Verb:
-        del message, field, vocabulary_size
-        return verb()
-
-    return convert
-
-
-def _check_positive(value: float, field: str) -> None:
-    if not 0.0 < value < math.inf:
-        raise InvalidField(field, f'must be positive and finite, got {value}')
-
-
-_VERBS: dict[str, Callable[[Any, str, int], domain.Verb]] = {
-    'forward_only': _forward_only,
-    'forward': _forward,
-    'calculate_loss': _plain(domain.CalculateLoss),
-    'backward': _backward,
-    'forward_backward': _forward_backward,
-    'clip_grad_norm': _clip_grad_norm,
-    'step': _step,
-    'zero_grad': _plain(domain.ZeroGrad),
-    'lr_step': _plain(domain.LrStep),
-    'clip_grad_and_step': _clip_grad_and_step,
-    'calculate_metric': _calculate_metric,
-    'configure': _configure,
-    'save': _save,
-    'load': _load,
-    'publish_version': _publish_version,
-}
-"""What each verb of the contract becomes. Those that are missing are not built yet."""

@@ -21,10 +21,11 @@ _STATES = {
 
 def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
     """Return the message of an adapter."""
+    lora_config = None if adapter.is_full_parameter else lora_config_to_proto(adapter.lora_config)
     return adapter_pb2.Adapter(
         adapter_id=adapter.adapter_id,
         base_model=adapter.base_model,
-        lora_config=lora_config_to_proto(adapter.lora_config),
+        lora_config=lora_config,
         training_config=training_config_to_proto(adapter.training_config),
         sequence_number=adapter.sequence_number,
         step_count=adapter.step_count,
@@ -33,6 +34,7 @@ def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
         user_metadata=adapter.user_metadata,
         create_time=timestamp_to_proto(adapter.create_time),
         update_time=timestamp_to_proto(adapter.update_time),
+        is_full_parameter=adapter.is_full_parameter,
     )
 
 
@@ -82,7 +84,7 @@ def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.
                 )
             )
         case domain.StepResult():
-            message.step.CopyFrom(operation_result_pb2.StepResult(**vars(outcome)))
+            message.step.CopyFrom(_step_to_proto(outcome))
         case domain.MetricResult():
             message.metric.CopyFrom(operation_result_pb2.MetricResult(values=outcome.values))
         case domain.SaveResult():
@@ -93,6 +95,16 @@ def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.
             pass
 
 
+def _step_to_proto(outcome: domain.StepResult) -> operation_result_pb2.StepResult:
+    return operation_result_pb2.StepResult(
+        is_applied=outcome.is_applied,
+        grad_norm=outcome.grad_norm,
+        learning_rate=outcome.learning_rate,
+        step_count=outcome.step_count,
+        layers=[operation_result_pb2.LayerHealth(**vars(layer)) for layer in outcome.layers],
+    )
+
+
 def _receipt_to_proto(receipt: domain.Receipt) -> operation_result_pb2.Receipt:
     return operation_result_pb2.Receipt(
         token_count=receipt.token_count,
@@ -100,4 +112,6 @@ def _receipt_to_proto(receipt: domain.Receipt) -> operation_result_pb2.Receipt:
         request_bytes=receipt.request_bytes,
         device_time=duration_to_proto(receipt.device_time),
         queue_time=duration_to_proto(receipt.queue_time),
+        pass_count=receipt.pass_count,
+        pass_adapter_count=receipt.pass_adapter_count,
     )

@@ -1,0 +1,42 @@
+"""Requests for adapters from the wire."""
+
+import pytest
+
+from services.kit.errors import InvalidField
+from services.model.api.convert_adapter import create_command_from_proto, creation_warnings
+from twinkle.api.model.v1 import adapter_service_pb2 as wire
+from twinkle.api.model.v1 import training_config_pb2
+
+
+def request(**fields):
+    """Return a request for an adapter."""
+    return wire.CreateAdapterRequest(request_id='r', base_model='tiny', **fields)
+
+
+def test_full_parameters_unset_is_not_all_of_them():
+    """An empty message asks for every parameter; none asks for LoRA."""
+    assert create_command_from_proto(request()).full_parameters is None
+    assert create_command_from_proto(request(full_parameters={})).full_parameters == ()
+    some = create_command_from_proto(request(full_parameters={'target_modules': ['mlp', 'norm']}))
+    assert some.full_parameters == ('mlp', 'norm')
+
+
+@pytest.mark.parametrize(
+    ('fields', 'field'),
+    [
+        ({'full_parameters': {}, 'lora_config': training_config_pb2.LoraConfig()}, 'lora_config'),
+        ({'full_parameters': {'target_modules': ['mlp', '']}}, 'full_parameters.target_modules[1]'),
+        ({'full_parameters': {'target_modules': ['mlp', 'mlp']}}, 'full_parameters.target_modules[1]'),
+    ],
+)
+def test_contradiction_is_named(fields, field):
+    """What cannot be meant is refused by its field."""
+    with pytest.raises(InvalidField) as refusal:
+        create_command_from_proto(request(**fields))
+    assert refusal.value.field == field
+
+
+def test_session_without_effect_is_told():
+    """Nothing is silent: a session that changes nothing is a warning."""
+    assert creation_warnings(request()) == []
+    assert 'session_id' in creation_warnings(request(session_id='ss-1'))[0]

@@ -1,0 +1,185 @@
+"""Operations from the wire: what is meant arrives, and what cannot be meant is named."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.kit.errors import InvalidField
+from services.kit.rpc.tensors import tensor_to_proto
+from services.model.api.convert_config import training_config_from_proto, training_config_to_proto
+from services.model.api.convert_operation import operation_from_proto
+from services.model.api.convert_result import result_to_proto
+from services.model.domain import operation as domain
+from services.model.domain import result as outcome
+from services.model.domain.training_config import Component, LossChoice, TrainingConfig
+from twinkle.api.data.v1 import input_feature_pb2
+from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.data_format import EXTRA_STREAMS
+
+VOCABULARY = 50
+
+
+def converted(**verb):
+    """Return the verb of an operation with this one."""
+    message = wire.Operation(adapter_id='a', sequence_number=1, **verb)
+    return operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY).verb
+
+
+def refused_field(**verb):
+    """Return the path of the field that is refused."""
+    with pytest.raises(InvalidField) as refusal:
+        converted(**verb)
+    return refusal.value.field
+
+
+def trained(**extra):
+    """Return forward_backward over one example of four tokens with these extra tensors."""
+    ids = tensor_to_proto(np.arange(4, dtype=np.int32))
+    tensors = {name: tensor_to_proto(value) for name, value in extra.items()}
+    feature = input_feature_pb2.InputFeature(input_ids=ids, labels=ids, extra_tensors=tensors)
+    batch = wire.Batch()
+    batch.features.features.append(feature)
+    return wire.ForwardBackward(batch=batch)
+
+
+def test_limits_of_the_gradient_arrive():
+    """Set limits are taken; those unset are the domain's own defaults."""
+    verb = converted(clip_grad_norm=wire.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf))
+    assert verb == domain.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf)
+    verb = converted(clip_grad_and_step=wire.ClipGradAndStep(max_grad_norm=2.0, is_health_returned=True))
+    assert verb == domain.ClipGradAndStep(max_grad_norm=2.0, is_health_returned=True)
+    assert converted(step=wire.Step(learning_rate=0.0)) == domain.Step(learning_rate=0.0)
+    assert converted(step=wire.Step(is_health_returned=True)) == domain.Step(is_health_returned=True)
+
+
+@pytest.mark.parametrize('value', [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize('name', ['max_grad_norm', 'max_grad_value'])
+def test_limit_that_is_none_is_named(name, value):
+    """Zero, negative, infinite and undefined limits are refused by name."""
+    assert refused_field(clip_grad_norm=wire.ClipGradNorm(**{name: value})) == f'operation.clip_grad_norm.{name}'
+
+
+@pytest.mark.parametrize('count', [0, -3])
+def test_undo_goes_back(count):
+    """Going back by nothing or forward is refused."""
+    assert refused_field(undo=wire.Undo(step_count=count)) == 'operation.undo.step_count'
+    assert converted(undo=wire.Undo(step_count=2)) == domain.Undo(step_count=2)
+
+
+@pytest.mark.parametrize('name', ['', '../up', 'a/b', 'x' * 129])
+def test_export_has_a_name_that_is_no_path(name):
+    """What could leave the folder of exports is refused."""
+    assert refused_field(export_merged=wire.ExportMerged(name=name)) == 'operation.export_merged.name'
+    assert converted(export_merged=wire.ExportMerged(name='merged-1')) == domain.ExportMerged(name='merged-1')
+
+
+def test_extra_streams_arrive_by_name():
+    """Numbers and ids beside the labels come in the form their loss declares."""
+    ids = np.arange(8, dtype=np.int64).reshape(4, 2)
+    logps = -np.ones((4, 2), np.float32)
+    verb = converted(
+        forward_backward=trained(teacher_topk_ids=ids, teacher_topk_logps=logps, returns=np.ones(4, np.float32))
+    )
+    feature = verb.features[0]
+    np.testing.assert_array_equal(feature['teacher_topk_ids'], ids)
+    np.testing.assert_array_equal(feature['teacher_topk_logps'], logps)
+    assert feature['returns'].shape == (4,)
+
+
+HOSTILE = {
+    'unknown name': ('noise', np.ones(4, np.float32), ''),
+    'a field of the message': ('advantages', np.ones(4, np.float32), ''),
+    'ids as floats': ('teacher_topk_ids', np.ones((4, 2), np.float32), '.dtype'),
+    'floats as ids': ('returns', np.ones(4, np.int32), '.dtype'),
+    'flat where wide': ('teacher_topk_logps', np.ones(4, np.float32), '.shape'),
+    'wide where flat': ('old_values', np.ones((4, 1), np.float32), '.shape'),
+    'too few rows': ('teacher_logits', np.ones((3, 2), np.float32), '.shape'),
+    'no columns': ('teacher_logits', np.ones((4, 0), np.float32), '.shape'),
+    'id out of vocabulary': ('teacher_topk_ids', np.full((4, 2), VOCABULARY), ''),
+    'negative id': ('teacher_topk_ids', np.full((4, 2), -100), ''),
+    'not a number': ('returns', np.full(4, math.nan, np.float32), ''),
+}
+
+
+@pytest.mark.parametrize('case', HOSTILE)
+def test_hostile_extra_tensor_is_named(case):
+    """A stream that no loss could read is refused with its name in the path."""
+    name, value, suffix = HOSTILE[case]
+    path = f'operation.forward_backward.batch.features.features[0].extra_tensors[{name!r}]'
+    assert refused_field(forward_backward=trained(**{name: value})) == path + suffix
+
+
+@given(st.binary(max_size=64), st.lists(st.integers(-(2**62), 2**62), max_size=3), st.sampled_from(list(EXTRA_STREAMS)))
+def test_no_bytes_break_the_conversion(data, shape, name):
+    """Whatever bytes and sizes come as a stream, the answer is a refusal that names it, never a crash."""
+    verb = trained()
+    tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=shape, data=data)
+    verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor)
+    refusals = []
+    try:
+        converted(forward_backward=verb)
+    except InvalidField as error:
+        refusals.append(error.field)
+    assert all(name in field for field in refusals)
+
+
+def test_payload_makes_the_operation_again():
+    """What the journal keeps converts to the same operation, with the same fingerprint."""
+    message = wire.Operation(adapter_id='a', sequence_number=3, undo=wire.Undo(step_count=1))
+    operation = operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY)
+    again = operation_from_proto(wire.Operation.FromString(operation.payload), 'x', vocabulary_size=VOCABULARY)
+    assert again == operation
+
+
+def test_parameter_groups_survive_the_trip():
+    """Patterns, rates and options of groups come back as they went."""
+    groups = [{'pattern': 'lora_B', 'lr': 0.0}, {'pattern': 'layers.0', 'weight_decay': 0.1, 'betas': [0.9, 0.95]}]
+    config = TrainingConfig(
+        optimizer=Component(name='AdamW', options={'lr': 0.01, 'groups': groups}),
+        loss=LossChoice(name='GRPOLoss', options={'epsilon': 0.2}),
+    )
+    assert training_config_from_proto(training_config_to_proto(config), 'c') == config
+
+
+@pytest.mark.parametrize(
+    ('group', 'field'),
+    [
+        ({'learning_rate': 0.1}, 'pattern'),
+        ({'pattern': 'x'}, 'options'),
+        ({'pattern': 'x', 'learning_rate': -1.0}, 'learning_rate'),
+        ({'pattern': 'x', 'learning_rate': math.nan}, 'learning_rate'),
+        ({'pattern': 'x', 'options': {'lr': 1.0}}, 'options.lr'),
+        ({'pattern': 'x', 'options': {'pattern': 'y'}}, 'options.pattern'),
+    ],
+)
+def test_malformed_group_is_named(group, field):
+    """A group that says nothing, or says it twice, is refused by its index."""
+    config = {'optimizer': {'groups': [{'pattern': 'good', 'learning_rate': 0.1}, group]}}
+    verb = wire.Configure(training_config=config)
+    assert refused_field(configure=verb) == f'operation.configure.training_config.optimizer.groups[1].{field}'
+
+
+def test_groups_are_no_option():
+    """Groups given among the options would skip their checks."""
+    config = {'optimizer': {'options': {'groups': []}}}
+    assert refused_field(configure=wire.Configure(training_config=config)).endswith('optimizer.options.groups')
+
+
+def test_health_and_receipt_travel():
+    """Every figure of a step and of what it cost is in the message."""
+    layer = outcome.LayerHealth(
+        path='q', grad_norm=1.0, weight_norm=2.0, update_to_weight_ratio=0.5, non_finite_location='lora_A[0, 1]'
+    )
+    step = outcome.StepResult(is_applied=False, learning_rate=0.1, step_count=3, grad_norm=None, layers=(layer,))
+    receipt = outcome.Receipt(pass_count=2, pass_adapter_count=5)
+    message = result_to_proto(
+        outcome.OperationResult(adapter_id='a', sequence_number=1, outcome=step, receipt=receipt, warnings=('w',))
+    )
+    assert not message.step.HasField('grad_norm')
+    assert (message.step.layers[0].path, message.step.layers[0].non_finite_location) == ('q', 'lora_A[0, 1]')
+    assert (message.receipt.pass_count, message.receipt.pass_adapter_count) == (2, 5)
+    assert list(message.warnings) == ['w']
