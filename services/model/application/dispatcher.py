@@ -1,10 +1,23 @@
 """Brings ready operations to the engine: one at a time from each adapter, many adapters at once."""
 
+from dataclasses import dataclass
+from datetime import timedelta
+
 from services.kit.clock import Clock
 from services.model.domain.adapter import Adapter
 from services.model.domain.operation import Operation, StateVerb
-from services.model.domain.scheduler import QueuePlace, Scheduler
+from services.model.domain.scheduler import Scheduler
 from services.model.ports import TrainerBackend, VerbRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePlace:
+    """Where an operation stands."""
+
+    operation_count: int
+    """Operations before it."""
+    estimated_wait: timedelta
+    """Until it begins, as far as can be told."""
 
 
 class Dispatcher:

@@ -1,0 +1,222 @@
+"""What runs next on a replica: deficit round-robin on tokens between tenants, packed into batches.
+
+Pure: it decides, and never waits or runs anything; `application.dispatcher` asks it. Each adapter offers one
+work at a time, so the order within an adapter is settled before (`domain.sequence`).
+
+The algorithm is Shreedhar and Varghese's, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995,
+section 3.2), with one change: a tenant is served while it has credit left and pays what the work cost, so its
+credit may fall below zero. A work of any size is served without credit having to build up for it first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+_Value = TypeVar('_Value')
+
+QUICK_RUN = 128
+"""Works without tokens that may run in a row while others wait. They take milliseconds: enough for the steps
+of a full batch of small adapters, few enough that nothing starves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What an adapter has ready."""
+
+    adapter_id: str
+    tenant_id: str
+    token_count: int
+    """0 for what is quick, such as a step."""
+    batch_key: str | None = None
+    """Works with tokens and of one key may run together; None runs alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """What runs before a work, if nothing else came."""
+
+    quick_count: int = 0
+    heavy_count: int = 0
+    """Works with tokens."""
+    batch_count: int = 0
+    """Batches they make."""
+    token_count: int = 0
+
+
+@dataclass
+class _Tenant:
+    """Works with tokens of one tenant, and what it may still spend."""
+
+    share: float
+    """Tokens it gets in each round."""
+    credit: float
+    """Tokens left to it in this round; below zero where the last work cost more than was left."""
+    works: dict[str, Work] = field(default_factory=dict[str, Work])
+    """Oldest first. An adapter that was served comes back at the end: round-robin between adapters."""
+    by_key: dict[str | None, dict[str, Work]] = field(default_factory=dict[str | None, dict[str, Work]])
+    """The same by batch key."""
+
+    def copy(self) -> '_Tenant':
+        """Return one that changes on its own."""
+        by_key = {key: dict(works) for key, works in self.by_key.items()}
+        return _Tenant(self.share, self.credit, dict(self.works), by_key)
+
+    def add(self, work: Work) -> None:
+        self.works[work.adapter_id] = work
+        self.by_key.setdefault(work.batch_key, {})[work.adapter_id] = work
+
+    def remove(self, work: Work) -> None:
+        del self.works[work.adapter_id]
+        del self.by_key[work.batch_key][work.adapter_id]
+
+
+class Scheduler:
+    """Ready works, and which of them run next."""
+
+    def __init__(self, *, batch_tokens: int, weights: Mapping[str, float] | None = None) -> None:
+        """Begin with nothing.
+
+        Args:
+            batch_tokens: of one batch; a larger work still runs.
+            weights: share of each tenant, positive; 1 for those not named.
+        """
+        self._batch_tokens = batch_tokens
+        self._weights = dict(weights or {})
+        self._works: dict[str, Work] = {}
+        self._heavy_count = 0
+        """Works with tokens among them."""
+        self._quick: dict[str, dict[str, Work]] = {}
+        """Works without tokens by tenant, in the order of the tenants' turns; never an empty one."""
+        self._quick_run = 0
+        """Works without tokens handed out in a row."""
+        self._tenants: dict[str, _Tenant] = {}
+        """In the order of their turns. One that is idle stays until its spending is forgotten."""
+
+    def __len__(self) -> int:
+        """Return the number of works that wait."""
+        return len(self._works)
+
+    def add(self, work: Work) -> None:
+        """Take a work of an adapter that has none here.
+
+        Raises:
+            ValueError: it has one.
+        """
+        if work.adapter_id in self._works:
+            raise ValueError(f'adapter {work.adapter_id!r} has a work here already')
+        self._works[work.adapter_id] = work
+        if not work.token_count:
+            self._quick.setdefault(work.tenant_id, {})[work.adapter_id] = work
+            return
+        self._heavy_count += 1
+        if work.tenant_id not in self._tenants:
+            share = self._weights.get(work.tenant_id, 1.0) * self._batch_tokens
+            self._tenants[work.tenant_id] = _Tenant(share, share)
+        self._tenants[work.tenant_id].add(work)
+
+    def remove(self, adapter_id: str) -> Work | None:
+        """Take an adapter's work back; None where there is none."""
+        work = self._works.pop(adapter_id, None)
+        if work is None:
+            return None
+        if work.token_count:
+            self._heavy_count -= 1
+            self._tenants[work.tenant_id].remove(work)
+        else:
+            del self._quick[work.tenant_id][adapter_id]
+            if not self._quick[work.tenant_id]:
+                del self._quick[work.tenant_id]
+        if not self._works:
+            self._tenants.clear()
+        return work
+
+    def next_batch(self) -> list[Work]:
+        """Take the works that are to run next, together; empty where nothing waits."""
+        lead = self._next_quick() or self._next_heavy()
+        if lead is None:
+            return []
+        batch = [self._take(lead)]
+        if lead.token_count and lead.batch_key is not None:
+            self._fill(batch)
+        return batch
+
+    def ahead_of(self, adapter_id: str) -> Ahead | None:
+        """Return what runs before an adapter's work; None where it has none. Plays the queue to the end."""
+        if adapter_id not in self._works:
+            return None
+        future, before = self._copy(), list[list[Work]]()
+        while adapter_id in future._works:  # noqa: SLF001 - a copy of itself
+            before.append(future.next_batch())
+        heavy = [batch for batch in before[:-1] if batch[0].token_count]
+        return Ahead(
+            quick_count=len(before) - 1 - len(heavy),
+            heavy_count=sum(map(len, heavy)),
+            batch_count=len(heavy),
+            token_count=sum(work.token_count for batch in heavy for work in batch),
+        )
+
+    def _copy(self) -> 'Scheduler':
+        twin = Scheduler(batch_tokens=self._batch_tokens, weights=self._weights)
+        twin._works = dict(self._works)
+        twin._heavy_count, twin._quick_run = self._heavy_count, self._quick_run
+        twin._quick = {tenant_id: dict(works) for tenant_id, works in self._quick.items()}
+        twin._tenants = {tenant_id: tenant.copy() for tenant_id, tenant in self._tenants.items()}
+        return twin
+
+    def _next_quick(self) -> Work | None:
+        if not self._quick or (self._heavy_count and self._quick_run == QUICK_RUN):
+            self._quick_run = 0
+            return None
+        self._quick_run = min(self._quick_run + 1, QUICK_RUN)
+        return next(iter(next(iter(self._quick.values())).values()))
+
+    def _next_heavy(self) -> Work | None:
+        while self._heavy_count:
+            for tenant in self._tenants.values():
+                if tenant.works and tenant.credit > 0:
+                    return next(iter(tenant.works.values()))
+            self._begin_round()
+        return None
+
+    def _fill(self, batch: list[Work]) -> None:
+        """Add what may run with the first work and fits, a work of each tenant in turn."""
+        key, room = batch[0].batch_key, -batch[0].token_count % self._batch_tokens
+        is_more = True
+        while room and is_more:
+            is_more = False
+            for tenant in list(self._tenants.values()):
+                work = next(iter(tenant.by_key.get(key, {}).values()), None)
+                if work is not None and tenant.credit > 0 and work.token_count <= room:
+                    batch.append(self._take(work))
+                    room -= work.token_count
+                    is_more = True
+            is_more = is_more or self._begin_round()
+
+    def _take(self, work: Work) -> Work:
+        """Remove a work that is to run; its tenant pays, and goes behind the others."""
+        if work.token_count:
+            self._tenants[work.tenant_id].credit -= work.token_count
+            _move_to_end(self._tenants, work.tenant_id)
+        else:
+            _move_to_end(self._quick, work.tenant_id)
+        self.remove(work.adapter_id)
+        return work
+
+    def _begin_round(self) -> bool:
+        """Give each tenant its share, once all that wait have spent theirs; say whether they had.
+
+        As many rounds at once as bring the first of them back above zero.
+        """
+        waiting = [tenant for tenant in self._tenants.values() if tenant.works]
+        if not waiting or any(tenant.credit > 0 for tenant in waiting):
+            return False
+        rounds = 1 + min(-tenant.credit // tenant.share for tenant in waiting)
+        for tenant_id, tenant in list(self._tenants.items()):
+            tenant.credit = min(tenant.credit + rounds * tenant.share, tenant.share)
+            if not tenant.works and tenant.credit == tenant.share:
+                del self._tenants[tenant_id]
+        return True
+
+
+def _move_to_end(turns: dict[str, _Value], tenant_id: str) -> None:
+    turns[tenant_id] = turns.pop(tenant_id)
