@@ -1,35 +1,39 @@
 """The loss."""
 
-from twinkle.metric.base import ForwardFacts, Metric
+from typing import ClassVar
+
+from twinkle.metric.base import ForwardFacts
+from twinkle.metric.counting import CountingMetric
+
+_REPORTED = 'reported.'
 
 
-class LossMetric(Metric):
+class LossMetric(CountingMetric):
     """Reports the mean loss and how many labels it is the mean of.
 
-    `loss`: the sum of losses over the number of labels. `label_count`: that number. Beside them
-    what the loss itself reports, averaged over batches.
+    `loss`: the sum of losses over the number of labels. `label_count`: that number. Beside them what
+    the loss itself reports, averaged over the batches that reported it; its unit is the loss's own.
     """
 
-    def __init__(self) -> None:
-        self.reset()
+    units: ClassVar = {'loss': 'nats/label', 'label_count': 'labels'}
 
     def accumulate(self, facts: ForwardFacts) -> None:
         """Take in a batch."""
-        self._loss_sum += facts.loss_sum
-        self._label_count += facts.label_count
-        self._batch_count += 1
+        self.add('batches', 1)
+        self.add('loss_sum', facts.loss_sum)
+        self.add('label_count', facts.label_count)
         for name, value in facts.loss_metrics.items():
-            self._reported[name] = self._reported.get(name, 0.0) + value
+            self.add(f'{_REPORTED}sum.{name}', value)
+            self.add(f'{_REPORTED}count.{name}', 1)
 
     def calculate(self) -> dict[str, float]:
         """Return the numbers."""
-        if not self._batch_count:
+        if not self.total('batches'):
             return {}
-        reported = {name: total / self._batch_count for name, total in self._reported.items()}
-        loss = self._loss_sum / max(self._label_count, 1)
-        return {**reported, 'loss': loss, 'label_count': float(self._label_count)}
-
-    def reset(self) -> None:
-        """Begin anew."""
-        self._loss_sum, self._label_count, self._batch_count = 0.0, 0, 0
-        self._reported: dict[str, float] = {}
+        values: dict[str, float] = {}
+        for key in self.state():
+            if key.startswith(f'{_REPORTED}sum.'):
+                name = key.removeprefix(f'{_REPORTED}sum.')
+                values[name] = self.total(key) / self.total(f'{_REPORTED}count.{name}')
+        labels = self.total('label_count')
+        return {**values, 'loss': self.total('loss_sum') / max(labels, 1), 'label_count': float(labels)}

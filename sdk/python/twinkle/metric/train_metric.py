@@ -1,53 +1,75 @@
 """How training goes on."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from twinkle.metric.base import ForwardFacts, Metric, StepFacts
+from twinkle.metric.base import ForwardFacts, MetricState, StepFacts
+from twinkle.metric.counting import CountingMetric, checked_numbers
+
+_LAST = ('learning_rate', 'step_count')
+_ELAPSED = 'elapsed_seconds'
 
 
-class TrainMetric(Metric):
+class TrainMetric(CountingMetric):
     """Reports rates and the last step.
 
     `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and since
-    the last report `elapsed_seconds`, `tokens_per_second` and `steps_per_second`.
+    the last report `elapsed_seconds`, `tokens_per_second` and `steps_per_second`. After a restart the
+    clock goes on from where the kept state left it: the time in between does not count, and a batch
+    that is replayed takes the time of its replay.
 
     Args:
         clock: seconds, rising.
     """
 
+    units: ClassVar = {
+        _ELAPSED: 's',
+        'tokens_per_second': 'tokens/s',
+        'steps_per_second': 'steps/s',
+        'learning_rate': '1/step',
+        'step_count': 'steps',
+        'grad_norm': 'loss/weight',
+    }
+    wall_clock_values: ClassVar = frozenset({_ELAPSED, 'tokens_per_second', 'steps_per_second'})
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: StepFacts | None = None
-        self.reset()
+        super().__init__()
 
     def accumulate(self, facts: ForwardFacts) -> None:
         """Take in a batch."""
-        self._token_count += facts.token_count
+        self.add('tokens', facts.token_count)
 
     def accumulate_step(self, facts: StepFacts) -> None:
         """Take in an optimizer step."""
-        self._last = facts
-        self._steps += 1
+        self.add('steps', 1)
+        self._totals |= {'learning_rate': facts.learning_rate, 'step_count': facts.step_count}
         if facts.grad_norm is not None:
-            self._grad_norms.append(facts.grad_norm)
+            self.add('grad_norm_sum', facts.grad_norm)
+            self.add('grad_norm_count', 1)
 
     def calculate(self) -> dict[str, float]:
         """Return the numbers."""
         elapsed = self._clock() - self._begin
-        values = {'elapsed_seconds': elapsed}
+        values = {_ELAPSED: elapsed}
         if elapsed > 0:
-            values['tokens_per_second'] = self._token_count / elapsed
-            values['steps_per_second'] = self._steps / elapsed
-        if self._last is not None:
-            values['learning_rate'] = self._last.learning_rate
-            values['step_count'] = float(self._last.step_count)
-        if self._grad_norms:
-            values['grad_norm'] = sum(self._grad_norms) / len(self._grad_norms)
-        return values
+            values['tokens_per_second'] = self.total('tokens') / elapsed
+            values['steps_per_second'] = self.total('steps') / elapsed
+        values |= {name: float(self._totals[name]) for name in _LAST if name in self._totals}
+        return {**values, **self.means({'grad_norm': 'grad_norm_sum'}, by='grad_norm_count')}
 
     def reset(self) -> None:
         """Begin anew; the last step's facts stay."""
         self._begin = self._clock()
-        self._token_count, self._steps = 0, 0
-        self._grad_norms: list[float] = []
+        self._totals = {name: self._totals[name] for name in _LAST if name in self._totals}
+
+    def state(self) -> MetricState:
+        """Return the totals, and the seconds gone by."""
+        return {**super().state(), _ELAPSED: self._clock() - self._begin}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from totals; the clock runs from now on."""
+        totals = checked_numbers(type(self).__name__, state)
+        self._begin = self._clock() - totals.pop(_ELAPSED, 0.0)
+        self._totals = totals

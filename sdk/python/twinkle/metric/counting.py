@@ -1,0 +1,79 @@
+"""A metric that is a handful of running numbers."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinkle.metric.base import Metric, MetricState
+
+
+class CountingMetric(Metric):
+    """Keeps totals by name, each 0 until something is added to it."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._totals = {}
+
+    def state(self) -> MetricState:
+        """Return the totals."""
+        return dict(self._totals)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from totals.
+
+        Raises:
+            ValueError: one is no number.
+        """
+        self._totals = checked_numbers(type(self).__name__, state)
+
+    def add(self, name: str, value: float) -> None:
+        """Add to a total."""
+        self._totals[name] = self._totals.get(name, 0) + value
+
+    def raise_to(self, name: str, value: float) -> None:
+        """Make a total at least `value`."""
+        self._totals[name] = max(self._totals.get(name, -math.inf), value)
+
+    def total(self, name: str) -> float:
+        """Return a total."""
+        return self._totals.get(name, 0)
+
+    def add_moments(self, name: str, values: npt.NDArray[np.float64]) -> None:
+        """Take values into a running mean and spread (Chan, Golub and LeVeque 1979, eq. 2.1), which do not cancel."""
+        if not len(values):
+            return
+        before, count = self.total(f'{name}.count'), len(values)
+        mean = float(values.mean())
+        delta, total = mean - self.total(f'{name}.mean'), before + count
+        self.add(f'{name}.spread', float(np.square(values - mean).sum()) + delta * delta * before * count / total)
+        self.add(f'{name}.mean', delta * count / total)
+        self.add(f'{name}.count', count)
+
+    def variance(self, name: str, *, is_sample: bool = False) -> float:
+        """Return the variance of what `add_moments` took; of a sample: with one degree of freedom less."""
+        count = self.total(f'{name}.count') - is_sample
+        return self.total(f'{name}.spread') / count if count > 0 else 0.0
+
+    def means(self, names: Mapping[str, str], *, by: str) -> dict[str, float]:
+        """Return totals over the total `by`, under the names they are reported by; empty where that is 0."""
+        count = self.total(by)
+        return {shown: float(self.total(name) / count) for shown, name in names.items()} if count else {}
+
+
+def checked_numbers(metric: str, state: Mapping[str, Any]) -> dict[str, float]:
+    """Return a copy of numbers by name.
+
+    Raises:
+        ValueError: one is none.
+    """
+    for name, value in state.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f'{name} = {value!r} in the state of {metric} is no number')
+    return dict(state)
