@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from datetime import timedelta
 
 from services.kit.clock import SystemClock
 from services.kit.config import load_config
@@ -13,6 +14,7 @@ from services.model.api.endpoints import make_endpoints
 from services.model.application.verbs import Limits, make_verbs
 from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.backends.local import LocalBackend
+from services.model.backends.upload_files import UploadFiles, UploadLimits
 from services.model.config import ModelConfig
 from services.model.ports import TrainerBackend, WeightStore
 
@@ -58,7 +60,13 @@ def make_server(config: ModelConfig, backend: TrainerBackend, store: WeightStore
         queue_length=config.limits.queue_length,
         gap_seconds=config.gap_seconds,
     )
-    verbs = make_verbs(backend, store, clock=SystemClock(), limits=limits)
+    clock = SystemClock()
+    uploads = UploadFiles(
+        config.state_dir.resolve() / 'batch-uploads',
+        clock=clock,
+        limits=UploadLimits(tenant_bytes=config.upload_bytes, time_to_live=timedelta(seconds=config.upload_seconds)),
+    )
+    verbs = make_verbs(backend, store, uploads, clock=clock, limits=limits)
     server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),

@@ -28,5 +28,9 @@ class ModelConfig(ServiceConfig):
     """Most tokens of one batch."""
     max_adapters: int = Field(default=256, ge=1)
     """Most adapters held at once, over all tenants."""
+    upload_bytes: int = Field(default=512 << 20, ge=1)
+    """Most bytes of batches that one tenant may have uploaded and lying here."""
+    upload_seconds: float = Field(default=3600.0, gt=0)
+    """How long an uploaded batch is kept after it was last sent to or used."""
     gap_seconds: float = Field(default=60.0, gt=0)
     """How long an operation waits for an earlier number that does not come."""

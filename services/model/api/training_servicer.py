@@ -8,11 +8,14 @@ from typing import Any
 
 import grpc
 
+from services.kit.caller import Caller
 from services.kit.errors import DomainError
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
-from services.model.api.convert_operation import operation_from_proto, patience_from_proto
+from services.model.api.convert_operation import patience_from_proto
 from services.model.api.convert_result import record_to_proto, result_to_proto
+from services.model.api.convert_upload import upload_parts_from_proto, upload_to_proto
+from services.model.api.read_operation import OperationReader
 from services.model.application.train_stream import Refused
 from services.model.application.verbs import Verbs
 from services.model.domain.operation import Operation
@@ -28,25 +31,33 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     def __init__(self, verbs: Verbs) -> None:
         """Serve `verbs`."""
         self._verbs = verbs
+        self._read = OperationReader(verbs.read_upload, vocabulary_size=verbs.vocabulary_size)
 
     async def Execute(  # noqa: N802 - the contract's name
         self, request: wire.ExecuteRequest, context: Context[Any, Any]
     ) -> wire.ExecuteResponse:
         """Carry out one operation."""
-        operation = operation_from_proto(request.operation, 'operation', vocabulary_size=self._verbs.vocabulary_size)
-        result = await self._verbs.execute_operation(
-            current_caller(), operation, is_waiting_allowed=request.is_waiting_allowed
-        )
+        caller = current_caller()
+        operation = await self._read(caller, request.operation, 'operation')
+        result = await self._verbs.execute_operation(caller, operation, is_waiting_allowed=request.is_waiting_allowed)
         return wire.ExecuteResponse(result=result_to_proto(result))
 
     async def Train(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[wire.TrainRequest], context: Context[Any, Any]
     ) -> AsyncIterator[wire.TrainResponse]:
         """Carry out the operations of a stream."""
-        operations = self._operations(request_iterator)
-        async with aclosing(self._verbs.train_stream(current_caller(), operations)) as results:
+        caller = current_caller()
+        operations = self._operations(caller, request_iterator)
+        async with aclosing(self._verbs.train_stream(caller, operations)) as results:
             async for result in results:
                 yield wire.TrainResponse(result=result_to_proto(result))
+
+    async def UploadBatch(  # noqa: N802 - the contract's name
+        self, request_iterator: AsyncIterator[wire.UploadBatchRequest], context: Context[Any, Any]
+    ) -> wire.UploadBatchResponse:
+        """Take a batch in pieces."""
+        parts = upload_parts_from_proto(request_iterator)
+        return upload_to_proto(await self._verbs.upload_batch(current_caller(), parts))
 
     async def GetOperation(  # noqa: N802 - the contract's name
         self, request: wire.GetOperationRequest, context: Context[Any, Any]
@@ -69,11 +80,13 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         state, result = record_to_proto(record, adapter_id, request.sequence_number)
         return wire.WaitOperationResponse(state=state, result=result)
 
-    async def _operations(self, requests: AsyncIterator[wire.TrainRequest]) -> AsyncIterator[Operation | Refused]:
+    async def _operations(
+        self, caller: Caller, requests: AsyncIterator[wire.TrainRequest]
+    ) -> AsyncIterator[Operation | Refused]:
         async for request in requests:
             message = request.operation
             try:
-                yield operation_from_proto(message, 'operation', vocabulary_size=self._verbs.vocabulary_size)
+                yield await self._read(caller, message, 'operation')
             except DomainError as error:
                 # In a stream a malformed operation fails alone.
                 yield Refused(message.adapter_id, message.sequence_number, error)

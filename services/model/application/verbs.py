@@ -10,7 +10,8 @@ from services.model.application.directory import AdapterDirectory
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.find_operation import FindOperation
 from services.model.application.train_stream import TrainStream
-from services.model.ports import TrainerBackend, WeightStore
+from services.model.application.upload_batch import ReadUpload, UploadBatch
+from services.model.ports import TrainerBackend, UploadStore, WeightStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +37,18 @@ class Verbs:
     execute_operation: ExecuteOperation
     find_operation: FindOperation
     train_stream: TrainStream
+    upload_batch: UploadBatch
+    read_upload: ReadUpload
     directory: AdapterDirectory
     """Gets, lists and watches adapters; its watches are closed before the service drains."""
     vocabulary_size: int
     """Token ids are below it."""
 
 
-def make_verbs(backend: TrainerBackend, store: WeightStore, *, clock: Clock, limits: Limits) -> Verbs:
-    """Return the verbs over `backend`, with weights kept in `store`."""
+def make_verbs(
+    backend: TrainerBackend, store: WeightStore, uploads: UploadStore, *, clock: Clock, limits: Limits
+) -> Verbs:
+    """Return the verbs over `backend`, with weights kept in `store` and uploaded batches in `uploads`."""
     directory = AdapterDirectory()
     admission = Admission(limits.queue_length)
     execute = ExecuteOperation(directory, backend, store, admission, clock=clock, gap_seconds=limits.gap_seconds)
@@ -55,6 +60,8 @@ def make_verbs(backend: TrainerBackend, store: WeightStore, *, clock: Clock, lim
         execute_operation=execute,
         find_operation=FindOperation(directory, execute),
         train_stream=TrainStream(execute),
+        upload_batch=UploadBatch(uploads),
+        read_upload=ReadUpload(uploads),
         directory=directory,
         vocabulary_size=backend.facts().base_models[0].vocabulary_size,
     )
