@@ -97,10 +97,11 @@ def _broken(numbers, change):
 @pytest.mark.parametrize(
     'change',
     [
-        {'format': 2},
+        {'format': 3},
         {'optimizer': {'name': 'Evil', 'options': {}}},
         {'optimizer': {'name': 'AdamW', 'options': {'x': 1}}},
-        {'param_groups': []},
+        {'optimizer_numbers': {'scalars': {}, 'param_groups': []}},
+        {'optimizer_numbers': None},
         {'step_count': None},
         {'lr_scheduler': {'name': 'LambdaLR', 'options': {}}},
     ],

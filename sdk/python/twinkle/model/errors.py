@@ -64,3 +64,15 @@ class SnapshotMismatch(TrainerError, ValueError):
 
 class InvalidArgument(TrainerError, ValueError):
     """An argument is out of range."""
+
+
+class LossFailed(InvalidArgument):
+    """A loss raised, or returned what is no loss; no gradient was added."""
+
+    def __init__(self, adapter_id: str, loss: str, problem: str) -> None:
+        super().__init__(f'{loss} failed on this batch: {problem}')
+        self.adapter_id, self.loss, self.problem = adapter_id, loss, problem
+
+    def __reduce__(self) -> tuple[type['LossFailed'], tuple[str, str, str]]:
+        """Pickle by the arguments."""
+        return type(self), (self.adapter_id, self.loss, self.problem)

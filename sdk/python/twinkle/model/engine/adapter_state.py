@@ -1,6 +1,6 @@
 """One adapter in training: its weights and everything that belongs to it alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,25 +10,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.data_format import LoraConfig, LossOutput
-from twinkle.loss import CrossEntropyLoss, Loss
+from twinkle.loss import CrossEntropyLoss, Loss, LossBatch
 from twinkle.metric import LossMetric, Metric, TrainMetric
-from twinkle.module import build_optimizer, build_scheduler
+from twinkle.model.engine.optimization import ComponentChoice, Optimization
+from twinkle.model.engine.value_head import ValueHead
 from twinkle.nn import LoraWeights
 from twinkle.processor import InputProcessor, PackedBatch
-
-
-@dataclass(frozen=True)
-class ComponentChoice:
-    """A component as it was asked for, so that it can be built again."""
-
-    component: Any
-    """Name or class."""
-    options: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Name of the class."""
-        return self.component if isinstance(self.component, str) else self.component.__name__
 
 
 @dataclass
@@ -36,10 +23,23 @@ class PendingForward:
     """A forward pass whose activations are kept."""
 
     batch: PackedBatch
-    logps_R: Tensor
+    outputs: LossBatch
     """With gradient."""
     output: LossOutput | None = None
     """Once the loss was calculated."""
+
+
+@dataclass(frozen=True)
+class MetricInUse:
+    """A metric and how it was asked for."""
+
+    metric: Metric
+    choice: ComponentChoice
+
+    @classmethod
+    def by_default(cls, metric: Metric) -> 'MetricInUse':
+        """Return a metric built without options."""
+        return cls(metric, ComponentChoice(type(metric).__name__, {}))
 
 
 @dataclass
@@ -48,13 +48,13 @@ class AdapterState:
 
     adapter_id: str
     weights: LoraWeights
-    optimizer: Optimizer
-    optimizer_choice: ComponentChoice
-    scheduler: LRScheduler | None = None
-    scheduler_choice: ComponentChoice | None = None
+    optimization: Optimization
+    value_head: ValueHead | None = None
+    """Once a loss that learns values was set."""
     loss: Loss = field(default_factory=CrossEntropyLoss)
     loss_choice: ComponentChoice = field(default_factory=lambda: ComponentChoice('CrossEntropyLoss', {}))
     processor: InputProcessor = field(default_factory=InputProcessor)
+    processor_choice: ComponentChoice = field(default_factory=lambda: ComponentChoice('InputProcessor', {}))
     gradient_accumulation_steps: int = 1
     batch_count: int = 0
     """Batches whose gradient is accumulated."""
@@ -65,15 +65,18 @@ class AdapterState:
     grad_norm: float | None = None
     """Norm of the accumulated gradient before clipping, since it was last clipped."""
     pending: PendingForward | None = None
-    train_metrics: list[Metric] = field(default_factory=lambda: [LossMetric(), TrainMetric()])
-    eval_metrics: list[Metric] = field(default_factory=lambda: [LossMetric()])
+    metrics_in_training: tuple[MetricInUse, ...] = field(
+        default_factory=lambda: (MetricInUse.by_default(LossMetric()), MetricInUse.by_default(TrainMetric()))
+    )
+    metrics_in_evaluation: tuple[MetricInUse, ...] = field(
+        default_factory=lambda: (MetricInUse.by_default(LossMetric()),)
+    )
 
     @classmethod
     def create(cls, adapter_id: str, weights: LoraWeights, *, gradient_accumulation_steps: int) -> 'AdapterState':
         """Return a new adapter's state: AdamW with torch's defaults, cross-entropy, no schedule."""
-        choice = ComponentChoice('AdamW', {})
-        optimizer = build_optimizer('AdamW', weights.parameters(), {})
-        return cls(adapter_id, weights, optimizer, choice, gradient_accumulation_steps=gradient_accumulation_steps)
+        optimization = Optimization.begin(ComponentChoice('AdamW', {}), weights.named_parameters())
+        return cls(adapter_id, weights, optimization, gradient_accumulation_steps=gradient_accumulation_steps)
 
     @property
     def config(self) -> LoraConfig:
@@ -81,64 +84,78 @@ class AdapterState:
         return self.weights.config
 
     @property
-    def is_accumulating(self) -> bool:
-        """Whether some, but not yet enough batches are accumulated for a step."""
-        return 0 < self.batch_count < self.gradient_accumulation_steps
+    def optimizer(self) -> Optimizer:
+        """The optimizer of all parameters."""
+        return self.optimization.optimizer
+
+    @property
+    def optimizer_choice(self) -> ComponentChoice:
+        """How the optimizer was asked for."""
+        return self.optimization.optimizer_choice
+
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        """The schedule of its rate."""
+        return self.optimization.scheduler
+
+    @property
+    def scheduler_choice(self) -> ComponentChoice | None:
+        """How the schedule was asked for."""
+        return self.optimization.scheduler_choice
 
     @property
     def learning_rate(self) -> float:
         """Of the first parameter group, as the schedule set it."""
         return float(self.optimizer.param_groups[0]['lr'])
 
-    def set_optimizer(self, choice: ComponentChoice) -> None:
-        """Replace the optimizer; its state begins anew and the schedule, which belonged to the old one, is dropped."""
-        self.optimizer = build_optimizer(choice.component, self.weights.parameters(), choice.options)
-        self.optimizer_choice = choice
-        self.scheduler, self.scheduler_choice = None, None
+    @property
+    def train_metrics(self) -> list[Metric]:
+        """What reports training."""
+        return [used.metric for used in self.metrics_in_training]
 
-    def set_scheduler(self, choice: ComponentChoice) -> None:
-        """Replace the schedule, counting from the optimizer's own rate again."""
-        # A schedule writes into the groups while it is built: begin from the optimizer's own
-        # values, and put the present ones back if it is refused.
-        present = [dict(group) for group in self.optimizer.param_groups]
-        own = build_optimizer(
-            self.optimizer_choice.component, self.weights.parameters(), self.optimizer_choice.options
-        ).param_groups
-        try:
-            _replace_groups(self.optimizer, own)
-            self.scheduler = build_scheduler(choice.component, self.optimizer, choice.options)
-        except ValueError:
-            _replace_groups(self.optimizer, present)
-            raise
-        self.scheduler_choice = choice
+    @property
+    def eval_metrics(self) -> list[Metric]:
+        """What reports batches that are only run forward."""
+        return [used.metric for used in self.metrics_in_evaluation]
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether some, but not yet enough batches are accumulated for a step."""
+        return 0 < self.batch_count < self.gradient_accumulation_steps
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Return everything that is trained, in a fixed order: A and B of each layer, then the value head."""
+        head = {} if self.value_head is None else self.value_head.named_parameters()
+        return {**self.weights.named_parameters(), **head}
+
+    def parameters(self) -> list[Tensor]:
+        """Return what `named_parameters` returns, without the names."""
+        return list(self.named_parameters().values())
+
+    def add_value_head(self, head: ValueHead) -> None:
+        """Train a value head too; optimizer and schedule go on as they are for all else."""
+        self.optimization = self.optimization.over_more({**self.named_parameters(), **head.named_parameters()})
+        self.value_head = head
 
     @contextmanager
     def undoing_configuration(self) -> Iterator[None]:
         """Put optimizer, schedule, loss, processor, metrics and accumulation back if the block fails."""
-        optimizer, groups = self.optimizer, [dict(group) for group in self.optimizer.param_groups]
         names = (
-            'optimizer', 'optimizer_choice', 'scheduler', 'scheduler_choice', 'loss', 'loss_choice', 'processor',
-            'gradient_accumulation_steps',
+            'optimization', 'value_head', 'loss', 'loss_choice', 'processor', 'processor_choice',
+            'gradient_accumulation_steps', 'metrics_in_training', 'metrics_in_evaluation',
         )  # fmt: skip
-        before = {name: getattr(self, name) for name in names}
-        metrics = (list(self.train_metrics), list(self.eval_metrics))
+        before: Mapping[str, Any] = {name: getattr(self, name) for name in names}
+        groups = self.optimization.copy_groups()
         try:
             yield
         except BaseException:
             for name, value in before.items():
                 setattr(self, name, value)
-            _replace_groups(optimizer, groups)
-            self.train_metrics, self.eval_metrics = metrics
+            self.optimization.replace_groups(groups)
             raise
 
     def drop_gradient(self) -> None:
         """Forget the accumulated gradient and the pending forward pass."""
-        for parameter in self.weights.parameters():
+        for parameter in self.parameters():
             parameter.grad = None
         self.batch_count, self.divisor, self.grad_norm, self.pending = 0, 0, None, None
-
-
-def _replace_groups(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
-    for group, values in zip(optimizer.param_groups, groups, strict=True):
-        group.clear()
-        group.update(values)

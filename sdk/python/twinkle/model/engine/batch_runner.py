@@ -1,92 +1,169 @@
-"""Packs an adapter's batch into passes of bounded size and runs them."""
+"""Runs batches of several adapters in shared passes, so that each gets the bits it would get alone.
+
+Memory that runs out is met in three steps: the pass is run again by fewer adapters at a time, then a
+lone part by halves, and only what cannot be divided is refused.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-import torch
+from torch import Tensor
 
-from twinkle.data_format import InputFeature
-from twinkle.loss import MissingStream
-from twinkle.model.engine.adapter_state import AdapterState, PendingForward
-from twinkle.model.engine.forward_pass import PassResult, run_pass, split_features
+from twinkle.loss import InvalidLossInput
+from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.gradient import sum_gradients
+from twinkle.model.engine.joint_pass import BackwardFailed, PassResult, run_joint_pass
+from twinkle.model.engine.memory import is_out_of_memory, release_memory
+from twinkle.model.engine.parts import BatchCutter, Part
+from twinkle.model.engine.pass_outputs import Segment
+from twinkle.model.engine.pass_plan import PassPlanner, Slot
 from twinkle.model.engine.results import ForwardOptions
-from twinkle.model.errors import InvalidArgument, LossNotFinite
+from twinkle.model.errors import BatchTooLarge, LossNotFinite
 from twinkle.nn import PackedCausalLM
-from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
+from twinkle.processor import InvalidFeatures
+
+_Outcome = list[PassResult] | Exception
+"""What came of one part: a result for each piece it ran in, or why the part was refused."""
+
+SPLIT_WARNING = 'memory ran out: the batch ran in smaller pieces, which may change the last bits of its gradient'
+
+
+@dataclass
+class ItemRun:
+    """One adapter's batch on its way through the passes."""
+
+    state: AdapterState
+    parts: Sequence[Part]
+    options: ForwardOptions
+    is_training: bool
+    results: list[PassResult] = field(default_factory=list)
+    """In the order of the features."""
+    gradient: Sequence[Tensor] | None = None
+    """Of the parts that ran, added up in their order."""
+    refusal: Exception | None = None
+
+    def __post_init__(self) -> None:
+        """Remember the random state, for a refusal."""
+        self._draws = self.state.weights.dropout_generator.get_state()
+
+    def refuse(self, error: Exception) -> None:
+        """Give up, leaving the adapter as it was."""
+        self.refusal, self.gradient = error, None
+        self.state.weights.dropout_generator.set_state(self._draws)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the owner should know."""
+        return (SPLIT_WARNING,) if len(self.results) > len(self.parts) else ()
+
+    def take(self, outcome: _Outcome) -> None:
+        """Take in what came of the next part."""
+        if isinstance(outcome, Exception):
+            self.refuse(outcome)
+            return
+        for result in outcome:
+            if result.gradient is not None:
+                self.gradient = sum_gradients(self.gradient, result.gradient)
+        self.results += [replace(result, gradient=None) for result in outcome]
 
 
 class BatchRunner:
-    """See `TrainerEngine` for the arguments."""
+    """Runs batches on one model.
+
+    Args:
+        model: shared by all adapters.
+        max_pass_tokens: rows of a shared pass.
+    """
 
     def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
         self._model = model
         self._max_pass_tokens = max_pass_tokens
-        self._limits = InputLimits(vocab_size=model.vocab_size, max_tokens=model.max_position_embeddings)
+        self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
-    def pack(self, state: AdapterState, features: Sequence[InputFeature]) -> PackedBatch:
-        """Check and pack a whole batch.
+    def run(self, runs: Sequence[ItemRun]) -> None:
+        """Run batches of different adapters to their end; what came of each is left in it.
 
-        Raises:
-            InvalidFeatures: names the feature, the field and the cure.
-            MissingStream: the loss needs what the features do not carry.
+        No gradient is added to an adapter's yet.
         """
-        batch = state.processor(features, self._limits, ignore_index=state.loss.ignore_index)
-        missing = [name for name in state.loss.required_streams if name not in batch.streams]
-        if missing:
-            raise MissingStream(type(state.loss).__name__, missing[0])
-        return batch
+        for is_training in (True, False):
+            self._run_alike([run for run in runs if run.is_training is is_training], is_training=is_training)
 
-    def parts(self, state: AdapterState, features: Sequence[InputFeature]) -> list[PackedBatch]:
-        """Check the whole batch and pack it into as many passes as it needs; raises as `pack`."""
-        whole = self.pack(state, features)
-        if whole.token_count <= self._max_pass_tokens or not state.loss.is_separable:
-            return [whole]
-        return [self.pack(state, part) for part in split_features(features, max_tokens=self._max_pass_tokens)]
+    def _run_alike(self, runs: Sequence[ItemRun], *, is_training: bool) -> None:
+        planner = PassPlanner(max_tokens=self._max_pass_tokens)
+        for index, run in enumerate(runs):
+            planner.add(index, [part.batch.token_count for part in run.parts])
+        while slots := planner.next_pass():
+            outcomes = self._run_pass([_Piece.of(runs, slot) for slot in slots], is_training=is_training)
+            for slot, outcome in zip(slots, outcomes, strict=True):
+                runs[slot.item].take(outcome)
+                if isinstance(outcome, Exception):
+                    planner.drop(slot.item)
 
-    def run(
-        self, state: AdapterState, parts: list[PackedBatch], options: ForwardOptions, *, is_training: bool
-    ) -> list[PassResult]:
-        """Run the passes one after the other.
+    def _run_pass(self, pieces: 'Sequence[_Piece]', *, is_training: bool) -> list[_Outcome]:
+        draws = [piece.run.state.weights.dropout_generator.get_state() for piece in pieces]
+        results = self._attempt(pieces, is_training=is_training)
+        if results is not None:
+            return [
+                _in_whole(result, piece) if isinstance(result, Exception) else [result]
+                for result, piece in zip(results, pieces, strict=True)
+            ]
+        for piece, draw in zip(pieces, draws, strict=True):
+            piece.run.state.weights.dropout_generator.set_state(draw)
+        release_memory(self._model.device)
+        if len(pieces) == 1:
+            return [self._run_halved(pieces[0], is_training=is_training)]
+        middle = len(pieces) // 2
+        first = self._run_pass(pieces[:middle], is_training=is_training)
+        return first + self._run_pass(pieces[middle:], is_training=is_training)
 
-        Raises:
-            LossNotFinite: names the feature by its place in the whole batch.
-        """
+    def _attempt(self, pieces: 'Sequence[_Piece]', *, is_training: bool) -> list[PassResult | Exception] | None:
+        """Run a pass; return None where it must be run again in smaller ones."""
+        segments = [Segment(piece.run.state, piece.part.batch, piece.run.options) for piece in pieces]
+        try:
+            return list(run_joint_pass(self._model, segments, is_training=is_training))
+        except BackwardFailed:
+            return None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _run_halved(self, piece: '_Piece', *, is_training: bool) -> _Outcome:
+        halves = self.cutter.halve(piece.run.state, piece.part)
+        token_count = piece.part.batch.token_count
+        if not halves:
+            return BatchTooLarge(token_count, min(self._max_pass_tokens, token_count - 1))
         results: list[PassResult] = []
-        begin = 0
-        for part in parts:
-            try:
-                results.append(run_pass(self._model, state, part, options=options, is_training=is_training))
-            except LossNotFinite as error:
-                index = error.feature_index
-                raise LossNotFinite(state.adapter_id, None if index is None else index + begin) from None
-            begin += len(part.feature_lengths)
+        for half in halves:
+            outcome = self._run_pass([_Piece(piece.run, half)], is_training=is_training)[0]
+            if isinstance(outcome, Exception):
+                return outcome
+            results += outcome
         return results
 
 
-def check_trainable(parts: list[PackedBatch], options: ForwardOptions) -> None:
-    """Refuse a batch from which nothing can be learned.
+@dataclass(frozen=True)
+class _Piece:
+    """A part, or some of one, of an item."""
 
-    Raises:
-        InvalidArgument: the adapter is disabled.
-        InvalidFeatures: no label counts.
-    """
-    if options.is_adapter_disabled:
-        raise InvalidArgument('is_adapter_disabled is for forward_only; without the adapter nothing is learned')
-    if not any(part.label_count for part in parts):
-        raise InvalidFeatures('have no label that counts: each is masked or weighs 0', field='labels')
+    run: ItemRun
+    part: Part
+
+    @classmethod
+    def of(cls, runs: Sequence[ItemRun], slot: Slot) -> '_Piece':
+        """Return the part a slot means."""
+        return cls(runs[slot.item], runs[slot.item].parts[slot.part])
 
 
-def logprob_gradient(pending: PendingForward, gradients: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
-    """Return float32 [R] from one array [T] for each feature of a pending forward pass.
-
-    Raises:
-        InvalidFeatures: they are not as many, as long, or not finite.
-    """
-    lengths = pending.batch.feature_lengths
-    if len(gradients) != len(lengths):
-        raise InvalidFeatures(f'of the last forward were {len(lengths)}, got {len(gradients)} gradients')
-    for index, (values, length) in enumerate(zip(gradients, lengths, strict=True)):
-        if np.shape(values) != (length,) or not np.isfinite(values).all():
-            raise InvalidFeatures(f'must be {length} finite numbers', index=index, field='logprob_gradients')
-    return torch.from_numpy(pending.batch.gather(list(gradients))).to(pending.logps_R.device)
+def _in_whole(error: Exception, piece: _Piece) -> Exception:
+    """Return a refusal with the feature's index in the whole batch, where it names one."""
+    begin = piece.part.first_feature
+    match error:
+        case LossNotFinite(feature_index=int(index)):
+            return LossNotFinite(error.adapter_id, index + begin)
+        case InvalidFeatures(index=int(index)):
+            return InvalidFeatures(error.problem, index=index + begin, field=error.field)
+        case InvalidLossInput(index=int(index)):
+            return InvalidLossInput(error.problem, index=index + begin)
+        case _:
+            return error

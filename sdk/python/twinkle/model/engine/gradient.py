@@ -4,13 +4,16 @@ It is kept as the plain sum; what it is to be divided by is counted beside it, a
 is done for the step alone, so that batches may still be added after clipping or stepping.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from twinkle.model.engine.adapter_state import AdapterState
-from twinkle.model.errors import LossNotFinite
+from twinkle.model.engine.results import ClipOptions
+from twinkle.model.errors import AdapterNotReady, LossNotFinite
+from twinkle.module import GradientNotFinite, clip_by_norm, clip_by_value
 
 
 def sum_gradients(first: Sequence[Tensor] | None, second: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -26,7 +29,8 @@ def check_gradient(state: AdapterState, gradient: Sequence[Tensor]) -> None:
     Raises:
         LossNotFinite: an element is infinite or not a number.
     """
-    if not all(bool(tensor.isfinite().all()) for tensor in gradient):
+    # The largest magnitude is finite where every element is: one answer from the device for all tensors.
+    if not bool(torch.nn.utils.get_total_norm(gradient, norm_type=math.inf).isfinite()):
         raise LossNotFinite(state.adapter_id, None)
 
 
@@ -35,26 +39,40 @@ def add_gradient(state: AdapterState, gradient: Sequence[Tensor], *, divisor: in
 
     Args:
         state: of the adapter.
-        gradient: in the order of its parameters.
+        gradient: in the order of its parameters; not aliased.
         divisor: what this batch adds to the number the sum is divided by.
+
+    Raises:
+        LossNotFinite: the sum is not finite; nothing was changed.
     """
-    for parameter, tensor in zip(state.weights.parameters(), gradient, strict=True):
-        parameter.grad = tensor.clone() if parameter.grad is None else parameter.grad + tensor
+    parameters = state.parameters()
+    totals = [
+        tensor.clone() if parameter.grad is None else parameter.grad + tensor
+        for parameter, tensor in zip(parameters, gradient, strict=True)
+    ]
+    check_gradient(state, totals)
+    for parameter, total in zip(parameters, totals, strict=True):
+        parameter.grad = total
     state.batch_count += 1
     state.divisor += divisor
 
 
-def clip_gradient(state: AdapterState, *, max_grad_norm: float, norm_type: float) -> float:
-    """Scale the gradient so that, divided, its norm is at most `max_grad_norm`; return the norm before."""
-    gradients = [parameter.grad for parameter in state.weights.parameters()]
+def clip_gradient(state: AdapterState, limits: ClipOptions) -> float:
+    """Limit each element of the divided gradient, then its norm; return the norm between the two.
+
+    Raises:
+        AdapterNotReady: the norm is not finite; nothing was changed.
+    """
+    gradients = [parameter.grad for parameter in state.parameters() if parameter.grad is not None]
     divisor = max(state.divisor, 1)
-    norm = torch.nn.utils.get_total_norm(gradients, norm_type=norm_type) / divisor
-    # As torch's own clipping: a small number keeps a zero norm from dividing, and factors above 1 are not used.
-    factor = torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
-    for tensor in gradients:
-        tensor.mul_(factor)
-    state.grad_norm = float(norm)
-    return state.grad_norm
+    try:
+        if limits.max_grad_value is not None:
+            clip_by_value(gradients, max_value=limits.max_grad_value, divisor=divisor)
+        norm = clip_by_norm(gradients, max_norm=limits.max_grad_norm, norm_type=limits.norm_type, divisor=divisor)
+    except GradientNotFinite as error:
+        raise AdapterNotReady(state.adapter_id, 'a gradient of finite norm: drop this one with zero_grad') from error
+    state.grad_norm = norm
+    return norm
 
 
 def apply_gradient(state: AdapterState, *, learning_rate: float | None = None) -> float:
@@ -64,12 +82,12 @@ def apply_gradient(state: AdapterState, *, learning_rate: float | None = None) -
         state: of the adapter.
         learning_rate: for this step alone; unset: the schedule's.
     """
-    parameters = state.weights.parameters()
+    parameters = state.parameters()
     sums = [parameter.grad for parameter in parameters]
     rates = [group['lr'] for group in state.optimizer.param_groups]
     if state.divisor:
         for parameter, total in zip(parameters, sums, strict=True):
-            parameter.grad = total / state.divisor
+            parameter.grad = None if total is None else total / state.divisor
     if learning_rate is not None:
         _set_rates(state, [learning_rate] * len(rates))
     used = state.learning_rate

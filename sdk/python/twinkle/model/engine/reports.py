@@ -7,16 +7,16 @@ import numpy as np
 from twinkle.data_format import InputFeature
 from twinkle.metric import ForwardFacts, Metric
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
-from twinkle.model.engine.forward_pass import PassResult
+from twinkle.model.engine.joint_pass import PassResult
 from twinkle.model.engine.results import ForwardResult, StepResult
-from twinkle.processor import PackedBatch
 
 
 def result_of_pending(pending: PendingForward) -> PassResult:
     """Return a pending forward pass as a result; its loss is 0 before it was calculated."""
     output = pending.output or {}
     return PassResult(
-        logps_R=pending.logps_R.numpy(force=True),
+        batch=pending.batch,
+        logps_R=pending.outputs.logps_R.numpy(force=True),
         loss_sum=0.0 if pending.output is None else float(pending.output['loss'].detach()),
         divisor=output.get('num_tokens', 0),
         metrics=dict(output.get('metrics', {})),
@@ -25,17 +25,17 @@ def result_of_pending(pending: PendingForward) -> PassResult:
 
 def forward_result(
     features: Sequence[InputFeature],
-    parts: list[PackedBatch],
-    results: list[PassResult],
+    results: Sequence[PassResult],
     *,
     metrics: Sequence[Metric],
+    warnings: tuple[str, ...] = (),
 ) -> ForwardResult:
     """Add up the passes of one batch, and let `metrics` take the batch in."""
     loss_sum = sum(result.loss_sum for result in results)
-    label_count = sum(part.label_count for part in parts)
+    label_count = sum(result.batch.label_count for result in results)
     names = sorted({name for result in results for name in result.metrics})
     reported = {name: float(np.mean([result.metrics[name] for result in results])) for name in names}
-    token_count = sum(part.token_count for part in parts)
+    token_count = sum(result.batch.token_count for result in results)
     facts = ForwardFacts(
         features=features,
         loss_sum=loss_sum,
@@ -50,9 +50,14 @@ def forward_result(
         loss_sum=loss_sum,
         loss=loss_sum / divisor if divisor else loss_sum,
         num_tokens=label_count,
-        logps=[logps for part, result in zip(parts, results, strict=True) for logps in part.by_feature(result.logps_R)],
+        logps=[logps for result in results for logps in result.batch.by_feature(result.logps_R)],
         metrics=reported,
         token_count=token_count,
+        padding_token_count=sum(result.padding_token_count for result in results),
+        pass_count=len(results),
+        pass_adapter_count=max(result.adapter_count for result in results),
+        device_seconds=sum(result.seconds for result in results),
+        warnings=warnings,
     )
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from twinkle.data_format import InputFeature
 from twinkle.model.errors import InvalidArgument
+from twinkle.module import LayerHealth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,27 @@ class ForwardResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClipOptions:
+    """How a gradient is limited."""
+
+    max_grad_norm: float = 1.0
+    """Of the whole gradient; positive, infinity only measures."""
+    norm_type: float = 2.0
+    """The p of the p-norm, at least 1."""
+    max_grad_value: float | None = None
+    """Of each element, before the norm is taken; positive. None: not limited."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that are none."""
+        if not self.max_grad_norm > 0.0:
+            raise InvalidArgument(f'max_grad_norm must be positive, got {self.max_grad_norm}')
+        if not self.norm_type >= 1.0:
+            raise InvalidArgument(f'norm_type must be at least 1, got {self.norm_type}')
+        if self.max_grad_value is not None and not self.max_grad_value > 0.0:
+            raise InvalidArgument(f'max_grad_value must be positive, got {self.max_grad_value}')
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What came of a step and its like."""
 
@@ -77,3 +99,5 @@ class StepResult:
     """Used, or to be used next."""
     step_count: int
     """Optimizer steps applied so far."""
+    health: Sequence[LayerHealth] = ()
+    """How each layer took the step; empty unless asked for."""

@@ -1,0 +1,196 @@
+"""One pass of several adapters: forward once, each its own loss, backward once.
+
+The losses are never added up: autograd is given all of them at once, and each reaches its own
+adapter's parameters alone, so that what is not finite in one is not seen by another.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twinkle.data_format import LossOutput
+from twinkle.loss import InvalidLossInput, LossBatch
+from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.gradient import check_gradient
+from twinkle.model.engine.memory import is_out_of_memory
+from twinkle.model.engine.pass_outputs import Segment, forward_outputs
+from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
+from twinkle.nn import PackedCausalLM
+from twinkle.nn.rows import MIN_ROWS
+from twinkle.processor import InvalidFeatures, PackedBatch
+
+_REFUSALS = (TrainerError, InvalidFeatures, InvalidLossInput)
+"""What a loss refuses in words made for its caller."""
+LOSS_FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError, RuntimeError)
+"""What a loss that is wrong or unfit for its batch raises; memory that ran out is told apart from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassResult:
+    """What one pass gave one adapter."""
+
+    batch: PackedBatch
+    logps_R: npt.NDArray[np.float32]
+    loss_sum: float
+    divisor: int
+    """What the loss adds to the number its gradient is divided by."""
+    metrics: dict[str, float]
+    gradient: Sequence[Tensor] | None = None
+    """In the order of the adapter's parameters; None without training."""
+    seconds: float = 0.0
+    """The adapter's share of the pass, by its tokens."""
+    padding_token_count: int = 0
+    adapter_count: int = 1
+    """Adapters in the pass."""
+
+
+class BackwardFailed(Exception):
+    """The backward pass of several adapters raised, and which of them is to blame is not known yet."""
+
+
+@dataclass
+class _Share:
+    """One adapter's progress through a pass."""
+
+    segment: Segment
+    outputs: LossBatch
+    output: LossOutput | None = None
+    gradient: Sequence[Tensor] | None = None
+    refusal: TrainerError | ValueError | None = None
+
+
+def run_joint_pass(
+    model: PackedCausalLM, segments: Sequence[Segment], *, is_training: bool
+) -> list[PassResult | TrainerError | ValueError]:
+    """Run a pass; return for each segment its result, or why it alone was refused.
+
+    Raises:
+        BackwardFailed: one of several losses raised as it was differentiated; run them apart.
+        RuntimeError: memory ran out, in torch's words.
+    """
+    begin = time.perf_counter()
+    with torch.set_grad_enabled(is_training):
+        outputs = forward_outputs(model, segments, is_training=is_training)
+        shares = [_Share(segment, own) for segment, own in zip(segments, outputs, strict=True)]
+        for share in shares:
+            _calculate(share)
+    if is_training:
+        _differentiate([share for share in shares if share.refusal is None and share.output['loss'].requires_grad])
+    # The finiteness of every gradient was read by now, so what the device was asked for is done.
+    seconds = time.perf_counter() - begin
+    return [share.refusal or _result_of(share, shares, seconds=seconds) for share in shares]
+
+
+def has_loss(state: AdapterState, batch: PackedBatch) -> bool:
+    """Whether a batch has anything for the loss: labels that count, or features where it learns from those."""
+    return bool(batch.label_count) or 'embeddings' in state.loss.required_outputs
+
+
+def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
+    """Return the loss of a batch, checked.
+
+    Raises:
+        LossNotFinite: names the first feature whose log-probabilities are not finite, if it is one.
+        LossFailed: the loss raised, or returned no number.
+        InvalidLossInput, InvalidFeatures: the loss refused its batch.
+    """
+    try:
+        output = state.loss(batch)
+        value = _checked_value(output)
+    except _REFUSALS:
+        raise
+    except LOSS_FAILURES as error:
+        if is_out_of_memory(error):
+            raise
+        raise LossFailed(state.adapter_id, state.loss_choice.name, str(error)) from error
+    if not bool(value.isfinite().all()):
+        broken = np.flatnonzero(~np.isfinite(batch.logps_R.numpy(force=True)))
+        raise LossNotFinite(state.adapter_id, int(batch.features_R[broken[0]]) if len(broken) else None)
+    return output
+
+
+def gradients_of(
+    states: Sequence[AdapterState], values: Sequence[Tensor], *, by_outputs: Sequence[Tensor] | None = None
+) -> list[Sequence[Tensor]]:
+    """Return for each adapter the gradient of its own value by its parameters, in one backward pass.
+
+    Args:
+        states: of the adapters, each once.
+        values: one for each.
+        by_outputs: gradients of something else by the values; unset: the values are scalars.
+
+    Returns:
+        In the order of `AdapterState.parameters`; zeros for what a value does not depend on.
+    """
+    parameters = [state.parameters() for state in states]
+    flat = torch.autograd.grad(
+        list(values),
+        [parameter for own in parameters for parameter in own],
+        grad_outputs=by_outputs,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    gradients = iter(flat)
+    return [[next(gradients) for _ in own] for own in parameters]
+
+
+def _checked_value(output: LossOutput) -> Tensor:
+    value = output['loss']
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise TypeError('it must return a scalar tensor as its loss')
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise TypeError('its value does not depend on what it was given')
+    return value
+
+
+def _calculate(share: _Share) -> None:
+    if not has_loss(share.segment.state, share.segment.batch):
+        share.output = LossOutput(loss=share.outputs.logps_R.new_zeros(()), num_tokens=0)
+        return
+    try:
+        share.output = loss_of(share.segment.state, share.outputs)
+    except (TrainerError, ValueError) as error:
+        share.refusal = error
+
+
+def _differentiate(shares: Sequence[_Share]) -> None:
+    if not shares:
+        return
+    states = [share.segment.state for share in shares]
+    try:
+        gradients = gradients_of(states, [share.output['loss'] for share in shares])
+    except LOSS_FAILURES as error:
+        if is_out_of_memory(error):
+            raise
+        if len(shares) > 1:
+            raise BackwardFailed from error
+        state = states[0]
+        shares[0].refusal = LossFailed(state.adapter_id, state.loss_choice.name, str(error))
+        return
+    for share, gradient in zip(shares, gradients, strict=True):
+        share.gradient = gradient
+        try:
+            check_gradient(share.segment.state, gradient)
+        except LossNotFinite as error:
+            share.refusal = error
+
+
+def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float) -> PassResult:
+    batch = share.segment.batch
+    token_count = sum(other.segment.batch.token_count for other in shares)
+    return PassResult(
+        batch=batch,
+        logps_R=share.outputs.logps_R.numpy(force=True),
+        loss_sum=float(share.output['loss'].detach()),
+        divisor=int(share.output.get('num_tokens', 0)),
+        metrics=dict(share.output.get('metrics', {})),
+        gradient=share.gradient,
+        seconds=seconds * batch.token_count / token_count,
+        padding_token_count=max(0, MIN_ROWS - token_count) if share is shares[0] else 0,
+        adapter_count=len(shares),
+    )

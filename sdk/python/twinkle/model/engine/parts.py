@@ -1,0 +1,106 @@
+"""A batch, checked and cut into parts by itself alone.
+
+How a batch is cut depends on nothing but the batch, its loss and the size of a pass, so that its
+gradient is added up in the same order whoever shares the passes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from twinkle.data_format import InputFeature
+from twinkle.loss import Loss, MissingStream
+from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.nn import PackedCausalLM
+from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
+
+_MAX_LOGITS = 2**26
+"""Most logits that a pass holds for a loss that reads all of them: 256 MiB as float32."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of a batch's features, packed."""
+
+    features: Sequence[InputFeature]
+    first_feature: int
+    """Index of the first of them in the whole batch."""
+    batch: PackedBatch
+
+
+class BatchCutter:
+    """Checks, packs and cuts batches for one model.
+
+    Args:
+        model: what the batches are for.
+        max_pass_tokens: largest part, unless features that must stay together are larger.
+    """
+
+    def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
+        self._max_pass_tokens = max_pass_tokens
+        self._max_logit_rows = max(1, _MAX_LOGITS // model.vocab_size)
+        self._limits = InputLimits(vocab_size=model.vocab_size, max_tokens=model.max_position_embeddings)
+
+    def pack(self, state: AdapterState, features: Sequence[InputFeature]) -> PackedBatch:
+        """Check and pack a whole batch.
+
+        Raises:
+            InvalidFeatures: names the feature, the field and the cure.
+            MissingStream: the loss needs what the features do not carry.
+        """
+        loss = state.loss
+        if len(features) % loss.group_size:
+            raise InvalidFeatures(
+                f'must come in groups of {loss.group_size} for {type(loss).__name__}, got {len(features)}'
+            )
+        batch = state.processor(features, self._limits, ignore_index=loss.ignore_index)
+        missing = [name for name in loss.required_streams if name not in batch.streams]
+        if missing:
+            raise MissingStream(type(loss).__name__, missing[0])
+        return batch
+
+    def cut(self, state: AdapterState, features: Sequence[InputFeature]) -> list[Part]:
+        """Check a whole batch and cut it into as many parts as it needs; raises as `pack`."""
+        whole = Part(features, 0, self.pack(state, features))
+        limit = self._limit(state.loss)
+        if whole.batch.token_count <= limit or not state.loss.is_separable:
+            return [whole]
+        return self._parts(state, whole, _cuts(features, state.loss.group_size, max_tokens=limit))
+
+    def halve(self, state: AdapterState, part: Part) -> list[Part]:
+        """Cut a part into two of about as many groups; return none where it cannot be divided."""
+        size = state.loss.group_size
+        group_count = len(part.features) // size
+        if group_count < 2 or not state.loss.is_separable:
+            return []
+        return self._parts(state, part, [0, group_count // 2 * size, len(part.features)])
+
+    def _limit(self, loss: Loss) -> int:
+        if 'logits' in loss.required_outputs:
+            return min(self._max_pass_tokens, self._max_logit_rows)
+        return self._max_pass_tokens
+
+    def _parts(self, state: AdapterState, whole: Part, cuts: Sequence[int]) -> list[Part]:
+        return [
+            Part(whole.features[begin:end], whole.first_feature + begin, self.pack(state, whole.features[begin:end]))
+            for begin, end in pairwise(cuts)
+        ]
+
+
+def _cuts(features: Sequence[InputFeature], group_size: int, *, max_tokens: int) -> list[int]:
+    """Return where parts begin and the last one ends: as many groups in each as fit, at least one."""
+    cuts, room = [0], max_tokens
+    for begin in range(0, len(features), group_size):
+        tokens = sum(_token_count(feature) for feature in features[begin : begin + group_size])
+        if tokens > room and begin > cuts[-1]:
+            cuts.append(begin)
+            room = max_tokens
+        room -= tokens
+    return [*cuts, len(features)]
+
+
+def _token_count(feature: InputFeature) -> int:
+    mask = feature.get('attention_mask')
+    return len(feature['input_ids']) if mask is None else int(np.count_nonzero(mask))

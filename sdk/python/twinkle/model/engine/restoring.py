@@ -1,0 +1,198 @@
+"""An adapter's state put back from named tensors, as they came from a client or a disk.
+
+Everything is built over the adapter's own parameters and checked before anything of it is changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import TensorData
+from twinkle.loss import LOSSES
+from twinkle.metric import METRICS
+from twinkle.model.engine.adapter_state import AdapterState, MetricInUse
+from twinkle.model.engine.optimization import ComponentChoice, Optimization
+from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, RANDOM_STATE, AdapterSnapshot, trainer_state
+from twinkle.model.engine.value_head import ValueHead
+from twinkle.model.errors import SnapshotMismatch
+from twinkle.module import OptimizerState, load_optimizer_state, load_scheduler_state
+from twinkle.nn import LoraWeights, PackedCausalLM, tensor_of
+from twinkle.processor import PROCESSORS
+
+_MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+"""What numbers and names raise that no trainer wrote."""
+
+
+def restore_snapshot(
+    state: AdapterState, snapshot: AdapterSnapshot, *, is_optimizer_included: bool, hidden_size: int
+) -> None:
+    """Load a checkpoint into an adapter that is configured: its weights, and where asked for what it takes to go on.
+
+    Raises:
+        SnapshotMismatch: the snapshot is of another configuration, malformed, or holds no trainer's part;
+            nothing was changed.
+    """
+    _check_config(state, snapshot)
+    part = None
+    if is_optimizer_included:
+        part = _TrainerPart.build(state, snapshot, hidden_size=hidden_size)
+    state.weights.load_peft_state({name: tensor_of(data) for name, data in snapshot.adapter.items()})
+    state.drop_gradient()
+    if part is not None:
+        part.move_into(state)
+
+
+def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedCausalLM) -> AdapterState:
+    """Make an adapter from nothing but a whole snapshot.
+
+    Raises:
+        SnapshotMismatch: it is not whole, malformed, or of another model.
+    """
+    numbers = trainer_state(snapshot)
+    if 'configuration' not in numbers:
+        raise SnapshotMismatch('the snapshot does not say how the adapter is configured; load it as a checkpoint')
+    try:
+        weights = LoraWeights.from_peft_state(
+            model.layers,
+            snapshot.lora_config,
+            {name: tensor_of(data) for name, data in snapshot.adapter.items()},
+            device=str(model.device),
+            is_trainable=True,
+        )
+        state = AdapterState.create(
+            adapter_id, weights, gradient_accumulation_steps=int(numbers['gradient_accumulation_steps'])
+        )
+        _configure(state, numbers['configuration'])
+    except _MALFORMED as error:
+        raise SnapshotMismatch(f'the snapshot does not fit the model: {error}') from error
+    _TrainerPart.build(state, snapshot, hidden_size=model.config.hidden_size).move_into(state)
+    return state
+
+
+def _configure(state: AdapterState, configuration: Mapping[str, Any]) -> None:
+    loss, processor = configuration['loss'], configuration['processor']
+    state.loss = LOSSES.build(loss['name'], loss['options'])
+    state.loss_choice = _choice(loss)
+    state.processor = PROCESSORS.build(processor['name'], processor['options'])
+    state.processor_choice = _choice(processor)
+    state.metrics_in_training = _metrics(configuration['train_metrics'])
+    state.metrics_in_evaluation = _metrics(configuration['eval_metrics'])
+
+
+def _metrics(saved: Sequence[Mapping[str, Any]]) -> tuple[MetricInUse, ...]:
+    used: list[MetricInUse] = []
+    for entry in saved:
+        metric = METRICS.build(entry['name'], entry['options'])
+        metric.load_state(entry['state'])
+        used.append(MetricInUse(metric, _choice(entry)))
+    return tuple(used)
+
+
+def _check_config(state: AdapterState, snapshot: AdapterSnapshot) -> None:
+    own, saved = state.weights.peft_state(), snapshot.adapter
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    if shapes != {name: tensor.shape for name, tensor in saved.items()}:
+        raise SnapshotMismatch('the checkpoint has other layers or ranks than the adapter; use its LoRA configuration')
+    for name in ('lora_alpha', 'use_rslora', 'alpha_pattern'):
+        if getattr(state.config, name) != getattr(snapshot.lora_config, name):
+            raise SnapshotMismatch(
+                f'{name} of the checkpoint is {getattr(snapshot.lora_config, name)}, '
+                f'of the adapter {getattr(state.config, name)}; they must be equal'
+            )
+
+
+@dataclass(frozen=True)
+class _TrainerPart:
+    """What a trainer's part says, built over an adapter's parameters but not yet in use."""
+
+    optimization: Optimization
+    value_head: ValueHead | None
+    gradient: Mapping[str, Tensor]
+    random_state: Tensor
+    counters: Mapping[str, int | float | None]
+
+    @classmethod
+    def build(cls, state: AdapterState, snapshot: AdapterSnapshot, *, hidden_size: int) -> '_TrainerPart':
+        """Build.
+
+        Raises:
+            SnapshotMismatch: there is no trainer's part, or it is malformed.
+        """
+        numbers = trainer_state(snapshot)
+        tensors = snapshot.trainer or {}
+        try:
+            head = _value_head(state, tensors, hidden_size) or state.value_head
+            parameters = {**state.weights.named_parameters(), **({} if head is None else head.named_parameters())}
+            random_state = tensor_of(tensors[RANDOM_STATE])
+            torch.Generator().set_state(random_state)
+            return cls(
+                optimization=_optimization(state, parameters, tensors, numbers),
+                value_head=head,
+                gradient=_gradient(parameters, tensors),
+                random_state=random_state,
+                counters={
+                    **{name: int(numbers[name]) for name in ('step_count', 'batch_count', 'divisor')},
+                    'grad_norm': None if numbers['grad_norm'] is None else float(numbers['grad_norm']),
+                },
+            )
+        except _MALFORMED as error:
+            raise SnapshotMismatch(f'the trainer state does not fit the adapter: {error}') from error
+
+    def move_into(self, state: AdapterState) -> None:
+        """Put what was built into use."""
+        state.drop_gradient()
+        state.optimization, state.value_head = self.optimization, self.value_head
+        state.weights.dropout_generator.set_state(self.random_state)
+        for name, value in self.counters.items():
+            setattr(state, name, value)
+        for name, parameter in state.named_parameters().items():
+            parameter.grad = self.gradient.get(name)
+
+
+def _value_head(state: AdapterState, tensors: Mapping[str, TensorData], hidden_size: int) -> ValueHead | None:
+    head = ValueHead(hidden_size, device=state.weights.parameters()[0].device)
+    if not any(name in tensors for name in head.named_parameters()):
+        return None
+    with torch.no_grad():
+        for name, parameter in head.named_parameters().items():
+            parameter.copy_(_like(parameter, tensors[name], name))
+    return head
+
+
+def _gradient(parameters: Mapping[str, Tensor], tensors: Mapping[str, TensorData]) -> dict[str, Tensor]:
+    return {
+        name: _like(parameter, tensors[GRADIENT + name], GRADIENT + name).to(parameter.device)
+        for name, parameter in parameters.items()
+        if GRADIENT + name in tensors
+    }
+
+
+def _like(parameter: Tensor, data: TensorData, name: str) -> Tensor:
+    tensor = tensor_of(data)
+    if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+        raise ValueError(f'{name} must be {parameter.dtype} {tuple(parameter.shape)}, got {data.dtype} {data.shape}')
+    return tensor
+
+
+def _optimization(
+    state: AdapterState, parameters: Mapping[str, Tensor], tensors: Mapping[str, TensorData], numbers: dict[str, Any]
+) -> Optimization:
+    """Return the saved optimizer and schedule over the adapter's parameters."""
+    rebuilt = Optimization.begin(_choice(numbers['optimizer'], state.optimizer_choice), parameters)
+    if numbers['lr_scheduler'] is not None:
+        rebuilt = rebuilt.scheduled(_choice(numbers['lr_scheduler'], state.scheduler_choice), parameters)
+        load_scheduler_state(rebuilt.scheduler, numbers['lr_scheduler_state'])
+    own = {
+        name.removeprefix(OPTIMIZER): tensor_of(data) for name, data in tensors.items() if name.startswith(OPTIMIZER)
+    }
+    load_optimizer_state(rebuilt.optimizer, OptimizerState(own, numbers['optimizer_numbers']))
+    return rebuilt
+
+
+def _choice(saved: Mapping[str, Any], present: ComponentChoice | None = None) -> ComponentChoice:
+    # A class of the user's own has no registered name; where the same one is set already, it is used.
+    component = present.component if present is not None and present.name == saved['name'] else saved['name']
+    return ComponentChoice(component, dict(saved['options']))
