@@ -1,7 +1,8 @@
 """A table of components of one kind, and how one of them is asked for."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
 _Component = TypeVar('_Component')
@@ -11,7 +12,7 @@ class UnknownComponent(ValueError):
     """No component of that kind and name exists."""
 
     def __init__(self, kind: str, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f'there is no {kind} {name!r}; there are {", ".join(known)}')
+        super().__init__(f'there is no {kind} {name!r}; there are {", ".join(known) or "none"}')
         self.kind, self.name, self.known = kind, name, known
 
 
@@ -23,23 +24,87 @@ class InvalidComponentOptions(ValueError):
         self.kind, self.name, self.problem = kind, name, problem
 
 
+class InvalidComponent(ValueError):
+    """Something cannot be registered as a component."""
+
+    def __init__(self, kind: str, name: str, problem: str) -> None:
+        super().__init__(f'{kind} {name} cannot be registered: {problem}')
+        self.kind, self.name, self.problem = kind, name, problem
+
+
 class ComponentRegistry(Generic[_Component]):
     """Classes of one kind by name.
 
     Args:
         kind: what they are, for messages.
         base: what every instance is.
-        classes: the ones known from the start.
+        classes: the ones known from the start, by the class's name.
+        named: more of them, by names of their own.
+        plugin_group: entry points `load_plugins` looks among; empty where there are no plugins.
+
+    Concurrency: register before others build.
     """
 
-    def __init__(self, kind: str, base: type[_Component], classes: tuple[type[_Component], ...]) -> None:
-        self._kind, self._base = kind, base
-        self._classes = {cls.__name__: cls for cls in classes}
+    def __init__(
+        self,
+        kind: str,
+        base: type[_Component],
+        classes: tuple[type[_Component], ...],
+        *,
+        named: Mapping[str, type[_Component]] | None = None,
+        plugin_group: str = '',
+    ) -> None:
+        self._kind, self._base, self._plugin_group = kind, base, plugin_group
+        self._classes = {**{cls.__name__: cls for cls in classes}, **(named or {})}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names `build` takes, sorted."""
         return tuple(sorted(self._classes))
+
+    def name_of(self, component: 'type[_Component] | _Component') -> str:
+        """Return the name under which `build` makes a component's class; its own name where there is none."""
+        cls = component if isinstance(component, type) else type(component)
+        return next((name for name in self.names if self._classes[name] is cls), cls.__name__)
+
+    def register(self, name: str = '') -> Callable[[type[_Component]], type[_Component]]:
+        """Return a decorator that makes a class of this process known, under `name` or the class's own.
+
+        Raises:
+            InvalidComponent: from the decorator: it is no such class, or the name is taken.
+        """
+
+        def decorate(cls: type[_Component]) -> type[_Component]:
+            self._add(name or cls.__name__, cls)
+            return cls
+
+        return decorate
+
+    def load_plugins(self, allowed_names: Iterable[str]) -> None:
+        """Make classes of installed packages known, each under its entry point's name.
+
+        Nothing of a package is imported before its plugin is allowed here: a service passes what its operator
+        listed, never what a client sent.
+
+        Raises:
+            UnknownComponent: no package offers a plugin of that name.
+            InvalidComponent: it is no such class, or its name is taken.
+        """
+        offered = entry_points(group=self._plugin_group) if self._plugin_group else ()
+        known = tuple(sorted({point.name for point in offered}))
+        for name in sorted(set(allowed_names)):
+            points = [point for point in offered if point.name == name]
+            if not points:
+                raise UnknownComponent(f'{self._kind} plugin', name, known)
+            if len(points) > 1:
+                raise InvalidComponent(self._kind, name, 'several packages offer it')
+            self._add(name, points[0].load())
+
+    def _add(self, name: str, cls: Any) -> None:
+        if not (isinstance(cls, type) and issubclass(cls, self._base)) or inspect.isabstract(cls):
+            raise InvalidComponent(self._kind, name, f'it must be a class that implements {self._base.__name__}')
+        if self._classes.setdefault(name, cls) is not cls:
+            raise InvalidComponent(self._kind, name, 'the name is taken')
 
     def build(self, component: 'str | type[_Component] | _Component', options: Mapping[str, Any]) -> _Component:
         """Return a component given by name, class or instance.

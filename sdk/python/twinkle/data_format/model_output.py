@@ -28,4 +28,6 @@ class LossOutput(TypedDict, total=False):
     num_tokens: int
     """0: `loss` is already an average; else the sum of it is divided by this at the step."""
     metrics: dict[str, float]
-    """Numbers to report, by name."""
+    """Numbers to report, by name: means, or where the name ends in `:sum`, `:min` or `:max` what it says."""
+    metric_weight: float
+    """How many things the means are of, to weigh them by where a batch ran in parts; unset: 1."""

@@ -7,6 +7,7 @@ V vocabulary, D hidden size.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,15 +44,25 @@ class LossBatch:
     values_R: Tensor | None = None
     """float32 [R], with gradient: the value head at the row that predicts each label."""
 
-    @property
+    @cached_property
     def sequences(self) -> Tensor:
         """int64 [S], rising: index of each feature that has labels."""
         return torch.unique_consecutive(self.features_R)
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
         """int64 [S]: labels of each such feature."""
         return torch.unique_consecutive(self.features_R, return_counts=True)[1]
+
+    @property
+    def label_count(self) -> int:
+        """R."""
+        return len(self.labels_R)
+
+    @property
+    def sequence_count(self) -> int:
+        """S."""
+        return len(self.lengths)
 
     def feature_sum(self, values_R: Tensor) -> Tensor:
         """Return [S]: the sum of `values_R` within each feature that has labels."""

@@ -6,18 +6,71 @@ from typing import Any
 from twinkle.component import ComponentRegistry, InvalidComponentOptions
 from twinkle.data_format import LossOutput
 from twinkle.loss.base import Loss, LossBatch
+from twinkle.loss.bnpo import BNPOLoss
+from twinkle.loss.cispo import CISPOLoss
+from twinkle.loss.cpo import CPOLoss
 from twinkle.loss.cross_entropy import CrossEntropyLoss
+from twinkle.loss.dpo import DPOLoss
+from twinkle.loss.dr_grpo import DRGRPOLoss
+from twinkle.loss.dro import DROLoss
+from twinkle.loss.gkd import GKDLoss
+from twinkle.loss.grpo import GRPOLoss
+from twinkle.loss.gspo import GSPOLoss
+from twinkle.loss.importance_sampling import ImportanceSamplingLoss
+from twinkle.loss.infonce import InfonceLoss
+from twinkle.loss.mse import MSELoss
+from twinkle.loss.orpo import ORPOLoss
+from twinkle.loss.ppo import PPOLoss
+from twinkle.loss.ppo_value import PPOValueLoss
+from twinkle.loss.reinforce import ReinforceLoss
+from twinkle.loss.sapo import SAPOLoss
+from twinkle.loss.simpo import SimPOLoss
+from twinkle.loss.soft_cross_entropy import SoftCrossEntropyLoss
+from twinkle.loss.tinker import TINKER_LOSSES
+from twinkle.loss.weighted_logps import WeightedLogpsLoss
 
 LossFunction = Callable[[LossBatch], LossOutput]
 
-LOSSES = ComponentRegistry('loss', Loss, (CrossEntropyLoss,))
-"""Losses by name."""
+PLUGIN_GROUP = 'twinkle.losses'
+"""Entry points under which installed packages offer losses to `LOSSES.load_plugins`."""
+
+LOSSES = ComponentRegistry(
+    'loss',
+    Loss,
+    (
+        BNPOLoss,
+        CISPOLoss,
+        CPOLoss,
+        CrossEntropyLoss,
+        DPOLoss,
+        DRGRPOLoss,
+        DROLoss,
+        GKDLoss,
+        GRPOLoss,
+        GSPOLoss,
+        ImportanceSamplingLoss,
+        InfonceLoss,
+        MSELoss,
+        ORPOLoss,
+        PPOLoss,
+        PPOValueLoss,
+        ReinforceLoss,
+        SAPOLoss,
+        SimPOLoss,
+        SoftCrossEntropyLoss,
+        WeightedLogpsLoss,
+    ),
+    named=TINKER_LOSSES,
+    plugin_group=PLUGIN_GROUP,
+)
+"""Losses by name: the classes of this room, and Tinker's under the names its clients send."""
 
 
 class _FunctionLoss(Loss):
-    """A plain function as a loss; nothing is known of it, so it is never run in parts."""
+    """A plain function as a loss; nothing is known of it, so it is never run in parts and may read every stream."""
 
     is_separable = False
+    optional_streams = ('advantages', 'old_logps', 'old_values', 'ref_logps', 'returns')
 
     def __init__(self, function: LossFunction) -> None:
         self._function = function

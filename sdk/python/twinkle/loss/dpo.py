@@ -1,0 +1,98 @@
+"""Direct Preference Optimization, and what was built on its margin."""
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import IGNORE_INDEX, LossOutput
+from twinkle.loss.base import LossBatch
+from twinkle.loss.options import check_choice, check_number
+from twinkle.loss.pairs import PairLoss, check_pairs, preference_nll
+from twinkle.loss.reporting import mean_of
+
+LOSS_TYPES = ('sigmoid', 'hinge', 'ipo', 'kto_pair')
+
+
+class DPOLoss(PairLoss):
+    """A loss of `h = log-ratio(chosen) - log-ratio(rejected)`, a log-ratio being `log p - ref_logps` of a response.
+
+    - 'sigmoid': `-log sigmoid(beta h)`, DPO, arXiv 2305.18290, equation 7. With `label_smoothing` e it
+      becomes `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`, as if that share of the labels were
+      flipped (arXiv 2403.00409, section 3.1).
+    - 'hinge': `max(0, 1 - beta h)`, hinge-norm of RSO, arXiv 2309.06657.
+    - 'ipo': `(h - 1 / (2 beta))^2`, IPO, arXiv 2310.12036, equation 17; beta is its tau.
+    - 'kto_pair': half of `1 - sigmoid(beta (ratio(chosen) - z_rejected))` plus `1 - sigmoid(beta (z_chosen -
+      ratio(rejected)))`, KTO, arXiv 2402.01306, equation 8, on pairs. z is the mean log-ratio of the batch's other
+      half, at least 0 and without gradient, so such a batch is never run in parts.
+
+    `sft_weight` adds that much of the chosen response's negative log-probability per label (arXiv
+    2404.19733, equation 1), which keeps it from becoming rarer along with the rejected one.
+
+    Streams: `ref_logps`, unless `reference_free`. `num_tokens`: the pairs. Reports: see `PairLoss`; rewards
+    are beta times the log-ratio. `sft_loss`: that negative log-probability in nats, where it is used.
+
+    Args:
+        beta: above 0.
+        label_smoothing: in [0, 0.5); with 'sigmoid' alone.
+        ignore_index: label that does not count.
+        loss_type: one of these.
+        reference_free: take the reference's log-probabilities for 0.
+        sft_weight: at least 0.
+
+    Raises:
+        ValueError: a number is out of its range, or has no meaning with the type.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.1,
+        label_smoothing: float = 0.0,
+        ignore_index: int = IGNORE_INDEX,
+        loss_type: str = 'sigmoid',
+        *,
+        reference_free: bool = False,
+        sft_weight: float = 0.0,
+    ) -> None:
+        super().__init__(ignore_index)
+        self.beta = check_number('beta', beta, low=0.0, is_low_allowed=False)
+        self.label_smoothing = check_number('label_smoothing', label_smoothing, low=0.0, high=0.499999)
+        self.loss_type = check_choice('loss_type', loss_type, LOSS_TYPES)
+        self.reference_free = reference_free
+        self.sft_weight = check_number('sft_weight', sft_weight, low=0.0)
+        if label_smoothing and loss_type != 'sigmoid':
+            raise ValueError(f"label_smoothing has a meaning with loss_type 'sigmoid' only, got {loss_type!r}")
+        self.required_streams = () if reference_free else ('ref_logps',)
+        self.is_separable = loss_type != 'kto_pair'
+
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """Return the sum over pairs.
+
+        Raises:
+            InvalidLossInput: one of a pair has no labels.
+        """
+        check_pairs(batch)
+        log_ratios_R = batch.logps_R if self.reference_free else batch.logps_R - batch.stream('ref_logps')
+        chosen_P, rejected_P = self.response_logps(batch, log_ratios_R)
+        losses_P = self._losses(chosen_P, rejected_P)
+        others: dict[str, Tensor] = {}
+        if self.sft_weight:
+            nll_P = -self.response_logps(batch, batch.logps_R, is_mean=True)[0]
+            losses_P = losses_P + self.sft_weight * nll_P
+            others['sft_loss'] = mean_of(nll_P)
+        return self.outcome(losses_P, (self.beta * chosen_P, self.beta * rejected_P), others)
+
+    def _losses(self, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+        margin_P = chosen_P - rejected_P
+        match self.loss_type:
+            case 'sigmoid':
+                return preference_nll(self.beta * margin_P, label_smoothing=self.label_smoothing)
+            case 'hinge':
+                return (1.0 - self.beta * margin_P).relu()
+            case 'ipo':
+                return (margin_P - 0.5 / self.beta).square()
+        chosen_gain_P = torch.sigmoid(self.beta * (chosen_P - _divergence(rejected_P)))
+        rejected_gain_P = torch.sigmoid(self.beta * (_divergence(chosen_P) - rejected_P))
+        return 1.0 - 0.5 * (chosen_gain_P + rejected_gain_P)
+
+
+def _divergence(log_ratios_P: Tensor) -> Tensor:
+    return (log_ratios_P.detach().sum() / max(len(log_ratios_P), 1)).clamp(min=0.0)

@@ -1,0 +1,48 @@
+"""GRPO without its biases in length."""
+
+from torch import Tensor
+
+from twinkle.data_format import IGNORE_INDEX
+from twinkle.loss.base import LossBatch
+from twinkle.loss.options import check_number
+from twinkle.loss.policy import ClippedPolicyLoss
+
+
+class DRGRPOLoss(ClippedPolicyLoss):
+    """The clipped objective, added up over labels and divided by a constant for each sequence.
+
+    "GRPO done right", arXiv 2503.20783, section 3.2: where each sequence's own length divided, long wrong
+    answers were punished less than short ones. The paper's advantages are not divided by the group's
+    deviation either: that is the caller's, with `scale='none'`.
+
+    `num_tokens`: the sequences times `max_completion_length`.
+
+    Args:
+        epsilon: as of `ClippedPolicyLoss`.
+        epsilon_high: as of `ClippedPolicyLoss`.
+        beta: as of `PolicyLoss`.
+        entropy_coef: as of `PolicyLoss`.
+        max_completion_length: the constant, in tokens, the longest that sampling allows; at least 1.
+        ignore_index: label that does not count.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 0.2,
+        epsilon_high: float | None = None,
+        beta: float = 0.0,
+        entropy_coef: float = 0.0,
+        max_completion_length: int = 1024,
+        ignore_index: int = IGNORE_INDEX,
+    ) -> None:
+        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index)
+        if check_number('max_completion_length', max_completion_length, low=1) != int(max_completion_length):
+            raise ValueError(f'max_completion_length must be whole, got {max_completion_length}')
+        self.max_completion_length = int(max_completion_length)
+
+    def aggregate(self, batch: LossBatch, loss_R: Tensor) -> tuple[Tensor, int]:
+        """Return the sum over labels, and the constant for each sequence."""
+        return loss_R.sum(), batch.sequence_count * self.max_completion_length

@@ -1,0 +1,47 @@
+"""Direct Reward Optimisation."""
+
+from torch import Tensor
+
+from twinkle.data_format import IGNORE_INDEX
+from twinkle.loss.base import LossBatch
+from twinkle.loss.options import check_choice, check_number
+from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
+
+
+class DROLoss(PolicyLoss):
+    """`- (A log p - beta / 2 (log p - old_logps)^2)`: no ratio, a square holds the policy near the sampler's.
+
+    arXiv 2405.19107, section 3; the form for single labels is that of Kimi k1.5, arXiv 2501.12599,
+    equation 3. Advantages are soft ones there: the reward less the value under the sampler's policy.
+
+    `num_tokens`: the labels with 'token-mean', else the sequences. Streams: `advantages`, `old_logps`.
+    Reports: see `PolicyLoss`.
+
+    Args:
+        beta: factor of the square, at least 0.
+        loss_agg_mode: as of `PPOLoss`.
+        entropy_coef: as of `PolicyLoss`.
+        ignore_index: label that does not count.
+
+    Raises:
+        ValueError: a number is out of its range, or the mode is unknown.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.05,
+        loss_agg_mode: str = 'token-mean',
+        entropy_coef: float = 0.0,
+        ignore_index: int = IGNORE_INDEX,
+    ) -> None:
+        super().__init__(entropy_coef=entropy_coef, ignore_index=ignore_index)
+        self.pull = check_number('beta', beta, low=0.0)
+        self.aggregation = check_choice('loss_agg_mode', loss_agg_mode, AGGREGATIONS)
+        self.required_streams = ('advantages', 'old_logps')
+        self.optional_streams = ()
+
+    def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
+        """Return [R]: the objective, negated."""
+        del ratio_R
+        square_R = (batch.logps_R - batch.stream('old_logps')).square()
+        return 0.5 * self.pull * square_R - batch.stream('advantages') * batch.logps_R

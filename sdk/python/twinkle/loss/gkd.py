@@ -1,0 +1,106 @@
+"""Generalized Knowledge Distillation."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from twinkle.data_format import IGNORE_INDEX, LossOutput
+from twinkle.loss.base import Loss, LossBatch
+from twinkle.loss.errors import InvalidLossInput
+from twinkle.loss.options import check_choice, check_number
+from twinkle.loss.reporting import as_numbers, mean_of
+
+
+class GKDLoss(Loss):
+    """The divergence of the student's distribution from a teacher's, at each label.
+
+    With P the teacher's distribution and Q the student's, both at `temperature`, and M = beta P + (1 - beta) Q:
+    `beta KL(P | M) + (1 - beta) KL(Q | M)`, arXiv 2306.13649, equation 1. For beta 0 and 1, where that is 0, their
+    limits in direction: KL(P | Q), which covers the teacher, and KL(Q | P), which seeks its modes.
+
+    With `teacher='topk'` both are first confined to the teacher's K likeliest tokens and add up to 1 there;
+    streams `teacher_topk_ids`, int64 [R, K], and `teacher_topk_logps`, float32 [R, K], K at least 2. With
+    'full' over the whole vocabulary; stream `teacher_logits`, float32 [R, V]. The label of a place only says
+    that it counts: sampled from the student, this is on-policy distillation.
+
+    `num_tokens`: the labels. Reports `divergence`, its mean over the labels, in nats.
+
+    Args:
+        beta: in [0, 1].
+        temperature: above 0; beside the temperature of the pass.
+        ignore_index: label that does not count.
+        chunk_size: rows of the vocabulary held at once with 'full'; they are computed a second time for
+            the gradient.
+        teacher: 'topk' or 'full'.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.5,
+        temperature: float = 1.0,
+        ignore_index: int = IGNORE_INDEX,
+        chunk_size: int = 512,
+        teacher: str = 'topk',
+    ) -> None:
+        self.ignore_index = ignore_index
+        self.beta = check_number('beta', beta, low=0.0, high=1.0)
+        self.temperature = check_number('temperature', temperature, low=0.0, is_low_allowed=False)
+        self.chunk_size = int(check_number('chunk_size', chunk_size, low=1))
+        self.is_full = check_choice('teacher', teacher, ('topk', 'full')) == 'full'
+        if self.is_full:
+            self.required_streams, self.required_outputs = ('teacher_logits',), ('logits',)
+        else:
+            self.required_streams = ('teacher_topk_ids', 'teacher_topk_logps')
+            self.required_outputs, self.candidate_stream = ('candidate_logps',), 'teacher_topk_ids'
+
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """Return the weighted sum.
+
+        Raises:
+            InvalidLossInput: there is but one candidate, which says nothing of a distribution.
+        """
+        divergence_R = self._over_vocabulary(batch) if self.is_full else self._over_candidates(batch)
+        return LossOutput(
+            loss=(batch.weights_R * divergence_R).sum(),
+            num_tokens=batch.label_count,
+            metrics=as_numbers({'divergence': mean_of(divergence_R)}),
+            metric_weight=float(batch.label_count),
+        )
+
+    def _over_candidates(self, batch: LossBatch) -> Tensor:
+        teacher_RK = batch.stream('teacher_topk_logps')
+        if teacher_RK.ndim != 2 or teacher_RK.shape[1] < 2:
+            raise InvalidLossInput('teacher_topk_logps must hold at least 2 candidates for each label')
+        return self._divergence(batch.output('candidate_logps'), teacher_RK)
+
+    def _over_vocabulary(self, batch: LossBatch) -> Tensor:
+        student_RV, teacher_RV = batch.output('logits'), batch.stream('teacher_logits')
+        if len(student_RV) <= self.chunk_size:
+            return self._divergence(student_RV, teacher_RV)
+        blocks = zip(student_RV.split(self.chunk_size), teacher_RV.split(self.chunk_size), strict=True)
+        return torch.cat(
+            [
+                checkpoint(self._divergence, student, teacher, use_reentrant=False, preserve_rng_state=False)
+                for student, teacher in blocks
+            ]
+        )
+
+    def _divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return [R] from scores [R, N], which a softmax at the temperature makes distributions."""
+        log_q, log_p = (student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1)
+        if self.beta == 0.0:
+            return _kl(log_p, log_q)
+        if self.beta == 1.0:
+            return _kl(log_q, log_p)
+        log_m = torch.logaddexp(log_p + math.log(self.beta), log_q + math.log1p(-self.beta))
+        return self.beta * _kl(log_p, log_m) + (1.0 - self.beta) * _kl(log_q, log_m)
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p | q) over the last dimension, in nats."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)

@@ -1,0 +1,153 @@
+"""What the losses of policy gradients share: the ratio to the sampling policy, penalties, aggregation.
+
+Legend: R labels, S features that have labels (one sampled sequence each).
+"""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import IGNORE_INDEX, LossOutput
+from twinkle.loss.base import Loss, LossBatch
+from twinkle.loss.options import check_number
+from twinkle.loss.reporting import as_numbers, mean_of
+
+AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
+"""How losses of labels become one: averaged over all labels; over each sequence's, then over sequences; or
+added up within a sequence and averaged over sequences."""
+
+LOG_RATIO_LIMIT = 20.0
+"""Ratios beyond e^20 or below e^-20 are taken for that, without gradient: float32 holds no e^89, and one
+such token would make the whole batch infinite."""
+
+
+def aggregate(batch: LossBatch, loss_R: Tensor, mode: str) -> tuple[Tensor, int]:
+    """Return the loss as a sum, and what it is to be divided by, after one of `AGGREGATIONS`."""
+    if mode == 'token-mean':
+        return loss_R.sum(), batch.label_count
+    reduce = batch.feature_mean if mode == 'seq-mean-token-mean' else batch.feature_sum
+    return reduce(loss_R).sum(), batch.sequence_count
+
+
+def log_ratio(batch: LossBatch) -> Tensor:
+    """Return [R]: `log p(label) - old_logps`; without that stream 0, with the gradient of `log p(label)`."""
+    old_R = batch.streams.get('old_logps')
+    difference_R = batch.logps_R - (batch.logps_R.detach() if old_R is None else old_R)
+    return difference_R.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+class PolicyLoss(Loss):
+    """Base of the losses with a ratio `r = p / p_old` and an advantage A for each label.
+
+    A label's loss is `surrogate(r, A) + beta * kl - entropy_coef * H`, times its weight. `kl` is the
+    unbiased, positive estimator `q/p - log(q/p) - 1` with the reference's probability q (DeepSeekMath,
+    arXiv 2402.03300, equation 4), H the entropy of the distribution the label is drawn from.
+
+    Streams: `advantages`; `old_logps`, without which the batch is taken to be on policy, r = 1; `ref_logps`
+    where beta is not 0. Positive advantages make a token likelier.
+
+    Reports means over the labels: `ratio` (r), `approx_kl` (`r - 1 - log r`, in nats: how far from
+    the sampling policy), `clip_fraction` (share of labels whose gradient the clipping removed or bounded, where
+    the loss clips), `ref_kl` (kl, in nats, where beta is not 0), `entropy` (H, in nats, where its
+    coefficient is not 0).
+
+    Args:
+        beta: factor of the divergence from the reference, at least 0.
+        entropy_coef: factor of the entropy, at least 0.
+        ignore_index: label that does not count.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    aggregation = 'seq-mean-token-mean'
+    """One of `AGGREGATIONS`."""
+
+    def __init__(self, *, beta: float = 0.0, entropy_coef: float = 0.0, ignore_index: int = IGNORE_INDEX) -> None:
+        self.ignore_index = ignore_index
+        self.beta = check_number('beta', beta, low=0.0)
+        self.entropy_coef = check_number('entropy_coef', entropy_coef, low=0.0)
+        self.required_streams = ('advantages', 'ref_logps') if self.beta else ('advantages',)
+        self.optional_streams = ('old_logps',)
+        self.required_outputs = ('entropies',) if self.entropy_coef else ()
+
+    def log_ratio(self, batch: LossBatch) -> Tensor:
+        """Return [R]: log r."""
+        return log_ratio(batch)
+
+    @abstractmethod
+    def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
+        """Return [R]: the loss of each label before penalties and weights."""
+
+    def is_clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor | None:
+        """Return bool [R] for the report; None where the loss does not clip."""
+        del ratio_R, batch
+        return None
+
+    def aggregate(self, batch: LossBatch, loss_R: Tensor) -> tuple[Tensor, int]:
+        """Return the loss as a sum, and what it is to be divided by."""
+        return aggregate(batch, loss_R, self.aggregation)
+
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """Return the sum, divided at the step as the aggregation says."""
+        log_ratio_R = self.log_ratio(batch)
+        ratio_R = log_ratio_R.exp()
+        loss_R = self.surrogate(ratio_R, batch)
+        reported = {'ratio': mean_of(ratio_R), 'approx_kl': mean_of(ratio_R - 1.0 - log_ratio_R)}
+        clipped_R = self.is_clipped(ratio_R.detach(), batch)
+        if clipped_R is not None:
+            reported['clip_fraction'] = mean_of(clipped_R)
+        if self.beta:
+            log_odds_R = batch.stream('ref_logps') - batch.logps_R
+            kl_R = torch.expm1(log_odds_R) - log_odds_R
+            loss_R = loss_R + self.beta * kl_R
+            reported['ref_kl'] = mean_of(kl_R)
+        if self.entropy_coef:
+            loss_R = loss_R - self.entropy_coef * batch.output('entropies')
+            reported['entropy'] = mean_of(batch.output('entropies'))
+        loss, divisor = self.aggregate(batch, batch.weights_R * loss_R)
+        return LossOutput(
+            loss=loss, num_tokens=divisor, metrics=as_numbers(reported), metric_weight=float(batch.label_count)
+        )
+
+
+class ClippedPolicyLoss(PolicyLoss):
+    """`- min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`: PPO, arXiv 1707.06347, equation 7.
+
+    Args:
+        epsilon: how far r may fall while the advantage is negative, above 0.
+        epsilon_high: how far it may rise while the advantage is positive; unset: `epsilon`. Clip-higher
+            of DAPO, arXiv 2503.14476, equation 10, is a value above `epsilon`.
+        beta: as of `PolicyLoss`.
+        entropy_coef: as of `PolicyLoss`.
+        ignore_index: label that does not count.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 0.2,
+        epsilon_high: float | None = None,
+        beta: float = 0.0,
+        entropy_coef: float = 0.0,
+        ignore_index: int = IGNORE_INDEX,
+    ) -> None:
+        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index)
+        self.epsilon = check_number('epsilon', epsilon, low=0.0, is_low_allowed=False)
+        high = epsilon if epsilon_high is None else epsilon_high
+        self.epsilon_high = check_number('epsilon_high', high, low=0.0, is_low_allowed=False)
+
+    def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
+        """Return [R]: the pessimistic one of both objectives, negated."""
+        advantages_R = batch.stream('advantages')
+        clipped_R = ratio_R.clamp(1.0 - self.epsilon, 1.0 + self.epsilon_high)
+        return -torch.minimum(ratio_R * advantages_R, clipped_R * advantages_R)
+
+    def is_clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
+        """Return bool [R]: where the clipped objective is the smaller one, so that no gradient is left."""
+        advantages_R = batch.stream('advantages')
+        is_high = (advantages_R > 0) & (ratio_R > 1.0 + self.epsilon_high)
+        return is_high | ((advantages_R < 0) & (ratio_R < 1.0 - self.epsilon))

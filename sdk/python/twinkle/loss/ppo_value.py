@@ -1,0 +1,55 @@
+"""Proximal Policy Optimization: the critic."""
+
+import torch
+
+from twinkle.data_format import IGNORE_INDEX, LossOutput
+from twinkle.loss.base import Loss, LossBatch
+from twinkle.loss.options import check_number
+from twinkle.loss.reporting import as_numbers, mean_of
+
+
+class PPOValueLoss(Loss):
+    """`1/2 max((v - returns)^2, (old + clip(v - old, -epsilon, epsilon) - returns)^2)`.
+
+    The squared error of PPO, arXiv 1707.06347, equation 9, with the value held near the one at sampling
+    time as in the first implementation (arXiv 2005.12729, section 3). v is the value head's output at the
+    row that predicts the label.
+
+    Streams: `returns`; `old_values`, v when the label was sampled.
+
+    `num_tokens`: the labels. Reports means over the labels: `value` and `return` in units of reward,
+    `value_error` ((v - returns)^2), `clip_fraction` (share of labels where the held value counts).
+
+    Args:
+        epsilon: how far v may move from `old_values` with a gradient, in units of reward; above 0.
+        ignore_index: label that does not count.
+
+    Raises:
+        ValueError: epsilon is out of its range.
+    """
+
+    required_streams = ('returns', 'old_values')
+    required_outputs = ('values',)
+
+    def __init__(self, epsilon: float = 0.2, ignore_index: int = IGNORE_INDEX) -> None:
+        self.ignore_index = ignore_index
+        self.epsilon = check_number('epsilon', epsilon, low=0.0, is_low_allowed=False)
+
+    def __call__(self, batch: LossBatch) -> LossOutput:
+        """Return the weighted sum."""
+        values_R, returns_R, old_R = batch.output('values'), batch.stream('returns'), batch.stream('old_values')
+        held_R = old_R + (values_R - old_R).clamp(-self.epsilon, self.epsilon)
+        error_R, held_error_R = (values_R - returns_R).square(), (held_R - returns_R).square()
+        loss = 0.5 * (batch.weights_R * torch.maximum(error_R, held_error_R)).sum()
+        reported = {
+            'value': mean_of(values_R),
+            'return': mean_of(returns_R),
+            'value_error': mean_of(error_R),
+            'clip_fraction': mean_of(held_error_R > error_R),
+        }
+        return LossOutput(
+            loss=loss,
+            num_tokens=batch.label_count,
+            metrics=as_numbers(reported),
+            metric_weight=float(batch.label_count),
+        )

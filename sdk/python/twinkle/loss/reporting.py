@@ -1,0 +1,50 @@
+"""The numbers a loss reports beside itself, and how those of a batch's parts become one."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import LossOutput
+
+
+def mean_of(values: Tensor) -> Tensor:
+    """Return the mean, without gradient; 0 of nothing."""
+    return values.detach().double().sum() / max(values.numel(), 1)
+
+
+def as_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return scalars as floats, in one transfer from the device."""
+    if not values:
+        return {}
+    numbers = torch.stack([value.detach().double() for value in values.values()]).tolist()
+    return dict(zip(values, numbers, strict=True))
+
+
+def merge_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
+    """Return the metrics of a batch that was computed in parts.
+
+    A name that ends in `:sum`, `:min` or `:max` is reduced as it says; every other is averaged, weighted
+    by the parts' `metric_weight`. Of one part, its metrics unchanged.
+    """
+    if len(outputs) == 1:
+        return dict(outputs[0].get('metrics', {}))
+    merged: dict[str, float] = {}
+    for name in sorted({name for output in outputs for name in output.get('metrics', {})}):
+        having = [output for output in outputs if name in output.get('metrics', {})]
+        values = [output['metrics'][name] for output in having]
+        weights = [output.get('metric_weight', 1.0) for output in having]
+        merged[name] = _reduced(name, values, weights)
+    return merged
+
+
+def _reduced(name: str, values: list[float], weights: list[float]) -> float:
+    match name.rpartition(':')[2]:
+        case 'sum':
+            return sum(values)
+        case 'min':
+            return min(values)
+        case 'max':
+            return max(values)
+    weighted = sum(value * weight for value, weight in zip(values, weights, strict=True))
+    return weighted / sum(weights) if sum(weights) else 0.0

@@ -1,0 +1,52 @@
+"""Soft Adaptive Policy Optimization."""
+
+import torch
+from torch import Tensor
+
+from twinkle.data_format import IGNORE_INDEX
+from twinkle.loss.base import LossBatch
+from twinkle.loss.options import check_number
+from twinkle.loss.policy import PolicyLoss
+
+
+class SAPOLoss(PolicyLoss):
+    """`- 4 / tau * sigmoid(tau (r - 1)) * A`: a gate in place of the clip.
+
+    arXiv 2511.20347, equations 5 and 6. On policy its gradient is that of the plain ratio; it fades as r leaves
+    1, faster for a larger tau.
+
+    `num_tokens`: the sequences. Streams and reports: see `PolicyLoss`.
+
+    Args:
+        beta: as of `PolicyLoss`.
+        entropy_coef: as of `PolicyLoss`.
+        tau_pos: tau where the advantage is positive, above 0.
+        tau_neg: tau where it is not, above 0. The paper finds training more stable with it a
+            little above `tau_pos`.
+        ignore_index: label that does not count.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.0,
+        entropy_coef: float = 0.0,
+        tau_pos: float = 1.0,
+        tau_neg: float = 1.05,
+        ignore_index: int = IGNORE_INDEX,
+    ) -> None:
+        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index)
+        self.tau_pos = check_number('tau_pos', tau_pos, low=0.0, is_low_allowed=False)
+        self.tau_neg = check_number('tau_neg', tau_neg, low=0.0, is_low_allowed=False)
+
+    def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
+        """Return [R]: the gated advantage, negated."""
+        advantages_R = batch.stream('advantages')
+        tau_R = torch.where(
+            advantages_R > 0,
+            advantages_R.new_tensor(self.tau_pos),
+            advantages_R.new_tensor(self.tau_neg),
+        )
+        return -4.0 / tau_R * torch.sigmoid(tau_R * (ratio_R - 1.0)) * advantages_R

@@ -1,0 +1,39 @@
+"""Tinker's `gspo`."""
+
+import torch
+from torch import Tensor
+
+from twinkle.loss.base import LossBatch
+from twinkle.loss.errors import InvalidLossInput
+from twinkle.loss.tinker.base import TinkerClippedLoss
+
+
+class TinkerGSPO(TinkerClippedLoss):
+    """`- sum of min(s A, clip(s, low, high) A)`, s a datum's mean ratio with each label's own gradient.
+
+    The mean of log r is taken over the labels where the stream `sequence_ratio_mask` is not 0.
+
+    Args:
+        clip_low_threshold: as of `TinkerClippedLoss`; the service publishes no default, so it must be given.
+        clip_high_threshold: likewise.
+
+    Raises:
+        ValueError: a bound is out of its range.
+    """
+
+    required_streams = ('advantages', 'old_logps', 'sequence_ratio_mask')
+
+    def per_label(self, batch: LossBatch) -> Tensor:
+        """Return [R]: the pessimistic objective, negated.
+
+        Raises:
+            InvalidLossInput: a datum's mask is 0 at all of its labels.
+        """
+        mask_R = (batch.stream('sequence_ratio_mask') != 0).to(batch.logps_R.dtype)
+        count_S = batch.feature_sum(mask_R)
+        if bool((count_S == 0).any()):
+            index = int(batch.sequences[torch.argmin(count_S)])
+            raise InvalidLossInput('has a sequence_ratio_mask of zeros alone: there is no ratio', index=index)
+        mean_S = batch.feature_sum(mask_R * self.log_ratio(batch).detach()) / count_S
+        own_R = batch.logps_R - batch.logps_R.detach()
+        return self.pessimistic((batch.spread(mean_S) + own_R).exp(), batch)

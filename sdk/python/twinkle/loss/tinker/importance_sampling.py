@@ -1,0 +1,14 @@
+"""Tinker's `importance_sampling`."""
+
+from torch import Tensor
+
+from twinkle.loss.base import LossBatch
+from twinkle.loss.tinker.base import TinkerPolicyLoss
+
+
+class TinkerImportanceSampling(TinkerPolicyLoss):
+    """`- sum of r A`."""
+
+    def per_label(self, batch: LossBatch) -> Tensor:
+        """Return [R]: the weighted advantage, negated."""
+        return -self.log_ratio(batch).exp() * batch.stream('advantages')
