@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class InputFeature(_message.Message):
-    """One tokenised example of T tokens. Every tensor is one-dimensional and T long."""
+    """One tokenised example of T tokens. Every tensor has T rows; those of a field of its own are one-dimensional."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -91,7 +91,10 @@ class InputFeature(_message.Message):
 
     @_builtins.property
     def extra_tensors(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
-        """Further per-token or per-example tensors a loss or a multimodal model asks for, by name."""
+        """Further numbers beside the labels, by name, such as a loss asks for: "returns" and "old_values",
+        float32 [T]; "teacher_topk_ids", int32 or int64 [T, K], each in [0, vocabulary);
+        "teacher_topk_logps", float32 [T, K]; "teacher_logits", float32 [T, V]. Other names are refused.
+        """
 
     def __init__(
         self,

@@ -397,11 +397,11 @@ class BatchHeader(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
-    """Chosen by the caller. Required."""
+    """Chosen by the caller, up to 256 characters; other tenants' ids are apart. Required."""
     size_bytes: _builtins.int
-    """Size of the serialised twinkle.api.data.v1.FeatureBatch."""
+    """Size of the serialised twinkle.api.data.v1.FeatureBatch, at least 1."""
     digest: _builtins.str
-    """blake3 of it, hexadecimal."""
+    """blake3 of it, 64 hexadecimal characters in lower case. Required."""
     def __init__(
         self,
         *,
@@ -427,11 +427,11 @@ class UploadBatchRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___BatchHeader:
-        """Once, first."""
+        """Once, first: the same one in every stream of an upload."""
 
     @_builtins.property
     def chunk(self) -> _tensor_pb2.TensorChunk:
-        """In order, from the committed offset on."""
+        """In order, from the committed offset on; bytes that are there already are skipped."""
 
     def __init__(
         self,
@@ -460,7 +460,7 @@ class UploadBatchResponse(_message.Message):
     upload_id: _builtins.str
     """For Batch.upload_id."""
     committed_bytes: _builtins.int
-    """Bytes kept."""
+    """Bytes kept, from the beginning; the header's size once it is whole."""
     def __init__(
         self,
         *,

@@ -99,7 +99,12 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadBatch(self, request_iterator, context):
-        """Uploads a batch that is too large for one message.
+        """Uploads a batch that is too large for one message. A stream that was cut leaves what came before; a
+        stream of the header alone tells where to go on. Uploads are kept for about an hour after they were
+        last sent to or used, and an operation that was accepted no longer needs its own. Errors:
+        INVALID_ARGUMENT for a header other than the first time, ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
+        for a gap, FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends it,
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too many bytes, DATA_LOSS for damaged ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,7 +31,13 @@ class TrainingServiceStub:
     the stream goes on.
     """
     UploadBatch: _aio.StreamUnaryMultiCallable[_training_service_pb2.UploadBatchRequest, _training_service_pb2.UploadBatchResponse]
-    """Uploads a batch that is too large for one message."""
+    """Uploads a batch that is too large for one message. A stream that was cut leaves what came before; a
+    stream of the header alone tells where to go on. Uploads are kept for about an hour after they were
+    last sent to or used, and an operation that was accepted no longer needs its own. Errors:
+    INVALID_ARGUMENT for a header other than the first time, ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
+    for a gap, FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends it,
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too many bytes, DATA_LOSS for damaged ones.
+    """
     GetOperation: _aio.UnaryUnaryMultiCallable[_training_service_pb2.GetOperationRequest, _training_service_pb2.GetOperationResponse]
     """Looks an operation up that was accepted. Errors: NOT_FOUND (ERROR_REASON_OPERATION_NOT_FOUND) for
     one that was not yet, or so long ago that its outcome is no longer on record.
@@ -78,7 +84,13 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_training_service_pb2.UploadBatchRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_training_service_pb2.UploadBatchRequest], _abc.Awaitable[_training_service_pb2.UploadBatchResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.UploadBatchResponse]:
-        """Uploads a batch that is too large for one message."""
+        """Uploads a batch that is too large for one message. A stream that was cut leaves what came before; a
+        stream of the header alone tells where to go on. Uploads are kept for about an hour after they were
+        last sent to or used, and an operation that was accepted no longer needs its own. Errors:
+        INVALID_ARGUMENT for a header other than the first time, ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER)
+        for a gap, FAILED_PRECONDITION (ERROR_REASON_IN_USE) while another stream sends it,
+        RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too many bytes, DATA_LOSS for damaged ones.
+        """
 
     @_abc_1.abstractmethod
     def GetOperation(
