@@ -9,13 +9,18 @@ the log-probabilities they report for the same tokens agree.
 from twinkle.nn.causal_lm import PackedCausalLM
 from twinkle.nn.errors import PackError, UnknownTargetModules, UnsupportedModel
 from twinkle.nn.kv_cache import KVCache
-from twinkle.nn.lora_weights import LoraFactors, LoraWeights
+from twinkle.nn.layer_update import AdapterWeights, LayerDraw, LayerUpdate
+from twinkle.nn.lora_factors import LoraFactors
+from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
 
 __all__ = [
     'AdapterSpan',
+    'AdapterWeights',
     'KVCache',
+    'LayerDraw',
+    'LayerUpdate',
     'LoraFactors',
     'LoraWeights',
     'PackError',

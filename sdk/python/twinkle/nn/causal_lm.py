@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from twinkle.nn.active_adapters import ActiveAdapters, Pass
 from twinkle.nn.attention import IMPLEMENTATION, SEQUENCES_ARGUMENT
 from twinkle.nn.errors import PackError, UnsupportedModel
 from twinkle.nn.label_logprobs import HeadWeights, LabelLogprobs
-from twinkle.nn.lora_linear import ActiveAdapters, LoraLinear
-from twinkle.nn.rows import MIN_ROWS, pad_rows
+from twinkle.nn.lora_linear import LoraLinear
+from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 
 
@@ -30,8 +31,11 @@ class PackedCausalLM:
         self._generation_config = model.generation_config
         self._active = ActiveAdapters()
         self._head = _head_of(model, self.config)
+        self.base_parameters = dict(model.named_parameters())
+        """The frozen weights by the model's own names, tied ones once."""
         self.layers = _wrap_linears(model, self._active)
         """Module path to `(in_features, out_features)`, in the model's order."""
+        self._widths = {width for widths in self.layers.values() for width in widths}
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
         self._backbone = model.eval().base_model
@@ -120,8 +124,9 @@ class PackedCausalLM:
         if row_count == 0 or position_ids_T.shape != input_ids_T.shape:
             raise PackError('input_ids and position_ids must be equally long and not empty')
         check_spans(row_count, sequences, adapters)
-        ids, positions = pad_rows(input_ids_T, MIN_ROWS), pad_rows(position_ids_T, MIN_ROWS)
-        with self._active.during(adapters, row_count=ids.shape[0], is_training=is_training):
+        padded_count = padded_row_count(row_count, self._widths)
+        ids, positions = pad_rows(input_ids_T, padded_count), pad_rows(position_ids_T, padded_count)
+        with self._active.during(Pass.begin(adapters, row_count=padded_count, is_training=is_training)):
             output = self._backbone(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -167,7 +172,7 @@ def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, t
     }
     if not linears:
         raise UnsupportedModel(f'{type(model).__name__} has no linear layers that could be adapted')
-    for path, linear in linears.items():
+    for layer, (path, linear) in enumerate(linears.items()):
         parent, _, name = path.rpartition('.')
-        setattr(model.get_submodule(parent), name, LoraLinear(linear, path=path, active=active))
+        setattr(model.get_submodule(parent), name, LoraLinear(linear, path=path, layer=layer, active=active))
     return {path: (linear.in_features, linear.out_features) for path, linear in linears.items()}

@@ -1,56 +1,37 @@
-"""A frozen linear layer to which each adapter adds its update on its own rows."""
+"""A frozen linear layer to which each adapter adds its update on its own rows.
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+However many adapters there are, a layer is one node of autograd's graph: the frozen product is one
+over all rows, forward and backward, and each update works in place on its rows of the result.
 
-import torch
+Legend: T rows of the pack, S rows of one adapter, I inputs and O outputs of the layer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor, nn
+from torch.autograd import Function
 
+from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
-from twinkle.nn.rows import MIN_ROWS, pad_rows
-from twinkle.nn.spans import AdapterSpan
-
-
-@dataclass
-class ActiveAdapters:
-    """Which adapters the pass that is running uses; one object shared by all layers of a model.
-
-    Linear layers are called by the model's own code with nothing but their input, so this is how
-    the spans reach them. Concurrency: one forward pass at a time for each model.
-    """
-
-    spans: Sequence[AdapterSpan] = ()
-    row_count: int = 0
-    is_training: bool = False
-    _is_busy: bool = field(default=False, repr=False)
-
-    @contextmanager
-    def during(self, spans: Sequence[AdapterSpan], *, row_count: int, is_training: bool) -> Iterator[None]:
-        """Use `spans` until the block ends.
-
-        Raises:
-            RuntimeError: another pass of the same model is running.
-        """
-        if self._is_busy:
-            raise RuntimeError('a forward pass of this model is running; drive a model from one thread')
-        self._is_busy = True
-        self.spans = [span for span in spans if span.adapter is not None]
-        self.row_count, self.is_training = row_count, is_training
-        try:
-            yield
-        finally:
-            self._is_busy = False
-            self.spans, self.row_count, self.is_training = (), 0, False
+from twinkle.nn.rows import is_stable, stable_rows
 
 
 class LoraLinear(nn.Module):
-    """`y[t] = W x[t] + scaling B A dropout(x[t])`, with A, B and scaling of the adapter of row t."""
+    """`y[t] = W x[t] + update(x[t])`, with the update of the adapter of row t.
 
-    def __init__(self, base: nn.Linear, *, path: str, active: ActiveAdapters) -> None:
+    Args:
+        base: the frozen layer; its weight is shared, not copied.
+        path: of the layer in the model.
+        layer: number of the layer in the model, from which its dropout is drawn.
+        active: which adapters the pass that is running uses.
+    """
+
+    def __init__(self, base: nn.Linear, *, path: str, layer: int, active: ActiveAdapters) -> None:
         super().__init__()
         self.base = base
         self._path = path
+        self._layer = layer
         self._active = active
 
     @property
@@ -59,32 +40,65 @@ class LoraLinear(nn.Module):
         return self.base.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `y [..., out]` for `x [..., in]`, whose leading axes are the rows of the pack."""
-        y = self.base(x)
-        if not any(self._path in span.adapter.factors for span in self._active.spans):
-            return y
-        x_TI, y_TO = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-        if x_TI.shape[0] != self._active.row_count:
-            raise UnsupportedModel(f'{self._path} sees {x_TI.shape[0]} of {self._active.row_count} rows')
-        return self._adapted(x_TI, y_TO).reshape(y.shape)
+        """Return `y [..., O]` for `x [..., I]`, whose leading axes are the rows of the pack."""
+        spans = self._active.spans_at(self._path, layer=self._layer)
+        if not spans:
+            return self.base(x)
+        row_count = x.numel() // x.shape[-1]
+        if row_count != self._active.row_count:
+            raise UnsupportedModel(f'{self._path} sees {row_count} of {self._active.row_count} rows')
+        parameters = [tensor for span in spans for tensor in span.update.parameters()]
+        return _AdaptedLinear.apply(x, self.base.weight, self.base.bias, spans, *parameters)
 
-    def _adapted(self, x_TI: Tensor, y_TO: Tensor) -> Tensor:
-        pieces: list[Tensor] = []
-        row = 0
-        for span in self._active.spans:
-            factors = span.adapter.factors.get(self._path)
-            if factors is None:
-                continue
-            if span.begin_row > row:
-                pieces.append(y_TO[row : span.begin_row])
+
+class _AdaptedLinear(Function):
+    """`LoraLinear` with spans, as one node. The frozen weight gets no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, spans: Sequence[LayerSpan], *parameters: Tensor
+    ) -> Tensor:
+        x_TI = x.reshape(-1, x.shape[-1])
+        y_TO = nn.functional.linear(x_TI, weight_OI, bias_O)
+        kept: list[Tensor] = []
+        ctx.counts = []
+        for span in spans:
+            saved = _add_output(span, x_TI[span.begin_row : span.end_row], y_TO[span.begin_row : span.end_row])
+            kept += saved
+            ctx.counts.append(len(saved))
+        ctx.spans, ctx.shape = spans, x.shape
+        ctx.save_for_backward(x_TI, weight_OI, *kept, *parameters)
+        return y_TO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, weight_OI, *kept = ctx.saved_tensors
+        dy_TO = dy.reshape(-1, dy.shape[-1])
+        dx_TI = dy_TO @ weight_OI if ctx.needs_input_grad[0] else None
+        gradients: list[Tensor | None] = []
+        for span, count in zip(ctx.spans, ctx.counts, strict=True):
             rows = slice(span.begin_row, span.end_row)
-            x = x_TI[rows]
-            if self._active.is_training:
-                x = span.adapter.dropout(x)
-            padded = pad_rows(x.to(factors.a.dtype), MIN_ROWS)
-            update = nn.functional.linear(nn.functional.linear(padded, factors.a), factors.b)[: x.shape[0]]
-            pieces.append(y_TO[rows] + (factors.scaling * update).to(y_TO.dtype))
-            row = span.end_row
-        if row < y_TO.shape[0]:
-            pieces.append(y_TO[row:])
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            dx_SI = None if dx_TI is None else dx_TI[rows]
+            gradients += _add_gradient(span, x_TI[rows], dy_TO[rows], dx_SI, kept[:count])
+            kept = kept[count:]
+        return (None if dx_TI is None else dx_TI.view(ctx.shape), None, None, None, *gradients)
+
+
+def _add_output(span: LayerSpan, x_SI: Tensor, y_SO: Tensor) -> tuple[Tensor, ...]:
+    if is_stable(x_SI) and is_stable(y_SO):
+        return span.update.add_output(x_SI, y_SO, span.draw)
+    result_SO = stable_rows(y_SO)
+    saved = span.update.add_output(stable_rows(x_SI), result_SO, span.draw)
+    y_SO.copy_(result_SO[: y_SO.shape[0]])
+    return saved
+
+
+def _add_gradient(
+    span: LayerSpan, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    x_stable, dy_stable = stable_rows(x_SI), stable_rows(dy_SO)
+    dx_stable = None if dx_SI is None else stable_rows(dx_SI)
+    gradients = span.update.add_gradient(x_stable, dy_stable, dx_stable, saved, span.draw)
+    if dx_SI is not None and dx_stable is not dx_SI:
+        dx_SI.copy_(dx_stable[: dx_SI.shape[0]])
+    return gradients

@@ -2,26 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from twinkle.data_format import LoraConfig
+from twinkle.nn.dropout import RowDropout
+from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.targets import Layers, rank_of, scaling_of, select_layers
 
 _PEFT_PREFIX = 'base_model.model.'
-
-
-@dataclass(frozen=True)
-class LoraFactors:
-    """The update of one layer: `scaling B A x`."""
-
-    a: Tensor
-    """float32 [r, in]."""
-    b: Tensor
-    """float32 [out, r]."""
-    scaling: float
 
 
 class LoraWeights:
@@ -124,14 +114,14 @@ class LoraWeights:
             tensor.requires_grad_(is_trainable)
         return self
 
-    def dropout(self, x: Tensor) -> Tensor:
-        """Drop elements of `x` by the configured probability and scale up the others; draws from the generator."""
+    def update_of(self, path: str) -> LoraFactors | None:
+        """Return the factors of a layer, or nothing where the layer is no target."""
+        return self.factors.get(path)
+
+    def draw_dropout(self) -> RowDropout | None:
+        """Draw the dropout of one training pass from the adapter's generator, or nothing where it has none."""
         probability = self.config.lora_dropout
-        if probability == 0.0:
-            return x
-        draws = torch.rand(x.shape, generator=self.dropout_generator)
-        keep = (draws >= probability).to(device=x.device, dtype=x.dtype)
-        return x * keep / (1.0 - probability)
+        return RowDropout.draw(probability, self.dropout_generator) if probability else None
 
     @property
     def parameter_count(self) -> int:

@@ -8,7 +8,7 @@ from twinkle.nn.errors import PackError
 
 if TYPE_CHECKING:
     from twinkle.nn.kv_cache import KVCache
-    from twinkle.nn.lora_weights import LoraWeights
+    from twinkle.nn.layer_update import AdapterWeights
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AdapterSpan:
 
     begin_row: int
     end_row: int
-    adapter: 'LoraWeights | None'
+    adapter: 'AdapterWeights | None'
 
 
 def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:

@@ -1,6 +1,6 @@
 """Which layers a LoRA configuration means, and with which rank and alpha."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from twinkle.data_format import LoraConfig
@@ -38,6 +38,11 @@ def scaling_of(path: str, config: LoraConfig) -> float:
     rank = rank_of(path, config)
     alpha = _by_suffix(config.alpha_pattern, path, config.lora_alpha)
     return alpha / rank**0.5 if config.use_rslora else alpha / rank
+
+
+def matches_any(path: str, names: Sequence[str]) -> bool:
+    """Return whether some name is the path or the end of it, or of the path of a module it is in."""
+    return any(f'.{name}.' in f'.{path}.' for name in names)
 
 
 def _check_known(names: list[str] | tuple[str, ...], paths: list[str]) -> None:

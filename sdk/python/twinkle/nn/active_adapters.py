@@ -1,0 +1,81 @@
+"""Which adapters the pass that is running uses.
+
+Linear layers are called by the model's own code with nothing but their input, so this is how the
+spans reach them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from twinkle.nn.dropout import RowDropout
+from twinkle.nn.layer_update import LayerDraw, LayerUpdate
+from twinkle.nn.spans import AdapterSpan
+
+
+@dataclass(frozen=True)
+class LayerSpan:
+    """Rows `[begin_row, end_row)` get this update at one layer."""
+
+    begin_row: int
+    end_row: int
+    update: LayerUpdate
+    draw: LayerDraw | None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The adapters of one pass with their dropout, drawn once so that any part of the pass can be run again."""
+
+    spans: Sequence[AdapterSpan] = ()
+    dropouts: Sequence[RowDropout | None] = ()
+    row_count: int = 0
+
+    @classmethod
+    def begin(cls, spans: Sequence[AdapterSpan], *, row_count: int, is_training: bool) -> 'Pass':
+        """Draw the dropout of each adapter, in order, where the pass is for training."""
+        used = [span for span in spans if span.adapter is not None]
+        dropouts = [span.adapter.draw_dropout() if is_training else None for span in used]
+        return cls(used, dropouts, row_count)
+
+
+class ActiveAdapters:
+    """The pass that is running; one object shared by all layers of a model.
+
+    Concurrency: one pass at a time for each model.
+    """
+
+    def __init__(self) -> None:
+        self._running: Pass | None = None
+
+    @contextmanager
+    def during(self, running: Pass) -> Iterator[None]:
+        """Use a pass's adapters until the block ends.
+
+        Raises:
+            RuntimeError: another pass of the same model is running.
+        """
+        if self._running is not None:
+            raise RuntimeError('a forward pass of this model is running; drive a model from one thread')
+        self._running = running
+        try:
+            yield
+        finally:
+            self._running = None
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows of the pass."""
+        return self._running.row_count if self._running else 0
+
+    def spans_at(self, path: str, *, layer: int) -> list[LayerSpan]:
+        """Return the rows that some adapter changes at a layer, in order."""
+        if self._running is None:
+            return []
+        found: list[LayerSpan] = []
+        for span, dropout in zip(self._running.spans, self._running.dropouts, strict=True):
+            update = span.adapter.update_of(path)
+            if update is not None:
+                draw = None if dropout is None else LayerDraw(dropout, layer)
+                found.append(LayerSpan(span.begin_row, span.end_row, update, draw))
+        return found

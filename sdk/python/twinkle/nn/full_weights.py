@@ -1,0 +1,113 @@
+"""The base model's own weights as what is trained, for as long as one run leases them.
+
+It is a kind of weights beside `LoraWeights`, with the same verbs: the trainer does not tell them apart. The
+base model is everybody's, so its weights are put back, to the bit, when the lease ends.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from twinkle.nn.causal_lm import PackedCausalLM
+from twinkle.nn.dropout import RowDropout
+from twinkle.nn.errors import UnknownParameters, UnsupportedModel
+from twinkle.nn.targets import matches_any
+
+
+class FullWeights:
+    """Parameters of the base model, trained in place. Nothing else may use the model until `release`.
+
+    Args:
+        model: whose weights are leased; they must be float32, since steps of 16-bit weights are lost to rounding.
+        target_modules: names matched against the dotted parts of each parameter's path; none for all.
+        seed: kept for symmetry with adapters: nothing is drawn.
+
+    Raises:
+        UnknownParameters: a name matches nothing.
+        UnsupportedModel: the weights are not float32.
+    """
+
+    def __init__(self, model: PackedCausalLM, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
+        chosen = select_parameters(model.base_parameters, target_modules)
+        if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
+            raise UnsupportedModel('full-parameter training needs a base model loaded as float32')
+        self.target_modules = tuple(target_modules)
+        self.dropout_generator = torch.Generator().manual_seed(seed)
+        self._parameters = chosen
+        self._originals = {name: parameter.detach().to('cpu', copy=True) for name, parameter in chosen.items()}
+        self.requires_grad_(is_trainable=True)
+
+    def update_of(self, path: str) -> None:
+        """Return nothing: layers compute with their own weights."""
+        del path
+
+    def draw_dropout(self) -> RowDropout | None:
+        """Return nothing: there is no dropout."""
+        return None
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the weights under the model's own names, without copying."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite all weights in place.
+
+        Raises:
+            ValueError: a tensor is missing, unexpected, or of another shape; nothing was changed then.
+        """
+        own = self.state()
+        if own.keys() != state.keys():
+            raise ValueError(f'weights do not fit: {sorted(own.keys() ^ state.keys())[:3]} are not on both sides')
+        for name, tensor in own.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(f'{name} must have shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}')
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+    def parameters(self) -> list[Tensor]:
+        """Return the trained tensors, in the model's order."""
+        return list(self._parameters.values())
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Return the trained tensors under the model's own names, in the order of `parameters`."""
+        return dict(self._parameters)
+
+    def requires_grad_(self, *, is_trainable: bool) -> 'FullWeights':
+        """Set whether the weights collect gradients; return self."""
+        for tensor in self._parameters.values():
+            tensor.requires_grad_(is_trainable)
+        return self
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of scalars."""
+        return sum(tensor.numel() for tensor in self._parameters.values())
+
+    def release(self) -> None:
+        """Put the base model's weights back, and freeze them; the lease is over."""
+        self.requires_grad_(is_trainable=False)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.grad = None
+                parameter.copy_(self._originals[name])
+
+
+def select_parameters(parameters: Mapping[str, Tensor], target_modules: Sequence[str]) -> dict[str, Tensor]:
+    """Return those that some name matches, all where there is no name.
+
+    Raises:
+        UnknownParameters: a name matches nothing.
+    """
+    if not target_modules:
+        return dict(parameters)
+    unknown = sorted(name for name in target_modules if not any(matches_any(path, [name]) for path in parameters))
+    if unknown:
+        _refuse(unknown, parameters)
+    return {path: tensor for path, tensor in parameters.items() if matches_any(path, target_modules)}
+
+
+def _refuse(unknown: list[str], parameters: Mapping[str, Tensor]) -> NoReturn:
+    known = sorted({part for path in parameters for part in path.split('.') if not part.isdigit()})
+    raise UnknownParameters(unknown, known)

@@ -1,0 +1,56 @@
+"""The low-rank update of one layer (Hu et al. 2021, equation 3), forward and backward.
+
+Factors are float32 master weights; products are in the dtype of the rows, which is the base model's:
+kernels accumulate in float32 in any case, the update is added before the one rounding of the sum,
+and 16-bit rows need not be copied to float32 first. Gradients are float32.
+
+Legend: S rows of one adapter, I inputs and O outputs of the layer, r LoRA rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from twinkle.nn.layer_update import LayerDraw
+
+
+@dataclass(frozen=True)
+class LoraFactors:
+    """`y += scaling B A dropout(x)`."""
+
+    a: Tensor
+    """float32 [r, I]."""
+    b: Tensor
+    """float32 [O, r]."""
+    scaling: float
+
+    def parameters(self) -> tuple[Tensor, Tensor]:
+        """Return A and B."""
+        return self.a, self.b
+
+    def add_output(self, x_SI: Tensor, y_SO: Tensor, draw: LayerDraw | None) -> tuple[Tensor]:
+        """Add the update to `y_SO` in place; return `A dropout(x)`, [S, r]."""
+        dropped_SI = x_SI if draw is None else x_SI * draw.mask(x_SI)
+        z_SR = dropped_SI @ self.a.to(x_SI.dtype).t()
+        y_SO.addmm_(z_SR, self.b.to(x_SI.dtype).t(), alpha=self.scaling)
+        return (z_SR,)
+
+    def add_gradient(
+        self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], draw: LayerDraw | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Add the update's part to `dx_SI` in place, where one is wanted; return the gradients of A and B."""
+        (z_SR,) = saved
+        dz_SR = (dy_SO @ self.b.to(dy_SO.dtype)).mul_(self.scaling)
+        mask_SI = None if draw is None else draw.mask(x_SI)
+        da_RI = db_OR = None
+        if self.a.requires_grad:
+            da_RI = (dz_SR.t() @ (x_SI if mask_SI is None else x_SI * mask_SI)).to(self.a.dtype)
+        if self.b.requires_grad:
+            # Transposed, since a product with few columns is half as fast as one with few rows.
+            db_OR = (z_SR.t() @ dy_SO).mul_(self.scaling).t().to(self.b.dtype).contiguous()
+        if dx_SI is not None and mask_SI is None:
+            dx_SI.addmm_(dz_SR, self.a.to(dy_SO.dtype))
+        elif dx_SI is not None:
+            dx_SI.addcmul_(dz_SR @ self.a.to(dy_SO.dtype), mask_SI)
+        return da_RI, db_OR
