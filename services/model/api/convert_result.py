@@ -101,7 +101,17 @@ def _step_to_proto(outcome: domain.StepResult) -> operation_result_pb2.StepResul
         grad_norm=outcome.grad_norm,
         learning_rate=outcome.learning_rate,
         step_count=outcome.step_count,
-        layers=[operation_result_pb2.LayerHealth(**vars(layer)) for layer in outcome.layers],
+        layers=[_layer_to_proto(layer) for layer in outcome.layers],
+    )
+
+
+def _layer_to_proto(layer: domain.LayerHealth) -> operation_result_pb2.LayerHealth:
+    return operation_result_pb2.LayerHealth(
+        path=layer.path,
+        grad_norm=layer.grad_norm,
+        weight_norm=layer.weight_norm,
+        relative_update=layer.update_to_weight_ratio,
+        non_finite_location=layer.non_finite_location,
     )
 
 

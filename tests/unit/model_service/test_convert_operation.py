@@ -180,6 +180,7 @@ def test_health_and_receipt_travel():
         outcome.OperationResult(adapter_id='a', sequence_number=1, outcome=step, receipt=receipt, warnings=('w',))
     )
     assert not message.step.HasField('grad_norm')
-    assert (message.step.layers[0].path, message.step.layers[0].non_finite_location) == ('q', 'lora_A[0, 1]')
+    health = message.step.layers[0]
+    assert (health.path, health.relative_update, health.non_finite_location) == ('q', 0.5, 'lora_A[0, 1]')
     assert (message.receipt.pass_count, message.receipt.pass_adapter_count) == (2, 5)
     assert list(message.warnings) == ['w']

@@ -90,7 +90,7 @@ class LayerHealth(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     GRAD_NORM_FIELD_NUMBER: _builtins.int
     WEIGHT_NORM_FIELD_NUMBER: _builtins.int
-    UPDATE_TO_WEIGHT_RATIO_FIELD_NUMBER: _builtins.int
+    RELATIVE_UPDATE_FIELD_NUMBER: _builtins.int
     NON_FINITE_LOCATION_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """The layer's path in the base model."""
@@ -98,7 +98,7 @@ class LayerHealth(_message.Message):
     """Norm of the layer's gradient, divided as for the step, before clipping."""
     weight_norm: _builtins.float
     """Norm of its weights before the step."""
-    update_to_weight_ratio: _builtins.float
+    relative_update: _builtins.float
     """Norm of the change by the norm of the weights; 0 where nothing was applied."""
     non_finite_location: _builtins.str
     """First element that is infinite or not a number, such as "lora_B[3, 7] of the weight". Empty where
@@ -110,12 +110,12 @@ class LayerHealth(_message.Message):
         path: _builtins.str = ...,
         grad_norm: _builtins.float = ...,
         weight_norm: _builtins.float = ...,
-        update_to_weight_ratio: _builtins.float = ...,
+        relative_update: _builtins.float = ...,
         non_finite_location: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "non_finite_location", b"non_finite_location", "path", b"path", "update_to_weight_ratio", b"update_to_weight_ratio", "weight_norm", b"weight_norm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "non_finite_location", b"non_finite_location", "path", b"path", "relative_update", b"relative_update", "weight_norm", b"weight_norm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
