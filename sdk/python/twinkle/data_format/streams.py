@@ -34,9 +34,16 @@ STREAMS: Mapping[str, StreamSpec] = MappingProxyType(
         'teacher_topk_ids': StreamSpec(meaning="the teacher's likeliest ids at each label", kind='id', is_wide=True),
         'teacher_topk_logps': StreamSpec(meaning='their log-probabilities under the teacher', is_wide=True),
         'teacher_logits': StreamSpec(meaning="the teacher's logits at each label", is_wide=True),
+        'target_ids': StreamSpec(meaning='candidates in the place of each label', kind='id', is_wide=True),
+        'target_weights': StreamSpec(meaning='factors of their log-probabilities', is_wide=True),
+        'logprob_gradients': StreamSpec(meaning="gradient of the caller's loss by each label's log-probability"),
+        'clip_low_threshold': StreamSpec(meaning='smallest ratio of each label, where it is not one for all'),
+        'clip_high_threshold': StreamSpec(meaning='largest ratio of each label, where it is not one for all'),
+        'sequence_ratio_mask': StreamSpec(meaning="1 where a label counts for its sequence's ratio, else 0"),
+        'rewards': StreamSpec(meaning='reward of the completion each label is of, for metrics'),
     }
 )
-"""Every stream a built-in loss may declare. A name that is not here is refused, wherever it comes in."""
+"""Every stream a built-in loss or metric may declare. A name that is not here is refused, wherever it comes in."""
 
 EXTRA_STREAMS: Mapping[str, StreamSpec] = MappingProxyType(
     {name: spec for name, spec in STREAMS.items() if not spec.is_field}
