@@ -1,0 +1,80 @@
+"""The queue of passes: what is planned, whatever the sizes."""
+
+import random
+
+import pytest
+
+from twinkle.model.engine.pass_plan import PassPlanner, Slot
+
+
+def plan(items, *, max_tokens):
+    """Return all passes for items given as lists of part sizes."""
+    planner = PassPlanner(max_tokens=max_tokens)
+    for index, sizes in enumerate(items):
+        planner.add(index, sizes)
+    passes = []
+    while slots := planner.next_pass():
+        passes.append(slots)
+    return passes
+
+
+def test_first_parts_go_first_and_share_a_pass():
+    """Small items share one pass; what is left of a large one follows."""
+    assert plan([[10, 10, 4], [3], [5]], max_tokens=18) == [
+        [Slot(0, 0), Slot(1, 0), Slot(2, 0)], [Slot(0, 1)], [Slot(0, 2)],
+    ]  # fmt: skip
+
+
+def test_a_part_that_does_not_fit_lets_others_pass_but_keeps_its_turn():
+    """Room left by a part that is too large is used by the next item; the large one leads the next pass."""
+    assert plan([[12], [12, 1], [6, 6]], max_tokens=18) == [
+        [Slot(0, 0), Slot(2, 0)], [Slot(1, 0), Slot(2, 1)], [Slot(1, 1)],
+    ]  # fmt: skip
+
+
+def test_a_part_larger_than_a_pass_has_one_for_itself():
+    """It runs alone, at its turn."""
+    assert plan([[3], [50], [3]], max_tokens=10) == [[Slot(0, 0), Slot(2, 0)], [Slot(1, 0)]]
+
+
+def test_a_dropped_item_comes_no_more():
+    """What is left of it is forgotten, and dropping it again does nothing."""
+    planner = PassPlanner(max_tokens=4)
+    planner.add(0, [4, 4])
+    planner.add(1, [4])
+    assert planner.next_pass() == [Slot(0, 0)]
+    planner.drop(0)
+    planner.drop(0)
+    assert planner.next_pass() == [Slot(1, 0)]
+    assert planner.next_pass() == []
+
+
+@pytest.mark.parametrize('seed', range(60))
+def test_every_part_runs_once_in_order_within_bounds(seed):
+    """All parts come, those of an item in order and in different passes, and no shared pass is too large."""
+    draw = random.Random(seed)
+    limit = draw.randint(1, 40)
+    items = [[draw.randint(1, 50) for _ in range(draw.randint(1, 6))] for _ in range(draw.randint(1, 8))]
+    passes = plan(items, max_tokens=limit)
+    for index, sizes in enumerate(items):
+        assert [slot.part for slots in passes for slot in slots if slot.item == index] == list(range(len(sizes)))
+    for slots in passes:
+        assert len({slot.item for slot in slots}) == len(slots)
+        assert slots == sorted(slots)
+        assert len(slots) == 1 or sum(items[slot.item][slot.part] for slot in slots) <= limit
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_no_pass_has_room_for_a_part_that_waits_longer(seed):
+    """Passes are full: a part of an item that is not in a pass did not fit in it when its turn came."""
+    draw = random.Random(seed)
+    items = [[draw.randint(1, 10) for _ in range(draw.randint(1, 4))] for _ in range(6)]
+    done = [0] * len(items)
+    for slots in plan(items, max_tokens=16):
+        room = 16 - sum(items[slot.item][slot.part] for slot in slots)
+        absent = [
+            index for index in range(6) if done[index] < len(items[index]) and index not in {s.item for s in slots}
+        ]
+        assert all(items[index][done[index]] > room for index in absent)
+        for slot in slots:
+            done[slot.item] += 1

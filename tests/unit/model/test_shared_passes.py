@@ -1,0 +1,224 @@
+"""Adapters that share passes get the very bits they get alone, whatever their neighbours do."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from twinkle.data_format import LoraConfig
+from twinkle.model.engine import BatchItem, ForwardOptions, ForwardResult, TrainerEngine
+from twinkle.model.errors import InvalidArgument, LossNotFinite, UnknownAdapter
+from twinkle.nn import PackedCausalLM
+from twinkle.processor import InvalidFeatures
+
+TARGETS = ('all-linear', ('q_proj', 'v_proj'), ('down_proj',), ('o_proj', 'gate_proj', 'up_proj'))
+
+
+def draw_config(draw):
+    """Return a random LoRA configuration."""
+    return LoraConfig(
+        r=draw.choice((1, 2, 4, 8, 16, 17)),
+        lora_alpha=draw.choice((1, 8, 32)),
+        lora_dropout=draw.choice((0.0, 0.0, 0.3)),
+        target_modules=draw.choice(TARGETS),
+        use_rslora=draw.random() < 0.3,
+        seed=draw.randrange(1000),
+    )
+
+
+def draw_item(draw, draw_feature, adapter_id):
+    """Return a random batch of one to four features."""
+    features = [draw_feature(draw.randint(2, 40), draw.randrange(1000)) for _ in range(draw.randint(1, 4))]
+    is_training = draw.random() < 0.75
+    options = ForwardOptions(
+        temperature=draw.choice((1.0, 0.7, 1.3)),
+        is_adapter_disabled=not is_training and draw.random() < 0.3,
+    )
+    return BatchItem(adapter_id=adapter_id, features=features, options=options, is_training=is_training)
+
+
+def bits_of(result):
+    """Return all numbers of a result as bytes."""
+    return (
+        np.float64(result.loss_sum).tobytes(), np.float64(result.loss).tobytes(), result.num_tokens,
+        [logps.tobytes() for logps in result.logps],
+    )  # fmt: skip
+
+
+def trained_bits(engine, adapter_id):
+    """Return weights, gradient and random state of an adapter as bytes."""
+    state = engine.adapter(adapter_id)
+    tensors = [tensor for item in state.parameters() for tensor in (item.detach(), item.grad) if tensor is not None]
+    return [tensor.numpy(force=True).tobytes() for tensor in tensors] + [
+        state.weights.dropout_generator.get_state().numpy().tobytes()
+    ]
+
+
+def assert_as_alone(model, configs, rounds, *, max_pass_tokens=64):
+    """Run rounds of items together and each alone, a step after each; compare every bit."""
+    shared = TrainerEngine(model, max_pass_tokens=max_pass_tokens)
+    alone = {adapter_id: TrainerEngine(model, max_pass_tokens=max_pass_tokens) for adapter_id in configs}
+    for adapter_id, config in configs.items():
+        for engine in (shared, alone[adapter_id]):
+            engine.create_adapter(adapter_id, config)
+            engine.set_optimizer(adapter_id, 'AdamW', lr=0.05)
+    for items in rounds:
+        for item, result in zip(items, shared.run_batch(items), strict=True):
+            single = alone[item.adapter_id]
+            expected = single.run_batch([item])[0]
+            assert type(result) is type(expected)
+            if isinstance(result, ForwardResult):
+                assert bits_of(result) == bits_of(expected)
+            for engine in (shared, single):
+                if engine.adapter(item.adapter_id).batch_count:
+                    engine.clip_grad_norm(item.adapter_id, max_grad_norm=0.5)
+            assert trained_bits(shared, item.adapter_id) == trained_bits(single, item.adapter_id)
+            for engine in (shared, single):
+                if engine.adapter(item.adapter_id).batch_count:
+                    engine.clip_grad_and_step(item.adapter_id)
+    for adapter_id, single in alone.items():
+        assert trained_bits(shared, adapter_id) == trained_bits(single, adapter_id)
+
+
+@pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir'])
+@pytest.mark.parametrize('seed', range(4))
+def test_any_mix_equals_each_alone(request, draw_feature, family, seed):
+    """Ranks, targets, dropout, lengths, temperatures, training and evaluation mixed: every bit is as alone."""
+    draw = random.Random(seed)
+    model = PackedCausalLM.load(request.getfixturevalue(family))
+    configs = {f'tenant-{index}': draw_config(draw) for index in range(draw.randint(2, 5))}
+    rounds = [[draw_item(draw, draw_feature, name) for name in configs] for _ in range(3)]
+    assert_as_alone(model, configs, rounds, max_pass_tokens=draw.choice((24, 64, 1024)))
+
+
+def test_neighbours_that_break_change_no_bit(model, draw_feature):
+    """Weights that are not finite, gradients that overflow and refused batches stay their owner's alone."""
+    names = ('healthy', 'not-a-number', 'infinite', 'overflowing', 'refused', 'also-healthy')
+    configs = {name: LoraConfig(r=4, seed=index, lora_dropout=0.2) for index, name in enumerate(names)}
+    shared, alone = TrainerEngine(model), TrainerEngine(model)
+    for name, config in configs.items():
+        shared.create_adapter(name, config)
+    for name in ('healthy', 'also-healthy'):
+        alone.create_adapter(name, configs[name])
+    with torch.no_grad():
+        for name, value in (('not-a-number', float('nan')), ('infinite', float('inf')), ('overflowing', 3e38)):
+            for parameter in shared.adapter(name).parameters():
+                parameter.fill_(value)
+    before = {name: trained_bits(shared, name) for name in names}
+    items = [
+        BatchItem(adapter_id=n, features=[draw_feature(9, 1), draw_feature(5, 2)], is_training=True) for n in names
+    ]
+    items[4] = BatchItem(adapter_id='refused', features=[{'input_ids': [1, 2]}], is_training=True)
+    results = dict(zip(names, shared.run_batch(items), strict=True))
+    for name in ('not-a-number', 'infinite', 'overflowing'):
+        assert isinstance(results[name], LossNotFinite)
+        assert trained_bits(shared, name) == before[name]
+    assert isinstance(results['refused'], InvalidFeatures)
+    for name, item in (('healthy', items[0]), ('also-healthy', items[5])):
+        assert results[name].pass_adapter_count == 5
+        assert bits_of(results[name]) == bits_of(alone.run_batch([item])[0])
+        assert trained_bits(shared, name) == trained_bits(alone, name)
+
+
+def test_a_gradient_that_is_not_finite_refuses_its_owner_alone(model, draw_feature):
+    """A finite loss whose derivative is infinite leaves neighbours, gradient and random state untouched."""
+    shared = TrainerEngine(model)
+    for name in 'ab':
+        shared.create_adapter(name, LoraConfig(r=4, seed=1, lora_dropout=0.3))
+    shared.set_loss('a', lambda batch: {'loss': (batch.logps_R - batch.logps_R.detach()).sqrt().sum()})
+    before = trained_bits(shared, 'a')
+    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'ab']
+    refusal, result = shared.run_batch(items)
+    assert isinstance(refusal, LossNotFinite)
+    assert trained_bits(shared, 'a') == before
+    assert shared.adapter('a').batch_count == 0
+    alone = TrainerEngine(model)
+    alone.create_adapter('b', LoraConfig(r=4, seed=1, lora_dropout=0.3))
+    assert bits_of(alone.run_batch([items[1]])[0]) == bits_of(result)
+    assert trained_bits(alone, 'b') == trained_bits(shared, 'b')
+
+
+class _Explosive(torch.autograd.Function):
+    """The identity, until it is differentiated."""
+
+    @staticmethod
+    def forward(ctx, value):
+        """Return the value."""
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Raise."""
+        raise RuntimeError('no derivative')
+
+
+def _raises(batch):
+    raise RuntimeError('broken')
+
+
+@pytest.mark.parametrize(
+    'loss',
+    [
+        _raises,
+        lambda batch: {'loss': batch.logps_R},
+        lambda batch: {'loss': 1.0},
+        lambda batch: {'loss': torch.zeros(())},
+        lambda batch: {},
+        lambda batch: {'loss': _Explosive.apply(batch.logps_R).sum()},
+        lambda batch: {'loss': batch.logps_R.mul_(0).sum()},
+    ],
+    ids=['raises', 'vector', 'number', 'constant', 'nothing', 'no-derivative', 'in-place'],
+)
+def test_a_loss_that_fails_is_its_owners_alone(model, draw_feature, loss):
+    """Whatever a loss of one's own does wrong is reported to its owner; the neighbour's bits are as alone."""
+    shared, alone = TrainerEngine(model), TrainerEngine(model)
+    for engine, names in ((shared, 'abc'), (alone, 'b')):
+        for name in names:
+            engine.create_adapter(name, LoraConfig(r=4, seed=2, lora_dropout=0.3))
+    shared.set_loss('a', loss)
+    before = trained_bits(shared, 'a')
+    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'abc']
+    results = shared.run_batch(items)
+    assert isinstance(results[0], InvalidArgument)
+    assert trained_bits(shared, 'a') == before
+    assert bits_of(results[1]) == bits_of(alone.run_batch([items[1]])[0])
+    assert trained_bits(shared, 'b') == trained_bits(alone, 'b')
+
+
+def test_parts_are_cut_by_the_item_alone(model, draw_feature):
+    """A large batch beside small ones runs in the parts it has alone; small ones share its pass where they fit."""
+    engine = TrainerEngine(model, max_pass_tokens=32)
+    for name in 'abc':
+        engine.create_adapter(name, LoraConfig(r=4, seed=1))
+    large = [draw_feature(10, seed) for seed in range(6)]
+    items = [
+        BatchItem(adapter_id='a', features=[draw_feature(12)], is_training=True),
+        BatchItem(adapter_id='b', features=large, is_training=True),
+        BatchItem(adapter_id='c', features=[draw_feature(12)], is_training=False),
+    ]
+    a, b, c = engine.run_batch(items)
+    assert (a.pass_count, b.pass_count, c.pass_count) == (1, 2, 1)
+    assert (a.pass_adapter_count, b.pass_adapter_count, c.pass_adapter_count) == (1, 1, 1)
+    engine = TrainerEngine(model, max_pass_tokens=72)
+    for name in 'abc':
+        engine.create_adapter(name, LoraConfig(r=4, seed=1))
+    a, b, c = engine.run_batch(items)
+    assert (a.pass_adapter_count, b.pass_adapter_count, c.pass_adapter_count) == (2, 2, 1)
+    assert [result.token_count for result in (a, b, c)] == [12, 60, 12]
+    assert all(result.device_seconds > 0 for result in (a, b, c))
+
+
+def test_refusals_are_values(engine, draw_feature):
+    """An unknown adapter, bad features and a disabled adapter in training answer in their places."""
+    items = [
+        BatchItem(adapter_id='ghost', features=[draw_feature()], is_training=True),
+        BatchItem(adapter_id='a', features=[], is_training=False),
+    ]
+    assert [type(result) for result in engine.run_batch(items)] == [UnknownAdapter, InvalidFeatures]
+    disabled = ForwardOptions(is_adapter_disabled=True)
+    item = BatchItem(adapter_id='a', features=[draw_feature()], options=disabled, is_training=True)
+    assert isinstance(engine.run_batch([item])[0], InvalidArgument)
+    assert engine.run_batch([]) == []
+    with pytest.raises(InvalidArgument):
+        engine.run_batch([item, item])
