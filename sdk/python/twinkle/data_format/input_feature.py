@@ -36,7 +36,8 @@ class InputFeature(TypedDict, total=False):
     loss_weights: FloatArray
     """float [T]. Factor of each label's loss. Unset: 1.0 for every label that is not ignored."""
     completion_mask: IntArray
-    """int [T]. 1 where the model itself produced the token at this position (RL)."""
+    """int [T]. 1 where the model itself produced the token at this position, 0 elsewhere. A label counts only where
+    the token it asks for, the next one, is marked 1. Unset: the labels alone say what counts."""
     length: int
     """Number of real tokens."""
     advantages: FloatArray

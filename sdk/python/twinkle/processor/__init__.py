@@ -2,6 +2,17 @@
 
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.input_processor import PROCESSORS, InputLimits, InputProcessor
-from twinkle.processor.packed_batch import STREAM_NAMES, PackedBatch
+from twinkle.processor.needs import STREAM_NAMES, FeatureNeeds, LossNeeds, ignored_streams
+from twinkle.processor.packed_batch import PackedBatch
 
-__all__ = ['PROCESSORS', 'STREAM_NAMES', 'InputLimits', 'InputProcessor', 'InvalidFeatures', 'PackedBatch']
+__all__ = [
+    'PROCESSORS',
+    'STREAM_NAMES',
+    'FeatureNeeds',
+    'InputLimits',
+    'InputProcessor',
+    'InvalidFeatures',
+    'LossNeeds',
+    'PackedBatch',
+    'ignored_streams',
+]

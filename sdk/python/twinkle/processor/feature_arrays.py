@@ -7,25 +7,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.data_format import IGNORE_INDEX, InputFeature
+from twinkle.data_format import IGNORE_INDEX, STREAMS, InputFeature
 from twinkle.processor.errors import InvalidFeatures
-from twinkle.processor.packed_batch import STREAM_NAMES, Floats, Ints
+from twinkle.processor.needs import STREAM_NAMES, FeatureNeeds
+from twinkle.processor.packed_batch import Floats, Ints
+
+_FIELDS = frozenset(InputFeature.__annotations__) | frozenset(STREAM_NAMES)
+"""What a feature may carry whatever the loss."""
 
 
 @dataclass(frozen=True)
 class FeatureArrays:
-    """A feature without its masked tokens. K tokens are kept."""
+    """A feature without its masked tokens: K tokens are kept, C of them have a label that counts."""
 
     length: int
     """Tokens as given."""
-    kept_K: Ints
-    """Index of each kept token among those given."""
     input_ids_K: Ints
     position_ids_K: Ints
-    labels_K: Ints
-    """`IGNORE_INDEX` where masked."""
-    weights_K: Floats
-    streams: Mapping[str, Floats]
+    counting_C: Ints
+    """Index of each counting label among the kept tokens."""
+    offsets_C: Ints
+    """Its index among those given."""
+    labels_C: Ints
+    weights_C: Floats
+    streams: Mapping[str, npt.NDArray[Any]]
+    """As given: [length] or [length, columns], checked."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +43,14 @@ class FeatureReader:
         index: for messages.
         vocab_size: token ids and labels are below it.
         max_tokens: most tokens of one sequence.
-        ignore_index: label that does not count, beside `IGNORE_INDEX`.
+        needs: what the batch is packed for.
     """
 
     feature: InputFeature
     index: int
     vocab_size: int
     max_tokens: int
-    ignore_index: int
+    needs: FeatureNeeds
 
     def read(self) -> FeatureArrays:
         """Return the arrays.
@@ -52,31 +58,56 @@ class FeatureReader:
         Raises:
             InvalidFeatures: names the field and the cure.
         """
-        unknown = sorted(set(self.feature) - set(InputFeature.__annotations__))
+        unknown = sorted(set(self.feature) - _FIELDS - set(self.needs.streams))
         if unknown:
             raise self._refusal('', f'has unknown fields {unknown}, which would have no effect; remove them')
-        input_ids = self._token_ids('input_ids', required=True)
+        input_ids = self._token_ids('input_ids')
         length = len(input_ids)
-        labels = self._token_ids('labels', length=length, required=True)
-        mask = self._integers('attention_mask', np.ones(length, np.int64))
-        if not np.isin(mask, (0, 1)).all():
-            raise self._refusal('attention_mask', 'must hold 0 and 1 only')
+        mask = self._flags('attention_mask', length)
         kept = np.flatnonzero(mask)
         if not len(kept):
             raise self._refusal('attention_mask', 'masks every token')
+        labels = self._labels(length, last=int(kept[-1]))
         weights = self._floats('loss_weights', length, np.ones(length, np.float32))
-        streams = {name: self._floats(name, length)[kept] for name in STREAM_NAMES if name in self.feature}
         positions = self._integers('position_ids', np.cumsum(mask) - 1)[kept]
         self._check_positions(positions)
-        return FeatureArrays(length, kept, input_ids[kept], positions, labels[kept], weights[kept], streams)
+        counts = (labels != IGNORE_INDEX) & self._is_own_label(length)
+        if not self.needs.are_weightless_kept:
+            counts &= weights != 0
+        counting = np.flatnonzero(counts[kept])
+        offsets = kept[counting]
+        return FeatureArrays(
+            length=length,
+            input_ids_K=input_ids[kept],
+            position_ids_K=positions,
+            counting_C=counting,
+            offsets_C=offsets,
+            labels_C=labels[offsets],
+            weights_C=weights[offsets],
+            streams={name: self._stream(name, length) for name in self.needs.streams if name in self.feature},
+        )
 
-    def _token_ids(self, field: str, *, length: int | None = None, required: bool) -> Ints:
-        if required and field not in self.feature:
+    def _labels(self, length: int, *, last: int) -> Ints:
+        if not self.needs.is_pooled or length == 1 or np.shape(self.feature.get('labels')) != (1,):
+            return self._token_ids('labels', length=length)
+        labels = np.full(length, IGNORE_INDEX, np.int64)
+        labels[last] = self._token_ids('labels', length=1)[0]
+        return labels
+
+    def _is_own_label(self, length: int) -> npt.NDArray[np.bool_]:
+        """Return whether the model itself produced the token each label asks for, True where nothing is said of it."""
+        own = np.ones(length, np.bool_)
+        # A label asks for the next token, and the mask is of tokens. What follows the last one is not given.
+        own[:-1] = self._flags('completion_mask', length)[1:] != 0
+        return own
+
+    def _token_ids(self, field: str, *, length: int | None = None) -> Ints:
+        if field not in self.feature:
             raise self._refusal(field, 'is missing')
         values = self._integers(field, np.empty(0, np.int64), length=length)
         is_known = (values >= 0) & (values < self.vocab_size)
         if field == 'labels':
-            values = np.where(values == self.ignore_index, IGNORE_INDEX, values)
+            values = np.where(values == self.needs.ignore_index, IGNORE_INDEX, values)
             is_known = is_known & (values >= 0) | (values == IGNORE_INDEX)
         if not len(values):
             raise self._refusal(field, 'is empty')
@@ -85,34 +116,71 @@ class FeatureReader:
             raise self._refusal(f'{field}[{at}]', f'is {values[at]}; token ids are 0 to {self.vocab_size - 1}')
         return values
 
+    def _flags(self, field: str, length: int) -> Ints:
+        values = self._integers(field, np.ones(length, np.int64))
+        if not np.isin(values, (0, 1)).all():
+            raise self._refusal(field, 'must hold 0 and 1 only')
+        return values
+
     def _integers(self, field: str, default: Ints, *, length: int | None = None) -> Ints:
         values = self._vector(field, default, len(default) if length is None and len(default) else length)
+        return self._as_integers(field, values)
+
+    def _as_integers(self, field: str, values: npt.NDArray[Any]) -> Ints:
         if values.dtype.kind not in 'iub':
             raise self._refusal(field, f'must hold integers, got {values.dtype}')
-        return values.astype(np.int64)
+        return values.astype(np.int64, copy=False)
 
     def _floats(self, field: str, length: int, default: Floats | None = None) -> Floats:
-        values = self._vector(field, default, length)
+        return self._as_floats(field, self._vector(field, default, length))
+
+    def _as_floats(self, field: str, values: npt.NDArray[Any]) -> Floats:
         if values.dtype.kind not in 'iuf':
             raise self._refusal(field, f'must hold numbers, got {values.dtype}')
         with np.errstate(over='ignore'):
-            values = values.astype(np.float32)
+            values = values.astype(np.float32, copy=False)
         if not np.isfinite(values).all():
-            at = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise self._refusal(f'{field}[{at}]', f'must be finite, got {values[at]}')
+            at = tuple(int(place) for place in np.argwhere(~np.isfinite(values))[0])
+            raise self._refusal(f'{field}[{", ".join(map(str, at))}]', f'must be finite, got {values[at]}')
         return values
 
+    def _stream(self, name: str, length: int) -> npt.NDArray[Any]:
+        """Return numbers float32 or token ids int64, [length] or [length, columns]."""
+        spec = STREAMS.get(name)
+        values = self._array(name, None)
+        dimensions = (1, 2) if spec is None else (2 if spec.is_wide else 1,)
+        if values.ndim not in dimensions or (values.ndim == 2 and not values.shape[1]):
+            shape = f'[{length}, K]' if dimensions == (2,) else f'[{length}]'
+            raise self._refusal(name, f'must have shape {shape}, got {list(values.shape)}')
+        self._check_length(name, values, length)
+        if name == 'teacher_logits' and values.shape[1] != self.vocab_size:
+            raise self._refusal(name, f'must have a column for each of {self.vocab_size} ids, got {values.shape[1]}')
+        if spec is None or spec.kind == 'float':
+            return self._as_floats(name, values)
+        ids = self._as_integers(name, values)
+        if ids.size and not (ids.min() >= 0 and ids.max() < self.vocab_size):
+            wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+            raise self._refusal(name, f'holds {wrong}; token ids are 0 to {self.vocab_size - 1}')
+        return ids
+
     def _vector(self, field: str, default: npt.NDArray[Any] | None, length: int | None) -> npt.NDArray[Any]:
-        given = self.feature.get(field)
-        try:
-            values = np.asarray(default if given is None else given)
-        except (ValueError, RuntimeError, TypeError):
-            raise self._refusal(field, 'must be a one-dimensional array of numbers') from None
+        values = self._array(field, default)
         if values.ndim != 1:
             raise self._refusal(field, f'must have one dimension, got shape {values.shape}')
-        if length is not None and len(values) != length:
-            raise self._refusal(field, f'must have as many elements as input_ids, {length}, got {len(values)}')
+        if length is not None:
+            self._check_length(field, values, length)
         return values
+
+    def _array(self, field: str, default: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+        given = self.feature.get(field)
+        try:
+            return np.asarray(default if given is None else given)
+        except (ValueError, RuntimeError, TypeError):
+            raise self._refusal(field, 'must be an array of numbers whose rows are equally long') from None
+
+    def _check_length(self, field: str, values: npt.NDArray[Any], length: int) -> None:
+        if len(values) != length:
+            raise self._refusal(field, f'must have as many elements as input_ids, {length}, got {len(values)}')
 
     def _check_positions(self, positions: Ints) -> None:
         if positions[0] < 0:

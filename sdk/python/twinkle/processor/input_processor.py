@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from twinkle.component import ComponentRegistry
 from twinkle.data_format import IGNORE_INDEX, InputFeature
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.feature_arrays import FeatureArrays, FeatureReader
-from twinkle.processor.packed_batch import STREAM_NAMES, PackedBatch
+from twinkle.processor.needs import FeatureNeeds
+from twinkle.processor.packed_batch import PackedBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,48 +61,54 @@ class InputProcessor:
         return features
 
     def __call__(
-        self, features: Sequence[InputFeature], limits: InputLimits, *, ignore_index: int = IGNORE_INDEX
+        self,
+        features: Sequence[InputFeature],
+        limits: InputLimits,
+        *,
+        ignore_index: int = IGNORE_INDEX,
+        needs: FeatureNeeds | None = None,
     ) -> PackedBatch:
         """Check and pack.
 
         Args:
             features: at least one; only read.
             limits: of the model.
-            ignore_index: label that does not count, beside `IGNORE_INDEX`.
+            ignore_index: label that does not count, beside `IGNORE_INDEX`; for a caller without `needs`.
+            needs: what to pack the batch for. Unset: labels and every stream that `InputFeature` has.
 
         Raises:
             InvalidFeatures: names the feature, the field and the cure.
         """
+        needs = FeatureNeeds(ignore_index=ignore_index) if needs is None else needs
         features = self.prepare(features)
         if not features:
             raise InvalidFeatures('is empty; give at least one feature')
         readers = (
-            FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, ignore_index)
+            FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, needs)
             for index, feature in enumerate(features)
         )
-        return _pack([reader.read() for reader in readers])
+        return _pack([reader.read() for reader in readers], needs)
 
 
 PROCESSORS = ComponentRegistry('processor', InputProcessor, (InputProcessor,))
 """Processors by name."""
 
 
-def _pack(features: list[FeatureArrays]) -> PackedBatch:
-    counting = [np.flatnonzero((feature.labels_K != IGNORE_INDEX) & (feature.weights_K != 0)) for feature in features]
-    begins = np.cumsum([0] + [len(feature.kept_K) for feature in features])
-    names = _common_streams(features)
-    pairs = list(zip(features, counting, strict=True))
+def _pack(features: list[FeatureArrays], needs: FeatureNeeds) -> PackedBatch:
+    begins = np.cumsum([0] + [len(feature.input_ids_K) for feature in features])
+    counts = [len(feature.counting_C) for feature in features]
     return PackedBatch(
         input_ids_T=np.concatenate([feature.input_ids_K for feature in features]),
         position_ids_T=np.concatenate([feature.position_ids_K for feature in features]),
         sequence_bounds=_bounds(features),
         feature_lengths=tuple(feature.length for feature in features),
-        rows_R=np.concatenate([begins[index] + at for index, at in enumerate(counting)]),
-        labels_R=np.concatenate([feature.labels_K[at] for feature, at in pairs]),
-        weights_R=np.concatenate([feature.weights_K[at] for feature, at in pairs]),
-        features_R=np.repeat(np.arange(len(features)), [len(at) for at in counting]),
-        offsets_R=np.concatenate([feature.kept_K[at] for feature, at in pairs]),
-        streams={name: np.concatenate([feature.streams[name][at] for feature, at in pairs]) for name in names},
+        last_rows_F=begins[1:] - 1,
+        rows_R=np.concatenate([begin + feature.counting_C for begin, feature in zip(begins, features, strict=False)]),
+        labels_R=np.concatenate([feature.labels_C for feature in features]),
+        weights_R=np.concatenate([feature.weights_C for feature in features]),
+        features_R=np.repeat(np.arange(len(features)), counts),
+        offsets_R=np.concatenate([feature.offsets_C for feature in features]),
+        streams={name: _gathered(features, name) for name in needs.streams if _is_common(features, name)},
     )
 
 
@@ -108,20 +117,38 @@ def _bounds(features: list[FeatureArrays]) -> tuple[tuple[int, int], ...]:
     row = 0
     for feature in features:
         starts = [0, *(int(at) for at in np.flatnonzero(feature.position_ids_K[1:] == 0) + 1)]
-        ends = [*starts[1:], len(feature.kept_K)]
+        ends = [*starts[1:], len(feature.input_ids_K)]
         bounds += [(row + start, row + end) for start, end in zip(starts, ends, strict=True)]
-        row += len(feature.kept_K)
+        row += len(feature.input_ids_K)
     return tuple(bounds)
 
 
-def _common_streams(features: list[FeatureArrays]) -> list[str]:
-    names: list[str] = []
-    for name in STREAM_NAMES:
-        having = [name in feature.streams for feature in features]
-        if any(having) and not all(having):
-            raise InvalidFeatures(
-                'is missing, though other features of the batch have it', index=having.index(False), field=name
-            )
-        if all(having):
-            names.append(name)
-    return names
+def _is_common(features: list[FeatureArrays], name: str) -> bool:
+    """Return whether every feature carries a stream.
+
+    Raises:
+        InvalidFeatures: only some do, or they have different numbers of columns.
+    """
+    having = [name in feature.streams for feature in features]
+    if not any(having):
+        return False
+    if not all(having):
+        raise InvalidFeatures(
+            'is missing, though other features of the batch have it', index=having.index(False), field=name
+        )
+    columns = [feature.streams[name].shape[1:] for feature in features]
+    for index, own in enumerate(columns):
+        if own != columns[0]:
+            wanted = f'{columns[0][0]} columns' if columns[0] else 'one dimension'
+            raise InvalidFeatures(f'must have {wanted}, as the first feature has', index=index, field=name)
+    return True
+
+
+def _gathered(features: list[FeatureArrays], name: str) -> npt.NDArray[Any]:
+    """Return a stream at the counting labels: [R] or [R, K]. One copy of those rows, none of the others."""
+    bounds = np.cumsum([0] + [len(feature.offsets_C) for feature in features])
+    first = features[0].streams[name]
+    result = np.empty((bounds[-1], *first.shape[1:]), first.dtype)
+    for feature, (begin, end) in zip(features, pairwise(bounds), strict=True):
+        np.take(feature.streams[name], feature.offsets_C, axis=0, out=result[begin:end], mode='clip')
+    return result

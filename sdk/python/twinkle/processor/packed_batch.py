@@ -1,6 +1,6 @@
 """A batch as flat rows, without padding.
 
-Legend: T tokens of all features, R rows whose label counts.
+Legend: T tokens of all features, R rows whose label counts, F features, K columns of a wide stream.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-STREAM_NAMES = ('advantages', 'old_logps', 'ref_logps')
-"""Per-token numbers that a feature may carry for its loss."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -27,17 +24,19 @@ class PackedBatch:
     """Rows `[begin, end)` of each sequence; attention does not cross them."""
     feature_lengths: tuple[int, ...]
     """Tokens of each feature as it was given, masked ones included."""
+    last_rows_F: Ints
+    """Row of the pack that holds each feature's last token."""
     rows_R: Ints
     """Row of the pack at which each counting label is predicted."""
     labels_R: Ints
     weights_R: Floats
-    """Factor of each label's loss, never 0."""
+    """Factor of each label's loss; 0 only where such labels were asked for."""
     features_R: Ints
     """Index of the feature each label belongs to, rising."""
     offsets_R: Ints
     """Index of each label within its feature."""
-    streams: Mapping[str, Floats]
-    """Of `STREAM_NAMES`, those that every feature carries: float32 [R]."""
+    streams: Mapping[str, Floats | Ints]
+    """Those asked for that every feature carries: float32 [R] or [R, K], or int64 if they are token ids."""
 
     @property
     def token_count(self) -> int:
@@ -50,16 +49,19 @@ class PackedBatch:
         return len(self.labels_R)
 
     def by_feature(self, values_R: npt.NDArray[Any]) -> list[Floats]:
-        """Return float32 [T] for each feature: the values at its counting labels, 0.0 elsewhere."""
+        """Return float32 [T], or [T, K] of wide values, for each feature: values at counting labels, 0.0 elsewhere."""
+        bounds = np.searchsorted(self.features_R, np.arange(len(self.feature_lengths) + 1))
         results: list[Floats] = []
-        for index, length in enumerate(self.feature_lengths):
-            begin, end = np.searchsorted(self.features_R, (index, index + 1))
-            values = np.zeros(length, np.float32)
+        for length, begin, end in zip(self.feature_lengths, bounds[:-1], bounds[1:], strict=True):
+            values = np.zeros((length, *values_R.shape[1:]), np.float32)
             values[self.offsets_R[begin:end]] = values_R[begin:end]
             results.append(values)
         return results
 
     def gather(self, values: 'list[npt.NDArray[Any]]') -> Floats:
         """Return float32 [R] from one array [T] for each feature: the inverse of `by_feature`."""
-        pairs = zip(self.features_R, self.offsets_R, strict=True)
-        return np.array([values[feature][offset] for feature, offset in pairs], np.float32)
+        bounds = np.searchsorted(self.features_R, np.arange(len(values) + 1))
+        result = np.empty(self.label_count, np.float32)
+        for own, begin, end in zip(values, bounds[:-1], bounds[1:], strict=True):
+            result[begin:end] = np.asarray(own)[self.offsets_R[begin:end]]
+        return result
