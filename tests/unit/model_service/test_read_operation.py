@@ -1,0 +1,91 @@
+"""Operations whose batch was uploaded are the operations they would be with the batch inside."""
+
+import numpy as np
+import pytest
+
+from services.kit.caller import Caller
+from services.kit.errors import InvalidField, NotBuiltYet, UploadNotFound
+from services.kit.rpc.tensors import tensor_to_proto
+from services.model.api.convert_operation import operation_from_proto
+from services.model.api.read_operation import OperationReader
+from twinkle.api.data.v1 import input_feature_pb2
+from twinkle.api.model.v1 import operation_pb2
+
+ALICE, BOB = Caller(tenant_id='alice'), Caller(tenant_id='bob')
+VOCABULARY = 50
+
+
+class Shelf:
+    """Holds uploads of alice."""
+
+    def __init__(self, **uploads: bytes) -> None:
+        self.uploads = uploads
+
+    async def __call__(self, caller: Caller, upload_id: str) -> bytes:
+        """Return what lies there."""
+        if caller is not ALICE or upload_id not in self.uploads:
+            raise UploadNotFound(upload_id)
+        return self.uploads[upload_id]
+
+
+def features(length: int = 4, token: int = 3) -> input_feature_pb2.FeatureBatch:
+    """Return one example."""
+    ids = tensor_to_proto(np.full(length, token, np.int32))
+    return input_feature_pb2.FeatureBatch(features=[input_feature_pb2.InputFeature(input_ids=ids, labels=ids)])
+
+
+def operation(**source) -> operation_pb2.Operation:
+    """Return forward_backward over a batch that lies there."""
+    batch = operation_pb2.Batch(**source)
+    return operation_pb2.Operation(
+        adapter_id='a', sequence_number=1, forward_backward=operation_pb2.ForwardBackward(batch=batch)
+    )
+
+
+@pytest.mark.parametrize('length', [4, 500_000])
+async def test_uploaded_batch_is_the_inline_one(length):
+    """Fingerprint, payload and examples are the same; nothing of the upload's id is left."""
+    content = features(length)
+    read = OperationReader(Shelf(up=content.SerializeToString()), vocabulary_size=VOCABULARY)
+    uploaded = await read(ALICE, operation(upload_id='up'), 'operation')
+    inline = operation_from_proto(operation(features=content), 'operation', vocabulary_size=VOCABULARY)
+    assert (uploaded.fingerprint, uploaded.payload) == (inline.fingerprint, inline.payload)
+    np.testing.assert_array_equal(uploaded.verb.features[0]['input_ids'], inline.verb.features[0]['input_ids'])
+
+
+async def test_other_tenant_s_upload_is_not_found():
+    """An id is of no use to whom it does not belong."""
+    read = OperationReader(Shelf(up=features().SerializeToString()), vocabulary_size=VOCABULARY)
+    with pytest.raises(UploadNotFound):
+        await read(BOB, operation(upload_id='up'), 'operation')
+
+
+@pytest.mark.parametrize(
+    ('source', 'field'),
+    [
+        ({'upload_id': ''}, 'batch.upload_id'),
+        ({'upload_id': 'garbage'}, 'batch.upload_id'),
+        ({'upload_id': 'hostile'}, 'batch.features.features[0].input_ids'),
+        ({}, 'batch.source'),
+    ],
+)
+async def test_batch_of_no_use_is_named(source, field):
+    """What was uploaded is checked like what came inside."""
+    shelf = Shelf(garbage=b'\xff' * 9, hostile=features(token=VOCABULARY).SerializeToString())
+    with pytest.raises(InvalidField) as refusal:
+        await OperationReader(shelf, vocabulary_size=VOCABULARY)(ALICE, operation(**source), 'operation')
+    assert refusal.value.field == f'operation.forward_backward.{field}'
+
+
+async def test_batches_of_other_services_are_listed_as_not_built():
+    """A loader's batch is in the contract alone."""
+    read = OperationReader(Shelf(), vocabulary_size=VOCABULARY)
+    with pytest.raises(NotBuiltYet):
+        await read(ALICE, operation(loader={'loader_id': 'x'}), 'operation')
+
+
+async def test_operation_without_a_verb_is_refused():
+    """Reading the batch of nothing is no crash."""
+    read = OperationReader(Shelf(), vocabulary_size=VOCABULARY)
+    with pytest.raises(InvalidField):
+        await read(ALICE, operation_pb2.Operation(adapter_id='a', sequence_number=1), 'operation')
