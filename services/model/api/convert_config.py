@@ -21,7 +21,9 @@ def training_config_from_proto(message: wire.TrainingConfig, field: str) -> Trai
     if steps is not None and steps < 1:
         raise InvalidField(f'{field}.gradient_accumulation_steps', f'must be at least 1, got {steps}')
     return TrainingConfig(
-        optimizer=_optimizer(message.optimizer, f'{field}.optimizer') if message.HasField('optimizer') else None,
+        optimizer=optimizer_from_proto(message.optimizer, f'{field}.optimizer')
+        if message.HasField('optimizer')
+        else None,
         lr_scheduler=_named(message.lr_scheduler, f'{field}.lr_scheduler')
         if message.HasField('lr_scheduler')
         else None,
@@ -57,7 +59,12 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
     return message
 
 
-def _optimizer(message: wire.OptimizerConfig, field: str) -> Component:
+def optimizer_from_proto(message: wire.OptimizerConfig, field: str) -> Component:
+    """Return the optimizer; `lr` and `groups` are among its options where they are set.
+
+    Raises:
+        InvalidField: a value is out of range, or said twice.
+    """
     options = _rate_and_options(message, field)
     if _GROUPS in options:
         raise InvalidField(f'{field}.options.{_GROUPS}', 'set groups instead')
