@@ -65,7 +65,8 @@ def test_folder_round_trip_keeps_every_bit_and_field(tmp_path: Path, dtype: str)
 
 def test_all_linear_is_written_as_the_modules_it_stood_for(tmp_path: Path) -> None:
     """Other tools do not know the word."""
-    write_peft_folder(tmp_path / 'a', lora_tensors(), LoraConfig(), base_model='org/tiny')
+    config = LoraConfig(r=4, rank_pattern={'v_proj': 2})
+    write_peft_folder(tmp_path / 'a', lora_tensors(), config, base_model='org/tiny')
     assert read_peft_folder(tmp_path / 'a')[1].target_modules == ('q_proj', 'v_proj')
 
 

@@ -17,12 +17,22 @@ _NEEDED: dict[str, tuple[Any, ...]] = {
     'use_dora': (None, False),
     'modules_to_save': (None, []),
     'fan_in_fan_out': (None, False),
-    'layers_to_transform': (None, []),
     'layer_replication': (None, []),
     'trainable_token_indices': (None, [], {}),
     'lora_bias': (None, False),
+    'target_parameters': (None, []),
+    'use_qalora': (None, False),
+    'use_bdlora': (None, False),
+    'alora_invocation_tokens': (None, []),
+    'arrow_config': (None, {}),
+    'kasa_config': (None, {}),
+    'velora_config': (None, {}),
+    'monteclora_config': (None, {}),
+    'megatron_config': (None, {}),
 }
 """Fields of peft that change the computation, with the values we can honour."""
+_PLAIN_STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva', 'mica')
+"""Ways to begin that leave the base model as it is; the others train against one they changed."""
 
 
 def _is_number(value: Any) -> bool:
@@ -66,6 +76,8 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
     targets = config.target_modules
     if targets == ALL_LINEAR:
         targets = sorted({name.split('.lora_')[0].rsplit('.', 1)[-1] for name in tensor_names})
+    # A lone string is a name to us and a regular expression to peft.
+    targets = [targets] if isinstance(targets, str) else list(targets)
     value = {
         'peft_type': 'LORA',
         'task_type': 'CAUSAL_LM',
@@ -73,7 +85,7 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
         'r': config.r,
         'lora_alpha': _integral(config.lora_alpha),
         'lora_dropout': config.lora_dropout,
-        'target_modules': targets if isinstance(targets, str) else list(targets),
+        'target_modules': targets,
         'use_rslora': config.use_rslora,
         'rank_pattern': dict(config.rank_pattern),
         'alpha_pattern': {name: _integral(alpha) for name, alpha in config.alpha_pattern.items()},
@@ -84,7 +96,8 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
         'modules_to_save': None,
         'use_dora': False,
     }
-    return (json.dumps(value, indent=2, sort_keys=True) + '\n').encode()
+    # Sorted at the top alone: of a pattern's names the first that fits counts, for peft and for us.
+    return (json.dumps(dict(sorted(value.items())), indent=2) + '\n').encode()
 
 
 def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraConfig, str]:
@@ -110,6 +123,11 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
     for name, supported in _NEEDED.items():
         if fields.get(name) not in supported:
             raise ValueError(f'{name} = {fields.get(name)!r} is not supported; it has to be {supported[-1]!r}')
+    if fields.get('init_lora_weights', True) not in _PLAIN_STARTS:
+        raise ValueError(
+            f'init_lora_weights = {fields["init_lora_weights"]!r} is not supported: the adapter belongs to a base '
+            'model with other weights; save it with path_initial_model_for_weight_conversion, as a plain LoRA'
+        )
     _check_types(fields)
     known = {name: fields[name] for name in _IS_VALID if name in fields}
     return LoraConfig.of({**known, 'seed': seed}), str(fields.get('base_model_name_or_path') or '')

@@ -13,7 +13,8 @@ from pathlib import Path
 from twinkle.checkpoint_engine.errors import InvalidPeftFolder
 from twinkle.checkpoint_engine.manifest import StateSection
 from twinkle.checkpoint_engine.packing import pack_state
-from twinkle.checkpoint_engine.peft_config import adapter_config_json, parse_adapter_config
+from twinkle.checkpoint_engine.peft_config import adapter_config_json
+from twinkle.checkpoint_engine.peft_import import import_adapter
 from twinkle.checkpoint_engine.safetensors_file import build_header, parse_header
 from twinkle.data_format import LoraConfig, TensorData
 
@@ -21,6 +22,7 @@ ADAPTER_MODEL_FILE = 'adapter_model.safetensors'
 """The adapter's weights."""
 ADAPTER_CONFIG_FILE = 'adapter_config.json'
 """The adapter's configuration."""
+_PICKLE_FILE = 'adapter_model.bin'
 SEED_KEY = 'twinkle.seed'
 """Where the seed is kept, in the metadata of the weights: peft's configuration has no place for it."""
 
@@ -72,12 +74,13 @@ def read_peft_folder(path: str | os.PathLike[str]) -> tuple[dict[str, TensorData
         path: The folder.
 
     Returns:
-        The weights by peft's names, as views of one buffer, and the configuration.
+        The weights by peft's canonical names, as views of one buffer, and the configuration.
 
     Raises:
         InvalidPeftFolder: a file is missing, is malformed, or asks for what is not supported.
     """
     folder = Path(path)
+    _check_no_pickle(folder)
     data = memoryview(_read(folder / ADAPTER_MODEL_FILE))
     try:
         entries, metadata = parse_header(data)
@@ -86,16 +89,27 @@ def read_peft_folder(path: str | os.PathLike[str]) -> tuple[dict[str, TensorData
     except ValueError as error:
         raise InvalidPeftFolder(ADAPTER_MODEL_FILE, str(error)) from None
     config_data = _read(folder / ADAPTER_CONFIG_FILE)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
-        config, _ = parse_adapter_config(config_data, seed=None if seed is None else int(seed))
+        adapter = import_adapter(config_data, shapes, seed=None if seed is None else int(seed))
     except ValueError as error:
         raise InvalidPeftFolder(ADAPTER_CONFIG_FILE, str(error)) from None
-    return tensors, config
+    return {adapter.names[name]: tensor for name, tensor in tensors.items()}, adapter.config
 
 
 def seed_metadata(config: LoraConfig) -> dict[str, str]:
     """Return what to put into the metadata of the weights so that the seed is not lost."""
     return {} if config.seed is None else {SEED_KEY: str(config.seed)}
+
+
+def _check_no_pickle(folder: Path) -> None:
+    """Say what to do about a folder whose weights are pickled: reading one runs code of whoever wrote it."""
+    if (folder / _PICKLE_FILE).exists() and not (folder / ADAPTER_MODEL_FILE).exists():
+        raise InvalidPeftFolder(
+            _PICKLE_FILE,
+            f'is a pickle, which is never opened here; load it with peft where you trust it, and save it '
+            f'with safe_serialization=True, which writes {ADAPTER_MODEL_FILE}',
+        )
 
 
 def _read(path: Path) -> bytes:
