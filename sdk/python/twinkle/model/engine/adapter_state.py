@@ -3,19 +3,22 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.data_format import LoraConfig, LossOutput
-from twinkle.loss import CrossEntropyLoss, Loss, LossBatch
+from twinkle.loss import CrossEntropyLoss, Loss
 from twinkle.metric import LossMetric, Metric, TrainMetric
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
 from twinkle.model.engine.value_head import ValueHead
 from twinkle.nn import LoraWeights
 from twinkle.processor import InputProcessor, PackedBatch
+
+if TYPE_CHECKING:
+    from twinkle.model.engine.pass_outputs import SegmentOutputs
 
 
 @dataclass
@@ -23,7 +26,7 @@ class PendingForward:
     """A forward pass whose activations are kept."""
 
     batch: PackedBatch
-    outputs: LossBatch
+    outputs: 'SegmentOutputs'
     """With gradient."""
     output: LossOutput | None = None
     """Once the loss was calculated."""
@@ -107,6 +110,10 @@ class AdapterState:
     def learning_rate(self) -> float:
         """Of the first parameter group, as the schedule set it."""
         return float(self.optimizer.param_groups[0]['lr'])
+
+    def metrics(self, *, is_training: bool) -> list[Metric]:
+        """Return what reports batches of that kind."""
+        return self.train_metrics if is_training else self.eval_metrics
 
     @property
     def train_metrics(self) -> list[Metric]:

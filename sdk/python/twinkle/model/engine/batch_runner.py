@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from twinkle.loss import InvalidLossInput
-from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.gradient import sum_gradients
 from twinkle.model.engine.joint_pass import BackwardFailed, PassResult, run_joint_pass
 from twinkle.model.engine.memory import is_out_of_memory, release_memory
 from twinkle.model.engine.parts import BatchCutter, Part
 from twinkle.model.engine.pass_outputs import Segment
 from twinkle.model.engine.pass_plan import PassPlanner, Slot
-from twinkle.model.engine.results import ForwardOptions
+from twinkle.model.engine.purpose import Purpose
 from twinkle.model.errors import BatchTooLarge, LossNotFinite
 from twinkle.nn import PackedCausalLM
 from twinkle.processor import InvalidFeatures
@@ -32,10 +31,8 @@ SPLIT_WARNING = 'memory ran out: the batch ran in smaller pieces, which may chan
 class ItemRun:
     """One adapter's batch on its way through the passes."""
 
-    state: AdapterState
+    purpose: Purpose
     parts: Sequence[Part]
-    options: ForwardOptions
-    is_training: bool
     results: list[PassResult] = field(default_factory=list)
     """In the order of the features."""
     gradient: Sequence[Tensor] | None = None
@@ -44,12 +41,12 @@ class ItemRun:
 
     def __post_init__(self) -> None:
         """Remember the random state, for a refusal."""
-        self._draws = self.state.weights.dropout_generator.get_state()
+        self._draws = self.purpose.state.weights.dropout_generator.get_state()
 
     def refuse(self, error: Exception) -> None:
         """Give up, leaving the adapter as it was."""
         self.refusal, self.gradient = error, None
-        self.state.weights.dropout_generator.set_state(self._draws)
+        self.purpose.state.weights.dropout_generator.set_state(self._draws)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -86,41 +83,41 @@ class BatchRunner:
         No gradient is added to an adapter's yet.
         """
         for is_training in (True, False):
-            self._run_alike([run for run in runs if run.is_training is is_training], is_training=is_training)
+            self._run_alike([run for run in runs if run.purpose.is_training is is_training])
 
-    def _run_alike(self, runs: Sequence[ItemRun], *, is_training: bool) -> None:
+    def _run_alike(self, runs: Sequence[ItemRun]) -> None:
         planner = PassPlanner(max_tokens=self._max_pass_tokens)
         for index, run in enumerate(runs):
             planner.add(index, [part.batch.token_count for part in run.parts])
         while slots := planner.next_pass():
-            outcomes = self._run_pass([_Piece.of(runs, slot) for slot in slots], is_training=is_training)
+            outcomes = self._run_pass([_Piece.of(runs, slot) for slot in slots])
             for slot, outcome in zip(slots, outcomes, strict=True):
                 runs[slot.item].take(outcome)
                 if isinstance(outcome, Exception):
                     planner.drop(slot.item)
 
-    def _run_pass(self, pieces: 'Sequence[_Piece]', *, is_training: bool) -> list[_Outcome]:
-        draws = [piece.run.state.weights.dropout_generator.get_state() for piece in pieces]
-        results = self._attempt(pieces, is_training=is_training)
+    def _run_pass(self, pieces: 'Sequence[_Piece]') -> list[_Outcome]:
+        draws = [piece.run.purpose.state.weights.dropout_generator.get_state() for piece in pieces]
+        results = self._attempt(pieces)
         if results is not None:
             return [
                 _in_whole(result, piece) if isinstance(result, Exception) else [result]
                 for result, piece in zip(results, pieces, strict=True)
             ]
         for piece, draw in zip(pieces, draws, strict=True):
-            piece.run.state.weights.dropout_generator.set_state(draw)
+            piece.run.purpose.state.weights.dropout_generator.set_state(draw)
         release_memory(self._model.device)
         if len(pieces) == 1:
-            return [self._run_halved(pieces[0], is_training=is_training)]
+            return [self._run_halved(pieces[0])]
         middle = len(pieces) // 2
-        first = self._run_pass(pieces[:middle], is_training=is_training)
-        return first + self._run_pass(pieces[middle:], is_training=is_training)
+        first = self._run_pass(pieces[:middle])
+        return first + self._run_pass(pieces[middle:])
 
-    def _attempt(self, pieces: 'Sequence[_Piece]', *, is_training: bool) -> list[PassResult | Exception] | None:
+    def _attempt(self, pieces: 'Sequence[_Piece]') -> list[PassResult | Exception] | None:
         """Run a pass; return None where it must be run again in smaller ones."""
-        segments = [Segment(piece.run.state, piece.part.batch, piece.run.options) for piece in pieces]
+        segments = [piece.segment for piece in pieces]
         try:
-            return list(run_joint_pass(self._model, segments, is_training=is_training))
+            return list(run_joint_pass(self._model, segments))
         except BackwardFailed:
             return None
         except (RuntimeError, MemoryError) as error:
@@ -128,14 +125,14 @@ class BatchRunner:
                 raise
             return None
 
-    def _run_halved(self, piece: '_Piece', *, is_training: bool) -> _Outcome:
-        halves = self.cutter.halve(piece.run.state, piece.part)
+    def _run_halved(self, piece: '_Piece') -> _Outcome:
+        halves = self.cutter.halve(piece.run.purpose, piece.part)
         token_count = piece.part.batch.token_count
         if not halves:
             return BatchTooLarge(token_count, min(self._max_pass_tokens, token_count - 1))
         results: list[PassResult] = []
         for half in halves:
-            outcome = self._run_pass([_Piece(piece.run, half)], is_training=is_training)[0]
+            outcome = self._run_pass([_Piece(piece.run, half)])[0]
             if isinstance(outcome, Exception):
                 return outcome
             results += outcome
@@ -148,6 +145,11 @@ class _Piece:
 
     run: ItemRun
     part: Part
+
+    @property
+    def segment(self) -> Segment:
+        """What it brings to a pass."""
+        return Segment(self.run.purpose, self.part.batch)
 
     @classmethod
     def of(cls, runs: Sequence[ItemRun], slot: Slot) -> '_Piece':

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from twinkle.data_format import LossOutput
 from twinkle.loss import InvalidLossInput, LossBatch
+from twinkle.metric import LabelFacts
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.gradient import check_gradient
+from twinkle.model.engine.label_facts import label_facts
 from twinkle.model.engine.memory import is_out_of_memory
-from twinkle.model.engine.pass_outputs import Segment, forward_outputs
+from twinkle.model.engine.pass_outputs import Segment, SegmentOutputs, forward_outputs
 from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
 from twinkle.nn import PackedCausalLM
 from twinkle.nn.rows import MIN_ROWS
@@ -35,11 +36,9 @@ class PassResult:
     """What one pass gave one adapter."""
 
     batch: PackedBatch
-    logps_R: npt.NDArray[np.float32]
-    loss_sum: float
-    divisor: int
-    """What the loss adds to the number its gradient is divided by."""
-    metrics: dict[str, float]
+    facts: LabelFacts
+    output: LossOutput
+    """Of numbers alone."""
     gradient: Sequence[Tensor] | None = None
     """In the order of the adapter's parameters; None without training."""
     seconds: float = 0.0
@@ -58,24 +57,23 @@ class _Share:
     """One adapter's progress through a pass."""
 
     segment: Segment
-    outputs: LossBatch
+    outputs: SegmentOutputs
     output: LossOutput | None = None
     gradient: Sequence[Tensor] | None = None
     refusal: TrainerError | ValueError | None = None
 
 
-def run_joint_pass(
-    model: PackedCausalLM, segments: Sequence[Segment], *, is_training: bool
-) -> list[PassResult | TrainerError | ValueError]:
-    """Run a pass; return for each segment its result, or why it alone was refused.
+def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[PassResult | TrainerError | ValueError]:
+    """Run a pass, all of it for training or none; return each segment's result, or why it alone was refused.
 
     Raises:
         BackwardFailed: one of several losses raised as it was differentiated; run them apart.
         RuntimeError: memory ran out, in torch's words.
     """
     begin = time.perf_counter()
+    is_training = segments[0].purpose.is_training
     with torch.set_grad_enabled(is_training):
-        outputs = forward_outputs(model, segments, is_training=is_training)
+        outputs = forward_outputs(model, segments)
         shares = [_Share(segment, own) for segment, own in zip(segments, outputs, strict=True)]
         for share in shares:
             _calculate(share)
@@ -114,6 +112,16 @@ def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
     return output
 
 
+def plain_output(output: LossOutput) -> LossOutput:
+    """Return what a loss gave without the graph behind it."""
+    return LossOutput(
+        loss=float(output['loss'].detach()),
+        num_tokens=int(output.get('num_tokens', 0)),
+        metrics={name: float(value) for name, value in output.get('metrics', {}).items()},
+        metric_weight=float(output.get('metric_weight', 1.0)),
+    )
+
+
 def gradients_of(
     states: Sequence[AdapterState], values: Sequence[Tensor], *, by_outputs: Sequence[Tensor] | None = None
 ) -> list[Sequence[Tensor]]:
@@ -149,11 +157,11 @@ def _checked_value(output: LossOutput) -> Tensor:
 
 
 def _calculate(share: _Share) -> None:
-    if not has_loss(share.segment.state, share.segment.batch):
-        share.output = LossOutput(loss=share.outputs.logps_R.new_zeros(()), num_tokens=0)
+    if not has_loss(share.segment.purpose.state, share.segment.batch):
+        share.output = LossOutput(loss=share.outputs.loss_batch.logps_R.new_zeros(()), num_tokens=0)
         return
     try:
-        share.output = loss_of(share.segment.state, share.outputs)
+        share.output = loss_of(share.segment.purpose.state, share.outputs.loss_batch)
     except (TrainerError, ValueError) as error:
         share.refusal = error
 
@@ -161,7 +169,7 @@ def _calculate(share: _Share) -> None:
 def _differentiate(shares: Sequence[_Share]) -> None:
     if not shares:
         return
-    states = [share.segment.state for share in shares]
+    states = [share.segment.purpose.state for share in shares]
     try:
         gradients = gradients_of(states, [share.output['loss'] for share in shares])
     except LOSS_FAILURES as error:
@@ -175,7 +183,7 @@ def _differentiate(shares: Sequence[_Share]) -> None:
     for share, gradient in zip(shares, gradients, strict=True):
         share.gradient = gradient
         try:
-            check_gradient(share.segment.state, gradient)
+            check_gradient(share.segment.purpose.state, gradient)
         except LossNotFinite as error:
             share.refusal = error
 
@@ -185,10 +193,8 @@ def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float) -> Pa
     token_count = sum(other.segment.batch.token_count for other in shares)
     return PassResult(
         batch=batch,
-        logps_R=share.outputs.logps_R.numpy(force=True),
-        loss_sum=float(share.output['loss'].detach()),
-        divisor=int(share.output.get('num_tokens', 0)),
-        metrics=dict(share.output.get('metrics', {})),
+        facts=label_facts(batch, share.outputs),
+        output=plain_output(share.output),
         gradient=share.gradient,
         seconds=seconds * batch.token_count / token_count,
         padding_token_count=max(0, MIN_ROWS - token_count) if share is shares[0] else 0,

@@ -12,7 +12,7 @@ import numpy as np
 
 from twinkle.data_format import InputFeature
 from twinkle.loss import Loss, MissingStream
-from twinkle.model.engine.adapter_state import AdapterState
+from twinkle.model.engine.purpose import Purpose
 from twinkle.nn import PackedCausalLM
 from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
 
@@ -43,48 +43,48 @@ class BatchCutter:
         self._max_logit_rows = max(1, _MAX_LOGITS // model.vocab_size)
         self._limits = InputLimits(vocab_size=model.vocab_size, max_tokens=model.max_position_embeddings)
 
-    def pack(self, state: AdapterState, features: Sequence[InputFeature]) -> PackedBatch:
+    def pack(self, purpose: Purpose, features: Sequence[InputFeature]) -> PackedBatch:
         """Check and pack a whole batch.
 
         Raises:
             InvalidFeatures: names the feature, the field and the cure.
             MissingStream: the loss needs what the features do not carry.
         """
-        loss = state.loss
+        loss = purpose.state.loss
         if len(features) % loss.group_size:
             raise InvalidFeatures(
                 f'must come in groups of {loss.group_size} for {type(loss).__name__}, got {len(features)}'
             )
-        batch = state.processor(features, self._limits, ignore_index=loss.ignore_index)
+        batch = purpose.state.processor(features, self._limits, needs=purpose.feature_needs)
         missing = [name for name in loss.required_streams if name not in batch.streams]
         if missing:
             raise MissingStream(type(loss).__name__, missing[0])
         return batch
 
-    def cut(self, state: AdapterState, features: Sequence[InputFeature]) -> list[Part]:
+    def cut(self, purpose: Purpose, features: Sequence[InputFeature]) -> list[Part]:
         """Check a whole batch and cut it into as many parts as it needs; raises as `pack`."""
-        whole = Part(features, 0, self.pack(state, features))
-        limit = self._limit(state.loss)
-        if whole.batch.token_count <= limit or not state.loss.is_separable:
+        whole = Part(features, 0, self.pack(purpose, features))
+        limit = self._limit(purpose.state.loss)
+        if whole.batch.token_count <= limit or not purpose.state.loss.is_separable:
             return [whole]
-        return self._parts(state, whole, _cuts(features, state.loss.group_size, max_tokens=limit))
+        return self._parts(purpose, whole, _cuts(features, purpose.state.loss.group_size, max_tokens=limit))
 
-    def halve(self, state: AdapterState, part: Part) -> list[Part]:
+    def halve(self, purpose: Purpose, part: Part) -> list[Part]:
         """Cut a part into two of about as many groups; return none where it cannot be divided."""
-        size = state.loss.group_size
+        size = purpose.state.loss.group_size
         group_count = len(part.features) // size
-        if group_count < 2 or not state.loss.is_separable:
+        if group_count < 2 or not purpose.state.loss.is_separable:
             return []
-        return self._parts(state, part, [0, group_count // 2 * size, len(part.features)])
+        return self._parts(purpose, part, [0, group_count // 2 * size, len(part.features)])
 
     def _limit(self, loss: Loss) -> int:
         if 'logits' in loss.required_outputs:
             return min(self._max_pass_tokens, self._max_logit_rows)
         return self._max_pass_tokens
 
-    def _parts(self, state: AdapterState, whole: Part, cuts: Sequence[int]) -> list[Part]:
+    def _parts(self, purpose: Purpose, whole: Part, cuts: Sequence[int]) -> list[Part]:
         return [
-            Part(whole.features[begin:end], whole.first_feature + begin, self.pack(state, whole.features[begin:end]))
+            Part(whole.features[begin:end], whole.first_feature + begin, self.pack(purpose, whole.features[begin:end]))
             for begin, end in pairwise(cuts)
         ]
 

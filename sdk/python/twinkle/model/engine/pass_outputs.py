@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from twinkle.loss import LossBatch
-from twinkle.model.engine.adapter_state import AdapterState
-from twinkle.model.engine.results import ForwardOptions
+from twinkle.model.engine.purpose import Purpose
 from twinkle.nn import AdapterSpan, PackedCausalLM, SequenceSpan
+from twinkle.nn.rows import BLOCK_ROWS
 from twinkle.processor import PackedBatch
 
 
@@ -27,55 +27,62 @@ from twinkle.processor import PackedBatch
 class Segment:
     """What one adapter brings to a pass."""
 
-    state: AdapterState
+    purpose: Purpose
     batch: PackedBatch
-    options: ForwardOptions
-
-    def is_needed(self, output: str) -> bool:
-        """Whether the adapter's loss reads that output."""
-        return output in self.state.loss.required_outputs
 
     @property
     def candidate_ids(self) -> npt.NDArray[np.int64] | None:
-        """The ids whose log-probabilities the loss reads beside the labels'."""
-        if not self.is_needed('candidate_logps'):
-            return None
-        return self.batch.streams[self.state.loss.candidate_stream].astype(np.int64)
+        """int64 [R, K]: the ids whose log-probabilities the loss reads beside the labels'."""
+        loss = self.purpose.state.loss
+        return self.batch.streams[loss.candidate_stream] if 'candidate_logps' in loss.required_outputs else None
 
     @property
     def head_needs(self) -> tuple[bool, int]:
         """What the output head must give: whether entropies, and how many candidates of each label."""
         ids_RK = self.candidate_ids
-        return self.is_needed('entropies'), 0 if ids_RK is None else ids_RK.shape[1]
+        return self.purpose.is_needed('entropies'), 0 if ids_RK is None else ids_RK.shape[1]
 
 
-def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment], *, is_training: bool) -> list[LossBatch]:
-    """Run a pass and return, for each segment, what its loss may read. Gradients as torch's mode says."""
-    hidden_TD = _hidden(model, segments, is_training=is_training)
+@dataclass(frozen=True)
+class SegmentOutputs:
+    """What a pass gave one adapter."""
+
+    loss_batch: LossBatch
+    is_greedy_R: Tensor | None
+    """Whether each label is the likeliest id; for metrics."""
+
+
+def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[SegmentOutputs]:
+    """Run a pass and return what each segment's loss and metrics may read. Gradients as torch's mode says.
+
+    All segments are for training, or none.
+    """
+    hidden_TD = _hidden(model, segments)
     mover = _mover(model)
     begins = [0, *accumulate(segment.batch.token_count for segment in segments)]
     rows = [segment.batch.rows_R + begin for segment, begin in zip(segments, begins[:-1], strict=True)]
     hiddens = hidden_TD[mover(np.concatenate(rows))].split([len(own) for own in rows])
-    results: list[LossBatch | None] = [None] * len(segments)
+    results: dict[int, SegmentOutputs] = {}
     order = sorted(range(len(segments)), key=lambda index: segments[index].head_needs)
     # Rows whose head gives the same outputs share it: the largest matrix of the model is read once.
     for _, group in groupby(order, key=lambda index: segments[index].head_needs):
         indexes = list(group)
         heads = _head_outputs(model, [segments[index] for index in indexes], [hiddens[index] for index in indexes])
         for index, head in zip(indexes, heads, strict=True):
-            rest = _other_outputs(model, segments[index], hiddens[index], hidden_TD[begins[index] : begins[index + 1]])
-            results[index] = _loss_batch(segments[index].batch, mover, {**head, **rest})
-    return [result for result in results if result is not None]
+            own = hidden_TD[begins[index] : begins[index + 1]]
+            rest = _other_outputs(model, segments[index], hiddens[index], own)
+            results[index] = _segment_outputs(model, segments[index], hiddens[index], {**head, **rest})
+    return [results[index] for index in range(len(segments))]
 
 
-def _hidden(model: PackedCausalLM, segments: Sequence[Segment], *, is_training: bool) -> Tensor:
+def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
     mover = _mover(model)
     sequences: list[SequenceSpan] = []
     adapters: list[AdapterSpan] = []
     row = 0
     for segment in segments:
         sequences += [SequenceSpan(row + begin, row + end) for begin, end in segment.batch.sequence_bounds]
-        weights = None if segment.options.is_adapter_disabled else segment.state.weights
+        weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
         adapters.append(AdapterSpan(row, row + segment.batch.token_count, weights))
         row += segment.batch.token_count
     return model.hidden(
@@ -83,7 +90,7 @@ def _hidden(model: PackedCausalLM, segments: Sequence[Segment], *, is_training: 
         mover(np.concatenate([segment.batch.position_ids_T for segment in segments])),
         sequences=sequences,
         adapters=adapters,
-        is_training=is_training,
+        is_training=segments[0].purpose.is_training,
     )
 
 
@@ -93,10 +100,12 @@ def _head_outputs(
     """Return the head's outputs for segments with the same needs."""
     mover = _mover(model)
     counts = [segment.batch.label_count for segment in segments]
-    temperatures = np.repeat(np.array([segment.options.temperature for segment in segments], np.float32), counts)
+    temperatures = np.repeat(
+        np.array([segment.purpose.options.temperature for segment in segments], np.float32), counts
+    )
     is_entropy_needed, candidate_count = segments[0].head_needs
     logps = [
-        model.label_logprobs(hidden, mover(segment.batch.labels_R), temperature=segment.options.temperature)
+        model.label_logprobs(hidden, mover(segment.batch.labels_R), temperature=segment.purpose.options.temperature)
         for hidden, segment in zip(hiddens, segments, strict=True)
     ]
     named = {'logps_R': torch.cat(logps)}
@@ -108,25 +117,34 @@ def _head_outputs(
 def _other_outputs(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, hidden_TD: Tensor) -> dict[str, Tensor]:
     """Return the outputs that are computed from the segment's own rows."""
     outputs: dict[str, Tensor] = {}
-    if segment.is_needed('logits'):
-        outputs['logits_RV'] = model.logits(hidden_RD) / segment.options.temperature
-    if segment.is_needed('values'):
-        outputs['values_R'] = segment.state.value_head(hidden_RD)
-    if segment.is_needed('embeddings'):
+    if segment.purpose.is_needed('logits'):
+        outputs['logits_RV'] = model.logits(hidden_RD) / segment.purpose.options.temperature
+    if segment.purpose.is_needed('values') and segment.purpose.state.value_head is not None:
+        outputs['values_R'] = segment.purpose.state.value_head(hidden_RD)
+    if segment.purpose.is_needed('embeddings'):
         outputs['embeddings_FD'] = hidden_TD[_mover(model)(segment.batch.last_rows_F)].float()
     return outputs
 
 
-def _loss_batch(
-    batch: PackedBatch, mover: Callable[[npt.NDArray[Any]], Tensor], outputs: dict[str, Tensor]
-) -> LossBatch:
-    return LossBatch(
+def _segment_outputs(
+    model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, outputs: dict[str, Tensor]
+) -> SegmentOutputs:
+    mover, batch = _mover(model), segment.batch
+    loss_batch = LossBatch(
         labels_R=mover(batch.labels_R),
         weights_R=mover(batch.weights_R),
         features_R=mover(batch.features_R),
         streams={name: mover(values) for name, values in batch.streams.items()},
         **outputs,
     )
+    is_greedy_R = _is_greedy(model, hidden_RD, loss_batch.labels_R) if segment.purpose.is_needed('is_greedy') else None
+    return SegmentOutputs(loss_batch, is_greedy_R)
+
+
+@torch.no_grad()
+def _is_greedy(model: PackedCausalLM, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
+    blocks = zip(hidden_RD.split(BLOCK_ROWS), labels_R.split(BLOCK_ROWS), strict=True)
+    return torch.cat([model.logits(hidden).argmax(-1) == labels for hidden, labels in blocks])
 
 
 def _mover(model: PackedCausalLM) -> Callable[[npt.NDArray[Any]], Tensor]:

@@ -2,24 +2,22 @@
 
 from collections.abc import Sequence
 
-import numpy as np
+import torch
 
-from twinkle.data_format import InputFeature
+from twinkle.data_format import InputFeature, LossOutput
+from twinkle.loss import merge_metrics
 from twinkle.metric import ForwardFacts, Metric
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
-from twinkle.model.engine.joint_pass import PassResult
+from twinkle.model.engine.joint_pass import PassResult, plain_output
+from twinkle.model.engine.label_facts import joined_facts, label_facts
 from twinkle.model.engine.results import ForwardResult, StepResult
 
 
 def result_of_pending(pending: PendingForward) -> PassResult:
     """Return a pending forward pass as a result; its loss is 0 before it was calculated."""
-    output = pending.output or {}
+    output = LossOutput(loss=torch.zeros(())) if pending.output is None else pending.output
     return PassResult(
-        batch=pending.batch,
-        logps_R=pending.outputs.logps_R.numpy(force=True),
-        loss_sum=0.0 if pending.output is None else float(pending.output['loss'].detach()),
-        divisor=output.get('num_tokens', 0),
-        metrics=dict(output.get('metrics', {})),
+        batch=pending.batch, facts=label_facts(pending.batch, pending.outputs), output=plain_output(output)
     )
 
 
@@ -31,28 +29,28 @@ def forward_result(
     warnings: tuple[str, ...] = (),
 ) -> ForwardResult:
     """Add up the passes of one batch, and let `metrics` take the batch in."""
-    loss_sum = sum(result.loss_sum for result in results)
-    label_count = sum(result.batch.label_count for result in results)
-    names = sorted({name for result in results for name in result.metrics})
-    reported = {name: float(np.mean([result.metrics[name] for result in results])) for name in names}
-    token_count = sum(result.batch.token_count for result in results)
+    loss_sum = sum(result.output['loss'] for result in results)
+    divisor = sum(result.output['num_tokens'] for result in results)
+    reported = merge_metrics([result.output for result in results])
     facts = ForwardFacts(
         features=features,
         loss_sum=loss_sum,
-        label_count=label_count,
-        token_count=token_count,
+        label_count=sum(result.batch.label_count for result in results),
+        token_count=sum(result.batch.token_count for result in results),
         loss_metrics=reported,
+        labels=joined_facts(
+            [result.facts for result in results], [len(result.batch.feature_lengths) for result in results]
+        ),
     )
     for metric in metrics:
         metric.accumulate(facts)
-    divisor = sum(result.divisor for result in results)
     return ForwardResult(
         loss_sum=loss_sum,
         loss=loss_sum / divisor if divisor else loss_sum,
-        num_tokens=label_count,
-        logps=[logps for result in results for logps in result.batch.by_feature(result.logps_R)],
+        num_tokens=facts.label_count,
+        logps=[logps for result in results for logps in result.batch.by_feature(result.facts.logps_R)],
         metrics=reported,
-        token_count=token_count,
+        token_count=facts.token_count,
         padding_token_count=sum(result.padding_token_count for result in results),
         pass_count=len(results),
         pass_adapter_count=max(result.adapter_count for result in results),

@@ -19,6 +19,8 @@ class ForwardOptions:
     """Divides the logits before the log-probabilities; positive and finite."""
     is_adapter_disabled: bool = False
     """Run the base model without the adapter; forward_only alone."""
+    are_weightless_labels_kept: bool = False
+    """Give the log-probabilities of labels of weight 0 too; without, the head does not run on them."""
 
     def __post_init__(self) -> None:
         """Refuse a temperature no logits could be divided by."""

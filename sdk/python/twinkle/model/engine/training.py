@@ -15,6 +15,7 @@ from twinkle.model.engine.gradient import add_gradient
 from twinkle.model.engine.joint_pass import gradients_of, has_loss, loss_of
 from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, forward_outputs
+from twinkle.model.engine.purpose import Purpose
 from twinkle.model.engine.reports import forward_result, result_of_pending
 from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult
 from twinkle.model.errors import AdapterNotReady, BatchTooLarge, InvalidArgument, LossNotFinite, TrainerError
@@ -41,7 +42,7 @@ class Training(AdapterTable):
             InvalidFeatures: names the feature, the field and the cure.
             InvalidLossInput: the loss needs what the features do not carry.
         """
-        return self._runner.cutter.pack(self.adapter(adapter_id), features)
+        return self._runner.cutter.pack(Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True), features)
 
     def run_batch(self, items: Sequence[BatchItem]) -> list[ForwardResult | Exception]:
         """Run batches of several adapters in shared passes: each gets the very bits it would get alone.
@@ -96,19 +97,20 @@ class Training(AdapterTable):
         Raises:
             InvalidFeatures, InvalidLossInput, BatchTooLarge: as `forward_backward`.
         """
-        state, options = self.adapter(adapter_id), options or ForwardOptions()
-        batch = self._runner.cutter.pack(state, features)
-        _check_trainable(state, [batch], options)
-        generator = state.weights.dropout_generator
+        purpose = Purpose(self.adapter(adapter_id), options or ForwardOptions(), is_training=True)
+        batch = self._runner.cutter.pack(purpose, features)
+        _check_trainable(purpose, [batch])
+        generator = purpose.state.weights.dropout_generator
         draws = generator.get_state()
         try:
             with torch.enable_grad(), _memory_named(batch):
-                outputs = forward_outputs(self.model, [Segment(state, batch, options)], is_training=True)[0]
+                outputs = forward_outputs(self.model, [Segment(purpose, batch)])[0]
         except BaseException:
             generator.set_state(draws)
             raise
-        state.pending = PendingForward(batch, outputs)
-        return forward_result((), [result_of_pending(state.pending)], metrics=())
+        purpose.state.pending = PendingForward(batch, outputs)
+        result = result_of_pending(purpose.state.pending)
+        return forward_result((), [result], metrics=(), warnings=purpose.warnings(features))
 
     def calculate_loss(self, adapter_id: str) -> ForwardResult:
         """Return the loss of the last `forward`.
@@ -120,7 +122,7 @@ class Training(AdapterTable):
         """
         pending = self._pending(self.adapter(adapter_id))
         with torch.enable_grad(), _memory_named(pending.batch):
-            pending.output = loss_of(self.adapter(adapter_id), pending.outputs)
+            pending.output = loss_of(self.adapter(adapter_id), pending.outputs.loss_batch)
         return forward_result((), [result_of_pending(pending)], metrics=())
 
     def backward(
@@ -141,7 +143,7 @@ class Training(AdapterTable):
         state = self.adapter(adapter_id)
         pending = self._pending(state)
         if logprob_gradients is not None:
-            values, by_outputs = pending.outputs.logps_R, [_logprob_gradient(pending, logprob_gradients)]
+            values, by_outputs = pending.outputs.loss_batch.logps_R, [_logprob_gradient(pending, logprob_gradients)]
         elif pending.output is not None:
             values, by_outputs = pending.output['loss'], None
         else:
@@ -150,7 +152,7 @@ class Training(AdapterTable):
         state.pending = None
         with _memory_named(pending.batch):
             gradient = gradients_of([state], [values], by_outputs=by_outputs)[0]
-        add_gradient(state, gradient, divisor=result.divisor if by_outputs is None else 0)
+        add_gradient(state, gradient, divisor=result.output['num_tokens'] if by_outputs is None else 0)
         return forward_result((), [result], metrics=state.train_metrics)
 
     def _run_alone(
@@ -172,13 +174,13 @@ class Training(AdapterTable):
     def _begin(self, item: BatchItem) -> ItemRun | Exception:
         """Return the item checked and cut, or why it is refused."""
         try:
-            state = self.adapter(item.adapter_id)
-            parts = self._runner.cutter.cut(state, item.features)
+            purpose = Purpose(self.adapter(item.adapter_id), item.options, item.is_training)
+            parts = self._runner.cutter.cut(purpose, item.features)
             if item.is_training:
-                _check_trainable(state, [part.batch for part in parts], item.options)
+                _check_trainable(purpose, [part.batch for part in parts])
         except (TrainerError, ValueError) as error:
             return error
-        return ItemRun(state, parts, item.options, item.is_training)
+        return ItemRun(purpose, parts)
 
     def _pending(self, state: AdapterState) -> PendingForward:
         if state.pending is None:
@@ -188,27 +190,29 @@ class Training(AdapterTable):
 
 def _finish(run: ItemRun, item: BatchItem) -> ForwardResult | Exception:
     """Add the gradient, let the metrics take the batch in, and return the result."""
+    state = run.purpose.state
     if run.refusal is None and run.gradient is not None:
         try:
-            add_gradient(run.state, run.gradient, divisor=sum(result.divisor for result in run.results))
+            add_gradient(state, run.gradient, divisor=sum(result.output['num_tokens'] for result in run.results))
         except LossNotFinite as error:
             run.refuse(error)
     if run.refusal is not None:
         return run.refusal
-    metrics = run.state.train_metrics if run.is_training else run.state.eval_metrics
-    return forward_result(item.features, run.results, metrics=metrics, warnings=run.warnings)
+    metrics = state.metrics(is_training=item.is_training)
+    warnings = (*run.purpose.warnings(item.features), *run.warnings)
+    return forward_result(item.features, run.results, metrics=metrics, warnings=warnings)
 
 
-def _check_trainable(state: AdapterState, batches: Sequence[PackedBatch], options: ForwardOptions) -> None:
+def _check_trainable(purpose: Purpose, batches: Sequence[PackedBatch]) -> None:
     """Refuse a batch from which nothing can be learned.
 
     Raises:
         InvalidArgument: the adapter is disabled.
         InvalidFeatures: no label counts.
     """
-    if options.is_adapter_disabled:
+    if purpose.options.is_adapter_disabled:
         raise InvalidArgument('is_adapter_disabled is for forward_only; without the adapter nothing is learned')
-    if not any(has_loss(state, batch) for batch in batches):
+    if not any(has_loss(purpose.state, batch) for batch in batches):
         raise InvalidFeatures('have no label that counts: each is masked or weighs 0', field='labels')
 
 
@@ -224,7 +228,7 @@ def _logprob_gradient(pending: PendingForward, gradients: Sequence[npt.NDArray[n
     for index, (values, length) in enumerate(zip(gradients, lengths, strict=True)):
         if np.shape(values) != (length,) or not np.isfinite(values).all():
             raise InvalidFeatures(f'must be {length} finite numbers', index=index, field='logprob_gradients')
-    return torch.from_numpy(pending.batch.gather(list(gradients))).to(pending.outputs.logps_R.device)
+    return torch.from_numpy(pending.batch.gather(list(gradients))).to(pending.outputs.loss_batch.logps_R.device)
 
 
 @contextmanager

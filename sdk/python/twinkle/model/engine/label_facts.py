@@ -1,0 +1,55 @@
+"""What metrics read of a batch, label by label, without the graph behind it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from twinkle.metric import LabelFacts
+from twinkle.model.engine.pass_outputs import SegmentOutputs
+from twinkle.processor import PackedBatch
+
+_OPTIONAL = ('entropies_R', 'is_greedy_R', 'values_R', 'embeddings_FD')
+
+
+def label_facts(batch: PackedBatch, outputs: SegmentOutputs) -> LabelFacts:
+    """Return the facts of one pass."""
+    own = outputs.loss_batch
+    return LabelFacts(
+        logps_R=own.logps_R.numpy(force=True),
+        features_R=batch.features_R,
+        streams=batch.streams,
+        entropies_R=_plain(own.entropies_R),
+        is_greedy_R=_plain(outputs.is_greedy_R),
+        values_R=_plain(own.values_R),
+        embeddings_FD=_plain(own.embeddings_FD),
+    )
+
+
+def joined_facts(parts: Sequence[LabelFacts], feature_counts: Sequence[int]) -> LabelFacts:
+    """Return the facts of a batch that ran in several passes.
+
+    Args:
+        parts: in the order of the features; at least one.
+        feature_counts: features of each.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    begins = np.cumsum([0, *feature_counts[:-1]])
+    return LabelFacts(
+        logps_R=_joined(parts, lambda part: part.logps_R),
+        features_R=np.concatenate([part.features_R + begin for part, begin in zip(parts, begins, strict=True)]),
+        streams={name: _joined(parts, lambda part, name=name: part.streams[name]) for name in parts[0].streams},
+        **{name: _joined(parts, lambda part, name=name: getattr(part, name)) for name in _OPTIONAL},
+    )
+
+
+def _joined(parts: Sequence[LabelFacts], read: Callable[[LabelFacts], Any]) -> npt.NDArray[Any] | None:
+    arrays = [read(part) for part in parts]
+    return None if any(array is None for array in arrays) else np.concatenate(arrays)
+
+
+def _plain(tensor: Tensor | None) -> npt.NDArray[Any] | None:
+    return None if tensor is None else tensor.numpy(force=True)
