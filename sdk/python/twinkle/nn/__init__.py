@@ -8,6 +8,7 @@ the log-probabilities they report for the same tokens agree.
 
 from twinkle.nn.causal_lm import PackedCausalLM
 from twinkle.nn.errors import PackError, UnknownTargetModules, UnsupportedModel
+from twinkle.nn.head import HeadOutputs
 from twinkle.nn.kv_cache import KVCache
 from twinkle.nn.layer_update import AdapterWeights, LayerDraw, LayerUpdate
 from twinkle.nn.lora_factors import LoraFactors
@@ -18,6 +19,7 @@ from twinkle.nn.spans import AdapterSpan, SequenceSpan
 __all__ = [
     'AdapterSpan',
     'AdapterWeights',
+    'HeadOutputs',
     'KVCache',
     'LayerDraw',
     'LayerUpdate',

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from twinkle.nn.active_adapters import ActiveAdapters, Pass
 from twinkle.nn.attention import IMPLEMENTATION, SEQUENCES_ARGUMENT
 from twinkle.nn.errors import PackError, UnsupportedModel
-from twinkle.nn.label_logprobs import HeadWeights, LabelLogprobs
+from twinkle.nn.head import HeadOutputs, run_head
+from twinkle.nn.head_weights import HeadWeights
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
@@ -139,20 +140,38 @@ class PackedCausalLM:
         """Return float32 [R, V] for rows of `hidden`'s result. For few rows: all are held at once."""
         return self._head.logits(hidden_RD)
 
-    def label_logprobs(self, hidden_RD: Tensor, labels_R: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """Return the natural log-probability of each row's label, in blocks that bound memory.
+    def head_outputs(
+        self,
+        hidden_RD: Tensor,
+        labels_R: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        is_entropy_needed: bool = False,
+        candidate_ids_RK: Tensor | None = None,
+    ) -> HeadOutputs:
+        """Return what losses ask of each row's distribution, in blocks of rows that bound memory.
+
+        Only what is asked for is computed. A row's results do not depend on the other rows.
 
         Args:
             hidden_RD: rows of `hidden`'s result.
             labels_R: int64 [R] in [0, vocab_size).
-            temperature: divides the logits; positive.
-
-        Returns:
-            float32 [R], differentiable once by `hidden_RD`.
+            temperature: divides the logits; positive. For all rows, or float32 [R], one for each.
+            is_entropy_needed: whether entropies are computed.
+            candidate_ids_RK: int64 [R, K], ids whose log-probabilities are computed beside the label's.
         """
-        if not hidden_RD.shape[0]:
-            return hidden_RD.sum(dim=-1, dtype=torch.float32)
-        return LabelLogprobs.apply(hidden_RD, labels_R, self._head, temperature)
+        return run_head(
+            hidden_RD,
+            labels_R,
+            self._head,
+            temperature=temperature,
+            is_entropy_needed=is_entropy_needed,
+            candidate_ids_RK=candidate_ids_RK,
+        )
+
+    def label_logprobs(self, hidden_RD: Tensor, labels_R: Tensor, *, temperature: float = 1.0) -> Tensor:
+        """Return float32 [R], the natural log-probability of each row's label: `head_outputs`' thinnest case."""
+        return self.head_outputs(hidden_RD, labels_R, temperature=temperature).logps_R
 
 
 def _head_of(model: PreTrainedModel, config: Any) -> HeadWeights:

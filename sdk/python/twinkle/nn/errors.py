@@ -16,3 +16,12 @@ class UnknownTargetModules(ValueError):
 
 class UnsupportedModel(ValueError):
     """The base model computes something that the packed forward path does not."""
+
+
+class UnknownParameters(ValueError):
+    """Full-parameter training names parameters the model does not have."""
+
+    def __init__(self, unknown: list[str], known: list[str]) -> None:
+        super().__init__(f'target_modules {unknown} match no parameter; leave them out, or use some of {known}')
+        self.unknown = unknown
+        self.known = known

@@ -15,8 +15,8 @@ from torch import Tensor
 
 MIN_ROWS = 16
 """Fewest rows of a matrix product."""
-BLOCK_ROWS = 128
-"""Rows of one block of the output head."""
+_BLOCK_ROWS = {'cpu': 128}
+_BLOCK_ROWS_OF_ACCELERATORS = 1024
 ALIGNMENT_BYTES = 64
 """Of the first element; what torch allocates, and one cache line."""
 _VECTOR = 32
@@ -32,6 +32,11 @@ def padded_row_count(row_count: int, widths: Iterable[int]) -> int:
     """
     multiple = _VECTOR // math.gcd(_VECTOR, *widths)
     return -(-max(row_count, MIN_ROWS) // multiple) * multiple
+
+
+def block_rows(device: torch.device) -> int:
+    """Return the rows of one block of the output head: as many as keep a block's logits to some tens of megabytes."""
+    return _BLOCK_ROWS.get(device.type, _BLOCK_ROWS_OF_ACCELERATORS)
 
 
 def pad_rows(x: Tensor, row_count: int) -> Tensor:

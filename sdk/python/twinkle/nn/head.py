@@ -1,0 +1,181 @@
+"""What losses ask of the output head, without ever holding all logits.
+
+Legend: R rows, B rows of one block, D hidden size, V vocabulary, K candidates.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from twinkle.nn.head_weights import HeadBlock, HeadWeights
+from twinkle.nn.rows import MIN_ROWS, block_rows, pad_rows
+
+
+@dataclass(frozen=True)
+class HeadOutputs:
+    """What was asked of the rows; differentiable once by the hidden states, and by the head where it is trained."""
+
+    logps_R: Tensor
+    """float32, natural log-probability of each row's label."""
+    entropies_R: Tensor | None = None
+    """float32, in nats; of the distribution at the given temperature."""
+    candidate_logps_RK: Tensor | None = None
+    """float32, natural log-probabilities of each row's candidates."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What one call asks, without the tensors that get gradients."""
+
+    labels_R: Tensor
+    temperature_R1: Tensor | None
+    is_entropy_needed: bool
+    candidate_ids_RK: Tensor | None
+
+    @property
+    def is_label_only(self) -> bool:
+        return not self.is_entropy_needed and self.candidate_ids_RK is None
+
+
+def run_head(
+    hidden_RD: Tensor,
+    labels_R: Tensor,
+    head: HeadWeights,
+    *,
+    temperature: float | Tensor = 1.0,
+    is_entropy_needed: bool = False,
+    candidate_ids_RK: Tensor | None = None,
+) -> HeadOutputs:
+    """Return what is asked of each row; see `PackedCausalLM.head_outputs`."""
+    row_count = hidden_RD.shape[0]
+    if not row_count:
+        nothing_R = hidden_RD.sum(dim=-1, dtype=torch.float32)
+        candidates_RK = None if candidate_ids_RK is None else nothing_R[:, None].expand(candidate_ids_RK.shape)
+        return HeadOutputs(nothing_R, nothing_R if is_entropy_needed else None, candidates_RK)
+    temperature_R1 = None
+    if isinstance(temperature, Tensor):
+        temperature_R1 = temperature[:, None]
+    elif temperature != 1.0:
+        temperature_R1 = hidden_RD.new_full((row_count, 1), temperature, dtype=torch.float32)
+    request = _Request(labels_R, temperature_R1, is_entropy_needed, candidate_ids_RK)
+    return HeadOutputs(*_Head.apply(hidden_RD, head.weight_VD, head.bias_V, head.softcap, request))
+
+
+class _Head(Function):
+    """Log-probabilities, entropies and candidates of rows, in blocks of rows.
+
+    Where labels alone are asked, the gradient of a row's value by its hidden state is a [D] vector that
+    does not depend on what follows. It is then computed in the forward pass while the block's softmax
+    is at hand, so that no block is computed twice and the backward pass is one multiplication.
+    Otherwise the blocks are computed again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, softcap: float | None, request: _Request
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        head = HeadWeights(weight_VD, bias_V, softcap)
+        is_head_trained = any(ctx.needs_input_grad[1:3])
+        is_jacobian_kept = ctx.needs_input_grad[0] and request.is_label_only and not is_head_trained
+        logps: list[Tensor] = []
+        entropies: list[Tensor] = []
+        candidates: list[Tensor] = []
+        jacobians: list[Tensor] = []
+        for rows, block in _blocks(head, hidden_RD, request):
+            count = rows.stop - rows.start
+            labels_B = pad_rows(request.labels_R[rows], MIN_ROWS)
+            logps.append(block.logps(labels_B[:, None])[:count, 0])
+            if request.is_entropy_needed:
+                entropies.append(block.entropies()[:count])
+            if request.candidate_ids_RK is not None:
+                candidates.append(block.logps(pad_rows(request.candidate_ids_RK[rows], MIN_ROWS))[:count])
+            if is_jacobian_kept:
+                jacobians.append(block.label_jacobian(labels_B)[:count])
+        ctx.request, ctx.softcap = request, softcap
+        ctx.set_materialize_grads(False)
+        ctx.is_jacobian_kept = is_jacobian_kept
+        if is_jacobian_kept:
+            ctx.save_for_backward(torch.cat(jacobians))
+        else:
+            ctx.save_for_backward(hidden_RD, weight_VD, *([] if bias_V is None else [bias_V]))
+        return torch.cat(logps), _joined(entropies), _joined(candidates)
+
+    @staticmethod
+    def backward(
+        ctx: Any, d_logps_R: Tensor | None, d_entropies_R: Tensor | None, d_candidates_RK: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if ctx.is_jacobian_kept:
+            (jacobian_RD,) = ctx.saved_tensors
+            hidden = None if d_logps_R is None else (d_logps_R[:, None] * jacobian_RD).to(jacobian_RD.dtype)
+            return hidden, None, None, None, None
+        hidden_RD, weight_VD, *bias = ctx.saved_tensors
+        head = HeadWeights(weight_VD, bias[0] if bias else None, ctx.softcap)
+        gradients = [torch.zeros_like(tensor) for tensor in (hidden_RD, weight_VD, *bias)]
+        upstream = _Upstream(d_logps_R, d_entropies_R, d_candidates_RK)
+        for rows, block in _blocks(head, hidden_RD, ctx.request):
+            gradient_BV = block.by_raw_logits(upstream.by_logits(ctx.request, rows, block))
+            gradients[0][rows] = block.by_hidden(gradient_BV)[: rows.stop - rows.start]
+            _add_head_gradient(gradients[1:], gradient_BV, hidden_RD[rows], needs=ctx.needs_input_grad[1:3])
+        d_bias_V = gradients[2] if bias and ctx.needs_input_grad[2] else None
+        return gradients[0], gradients[1] if ctx.needs_input_grad[1] else None, d_bias_V, None, None
+
+
+@dataclass(frozen=True)
+class _Upstream:
+    """What arrives at the outputs; nothing for those that no loss used."""
+
+    logps_R: Tensor | None
+    entropies_R: Tensor | None
+    candidates_RK: Tensor | None
+
+    def by_logits(self, request: _Request, rows: slice, block: HeadBlock) -> Tensor:
+        """Return float32 [B, V], the gradient by the block's logits.
+
+        With p the softmax and H the entropy: d log p_i / dz = onehot(i) - p, and dH / dz = -p (log p + H).
+        """
+        gradient_BV = torch.zeros_like(block.logits_BV)
+        total_B1 = torch.zeros_like(block.normaliser_B)[:, None]
+        ids = (request.labels_R[:, None], request.candidate_ids_RK)
+        arrived = (None if self.logps_R is None else self.logps_R[:, None], self.candidates_RK)
+        for ids_RK, upstream_RK in zip(ids, arrived, strict=True):
+            if upstream_RK is not None:
+                upstream_BK = pad_rows(upstream_RK[rows], MIN_ROWS)
+                gradient_BV.scatter_add_(1, pad_rows(ids_RK[rows], MIN_ROWS), upstream_BK)
+                total_B1 += upstream_BK.sum(dim=-1, keepdim=True)
+        factor_BV = total_B1
+        if self.entropies_R is not None:
+            logps_BV = block.logits_BV - block.normaliser_B[:, None]
+            upstream_B1 = pad_rows(self.entropies_R[rows], MIN_ROWS)[:, None]
+            factor_BV = total_B1 + upstream_B1 * (logps_BV + block.entropies()[:, None])
+        return gradient_BV.sub_(factor_BV * block.softmax_BV)
+
+
+def _add_head_gradient(
+    gradients: list[Tensor], gradient_BV: Tensor, hidden_BD: Tensor, *, needs: tuple[bool, bool]
+) -> None:
+    gradient_BV = gradient_BV[: hidden_BD.shape[0]].to(hidden_BD.dtype)
+    if needs[0]:
+        gradients[0].addmm_(gradient_BV.t(), hidden_BD)
+    if needs[1]:
+        gradients[1].add_(gradient_BV.sum(dim=0))
+
+
+def _blocks(head: HeadWeights, hidden_RD: Tensor, request: _Request) -> Iterator[tuple[slice, HeadBlock]]:
+    size = block_rows(hidden_RD.device)
+    for begin in range(0, hidden_RD.shape[0], size):
+        rows = slice(begin, min(begin + size, hidden_RD.shape[0]))
+        temperature_B1 = None
+        if request.temperature_R1 is not None:
+            given_B1 = request.temperature_R1[rows]
+            # Rows that were added must not divide by zero.
+            missing = max(MIN_ROWS - given_B1.shape[0], 0)
+            temperature_B1 = torch.cat([given_B1, given_B1.new_ones((missing, 1))])
+        yield rows, head.block(pad_rows(hidden_RD[rows], MIN_ROWS), temperature_B1)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor | None:
+    return torch.cat(pieces) if pieces else None
