@@ -19,7 +19,7 @@ from torch import Tensor
 from twinkle.loss import LossBatch
 from twinkle.model.engine.purpose import Purpose
 from twinkle.nn import AdapterSpan, PackedCausalLM, SequenceSpan
-from twinkle.nn.rows import BLOCK_ROWS
+from twinkle.nn.rows import block_rows
 from twinkle.processor import PackedBatch
 
 
@@ -100,15 +100,22 @@ def _head_outputs(
     """Return the head's outputs for segments with the same needs."""
     mover = _mover(model)
     counts = [segment.batch.label_count for segment in segments]
-    temperatures = np.repeat(
-        np.array([segment.purpose.options.temperature for segment in segments], np.float32), counts
-    )
+    temperatures = [segment.purpose.options.temperature for segment in segments]
     is_entropy_needed, candidate_count = segments[0].head_needs
-    logps = [
-        model.label_logprobs(hidden, mover(segment.batch.labels_R), temperature=segment.purpose.options.temperature)
-        for hidden, segment in zip(hiddens, segments, strict=True)
-    ]
-    named = {'logps_R': torch.cat(logps)}
+    outputs = model.head_outputs(
+        torch.cat(list(hiddens)),
+        mover(np.concatenate([segment.batch.labels_R for segment in segments])),
+        temperature=mover(np.repeat(np.array(temperatures, np.float32), counts)),
+        is_entropy_needed=is_entropy_needed,
+        candidate_ids_RK=mover(np.concatenate([segment.candidate_ids for segment in segments]))
+        if candidate_count
+        else None,
+    )
+    named = {
+        'logps_R': outputs.logps_R,
+        'entropies_R': outputs.entropies_R,
+        'candidate_logps_RK': outputs.candidate_logps_RK,
+    }
     # Views of one split refuse to be written to, so no loss can reach another's rows.
     parts = {name: tensor.split(counts) for name, tensor in named.items() if tensor is not None}
     return [{name: tensors[index] for name, tensors in parts.items()} for index in range(len(segments))]
@@ -143,7 +150,8 @@ def _segment_outputs(
 
 @torch.no_grad()
 def _is_greedy(model: PackedCausalLM, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
-    blocks = zip(hidden_RD.split(BLOCK_ROWS), labels_R.split(BLOCK_ROWS), strict=True)
+    size = block_rows(hidden_RD.device)
+    blocks = zip(hidden_RD.split(size), labels_R.split(size), strict=True)
     return torch.cat([model.logits(hidden).argmax(-1) == labels for hidden, labels in blocks])
 
 
