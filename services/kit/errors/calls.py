@@ -148,14 +148,16 @@ class QueueFull(ResourceExhausted):
     reason = 'QUEUE_FULL'
     queue_length: int
     queue_limit: int
+    wait: timedelta = timedelta(seconds=1)
+    """Until there may be a place, as far as can be told."""
 
     def __str__(self) -> str:
         return f'{self.queue_length} requests wait already, the limit is {self.queue_limit}; try again later'
 
     @property
     def retry_after(self) -> timedelta | None:
-        """One second."""
-        return timedelta(seconds=1)
+        """When there may be a place."""
+        return self.wait
 
 
 @dataclass(eq=False)

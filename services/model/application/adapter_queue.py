@@ -1,23 +1,34 @@
 """One adapter's queue: operations wait for their number, run once, and repeats get the record."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from services.kit.errors import AdapterNotFound, Code, DomainError, Internal
+from services.kit.errors import AdapterNotFound, Cancelled, DomainError, Internal
+from services.model.application.changes import Changes
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
+from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 from services.model.domain.sequence import OperationSequence, Turn
 
-_FREEING_CODES = {
-    Code.INVALID_ARGUMENT,
-    Code.NOT_FOUND,
-    Code.ALREADY_EXISTS,
-    Code.RESOURCE_EXHAUSTED,
-    Code.UNAVAILABLE,
-}
-"""Codes of refusals: nothing changed, so the number may be used again."""
+
+@dataclass(frozen=True, eq=False)
+class _Ticket:
+    """A caller that waits: for its number's turn, or for the outcome of the same operation."""
+
+    number: int
+    since: float
+    turn: 'asyncio.Future[None]'
+
+    def wake(self) -> None:
+        if not self.turn.done():
+            self.turn.set_result(None)
+
+    def fail(self, error: DomainError) -> None:
+        if not self.turn.done():
+            self.turn.set_exception(error)
 
 
 class AdapterQueue:
@@ -27,61 +38,167 @@ class AdapterQueue:
     one that goes away while it runs does not stop it, and finds the outcome on record.
     """
 
-    def __init__(self, adapter_id: str, *, gap_seconds: float, on_failed: Callable[[int], None]) -> None:
-        """Begin before operation 1.
+    def __init__(
+        self,
+        adapter_id: str,
+        *,
+        gap_seconds: float,
+        sequence: OperationSequence | None = None,
+    ) -> None:
+        """Begin.
 
         Args:
             adapter_id: the adapter.
             gap_seconds: how long an operation waits for an earlier number while nothing runs.
-            on_failed: told each number that an operation used up without a result.
+            sequence: what ran before. None for an adapter before operation 1.
         """
         self._adapter_id = adapter_id
         self._gap_seconds = gap_seconds
-        self._on_failed = on_failed
-        self.sequence = OperationSequence(adapter_id)
-        self._changed = asyncio.Event()
+        self.sequence = OperationSequence(adapter_id) if sequence is None else sequence
+        self._tickets: dict[int, list[_Ticket]] = {}
+        self._ended = Changes()
         self._running: asyncio.Task[OperationResult] | None = None
-        self._is_closed = False
+        self._idle_since = 0.0
+        self._gap_timer: asyncio.TimerHandle | None = None
+        self.is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an operation is being carried out."""
+        return self._running is not None
 
     async def carry_out(self, operation: Operation, run: Callable[[], Awaitable[OperationResult]]) -> OperationResult:
         """Return the operation's result: of `run`, or from the record.
 
         Raises:
             SequenceReused, SequenceGap, OperationNotFound: the number is wrong.
+            Cancelled: it was dropped while it waited.
             DomainError: what `run` raised, now or when the operation first ran.
         """
         if await self._wait_for_turn(operation) is Turn.REPEAT:
             return self._recorded(operation.sequence_number)
         self.sequence.begin(operation)
+        self._stop_gap_timer()
         self._running = asyncio.create_task(self._run(operation, run), name=f'operation-{self._adapter_id}')
         # If the caller goes away, nobody awaits the task; its outcome is on record all the same.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._running)
 
+    def is_urgent(self, operation: Operation) -> bool:
+        """Say whether others may wait for it, or it waits for nothing: it is the next one, or its outcome is on record.
+
+        Raises:
+            SequenceReused, OperationNotFound: the number is wrong.
+        """
+        number = operation.sequence_number
+        if self.sequence.turn(operation) is Turn.REPEAT:
+            return not self._is_unsettled(number)
+        return number == self.sequence.last_number + 1 and not self.is_waiting(number)
+
+    def is_settled(self, number: int) -> bool:
+        """Say whether an operation's outcome is on record; not yet where it waits or runs.
+
+        Raises:
+            OperationNotFound: it is not here, or no longer on record.
+        """
+        return not self.is_waiting(number) and not self.sequence.entry(number).is_running
+
+    def is_waiting(self, number: int) -> bool:
+        """Say whether an operation waits for its number's turn."""
+        return number > self.sequence.last_number and number in self._tickets
+
+    def drop(self, number: int) -> bool:
+        """Refuse an operation that waits for its number's turn, as cancelled; False where none does."""
+        return self._fail(number, Cancelled())
+
+    def skip(self, number: int, *, missing: int) -> bool:
+        """Refuse an operation that waits behind number `missing`, which will not come; False where it does not."""
+        is_behind = number > missing > self.sequence.last_number
+        return is_behind and self._fail(number, SequenceGap(self._adapter_id, number, missing))
+
     async def close(self) -> None:
         """Let the operation that runs end; those that wait find the adapter gone."""
-        self._is_closed = True
-        self._tell()
+        self.is_closed = True
+        self._stop_gap_timer()
+        for number in list(self._tickets):
+            self._wake(number)
+        self.tell_watchers()
         if self._running is not None:
             await asyncio.wait([self._running])
 
     async def wait_for_change(self) -> None:
-        """Return when an operation next ends."""
-        await self._changed.wait()
+        """Return when an operation next ends, or the queue does."""
+        await self._ended.wait()
+
+    def tell_watchers(self) -> None:
+        """Wake those that wait for a change."""
+        self._ended.tell()
+
+    # Waiting
 
     async def _wait_for_turn(self, operation: Operation) -> Turn:
-        while not self._is_closed:
+        while not self.is_closed:
             turn = self.sequence.turn(operation)
-            is_running = self._running is not None and not self._running.done()
             if turn is Turn.RUN or (turn is Turn.REPEAT and not self._is_unsettled(operation.sequence_number)):
                 return turn
-            try:
-                async with asyncio.timeout(None if is_running else self._gap_seconds):
-                    await self._changed.wait()
-            except TimeoutError as error:
-                expected = self.sequence.last_number + 1
-                raise SequenceGap(self._adapter_id, operation.sequence_number, expected) from error
+            await self._wait(operation.sequence_number)
         raise AdapterNotFound(self._adapter_id)
+
+    async def _wait(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        ticket = _Ticket(number, loop.time(), loop.create_future())
+        self._tickets.setdefault(number, []).append(ticket)
+        self._watch_gap()
+        try:
+            await ticket.turn
+        except asyncio.CancelledError:
+            # It may just have been its turn: then the others wait for another with its number.
+            self._watch_gap()
+            raise
+        finally:
+            tickets = self._tickets[number]
+            tickets.remove(ticket)
+            if not tickets:
+                del self._tickets[number]
+
+    def _wake(self, number: int) -> None:
+        for ticket in self._tickets.get(number, ()):
+            ticket.wake()
+
+    def _fail(self, number: int, error: DomainError) -> bool:
+        if not self.is_waiting(number):
+            return False
+        tickets = [ticket for ticket in self._tickets[number] if not ticket.turn.done()]
+        for ticket in tickets:
+            ticket.fail(error)
+        self.tell_watchers()
+        return bool(tickets)
+
+    # Gaps
+
+    def _watch_gap(self) -> None:
+        """While nothing runs, let nobody wait longer than `gap_seconds`."""
+        if self._running is None and self._gap_timer is None and self._tickets:
+            self._gap_timer = asyncio.get_running_loop().call_later(self._gap_seconds, self._refuse_gaps)
+
+    def _refuse_gaps(self) -> None:
+        loop, expected = asyncio.get_running_loop(), self.sequence.last_number + 1
+        self._gap_timer, next_end = None, math.inf
+        for ticket in [ticket for tickets in self._tickets.values() for ticket in tickets]:
+            end = max(ticket.since, self._idle_since) + self._gap_seconds
+            if end <= loop.time():
+                ticket.fail(SequenceGap(self._adapter_id, ticket.number, expected))
+            else:
+                next_end = min(next_end, end)
+        if next_end < math.inf:
+            self._gap_timer = loop.call_at(next_end, self._refuse_gaps)
+
+    def _stop_gap_timer(self) -> None:
+        if self._gap_timer is not None:
+            self._gap_timer.cancel()
+            self._gap_timer = None
+
+    # Running
 
     def _is_unsettled(self, number: int) -> bool:
         return self.sequence.entry(number).is_running
@@ -106,15 +223,13 @@ class AdapterQueue:
             self._settle(operation.sequence_number, outcome)
 
     def _settle(self, number: int, outcome: OperationResult | DomainError) -> None:
-        if isinstance(outcome, DomainError) and outcome.code in _FREEING_CODES:
+        if isinstance(outcome, DomainError) and is_refusal(outcome):
             self.sequence.give_back(number)
         else:
             self.sequence.finish(number, outcome)
-            if isinstance(outcome, DomainError):
-                self._on_failed(number)
         self._running = None
-        self._tell()
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._idle_since = asyncio.get_running_loop().time()
+        self._wake(number)
+        self._wake(self.sequence.last_number + 1)
+        self.tell_watchers()
+        self._watch_gap()

@@ -1,13 +1,33 @@
-"""Brings ready operations to the engine: one at a time from each adapter, many adapters at once."""
+"""Brings ready operations to the engine: of each adapter one at a time, of many adapters at once.
 
-from dataclasses import dataclass
+The scheduler says which run next; what of them can share a pass goes to the engine together. One batch
+runs at a time: while it does, the next one gathers.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
+import structlog
+
 from services.kit.clock import Clock
+from services.kit.errors import Cancelled, Draining, Internal
 from services.model.domain.adapter import Adapter
-from services.model.domain.operation import Operation, StateVerb
-from services.model.domain.scheduler import Scheduler
-from services.model.ports import TrainerBackend, VerbRun
+from services.model.domain.operation import (
+    BatchVerb,
+    ComputeVerb,
+    ForwardBackward,
+    ForwardOnly,
+    Operation,
+    StateVerb,
+    token_count,
+)
+from services.model.domain.pace import Pace
+from services.model.domain.scheduler import Ahead, Scheduler, Work
+from services.model.ports import BatchWork, TrainerBackend, VerbRun
+
+_log = structlog.get_logger('dispatcher')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,28 +40,176 @@ class QueuePlace:
     """Until it begins, as far as can be told."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """An operation that is here, and who waits for it."""
+
+    work: Work
+    verb: ComputeVerb
+    arrival: float
+    outcome: 'asyncio.Future[VerbRun]'
+
+    def settle(self, outcome: 'VerbRun | BaseException') -> None:
+        """Tell who waits, if somebody still does."""
+        if self.outcome.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
 class Dispatcher:
-    """Runs compute verbs. For one event loop."""
+    """Runs compute verbs. For one event loop.
+
+    Concurrency: `run` may be awaited from many tasks, once at a time for each adapter. The task that runs batches
+    lives while there are any; `close` ends it.
+    """
 
     def __init__(self, backend: TrainerBackend, scheduler: Scheduler, clock: Clock) -> None:
-        """Run on `backend` in the order of `scheduler`."""
+        """Run on `backend` what `scheduler`, which nobody else uses, says is next."""
         self._backend = backend
         self._scheduler = scheduler
         self._clock = clock
+        self._pace = Pace()
+        self._waiting: dict[str, _Job] = {}
+        self._running: dict[str, _Job] = {}
+        self._begin = 0.0
+        """When those that run began."""
+        self._loop: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def run(self, adapter: Adapter, operation: Operation) -> VerbRun:
-        """Return what the engine made of the operation; at most one of an adapter at a time.
+        """Return what the engine made of the operation, and how long it waited for it.
+
+        Cancellation: an operation that waits is taken back; one that runs goes on to its end.
 
         Raises:
             DomainError: what the engine refused.
+            Cancelled: `cancel` was called while it waited.
+            Draining: it had not begun when the service ended.
         """
-        assert not isinstance(operation.verb, StateVerb)  # noqa: S101 - those take another way
-        return await self._backend.run(adapter.adapter_id, operation.verb)
+        if self._is_closed:
+            raise Draining()
+        job = self._job_of(adapter, operation)
+        self._scheduler.add(job.work)
+        self._waiting[adapter.adapter_id] = job
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._run_all(), name='dispatcher')
+            self._loop.add_done_callback(self._ended)
+        try:
+            return await job.outcome
+        finally:
+            if self._waiting.get(adapter.adapter_id) is job:
+                self._withdraw(job)
 
-    async def close(self) -> None:
-        """End what waits."""
+    def cancel(self, adapter_id: str) -> bool:
+        """Drop the adapter's operation if it waits; False where none does."""
+        job = self._waiting.get(adapter_id)
+        if job is not None:
+            self._withdraw(job)
+            job.settle(Cancelled())
+        return job is not None
 
     def position_of(self, adapter_id: str) -> QueuePlace | None:
-        """Return where an adapter's operation waits; None where it does not."""
-        del adapter_id
+        """Return where an adapter's operation waits; None where none does."""
+        ahead = self._scheduler.ahead_of(adapter_id)
+        if ahead is None:
+            return None
+        return QueuePlace(
+            operation_count=len(self._running) + ahead.quick_count + ahead.heavy_count,
+            estimated_wait=self._remaining() + self._pace.estimate(ahead),
+        )
+
+    def time_of(self, operation_count: int) -> timedelta:
+        """Return how long so many operations of one adapter take, one after the other, as far as can be told."""
+        return self._pace.turn * operation_count
+
+    async def close(self) -> None:
+        """Refuse what has not begun, and wait for what runs."""
+        self._is_closed = True
+        for job in list(self._waiting.values()):
+            self._withdraw(job)
+            job.settle(Draining())
+        if self._loop is not None:
+            await asyncio.wait([self._loop])
+
+    def _job_of(self, adapter: Adapter, operation: Operation) -> _Job:
+        verb = operation.verb
+        assert not isinstance(verb, StateVerb)  # noqa: S101 - those take another way
+        work = Work(
+            adapter_id=adapter.adapter_id,
+            tenant_id=adapter.tenant_id,
+            token_count=token_count(verb),
+            batch_key=_batch_key(adapter, verb),
+        )
+        return _Job(work, verb, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+
+    def _withdraw(self, job: _Job) -> None:
+        del self._waiting[job.work.adapter_id]
+        self._scheduler.remove(job.work.adapter_id)
+
+    def _remaining(self) -> timedelta:
+        """Return how much longer what runs takes."""
+        works = [job.work for job in self._running.values()]
+        tokens = sum(work.token_count for work in works)
+        whole = self._pace.estimate(Ahead(quick_count=0 if tokens else len(works), token_count=tokens))
+        return max(timedelta(), whole - timedelta(seconds=self._clock.monotonic() - self._begin))
+
+    async def _run_all(self) -> None:
+        """Run batches until none is left."""
+        while batch := self._scheduler.next_batch():
+            self._begin = self._clock.monotonic()
+            self._running = {work.adapter_id: self._waiting.pop(work.adapter_id) for work in batch}
+            jobs = list(self._running.values())
+            outcomes = await self._run_batch(jobs)
+            self._pace.observe(
+                self._clock.monotonic() - self._begin, token_count=sum(work.token_count for work in batch)
+            )
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                job.settle(self._with_wait(job, outcome))
+            self._running = {}
+
+    async def _run_batch(self, jobs: Sequence[_Job]) -> 'Sequence[VerbRun | BaseException]':
+        """Run jobs together; what the engine raises is their outcome, a defect of it included."""
+        if len(jobs) > 1:
+            works = [
+                BatchWork(adapter_id=job.work.adapter_id, verb=job.verb)
+                for job in jobs
+                if isinstance(job.verb, BatchVerb)
+            ]
+            running = asyncio.ensure_future(self._backend.run_batch(works))
+        else:
+            running = asyncio.ensure_future(self._run_alone(jobs[0]))
+        await asyncio.wait([running])
+        error = running.exception()
+        return running.result() if error is None else [error] * len(jobs)
+
+    async def _run_alone(self, job: _Job) -> Sequence[VerbRun]:
+        return [await self._backend.run(job.work.adapter_id, job.verb)]
+
+    def _with_wait(self, job: _Job, outcome: 'VerbRun | BaseException') -> 'VerbRun | BaseException':
+        if isinstance(outcome, BaseException):
+            return outcome
+        return replace(outcome, wait_seconds=self._begin - job.arrival)
+
+    def _ended(self, loop: 'asyncio.Task[None]') -> None:
+        """After a defect of ours, let nobody wait for ever."""
+        error = None if loop.cancelled() else loop.exception()
+        if error is None and not loop.cancelled():
+            return
+        _log.error('the dispatcher failed', exc_info=error)
+        lost = [*self._running.values(), *self._waiting.values()]
+        self._running, self._waiting = {}, {}
+        for job in lost:
+            self._scheduler.remove(job.work.adapter_id)
+            job.settle(Internal(''))
+
+
+def _batch_key(adapter: Adapter, verb: ComputeVerb) -> str | None:
+    if adapter.is_full_parameter:
+        # Its passes run on weights of its own.
         return None
+    if isinstance(verb, ForwardBackward):
+        return 'training'
+    return 'evaluation' if isinstance(verb, ForwardOnly) else None

@@ -1,17 +1,28 @@
-"""Carry out the operations of a stream: many under way, each adapter's results in order."""
+"""Carry out the operations of a stream: many under way, each adapter's results in order.
+
+An operation that is refused leaves its number free, and those behind it could never run. Where trying the same
+one again may help (UNAVAILABLE, RESOURCE_EXHAUSTED) they wait for it. Otherwise they fail at once with
+SEQUENCE_GAP, until the stream brings the missing number: as in a database's pipeline, nothing is applied that was
+sent in the belief that what is before it works, and nobody waits for what will not come.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from services.kit.caller import Caller
-from services.kit.errors import DomainError
+from services.kit.errors import Code, DomainError
+from services.model.application.changes import Changes
 from services.model.application.execute_operation import ExecuteOperation
+from services.model.application.queues import Queues
+from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
+from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 
 WINDOW = 64
 """Operations of one stream under way; more wait in the transport, which slows the sender down."""
+_PASSING = {Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED}
 
 
 @dataclass(frozen=True)
@@ -26,49 +37,110 @@ class Refused:
 class TrainStream:
     """Pipelines operations. For one event loop."""
 
-    def __init__(self, execute: ExecuteOperation) -> None:
-        """Carry operations out by `execute`."""
+    def __init__(self, execute: ExecuteOperation, queues: Queues) -> None:
+        """Carry operations out by `execute`, which uses `queues`."""
         self._execute = execute
+        self._queues = queues
 
     async def __call__(
         self, caller: Caller, operations: AsyncIterator[Operation | Refused]
     ) -> AsyncGenerator[OperationResult | Refused, None]:
-        """Yield a result for each operation, as they end."""
-        results: asyncio.Queue[OperationResult | Refused | None] = asyncio.Queue(WINDOW)
+        """Yield a result for each operation, of each adapter in the order of the numbers."""
+        stream = _Stream(self._execute, self._queues, caller)
         async with asyncio.TaskGroup() as group:
-            feeding = group.create_task(self._feed(caller, operations, results))
+            feeding = group.create_task(stream.feed(operations))
             try:
-                while (result := await results.get()) is not None:
+                while (result := await stream.results.get()) is not None:
                     yield result
             finally:
                 feeding.cancel()
 
-    async def _feed(
-        self,
-        caller: Caller,
-        operations: AsyncIterator[Operation | Refused],
-        results: 'asyncio.Queue[OperationResult | Refused | None]',
-    ) -> None:
-        window = asyncio.Semaphore(WINDOW)
+
+class _Stream:
+    """What is under way of one stream."""
+
+    def __init__(self, execute: ExecuteOperation, queues: Queues, caller: Caller) -> None:
+        self._execute = execute
+        self._queues = queues
+        self._caller = caller
+        self._window = asyncio.Semaphore(WINDOW)
+        self._numbers: dict[str, list[int]] = {}
+        """Not answered yet, by adapter."""
+        self._missing: dict[str, int] = {}
+        """Refused, and not come again, by adapter."""
+        self._answered = Changes()
+        self.results: asyncio.Queue[OperationResult | Refused | None] = asyncio.Queue(WINDOW)
+
+    async def feed(self, operations: AsyncIterator[Operation | Refused]) -> None:
+        """Begin each operation as it comes; the next is read once this one has a place in the tenant's queue."""
         async with asyncio.TaskGroup() as group:
             async for operation in operations:
-                await window.acquire()
-                task = group.create_task(self._carry_out(caller, operation, results))
-                task.add_done_callback(lambda _: window.release())
-        await results.put(None)
+                await self._window.acquire()
+                self._numbers.setdefault(operation.adapter_id, []).append(operation.sequence_number)
+                admitted = asyncio.Event()
+                group.create_task(self._answer(operation, admitted))
+                await admitted.wait()
+        await self.results.put(None)
 
-    async def _carry_out(
-        self,
-        caller: Caller,
-        operation: Operation | Refused,
-        results: 'asyncio.Queue[OperationResult | Refused | None]',
-    ) -> None:
-        if isinstance(operation, Refused):
-            await results.put(operation)
-            return
+    async def _answer(self, operation: Operation | Refused, admitted: asyncio.Event) -> None:
+        adapter_id, number = operation.adapter_id, operation.sequence_number
         try:
-            result = await self._execute(caller, operation, is_waiting_allowed=True)
+            result = await self._outcome(operation, admitted)
+            if isinstance(result, Refused):
+                self._note_refusal(result)
+            admitted.set()
+            numbers = self._numbers[adapter_id]
+            while min(numbers) < number:
+                await self._answered.wait()
+            await self.results.put(result)
+        finally:
+            self._forget(adapter_id, number)
+            self._window.release()
+
+    async def _outcome(self, operation: Operation | Refused, admitted: asyncio.Event) -> OperationResult | Refused:
+        if isinstance(operation, Refused):
+            return operation
+        try:
+            self._check_gap(operation)
+            return await self._execute(
+                self._caller, operation, is_waiting_allowed=True, on_admitted=lambda: self._admit(operation, admitted)
+            )
         except DomainError as error:
-            await results.put(Refused(operation.adapter_id, operation.sequence_number, error))
-        else:
-            await results.put(result)
+            return Refused(operation.adapter_id, operation.sequence_number, error)
+
+    def _admit(self, operation: Operation, admitted: asyncio.Event) -> None:
+        # What is before it may have been refused while it waited for a place.
+        self._check_gap(operation)
+        admitted.set()
+
+    def _check_gap(self, operation: Operation) -> None:
+        """Refuse what is behind a missing number.
+
+        Raises:
+            SequenceGap: it is.
+        """
+        adapter_id, number = operation.adapter_id, operation.sequence_number
+        missing = self._missing.get(adapter_id)
+        if missing is None or number < missing:
+            return
+        queue = self._queues.find(adapter_id)
+        if number == missing or (queue is not None and queue.sequence.last_number >= missing):
+            del self._missing[adapter_id]
+            return
+        raise SequenceGap(adapter_id, number, missing)
+
+    def _note_refusal(self, refused: Refused) -> None:
+        adapter_id, number = refused.adapter_id, refused.sequence_number
+        if not is_refusal(refused.error) or refused.error.code in _PASSING:
+            return
+        self._missing[adapter_id] = min(number, self._missing.get(adapter_id, number))
+        queue = self._queues.find(adapter_id)
+        for later in [item for item in self._numbers[adapter_id] if item > number]:
+            if queue is not None:
+                queue.skip(later, missing=number)
+
+    def _forget(self, adapter_id: str, number: int) -> None:
+        self._numbers[adapter_id].remove(number)
+        if not self._numbers[adapter_id]:
+            del self._numbers[adapter_id]
+        self._answered.tell()
