@@ -1,0 +1,42 @@
+"""Memory that is free now."""
+
+from pathlib import Path
+
+_MEMINFO = Path('/proc/meminfo')
+_CGROUP = Path('/sys/fs/cgroup')
+
+
+def available_bytes(device_type: str = 'cpu') -> int:
+    """Return how much memory more could be taken now, in bytes: of the device, or of this machine or its container.
+
+    Args:
+        device_type: torch's name of the kind of device; anything but 'cuda' is the host's memory.
+
+    Raises:
+        OSError: the operating system does not tell.
+    """
+    if device_type == 'cuda':
+        import torch  # noqa: PLC0415 - the package is torch-free without a device
+
+        free, _ = torch.cuda.mem_get_info()
+        return free
+    return min(_host_bytes(), _container_bytes())
+
+
+def _host_bytes() -> int:
+    for line in _MEMINFO.read_text().splitlines():
+        name, _, rest = line.partition(':')
+        if name == 'MemAvailable':
+            return int(rest.split()[0]) * 1024
+    raise OSError(f'{_MEMINFO} does not tell the available memory')
+
+
+def _container_bytes() -> int:
+    """Return what the container's limit leaves; more than any machine has where there is no limit."""
+    unlimited = 1 << 62
+    try:
+        limit = (_CGROUP / 'memory.max').read_text().strip()
+        used = (_CGROUP / 'memory.current').read_text().strip()
+    except OSError:
+        return unlimited
+    return unlimited if limit == 'max' else max(0, int(limit) - int(used))

@@ -1,0 +1,67 @@
+"""The most memory that tensors took while a block ran."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class PeakBytes:
+    """What `peak_bytes` found; 0 until its block has ended."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        """Bytes above what was there when the block began."""
+
+
+@contextmanager
+def peak_bytes(device: torch.device) -> Iterator[PeakBytes]:
+    """Measure the block's peak of memory: by CUDA's own count, or by following every tensor that is made."""
+    found = PeakBytes()
+    if device.type == 'cuda':
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield found
+        found.value = torch.cuda.max_memory_allocated(device) - before
+        return
+    with _LiveStorages() as storages:
+        yield found
+    found.value = storages.peak
+
+
+class _LiveStorages(TorchDispatchMode):
+    """Counts the bytes of storages that operations make, until they are freed. Views count once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and _key(leaf) not in known:
+                self._add(leaf)
+        return result
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage, key = tensor.untyped_storage(), _key(tensor)
+        if key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self._live += storage.nbytes()
+        self.peak = max(self.peak, self._live)
+        weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self._live -= self._sizes.pop(key, 0)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # noqa: SLF001 - the one identity a storage keeps while it lives

@@ -1,0 +1,144 @@
+"""Measures a model on small batches, so that larger ones can be told without running them."""
+
+import time
+
+import numpy as np
+import torch
+
+from twinkle.data_format import IGNORE_INDEX, InputFeature, LoraConfig
+from twinkle.model.dry_run.cost_model import BatchShape, Coefficients, CostModel, Measurement
+from twinkle.model.dry_run.live_bytes import peak_bytes
+from twinkle.model.engine import TrainerEngine
+
+_ADAPTER = '__dry_run__'
+_LOW_RANK, _HIGH_RANK = 8, 64
+_SHORT = BatchShape(batch_size=1, sequence_tokens=32)
+_MANY = BatchShape(batch_size=8, sequence_tokens=32)
+_LONG = BatchShape(batch_size=1, sequence_tokens=256)
+_FEW_LABELS = BatchShape(batch_size=8, sequence_tokens=32, label_share=0.125)
+_PROBES = ((_SHORT, _LOW_RANK), (_MANY, _LOW_RANK), (_LONG, _LOW_RANK), (_FEW_LABELS, _LOW_RANK), (_MANY, _HIGH_RANK))
+PROBE_COUNT = len(_PROBES)
+_REPEATS = 2
+"""Of each timing, the lower of which counts: what else the machine does can only add to it."""
+
+
+class Probe:
+    """Measures one engine, in steps, so that other work can go between them.
+
+    Each step makes a scratch adapter and deletes it again. Concurrency: in the engine's thread.
+
+    Args:
+        engine: to be measured; its adapters are left alone.
+        max_pass_tokens: of the engine.
+    """
+
+    def __init__(self, engine: TrainerEngine, *, max_pass_tokens: int) -> None:
+        self._engine = engine
+        self._max_pass_tokens = max_pass_tokens
+        self._measured: list[Measurement] = []
+        self._step_seconds: list[float] = []
+        self._parameter_counts: list[int] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every step was made."""
+        return len(self._measured) == PROBE_COUNT
+
+    def step(self) -> None:
+        """Make the next measurement; takes up to a few seconds."""
+        shape, lora_rank = _PROBES[len(self._measured)]
+        adapter = self._engine.create_adapter(_ADAPTER, LoraConfig(r=lora_rank, lora_alpha=lora_rank, seed=0))
+        try:
+            self._parameter_counts.append(adapter.weights.parameter_count)
+            self._measured.append(self._measure(shape))
+        finally:
+            self._engine.delete_adapter(_ADAPTER)
+
+    def cost_model(self) -> CostModel:
+        """Return what the measurements say; only once all are made."""
+        many, high = self._measured[1], self._measured[-1]
+        low_count, high_count = self._parameter_counts[0], self._parameter_counts[-1]
+        bytes_by_parameter, memory_adapted = _split_by_parameter(
+            many.peak_bytes, high.peak_bytes, extra=high_count - low_count
+        )
+        return CostModel(
+            time=_fitted([one.seconds for one in self._measured], self._parameter_counts, label_term='labels'),
+            memory=_fitted(
+                [
+                    one.peak_bytes - bytes_by_parameter * count
+                    for one, count in zip(self._measured, self._parameter_counts, strict=True)
+                ],
+                self._parameter_counts,
+                label_term='head_rows',
+                adapted=memory_adapted,
+            ),
+            memory_by_parameter=bytes_by_parameter,
+            step_seconds_by_parameter=min(self._step_seconds[:_REPEATS]) / low_count,
+            max_pass_tokens=self._max_pass_tokens,
+        )
+
+    def _measure(self, shape: BatchShape) -> Measurement:
+        features = _features(shape, vocab_size=self._engine.model.vocab_size)
+        with peak_bytes(self._engine.model.device) as peak:
+            self._engine.forward_backward(_ADAPTER, features)
+        seconds: list[float] = []
+        for _ in range(_REPEATS):
+            begin = self._now()
+            self._engine.forward_backward(_ADAPTER, features)
+            middle = self._now()
+            self._engine.step(_ADAPTER)
+            self._step_seconds.append(self._now() - middle)
+            self._engine.zero_grad(_ADAPTER)
+            seconds.append(middle - begin)
+        return Measurement(seconds=min(seconds), peak_bytes=peak.value)
+
+    def _now(self) -> float:
+        """Return seconds of the device; on the CPU those of this thread, so that other processes do not count."""
+        if self._engine.model.device.type != 'cuda':
+            return time.thread_time()
+        torch.cuda.synchronize(self._engine.model.device)
+        return time.perf_counter()
+
+
+def _features(shape: BatchShape, *, vocab_size: int) -> list[InputFeature]:
+    random = np.random.default_rng(0)
+    counting = round(shape.sequence_tokens * shape.label_share)
+    features: list[InputFeature] = []
+    for _ in range(shape.batch_size):
+        ids = random.integers(0, vocab_size, shape.sequence_tokens + 1)
+        labels = ids[1:].copy()
+        labels[: shape.sequence_tokens - counting] = IGNORE_INDEX
+        features.append(InputFeature(input_ids=ids[:-1], labels=labels))
+    return features
+
+
+def _split_by_parameter(low: float, high: float, *, extra: int) -> tuple[float, float]:
+    """Tell what a pass keeps for each parameter from what it keeps for each row and parameter.
+
+    Of a parameter it keeps the new gradient and the one accumulated; what is left is the rows' share.
+    """
+    by_parameter = min(8.0, max(0.0, (high - low) / extra))
+    left = max(0.0, high - low - by_parameter * extra)
+    return by_parameter, left / (extra * _MANY.terms['rows'])
+
+
+def _fitted(
+    values: list[float], parameter_counts: list[int], *, label_term: str, adapted: float | None = None
+) -> Coefficients:
+    """Solve for the coefficients, each from the two probes that differ in its term; none is below 0."""
+    short, many, long, few, high = values
+    rows = _MANY.terms['rows']
+    if adapted is None:
+        adapted = max(0.0, (high - many) / (rows * (parameter_counts[-1] - parameter_counts[0])))
+    labels = max(0.0, (many - few) / (_MANY.terms[label_term] - _FEW_LABELS.terms[label_term]))
+    pairs = max(0.0, (long - many) / (_LONG.terms['pairs'] - _MANY.terms['pairs']))
+
+    def without(value: float, shape: BatchShape) -> float:
+        terms = shape.terms
+        adapter = adapted * terms['rows'] * parameter_counts[0]
+        return value - labels * terms[label_term] - pairs * terms['pairs'] - adapter
+
+    low, wide = without(short, _SHORT), without(many, _MANY)
+    by_row = max(0.0, (wide - low) / (rows - _SHORT.terms['rows']))
+    constant = max(0.0, low - by_row * _SHORT.terms['rows'])
+    return Coefficients({'pass': constant, 'rows': by_row, 'pairs': pairs, label_term: labels}, adapted)

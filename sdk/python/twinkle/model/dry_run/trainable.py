@@ -1,0 +1,71 @@
+"""How much there is to train, from a configuration alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from twinkle.data_format import LoraConfig
+from twinkle.module import build_optimizer
+from twinkle.nn.targets import Layers, rank_of, select_layers
+
+_SAMPLE_SHAPE = (64, 64)
+"""Of the parameter that the optimizer's state is measured on: large enough that counters do not weigh."""
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainableSize:
+    """Trainable parameters, all float32, and what their optimizer keeps."""
+
+    parameter_count: int
+    optimizer_bytes: int
+    is_full_parameter: bool = False
+
+    @property
+    def resting_bytes(self) -> int:
+        """Memory while no gradient is there: weights and the optimizer's state."""
+        return self.parameter_count * _FLOAT_BYTES + self.optimizer_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory of one gradient."""
+        return self.parameter_count * _FLOAT_BYTES
+
+
+def lora_size(layers: Layers, config: LoraConfig, *, optimizer: Any, options: Mapping[str, Any]) -> TrainableSize:
+    """Return the size of an adapter.
+
+    Args:
+        layers: of the base model.
+        config: ranks and targets.
+        optimizer: its name or class.
+        options: its arguments.
+
+    Raises:
+        UnknownTargetModules: the configuration names layers the model does not have.
+        UnknownComponent, InvalidComponentOptions: the optimizer cannot be built.
+    """
+    paths = select_layers(layers, config)
+    count = sum(rank_of(path, config) * sum(layers[path]) for path in paths)
+    return TrainableSize(parameter_count=count, optimizer_bytes=_optimizer_bytes(count, optimizer, options))
+
+
+def full_size(parameter_counts: Sequence[int], *, optimizer: Any, options: Mapping[str, Any]) -> TrainableSize:
+    """Return the size of full-parameter training of tensors of so many scalars; raises as `lora_size`."""
+    count = sum(parameter_counts)
+    return TrainableSize(
+        parameter_count=count, optimizer_bytes=_optimizer_bytes(count, optimizer, options), is_full_parameter=True
+    )
+
+
+def _optimizer_bytes(parameter_count: int, optimizer: Any, options: Mapping[str, Any]) -> int:
+    sample = torch.zeros(_SAMPLE_SHAPE, requires_grad=True)
+    # Groups are told by paths the sample does not have, and change no sizes.
+    built = build_optimizer(optimizer, [sample], {name: value for name, value in options.items() if name != 'groups'})
+    sample.grad = torch.zeros_like(sample)
+    built.step()
+    state = [value for value in built.state[sample].values() if isinstance(value, torch.Tensor)]
+    elementwise = sum(value.numel() * value.element_size() for value in state if value.numel() > 1)
+    return round(elementwise / sample.numel() * parameter_count)

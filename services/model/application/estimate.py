@@ -1,0 +1,44 @@
+"""Say what a run would cost, before anything is allocated."""
+
+from dataclasses import dataclass
+
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.errors import BaseModelNotFound, InvalidField
+from services.model.domain.plan import PlanCost, TrainingPlan
+from services.model.ports import CostEstimator, TrainerBackend
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateCommand:
+    """What is asked."""
+
+    base_model: str
+    plan: TrainingPlan
+
+
+class Estimate:
+    """Answers from what the replica learned of its model."""
+
+    def __init__(self, backend: TrainerBackend, estimator: CostEstimator) -> None:
+        """Use the parts given."""
+        self._backend = backend
+        self._estimator = estimator
+
+    async def __call__(self, caller: Caller, command: EstimateCommand) -> PlanCost:
+        """Return the cost; the first answer of a replica takes seconds, while it measures its model.
+
+        Raises:
+            ScopeMissing: the key may not train.
+            BaseModelNotFound: it is not served here.
+            InvalidField, UnknownComponent: the plan is of no use, or no example of it would be taken.
+        """
+        require_scope(caller, 'train')
+        facts = self._backend.facts()
+        models = {model.base_model: model for model in facts.base_models}
+        model = models.get(command.base_model)
+        if model is None:
+            raise BaseModelNotFound(command.base_model, tuple(models))
+        if command.plan.sequence_tokens > model.context_tokens:
+            raise InvalidField('sequence_tokens', f'must be at most {model.context_tokens}, the context of the model')
+        return await self._estimator.estimate(command.plan)
