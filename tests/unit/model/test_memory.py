@@ -19,7 +19,7 @@ class StarvedModel(PackedCausalLM):
     error = ERRORS[0]
     refusals = 0
 
-    def hidden(self, input_ids_T, position_ids_T, **arguments):  # noqa: N803 - the names of the method it replaces
+    def hidden(self, input_ids_T, position_ids_T, **arguments):
         """Run the pack, and refuse it afterwards if it is too large."""
         result = super().hidden(input_ids_T, position_ids_T, **arguments)
         if len(input_ids_T) > self.max_rows:

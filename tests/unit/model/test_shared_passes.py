@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import STREAMS, LoraConfig
+from twinkle.loss import LOSSES
 from twinkle.model.engine import BatchItem, ForwardOptions, ForwardResult, TrainerEngine
 from twinkle.model.errors import InvalidArgument, LossNotFinite, UnknownAdapter
 from twinkle.nn import PackedCausalLM
 from twinkle.processor import InvalidFeatures
 
 TARGETS = ('all-linear', ('q_proj', 'v_proj'), ('down_proj',), ('o_proj', 'gate_proj', 'up_proj'))
+
+
+LOSS_OPTIONS = {
+    'gspo': {'clip_low_threshold': 0.8, 'clip_high_threshold': 1.2},
+    'GRPOLoss': {'beta': 0.1, 'entropy_coef': 0.01},
+    'SoftCrossEntropyLoss': {'reduction': 'sum'},
+}
 
 
 def draw_config(draw):
@@ -90,6 +98,47 @@ def test_any_mix_equals_each_alone(request, draw_feature, family, seed):
     configs = {f'tenant-{index}': draw_config(draw) for index in range(draw.randint(2, 5))}
     rounds = [[draw_item(draw, draw_feature, name) for name in configs] for _ in range(3)]
     assert_as_alone(model, configs, rounds, max_pass_tokens=draw.choice((24, 64, 1024)))
+
+
+def feature_for_all(draw_feature, seed):
+    """Return a feature that carries every stream there is."""
+    rng = np.random.default_rng(seed)
+    length = int(rng.integers(6, 14))
+    numbers = lambda *shape: rng.normal(size=(length, *shape)).astype(np.float32) * 0.3  # noqa: E731
+    streams = {name: numbers() for name, spec in STREAMS.items() if not spec.is_wide}
+    ids = rng.integers(3, 300, (length, 4))
+    return draw_feature(
+        length,
+        seed,
+        **streams | {'teacher_topk_ids': ids, 'teacher_topk_logps': np.log(np.full((length, 4), 0.2, np.float32))},
+        target_ids=ids,
+        target_weights=np.abs(numbers(4)),
+        teacher_logits=numbers(320),
+    )
+
+
+def test_all_losses_share_passes_to_the_bit(model, draw_feature):
+    """One adapter for every loss by name, all in the same passes: each loss, report and gradient is as alone."""
+    shared = TrainerEngine(model, max_pass_tokens=400)
+    batch = [feature_for_all(draw_feature, seed) for seed in range(4)]
+    anchored = [{'input_ids': item['input_ids'], 'labels': [(n + 1) % 2]} for n, item in enumerate(batch)]
+    items, alone = [], {}
+    for seed, name in enumerate(LOSSES.names):
+        alone[name] = TrainerEngine(model, max_pass_tokens=400)
+        for engine in (shared, alone[name]):
+            engine.create_adapter(name, LoraConfig(r=4, seed=seed, target_modules=('q_proj', 'down_proj')))
+            engine.set_loss(name, name, **LOSS_OPTIONS.get(name, {}))
+        features = anchored if name == 'InfonceLoss' else batch
+        items.append(BatchItem(adapter_id=name, features=features, is_training=True))
+    for _ in range(2):
+        for item, result in zip(items, shared.run_batch(items), strict=True):
+            expected = alone[item.adapter_id].run_batch([item])[0]
+            assert isinstance(result, ForwardResult), result
+            assert (bits_of(result), result.metrics) == (bits_of(expected), expected.metrics)
+            assert result.pass_adapter_count > 1
+            assert trained_bits(shared, item.adapter_id) == trained_bits(alone[item.adapter_id], item.adapter_id)
+            for engine in (shared, alone[item.adapter_id]):
+                engine.clip_grad_and_step(item.adapter_id)
 
 
 def test_neighbours_that_break_change_no_bit(model, draw_feature):

@@ -1,0 +1,247 @@
+"""A restored adapter goes on as if nothing had been, to the bit, from any point of any run."""
+
+import random
+
+import pytest
+
+from twinkle.component import InvalidComponentOptions
+from twinkle.data_format import LoraConfig, TensorData
+from twinkle.metric import METRICS
+from twinkle.model.engine import AdapterSnapshot, ForwardOptions, TrainerEngine
+from twinkle.model.engine.snapshot import RANDOM_STATE, STATE_TENSOR
+from twinkle.model.errors import AdapterExists, AdapterNotReady, SnapshotMismatch, UnknownAdapter
+from twinkle.module import optimizer_names, scheduler_names
+
+CLOCK_VALUES = {
+    name for metric in METRICS.names for name in METRICS.build(metric, {}).wall_clock_values
+}  # fmt: skip
+
+
+def everything_of(engine):
+    """Return all that an adapter is, as comparable values."""
+    state = engine.adapter('a')
+    tensors = [
+        tensor.numpy(force=True).tobytes()
+        for item in state.parameters()
+        for tensor in (item.detach(), item.grad)
+        if tensor is not None
+    ]
+    names = ('batch_count', 'divisor', 'step_count', 'grad_norm', 'gradient_accumulation_steps', 'learning_rate')
+    choices = (state.loss_choice, state.processor_choice, state.optimizer_choice, state.scheduler_choice)
+    return (
+        tensors,
+        [getattr(state, name) for name in names],
+        [(choice and (choice.name, choice.options)) for choice in choices],
+        [type(metric).__name__ for metric in (*state.train_metrics, *state.eval_metrics)],
+        state.weights.dropout_generator.get_state().numpy().tobytes(),
+    )
+
+
+def outcome_of(engine, operation):
+    """Run an operation; return its result, or its refusal, as a comparable value."""
+    try:
+        result = operation(engine)
+    except (AdapterNotReady, InvalidComponentOptions) as error:
+        return repr(error)
+    if isinstance(result, dict):
+        return {name: value for name, value in result.items() if name not in CLOCK_VALUES}
+    if hasattr(result, 'logps'):
+        return result.loss, result.metrics, [logps.tobytes() for logps in result.logps]
+    return repr(result)
+
+
+def draw_operation(draw, draw_feature):
+    """Return a random verb as a function of the engine."""
+    batch = [draw_feature(draw.randint(3, 20), draw.randrange(99)) for _ in range(draw.randint(1, 3))]
+    options = ForwardOptions(temperature=draw.choice((1.0, 0.8)))
+    norm = draw.choice((0.1, 5.0))
+    reduction = draw.choice(('sum', 'mean'))
+    steps = draw.randint(1, 3)
+    train = lambda engine: engine.forward_backward('a', batch, options=options)  # noqa: E731
+    return draw.choice(
+        [
+            train, train, train,
+            lambda engine: engine.forward_only('a', batch),
+            lambda engine: engine.clip_grad_norm('a', max_grad_norm=norm),
+            lambda engine: engine.clip_grad_norm('a', max_grad_value=0.01),
+            lambda engine: engine.step('a'),
+            lambda engine: engine.zero_grad('a'),
+            lambda engine: engine.lr_step('a'),
+            lambda engine: engine.clip_grad_and_step('a', max_grad_norm=norm),
+            lambda engine: engine.clip_grad_and_step('a'),
+            lambda engine: engine.calculate_metric('a'),
+            lambda engine: engine.calculate_metric('a', is_training=False),
+            lambda engine: engine.add_metric('a', 'Accuracy'),
+            lambda engine: engine.set_loss('a', 'CrossEntropyLoss', reduction=reduction),
+            lambda engine: engine.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9),
+            lambda engine: engine.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.05, total_steps=5),
+            lambda engine: engine.set_gradient_accumulation_steps('a', steps),
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_a_twin_restored_at_any_point_continues_to_the_bit(model, draw_feature, seed):
+    """Random verbs; after each a twin is made from a snapshot alone, and both run the rest."""
+    draw = random.Random(seed)
+    operations = [draw_operation(draw, draw_feature) for _ in range(12)]
+    original = TrainerEngine(model)
+    original.create_adapter('a', LoraConfig(r=4, lora_dropout=0.3, seed=seed), gradient_accumulation_steps=2)
+    original.set_optimizer('a', 'AdamW', lr=1e-2)
+    original.set_lr_scheduler('a', 'CosineWarmupScheduler', num_warmup_steps=1, num_training_steps=6)
+    points, outcomes = [], []
+    for operation in operations:
+        points.append(original.snapshot('a'))
+        outcomes.append(outcome_of(original, operation))
+    for point in draw.sample(range(len(operations)), 4):
+        twin = TrainerEngine(model)
+        twin.restore_adapter('a', points[point])
+        assert [outcome_of(twin, operation) for operation in operations[point:]] == outcomes[point:]
+        assert everything_of(twin) == everything_of(original)
+
+
+OPTIONS = {
+    'AdamW8bit': None,
+    'SGD': {'lr': 0.05, 'momentum': 0.9, 'nesterov': True},
+    'AdamW': {'lr': 1e-2, 'amsgrad': True, 'betas': [0.8, 0.9]},
+    'Adam': {'lr': 1e-2, 'groups': [{'pattern': 'lora_B', 'lr': 1e-1}]},
+}
+
+
+@pytest.mark.parametrize('name', optimizer_names())
+def test_every_optimizer_comes_back_to_the_bit(model, draw_feature, name):
+    """With its state, in the middle of an accumulated step, value head included."""
+    engine = TrainerEngine(model)
+    engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.1, seed=1, target_modules=('q_proj',)))
+    options = OPTIONS.get(name, {'lr': 1e-2})
+    try:
+        engine.set_optimizer('a', name, **(options or {'lr': 1e-2}))
+    except InvalidComponentOptions:
+        pytest.skip(f'the library of {name} is not installed')
+    engine.set_loss('a', 'PPOValueLoss')
+    features = [
+        [draw_feature(9, seed, returns=[0.3] * 9, old_values=[0.1] * 9, advantages=[0.2] * 9)] for seed in range(6)
+    ]
+    for batch in features[:3]:
+        engine.forward_backward('a', batch)
+        engine.clip_grad_and_step('a')
+    engine.forward_backward('a', features[3])
+    twin = TrainerEngine(model)
+    twin.restore_adapter('a', engine.snapshot('a'))
+    for batch in features[4:]:
+        for each in (engine, twin):
+            each.forward_backward('a', batch)
+            each.clip_grad_and_step('a')
+        assert everything_of(twin) == everything_of(engine)
+    assert float(twin.adapter('a').value_head.weight_1D.detach().abs().max()) > 0
+
+
+SCHEDULES = {
+    'ConstantLR': {}, 'ConstantWarmupScheduler': {'num_warmup_steps': 3}, 'CosineAnnealingLR': {'T_max': 4},
+    'CosineAnnealingWarmRestarts': {'T_0': 2, 'T_mult': 2},
+    'CosineWarmupScheduler': {'num_warmup_steps': 2, 'num_training_steps': 7},
+    'CyclicLR': {'base_lr': 0.01, 'max_lr': 0.1, 'step_size_up': 2, 'mode': 'triangular2'},
+    'ExponentialLR': {'gamma': 0.7}, 'LinearLR': {},
+    'LinearWarmupScheduler': {'num_warmup_steps': 2, 'num_training_steps': 7},
+    'MultiStepLR': {'milestones': [2, 4]}, 'OneCycleLR': {'max_lr': 0.1, 'total_steps': 12},
+    'PolynomialLR': {'total_iters': 6}, 'StepLR': {'step_size': 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', scheduler_names())
+def test_every_schedule_comes_back_to_the_bit(model, draw_feature, name):
+    """With its counters and what it did to momentum, from before its first move to after its third."""
+    engine = TrainerEngine(model)
+    engine.create_adapter('a', LoraConfig(r=2, seed=1, target_modules=('q_proj',)))
+    engine.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
+    engine.set_lr_scheduler('a', name, **SCHEDULES[name])
+    batch = [draw_feature(9)]
+    for _ in range(4):
+        twin = TrainerEngine(model)
+        twin.restore_adapter('a', engine.snapshot('a'))
+        for each in (engine, twin):
+            for _ in range(2):
+                each.forward_backward('a', batch)
+                each.clip_grad_and_step('a')
+        assert everything_of(twin) == everything_of(engine)
+
+
+def test_a_value_head_that_joins_late_keeps_what_was_gathered(model, draw_feature):
+    """Optimizer and schedule go on for the weights; the head begins with neither a second optimizer nor a restart."""
+    engines = [TrainerEngine(model) for _ in range(2)]
+    feature = draw_feature(9, 1, returns=[0.3] * 9, old_values=[0.1] * 9)
+    for engine in engines:
+        engine.create_adapter('a', LoraConfig(r=4, seed=1))
+        engine.set_optimizer('a', 'Muon', lr=1e-2)
+        engine.set_lr_scheduler('a', 'LinearWarmupScheduler', num_warmup_steps=2, num_training_steps=9)
+        for _ in range(3):
+            engine.forward_backward('a', [draw_feature(9, 2)])
+            engine.clip_grad_and_step('a')
+    engines[0].set_loss('a', 'PPOValueLoss')
+    engines[0].set_loss('a', 'CrossEntropyLoss')
+    for engine in engines:
+        engine.forward_backward('a', [draw_feature(9, 3)])
+        engine.clip_grad_and_step('a')
+    first, second = (engine.adapter('a') for engine in engines)
+    assert first.learning_rate == second.learning_rate
+    for own, other in zip(first.weights.parameters(), second.weights.parameters(), strict=True):
+        assert own.detach().numpy().tobytes() == other.detach().numpy().tobytes()
+    rates = {group['lr'] for group in first.optimizer.param_groups}
+    assert rates == {second.learning_rate}
+    engines[0].set_loss('a', 'PPOValueLoss')
+    engines[0].forward_backward('a', [feature])
+    engines[0].clip_grad_and_step('a')
+    assert float(first.value_head.weight_1D.detach().abs().max()) > 0
+
+
+def test_no_snapshot_while_a_forward_is_pending(engine, draw_feature):
+    """Activations are not kept; once they are used a snapshot is there again."""
+    assert engine.snapshot('a') is not None
+    engine.forward('a', [draw_feature()])
+    assert engine.snapshot('a') is None
+    engine.calculate_loss('a')
+    assert engine.snapshot('a') is None
+    engine.backward('a')
+    assert engine.snapshot('a') is not None
+    with pytest.raises(UnknownAdapter):
+        engine.snapshot('ghost')
+
+
+def test_what_cannot_be_restored_is_refused_and_leaves_nothing(engine, model, draw_feature):
+    """A taken id, weights alone, a checkpoint, another model's layers and broken bytes."""
+    engine.forward_backward('a', [draw_feature()])
+    whole = engine.snapshot('a')
+    with pytest.raises(AdapterExists):
+        engine.restore_adapter('a', whole)
+    byte = TensorData('uint8', (1,), b'x')
+    no_numbers, no_draws = {**whole.trainer, STATE_TENSOR: byte}, {**whole.trainer, RANDOM_STATE: byte}
+    broken = [
+        engine.export_state('a', is_optimizer_included=False),
+        engine.export_state('a', is_optimizer_included=True),
+        AdapterSnapshot(LoraConfig(r=8), whole.adapter, whole.trainer, 0),
+        AdapterSnapshot(whole.lora_config, whole.adapter, no_numbers, 0),
+        AdapterSnapshot(whole.lora_config, whole.adapter, no_draws, 0),
+    ]
+    for snapshot in broken:
+        with pytest.raises(SnapshotMismatch):
+            engine.restore_adapter('b', snapshot)
+        assert engine.adapter_ids == ('a',)
+
+
+def test_a_loss_of_ones_own_has_no_name_to_be_restored_by(engine, model):
+    """The snapshot is refused where it is put back, by name; options that are no values where it is taken."""
+    engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum()})
+    with pytest.raises(SnapshotMismatch, match='loss'):
+        TrainerEngine(model).restore_adapter('a', engine.snapshot('a'))
+
+
+def test_a_snapshot_is_a_copy(engine, model, draw_feature):
+    """What the adapter does after it changes nothing of it."""
+    engine.forward_backward('a', [draw_feature()])
+    snapshot = engine.snapshot('a')
+    before = everything_of(engine)
+    engine.clip_grad_and_step('a')
+    engine.forward_backward('a', [draw_feature(9, 9)])
+    twin = TrainerEngine(model)
+    twin.restore_adapter('a', snapshot)
+    assert everything_of(twin) == before
