@@ -1,0 +1,81 @@
+"""`./run faults [N] [--seed S]`: N seeds of faults against the model service, and a count of violations."""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from e2e.faults.rounds import Oracle, RoundReport, run_round, serving, setting_in
+from e2e.faults.schedule import covered, kills_of, round_of, seeds_of
+from fixtures.tiny_model import build_tiny_model
+
+_LINES_SHOWN = 6
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; return 1 where there was a violation."""
+    parser = argparse.ArgumentParser(prog='./run faults', description=__doc__)
+    parser.add_argument('count', nargs='?', type=int, default=100, help='seeds; 100 by default')
+    parser.add_argument('--seed', type=int, help='run the round of this seed alone')
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        rounds: Iterable[range] = [seeds_of(round_of(options.seed))]
+    else:
+        last = round_of(options.count - 1)
+        rounds = [seeds_of(number)[: options.count - number * len(seeds_of(0))] for number in range(last + 1)]
+    return asyncio.run(_run(list(rounds)))
+
+
+async def _run(rounds: Sequence[range]) -> int:
+    begin = time.monotonic()
+    reports: list[RoundReport] = []
+    with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
+        folder = Path(name)
+        model_dir = build_tiny_model(folder / 'tiny')
+        async with setting_in(folder, model_dir) as setting, serving(setting.model('undisturbed')) as undisturbed:
+            oracle = Oracle(undisturbed)
+            for seeds in rounds:
+                report = await run_round(setting, oracle, seeds, kills_of(round_of(seeds[0])))
+                reports.append(report)
+                _say(_progress(seeds, report, time.monotonic() - begin))
+    return _conclude(rounds, reports)
+
+
+def _progress(seeds: range, report: RoundReport, seconds: float) -> str:
+    deaths = ', '.join(map(str, report.deaths))
+    size = f'{report.operation_count} operations, {report.fault_count} faults, {len(report.deaths)} kills ({deaths})'
+    lines = [f'seeds {seeds[0]}-{seeds[-1]}: {size}, {len(report.violations)} seeds with violations, {seconds:.0f} s']
+    not_reached = report.planned_kills[len(report.deaths) :]
+    if not_reached:
+        lines.append(f'  not reached: {", ".join(map(str, not_reached))}')
+    for seed, found in report.violations.items():
+        lines.append(f'  VIOLATION, reproduce with ./run faults --seed {seed}:')
+        lines += [f'    {line}' for line in found[:_LINES_SHOWN]]
+        if len(found) > _LINES_SHOWN:
+            lines.append(f'    and {len(found) - _LINES_SHOWN} more')
+    return '\n'.join(lines)
+
+
+def _conclude(rounds: Sequence[range], reports: Sequence[RoundReport]) -> int:
+    bad = sum(len(report.violations) for report in reports)
+    deaths = [kill for report in reports for kill in report.deaths]
+    places = covered(deaths)
+    reached = sum(1 for count in places.values() if count)
+    _say(
+        f'violations: {bad} of {sum(map(len, rounds))} seeds, {len(deaths)} kills, '
+        f'failpoints covered: {reached} of {len(places)} '
+        f'({", ".join(f"{name} {count}" for name, count in places.items())})'
+    )
+    return 1 if bad else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + '\n')
+    sys.stdout.flush()
+
+
+if __name__ == '__main__':
+    sys.exit(main())
