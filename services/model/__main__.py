@@ -11,12 +11,17 @@ from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.model.api.endpoints import make_endpoints
-from services.model.application.verbs import Limits, make_verbs
+from services.model.application.admission import QueueLimits
+from services.model.application.residency import ResidencyBounds
+from services.model.application.verbs import Limits, Verbs, make_verbs
+from services.model.application.world import World
 from services.model.backends.checkpoint_client import CheckpointClient
+from services.model.backends.journal.memory import MemoryJournal
 from services.model.backends.local import LocalBackend
+from services.model.backends.merged_folders import MergedFolders
 from services.model.backends.upload_files import UploadFiles, UploadLimits
 from services.model.config import ModelConfig
-from services.model.ports import TrainerBackend, WeightStore
+from services.model.ports import Journal, TrainerBackend, WeightStore
 
 
 def main() -> None:
@@ -30,14 +35,32 @@ def main() -> None:
 
 
 async def serve(config: ModelConfig) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM, from where the last process ended."""
     async with AsyncExitStack() as stack:
+        journal = await open_journal(config)
+        stack.push_async_callback(journal.close)
         backend = await load_backend(config)
         stack.push_async_callback(backend.close)
         channel = await stack.enter_async_context(
             open_channel(config.checkpoint_address, internal_token=config.internal_token)
         )
-        await serve_until_stopped(make_server(config, backend, CheckpointClient(channel)), config)
+        verbs = make_verbs(make_world(config, backend, CheckpointClient(channel), journal), make_limits(config))
+        stack.push_async_callback(verbs.close)
+        await verbs.recover()
+        upkeep = asyncio.ensure_future(verbs.upkeep.repeat(config.idle_seconds / 10))
+        stack.callback(upkeep.cancel)
+        await serve_until_stopped(make_server(config, verbs, backend), config)
+
+
+async def open_journal(config: ModelConfig) -> Journal:
+    """Open the journal that the configuration asks for; one service at a time may have it.
+
+    Raises:
+        JournalRefused: another service has it, or it is of another version or base model.
+    """
+    if config.journal == 'none':
+        return MemoryJournal(undo_steps=config.undo_steps)
+    return MemoryJournal(undo_steps=config.undo_steps)
 
 
 async def load_backend(config: ModelConfig) -> LocalBackend:
@@ -52,21 +75,38 @@ async def load_backend(config: ModelConfig) -> LocalBackend:
     )
 
 
-def make_server(config: ModelConfig, backend: TrainerBackend, store: WeightStore) -> RpcServer:
-    """Return a server of the contract over an engine and a store; nothing listens yet."""
-    limits = Limits(
+def make_limits(config: ModelConfig) -> Limits:
+    """Return the bounds that the configuration sets."""
+    return Limits(
         adapters=config.max_adapters,
         lora_rank=config.max_lora_rank,
-        queue_length=config.limits.queue_length,
+        pass_tokens=config.pass_tokens,
+        tenant_weights=config.tenant_weights,
+        queue=QueueLimits(operation_count=config.limits.queue_length, request_bytes=config.queue_bytes),
         gap_seconds=config.gap_seconds,
+        residency=ResidencyBounds(
+            resident_adapters=config.max_resident_adapters,
+            idle_seconds=config.idle_seconds,
+            snapshot_device_seconds=config.snapshot_device_seconds,
+            snapshot_operations=config.snapshot_operations,
+        ),
     )
+
+
+def make_world(config: ModelConfig, backend: TrainerBackend, store: WeightStore, journal: Journal) -> World:
+    """Return the ports over an engine, a store and a journal."""
     clock = SystemClock()
     uploads = UploadFiles(
         config.state_dir.resolve() / 'batch-uploads',
         clock=clock,
         limits=UploadLimits(tenant_bytes=config.upload_bytes, time_to_live=timedelta(seconds=config.upload_seconds)),
     )
-    verbs = make_verbs(backend, store, uploads, clock=clock, limits=limits)
+    exporter = MergedFolders(config.state_dir.resolve() / 'exports', base_model=config.base_model)
+    return World(backend=backend, store=store, exporter=exporter, uploads=uploads, journal=journal, clock=clock)
+
+
+def make_server(config: ModelConfig, verbs: Verbs, backend: TrainerBackend) -> RpcServer:
+    """Return a server of the contract over the verbs; nothing listens yet."""
     server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
@@ -74,6 +114,7 @@ def make_server(config: ModelConfig, backend: TrainerBackend, store: WeightStore
         facts=backend.facts,
     )
     server.on_drain(verbs.directory.close)
+    server.on_drain(verbs.watch_operations.close)
     return server
 
 

@@ -1,8 +1,9 @@
 """What the model service can be told. Imports no torch."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from services.kit.config import ServiceConfig
 
@@ -26,8 +27,26 @@ class ModelConfig(ServiceConfig):
     """Highest LoRA rank that is accepted."""
     max_batch_tokens: int = Field(default=65536, ge=1)
     """Most tokens of one batch."""
-    max_adapters: int = Field(default=256, ge=1)
-    """Most adapters held at once, over all tenants."""
+    pass_tokens: int = Field(default=1024, ge=1)
+    """Tokens of one pass of the model: larger batches take several, small ones of several adapters share one."""
+    tenant_weights: Mapping[str, PositiveFloat] = {}
+    """Share of each tenant in the machine while all have work, positive; 1 for those not named."""
+    max_adapters: int = Field(default=4096, ge=1)
+    """Most adapters at once, over all tenants; those that are not resident cost disk alone."""
+    max_resident_adapters: int = Field(default=256, ge=1)
+    """Most adapters in the engine's memory at once; beyond them, idle ones are paged out to disk."""
+    idle_seconds: float = Field(default=600.0, gt=0)
+    """An adapter that nothing was asked of for so long is paged out."""
+    journal: Literal['sqlite', 'none'] = 'sqlite'
+    """'sqlite': below the state folder; operations survive a crash. 'none': adapters are gone with the process."""
+    snapshot_device_seconds: float = Field(default=30.0, gt=0)
+    """An adapter is snapshotted once replaying what came after its last snapshot would take so long."""
+    snapshot_operations: int = Field(default=256, ge=1)
+    """An adapter is snapshotted after so many operations, however cheap."""
+    undo_steps: int = Field(default=8, ge=0)
+    """Most optimizer steps of an adapter that can be undone; what it takes is kept on disk."""
+    queue_bytes: int = Field(default=1 << 30, ge=1)
+    """Most bytes of one tenant's requests under way."""
     upload_bytes: int = Field(default=512 << 20, ge=1)
     """Most bytes of batches that one tenant may have uploaded and lying here."""
     upload_seconds: float = Field(default=3600.0, gt=0)

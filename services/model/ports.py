@@ -8,6 +8,7 @@ from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
 from services.model.domain.adapter import Adapter
 from services.model.domain.operation import BatchVerb, ComputeVerb, Operation, Save
+from services.model.domain.plan import PlanCost, TrainingPlan
 from services.model.domain.result import OperationResult, Outcome, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig
 from services.model.domain.upload import UploadHeader
@@ -43,6 +44,8 @@ class VerbRun:
 
     outcome: Outcome
     device_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """From when it was ready to when it began; the dispatcher fills it in."""
     padding_token_count: int = 0
     pass_count: int = 0
     """Passes of the model it took part in."""
@@ -138,6 +141,18 @@ class TrainerBackend(Protocol):
         ...
 
 
+class CostEstimator(Protocol):
+    """Says what a training plan would cost, before anything is allocated."""
+
+    async def estimate(self, plan: TrainingPlan) -> PlanCost:
+        """Return what a plan would cost.
+
+        Raises:
+            InvalidField, UnknownComponent: a part of the plan is of no use.
+        """
+        ...
+
+
 class WeightStore(Protocol):
     """Keeps versions and checkpoints; acts for the current caller."""
 
@@ -170,12 +185,29 @@ class WeightStore(Protocol):
         ...
 
 
+class ModelExporter(Protocol):
+    """Writes merged models to disk."""
+
+    async def export_merged(self, adapter_id: str, state: AdapterState, *, name: str) -> SaveResult:
+        """Write the base model with the adapter's weights merged into it, as a plain model folder.
+
+        A folder of that name that this adapter exported before is replaced; it is never seen half written.
+
+        Raises:
+            InvalidField: the adapter cannot be merged.
+            ExportUnavailable: the disk refused it.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class CreationRecord:
     """What made an adapter, so that the same request again finds it."""
 
+    tenant_id: str
     request_id: str
     fingerprint: str
+    adapter_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,20 +216,27 @@ class JournaledAdapter:
 
     adapter: Adapter
     """As it was when the last outcome was noted."""
-    origin: Adapter
-    """As it was created; its configuration and seed make it again where there is no snapshot."""
-    creation: CreationRecord
     is_settled: bool
     """Whether every accepted operation has its outcome on record; else replay has to find it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """An accepted operation."""
+    """An accepted operation, to be replayed."""
 
     operation: Operation
     outcome: OperationResult | DomainError | None
     """None where the service ended before it was noted: replay gives it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordEntry:
+    """What answers a repeat of an operation."""
+
+    sequence_number: int
+    fingerprint: str
+    outcome: OperationResult | DomainError | None
+    """None where it is not known yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,34 +247,70 @@ class Snapshot:
     """The last operation in it; 0 for none."""
     adapter: Adapter
     """As it was then."""
-    state: AdapterState
+    state: AdapterState | None
+    """None only before the first operation: made afresh from the adapter's configuration and seed."""
+
+
+class RecordCodec(Protocol):
+    """Bytes of what the journal keeps. Total on what it wrote itself; opaque to the journal."""
+
+    def operation_from_bytes(self, payload: bytes) -> Operation:
+        """Return the operation whose `payload` this is."""
+        ...
+
+    def outcome_to_bytes(self, outcome: OperationResult | DomainError) -> bytes:
+        """Return an outcome as bytes."""
+        ...
+
+    def outcome_from_bytes(self, data: bytes) -> OperationResult | DomainError:
+        """Return the outcome; an error keeps its code, reason, facts and words, not its class."""
+        ...
+
+    def adapter_to_bytes(self, adapter: Adapter) -> bytes:
+        """Return an adapter as bytes, its tenant included."""
+        ...
+
+    def adapter_from_bytes(self, data: bytes) -> Adapter:
+        """Return the adapter."""
+        ...
 
 
 class Journal(Protocol):
     """Keeps what it takes to make every adapter again, to the bit. Contract suite: tests/contract/model.
 
-    What a method is said to make durable survives kill -9 and loss of power once it returns. Concurrency:
-    for one event loop; many calls at once share one write (group commit).
+    What a method is said to make durable survives kill -9 and loss of power once it returns, and every
+    method that writes may raise JournalUnavailable, with nothing recorded. Concurrency: for one event
+    loop; many calls at once share one write (group commit). The operations of one adapter come one
+    after the other.
     """
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         """Return every adapter, oldest first."""
         ...
 
-    async def add_adapter(self, adapter: Adapter, creation: CreationRecord, state: AdapterState | None) -> None:
-        """Record a new adapter, durably; `state` where it begins with other than fresh weights."""
+    async def creations(self) -> Sequence[CreationRecord]:
+        """Return the last requests that made adapters, deleted ones included, oldest first."""
+        ...
+
+    async def add_adapter(
+        self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
+    ) -> None:
+        """Record a new adapter, durably.
+
+        Args:
+            adapter: as it is.
+            creation: what made it.
+            origin: as it was asked for: its configuration and seed make the same weights again.
+            state: where it begins with other than fresh weights.
+        """
         ...
 
     async def remove_adapter(self, adapter_id: str) -> None:
-        """Forget an adapter and all that belongs to it, durably."""
+        """Forget an adapter and all that belongs to it, durably; one that is not there is no error."""
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record that an operation is carried out, durably.
-
-        Raises:
-            JournalUnavailable: it could not be; nothing is recorded.
-        """
+        """Record that an operation is carried out, durably; takes the place of one that was never noted."""
         ...
 
     async def revoke(self, operation: Operation) -> None:
@@ -247,29 +322,48 @@ class Journal(Protocol):
         ...
 
     async def settle(
-        self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError, state: AdapterState | None
+        self,
+        adapter: Adapter,
+        operation: Operation,
+        outcome: OperationResult | DomainError,
+        *,
+        state: AdapterState | None = None,
+        undone_from: int | None = None,
     ) -> None:
-        """Accept and note in one, durably; with a snapshot where the operation changed the state by other than replay.
+        """Accept and note a state verb in one, durably.
 
-        Raises:
-            JournalUnavailable: nothing is recorded.
+        Args:
+            adapter: as it is after it.
+            operation: it is kept for repeats alone, and never replayed.
+            outcome: what came of it.
+            state: a snapshot, where the operation changed the state.
+            undone_from: operations from this number on, this one left out, are history that was undone.
         """
         ...
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot, durably; older ones, and operations that no kept one needs, may be dropped."""
+        """Keep a snapshot, durably; what no undo, repeat or restore needs any more may be dropped."""
         ...
 
-    async def snapshot_before(self, adapter_id: str, sequence_number: int | None = None) -> Snapshot | None:
-        """Return the newest snapshot, of at most that operation; None where the origin is to be used."""
+    async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
+        """Return the newest snapshot that is whole, of at most that operation.
+
+        Raises:
+            AdapterNotFound: there is no such adapter.
+            AdapterDamaged: none can be read.
+        """
         ...
 
-    async def entries(self, adapter_id: str, *, after: int) -> Sequence[JournalEntry]:
-        """Return the operations after a number, in order."""
+    async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
+        """Return the operations to replay after a snapshot, in order; those of the state verbs are left out.
+
+        Raises:
+            AdapterDamaged: one is missing or cannot be read, or changed the state by other than replay.
+        """
         ...
 
-    async def record(self, adapter_id: str, *, size: int) -> Sequence[JournalEntry]:
-        """Return the last `size` operations, in order; the payload may be left out."""
+    async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
+        """Return the last `size` operations, in order."""
         ...
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:

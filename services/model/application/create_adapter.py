@@ -2,18 +2,19 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.clock import Clock
 from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, QuotaExceeded, RequestIdReused
 from services.kit.ids import new_id
 from services.model.application.directory import AdapterDirectory
+from services.model.application.residency import Residency
+from services.model.application.world import World
 from services.model.domain.adapter import Adapter
 from services.model.domain.training_config import TrainingConfig
-from services.model.ports import AdapterState, TrainerBackend, WeightStore
+from services.model.ports import AdapterState, CreationRecord
 from twinkle.data_format import LoraConfig
 
 _REQUESTS_KEPT = 4096
@@ -41,23 +42,28 @@ class CreateAdapter:
 
     def __init__(
         self,
+        world: World,
         directory: AdapterDirectory,
-        backend: TrainerBackend,
-        store: WeightStore,
+        residency: Residency,
         *,
-        clock: Clock,
         max_lora_rank: int,
         max_adapters: int,
     ) -> None:
         """Use the parts and bounds given."""
+        self._world = world
         self._directory = directory
-        self._backend = backend
-        self._store = store
-        self._clock = clock
+        self._residency = residency
         self._max_lora_rank = max_lora_rank
         self._max_adapters = max_adapters
-        self._requests: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
+        self._requests: OrderedDict[tuple[str, str], CreationRecord] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
+
+    def remember(self, creations: Iterable[CreationRecord]) -> None:
+        """Know requests that made adapters, oldest first, so that a repeat finds what it made."""
+        for creation in creations:
+            self._requests[creation.tenant_id, creation.request_id] = creation
+        while len(self._requests) > _REQUESTS_KEPT:
+            self._requests.popitem(last=False)
 
     async def __call__(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
         """Return the adapter; the same request again returns the same one, as it is now.
@@ -67,6 +73,7 @@ class CreateAdapter:
             BaseModelNotFound, CheckpointNotFound: what it is to begin from is not there.
             InvalidField, UnknownComponent: the configuration is of no use.
             QuotaExceeded: the replica holds as many as it may.
+            JournalUnavailable: it could not be made durable; there is no adapter.
             RequestIdReused: the request id came with other content before.
         """
         require_scope(caller, 'train')
@@ -74,15 +81,10 @@ class CreateAdapter:
         async with self._one_at_a_time:
             known = self._requests.get((caller.tenant_id, command.request_id))
             if known is not None:
-                fingerprint, adapter_id = known
-                if fingerprint != command.fingerprint:
+                if known.fingerprint != command.fingerprint:
                     raise RequestIdReused(command.request_id)
-                return self._directory.get(caller, adapter_id)
-            adapter = await self._create(caller, command)
-            self._requests[caller.tenant_id, command.request_id] = (command.fingerprint, adapter.adapter_id)
-            if len(self._requests) > _REQUESTS_KEPT:
-                self._requests.popitem(last=False)
-            return adapter
+                return self._directory.get(caller, known.adapter_id)
+            return await self._create(caller, command)
 
     async def _create(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
         self._check(command)
@@ -90,9 +92,30 @@ class CreateAdapter:
         lora_config = command.lora_config or (state.lora_config if state else LoraConfig())
         self._check_rank(lora_config)
         adapter_id = new_id('ad')
-        description = await self._backend.create_adapter(adapter_id, lora_config, command.training_config)
-        now = self._clock.now()
-        adapter = Adapter(
+        creation = CreationRecord(
+            tenant_id=caller.tenant_id,
+            request_id=command.request_id,
+            fingerprint=command.fingerprint,
+            adapter_id=adapter_id,
+        )
+        async with self._residency.place(adapter_id):
+            adapter = await self._make(caller, command, adapter_id, lora_config)
+            # As it was asked for: what is in use says the same in other words.
+            origin = replace(adapter, training_config=command.training_config)
+            if state is not None:
+                adapter = await self._begin_from(adapter, state, is_trainer_included=command.is_optimizer_included)
+            begun = None if state is None else await self._world.backend.snapshot(adapter_id)
+            await self._world.journal.add_adapter(adapter, creation, origin=origin, state=begun)
+        self._directory.put(adapter)
+        self.remember([creation])
+        return adapter
+
+    async def _make(
+        self, caller: Caller, command: CreateAdapterCommand, adapter_id: str, lora_config: LoraConfig
+    ) -> Adapter:
+        description = await self._world.backend.create_adapter(adapter_id, lora_config, command.training_config)
+        now = self._world.clock.now()
+        return Adapter(
             adapter_id=adapter_id,
             tenant_id=caller.tenant_id,
             base_model=command.base_model,
@@ -103,15 +126,11 @@ class CreateAdapter:
             update_time=now,
             user_metadata=command.user_metadata,
         )
-        if state is not None:
-            adapter = await self._begin_from(adapter, state, is_trainer_included=command.is_optimizer_included)
-        self._directory.put(adapter)
-        return adapter
 
     def _check(self, command: CreateAdapterCommand) -> None:
         if command.full_parameters is not None:
             raise NotBuiltYet('training of all parameters')
-        known = tuple(model.base_model for model in self._backend.facts().base_models)
+        known = tuple(model.base_model for model in self._world.backend.facts().base_models)
         if command.base_model not in known:
             raise BaseModelNotFound(command.base_model, known)
         if len(self._directory) >= self._max_adapters:
@@ -125,14 +144,9 @@ class CreateAdapter:
     async def _starting_state(self, command: CreateAdapterCommand) -> AdapterState | None:
         if not command.checkpoint_path:
             return None
-        return await self._store.fetch(command.checkpoint_path, is_trainer_included=command.is_optimizer_included)
+        return await self._world.store.fetch(command.checkpoint_path, is_trainer_included=command.is_optimizer_included)
 
     async def _begin_from(self, adapter: Adapter, state: AdapterState, *, is_trainer_included: bool) -> Adapter:
-        is_loaded = False
-        try:
-            run = await self._backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)
-            is_loaded = True
-        finally:
-            if not is_loaded:
-                await self._backend.delete_adapter(adapter.adapter_id)
-        return replace(adapter, step_count=run.step_count or 0)
+        run = await self._world.backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)
+        config = run.training_config or adapter.training_config
+        return replace(adapter, step_count=run.step_count or 0, training_config=config)

@@ -64,6 +64,10 @@ class AdapterDirectory:
             raise AdapterNotFound(adapter_id)
         return adapter
 
+    def find(self, adapter_id: str) -> Adapter | None:
+        """Return an adapter whoever's it is, for the service's own use; None where there is none."""
+        return self._adapters.get(adapter_id)
+
     def list(self, caller: Caller, *, after: SortKey | None, size: int) -> list[Adapter]:
         """Return up to `size` of the caller's adapters, newest first, after the sort key `after`.
 
@@ -87,6 +91,11 @@ class AdapterDirectory:
         adapter = self._adapters.get(adapter_id)
         if adapter is not None:
             self.put(replace(adapter, **changes))
+
+    def renew(self, adapter: Adapter) -> None:
+        """Replace what is known of an adapter; one that was deleted meanwhile stays deleted."""
+        if adapter.adapter_id in self._adapters:
+            self.put(adapter)
 
     def remove(self, caller: Caller, adapter_id: str) -> None:
         """Forget the caller's adapter.

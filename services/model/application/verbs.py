@@ -1,17 +1,27 @@
 """Every verb of the service, put together over one engine and one store."""
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
-from services.kit.clock import Clock
-from services.model.application.admission import Admission
+from services.model.application.admission import Admission, QueueLimits
+from services.model.application.cancel_operation import CancelOperation
+from services.model.application.carry_out import CarryOut
 from services.model.application.create_adapter import CreateAdapter
 from services.model.application.delete_adapter import DeleteAdapter
 from services.model.application.directory import AdapterDirectory
+from services.model.application.dispatcher import Dispatcher
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.find_operation import FindOperation
+from services.model.application.queues import Queues
+from services.model.application.recover import Recover
+from services.model.application.residency import Residency, ResidencyBounds
+from services.model.application.state_verbs import StateVerbs
 from services.model.application.train_stream import TrainStream
+from services.model.application.upkeep import Upkeep
 from services.model.application.upload_batch import ReadUpload, UploadBatch
-from services.model.ports import TrainerBackend, UploadStore, WeightStore
+from services.model.application.watch_operations import WatchOperations
+from services.model.application.world import World
+from services.model.domain.scheduler import Scheduler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +32,16 @@ class Limits:
     """Held at once, over all tenants."""
     lora_rank: int
     """Highest that is accepted."""
-    queue_length: int
-    """Operations one tenant may have under way."""
+    pass_tokens: int
+    """Tokens of different adapters that are run together; as many as the engine takes in one pass."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Shares of tenants that all have work; 1 for those not named."""
+    queue: QueueLimits
+    """Of what one tenant may have under way."""
     gap_seconds: float
     """How long an operation waits for an earlier number that does not come."""
+    residency: ResidencyBounds
+    """When adapters leave the engine, and when they are snapshotted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,32 +52,53 @@ class Verbs:
     delete_adapter: DeleteAdapter
     execute_operation: ExecuteOperation
     find_operation: FindOperation
+    watch_operations: WatchOperations
+    """Its watches are closed before the service drains."""
+    cancel_operation: CancelOperation
     train_stream: TrainStream
     upload_batch: UploadBatch
     read_upload: ReadUpload
     directory: AdapterDirectory
     """Gets, lists and watches adapters; its watches are closed before the service drains."""
+    recover: Recover
+    """Runs once, before anything is served."""
+    upkeep: Upkeep
+    """Runs from time to time."""
     vocabulary_size: int
     """Token ids are below it."""
+    close: Callable[[], Awaitable[None]]
+    """Ends what runs, and waits for what is being written."""
 
 
-def make_verbs(
-    backend: TrainerBackend, store: WeightStore, uploads: UploadStore, *, clock: Clock, limits: Limits
-) -> Verbs:
-    """Return the verbs over `backend`, with weights kept in `store` and uploaded batches in `uploads`."""
+def make_verbs(world: World, limits: Limits) -> Verbs:
+    """Return the verbs over the ports given. Nothing is known of earlier adapters until `recover` has run."""
     directory = AdapterDirectory()
-    admission = Admission(limits.queue_length)
-    execute = ExecuteOperation(directory, backend, store, admission, clock=clock, gap_seconds=limits.gap_seconds)
+    residency = Residency(world.backend, world.journal, directory, clock=world.clock, bounds=limits.residency)
+    queues = Queues(world.journal, residency, gap_seconds=limits.gap_seconds)
+    scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
+    dispatcher = Dispatcher(world.backend, scheduler, world.clock)
+    carry_out = CarryOut(world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run)
+    execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
+    create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, max_adapters=limits.adapters)
+
+    async def close() -> None:
+        await dispatcher.close()
+        await queues.close()
+        await residency.close()
+
     return Verbs(
-        create_adapter=CreateAdapter(
-            directory, backend, store, clock=clock, max_lora_rank=limits.lora_rank, max_adapters=limits.adapters
-        ),
-        delete_adapter=DeleteAdapter(directory, backend, execute),
+        create_adapter=create,
+        delete_adapter=DeleteAdapter(directory, queues, residency, world.journal),
         execute_operation=execute,
-        find_operation=FindOperation(directory, execute),
-        train_stream=TrainStream(execute),
-        upload_batch=UploadBatch(uploads),
-        read_upload=ReadUpload(uploads),
+        find_operation=FindOperation(directory, queues, dispatcher),
+        watch_operations=WatchOperations(directory, queues),
+        cancel_operation=CancelOperation(directory, queues, dispatcher),
+        train_stream=TrainStream(execute, queues),
+        upload_batch=UploadBatch(world.uploads),
+        read_upload=ReadUpload(world.uploads),
         directory=directory,
-        vocabulary_size=backend.facts().base_models[0].vocabulary_size,
+        recover=Recover(world, directory, residency, create),
+        upkeep=Upkeep(residency, queues),
+        close=close,
+        vocabulary_size=world.backend.facts().base_models[0].vocabulary_size,
     )

@@ -1,8 +1,9 @@
 """Errors that only training knows."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from services.kit.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from services.kit.errors import Aborted, DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 
 @dataclass(eq=False)
@@ -115,3 +116,20 @@ class JournalUnavailable(Unavailable):
 
     def __str__(self) -> str:
         return f'the operation on adapter {self.adapter_id!r} could not be made durable and was not applied; try again'
+
+
+@dataclass(eq=False)
+class AdapterDamaged(DataLoss):
+    """What is kept of the adapter cannot be read any more."""
+
+    reason = 'ADAPTER_DAMAGED'
+    adapter_id: str
+    problem: str = field(default='', repr=False)
+    """For the log alone: it may name files."""
+
+    def __str__(self) -> str:
+        return f'what is kept of adapter {self.adapter_id!r} is damaged; load a checkpoint into a new adapter'
+
+    def metadata(self) -> Mapping[str, str]:
+        """Return the adapter alone."""
+        return {'adapterId': self.adapter_id}

@@ -142,6 +142,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 101
     """DATA_LOSS. The assembled state does not match its digest; nothing was kept. Metadata: expected, actual."""
+    ERROR_REASON_ADAPTER_DAMAGED: _ErrorReason.ValueType  # 102
+    """DATA_LOSS. What is kept of an adapter on the disk is damaged or missing; other adapters are not touched.
+    Metadata: adapterId.
+    """
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 110
     """DEADLINE_EXCEEDED. The caller's deadline passed first. What had begun may still finish."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 111
@@ -271,6 +275,10 @@ ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 101
 """DATA_LOSS. The assembled state does not match its digest; nothing was kept. Metadata: expected, actual."""
+ERROR_REASON_ADAPTER_DAMAGED: ErrorReason.ValueType  # 102
+"""DATA_LOSS. What is kept of an adapter on the disk is damaged or missing; other adapters are not touched.
+Metadata: adapterId.
+"""
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
 """DEADLINE_EXCEEDED. The caller's deadline passed first. What had begun may still finish."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 111

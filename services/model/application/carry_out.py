@@ -1,0 +1,181 @@
+"""Carry out one operation whose turn it is, exactly once.
+
+What the engine alone does is written down while it computes, and answered once both are done; replay
+gives it again. What needs more of the world is done first, harmlessly if repeated, and then settled.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from services.kit.caller import Caller
+from services.kit.errors import Cancelled, DomainError, Internal
+from services.kit.failpoints import reach
+from services.model.application.directory import AdapterDirectory
+from services.model.application.progress import adapter_after, result_of
+from services.model.application.residency import Residency, Resident
+from services.model.application.state_verbs import StateChange, StateVerbs
+from services.model.application.world import World
+from services.model.domain.adapter import Adapter
+from services.model.domain.operation import Backward, Forward, Operation, StateVerb
+from services.model.domain.refusal import is_refusal
+from services.model.domain.result import OperationResult
+from services.model.ports import VerbRun
+
+Compute = Callable[[Adapter, Operation], Awaitable[VerbRun]]
+"""Runs a compute verb on the engine when its time has come."""
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """An operation that runs now."""
+
+    adapter: Adapter
+    operation: Operation
+    resident: Resident
+    queue_time: timedelta
+
+
+class CarryOut:
+    """Runs operations against engine, journal and stores."""
+
+    def __init__(
+        self,
+        world: World,
+        directory: AdapterDirectory,
+        residency: Residency,
+        state_verbs: StateVerbs,
+        *,
+        compute: Compute,
+    ) -> None:
+        """Use the parts given."""
+        self._directory = directory
+        self._residency = residency
+        self._journal = world.journal
+        self._state_verbs = state_verbs
+        self._compute = compute
+        self._clock = world.clock
+
+    async def __call__(self, caller: Caller, operation: Operation, *, arrival: float) -> OperationResult:
+        """Return the operation's result, durable.
+
+        Raises:
+            AdapterNotFound: the adapter was deleted while the operation waited.
+            JournalUnavailable: it could not be made durable; it was not applied.
+            DomainError: whatever the verb raised; recorded, unless nothing changed and the number is free.
+        """
+        self._directory.get(caller, operation.adapter_id)
+        async with self._residency.hold(operation.adapter_id) as resident:
+            reach('operation.begun')
+            # Looked up again: making it resident may have found outcomes.
+            adapter = self._directory.get(caller, operation.adapter_id)
+            queue_time = timedelta(seconds=max(self._clock.monotonic() - arrival, 0.0))
+            turn = _Turn(adapter, operation, resident, queue_time)
+            if isinstance(operation.verb, StateVerb):
+                result = await self._settled(turn, operation.verb)
+            else:
+                result = await self._computed(turn)
+        reach('operation.answered')
+        return result
+
+    # Compute verbs: written down while they run
+
+    async def _computed(self, turn: _Turn) -> OperationResult:
+        accepting = asyncio.ensure_future(self._journal.accept(turn.operation))
+        outcome: VerbRun | DomainError | None = Internal('')
+        try:
+            outcome = run = await self._compute(turn.adapter, turn.operation)
+        except DomainError as error:
+            outcome = error
+            raise
+        except asyncio.CancelledError:
+            # The process ends: replay will give the outcome.
+            outcome = None
+            raise
+        finally:
+            # Also after a defect: its number is used up, which has to outlive a crash.
+            if outcome is not None:
+                await self._accepted(turn, accepting)
+                await self._record(turn, outcome)
+        return result_of(turn.operation, run, queue_time=turn.queue_time)
+
+    async def _accepted(self, turn: _Turn, accepting: Awaitable[None]) -> None:
+        reach('operation.computed')
+        is_durable = False
+        try:
+            await accepting
+            is_durable = True
+        finally:
+            if not is_durable:
+                # The engine is ahead of what is durable: what is durable counts.
+                await self._residency.discard(turn.operation.adapter_id)
+
+    async def _record(self, turn: _Turn, outcome: VerbRun | DomainError) -> None:
+        operation, resident = turn.operation, turn.resident
+        if is_refusal(outcome):
+            await self._journal.revoke(operation)
+            return
+        if isinstance(outcome, Internal | Cancelled):
+            await self._pass_over(turn, outcome)
+            return
+        run = None if isinstance(outcome, DomainError) else outcome
+        adapter = adapter_after(turn.adapter, operation, run, now=self._clock.now())
+        self._journal.note(adapter, operation, self._noted(turn, outcome))
+        self._directory.renew(adapter)
+        resident.ran(0.0 if run is None else run.device_seconds)
+        if isinstance(operation.verb, Forward | Backward):
+            resident.is_pending = isinstance(operation.verb, Forward)
+
+    def _noted(self, turn: _Turn, outcome: VerbRun | DomainError) -> OperationResult | DomainError:
+        if isinstance(outcome, DomainError):
+            return outcome
+        return result_of(turn.operation, outcome, queue_time=turn.queue_time)
+
+    async def _pass_over(self, turn: _Turn, outcome: DomainError) -> None:
+        """Use up the number of an operation that counts for nothing, and that replay must not run."""
+        if isinstance(outcome, Internal):
+            # Nobody knows what a defect left behind.
+            await self._residency.discard(turn.operation.adapter_id)
+        adapter = adapter_after(turn.adapter, turn.operation, None, now=self._clock.now())
+        await self._journal.settle(adapter, turn.operation, outcome)
+        self._directory.renew(adapter)
+
+    # State verbs: done, then settled
+
+    async def _settled(self, turn: _Turn, verb: StateVerb) -> OperationResult:
+        outcome: StateChange | DomainError | None = Internal('')
+        try:
+            outcome = change = await self._state_verbs(turn.adapter, turn.operation, verb)
+        except DomainError as error:
+            outcome = error
+            raise
+        except asyncio.CancelledError:
+            outcome = None
+            raise
+        finally:
+            reach('state_verb.done')
+            if outcome is not None and not is_refusal(outcome):
+                await self._settle(turn, outcome)
+        return result_of(turn.operation, change.run, queue_time=turn.queue_time)
+
+    async def _settle(self, turn: _Turn, outcome: StateChange | DomainError) -> None:
+        if isinstance(outcome, DomainError):
+            await self._pass_over(turn, outcome)
+            return
+        operation = turn.operation
+        adapter = adapter_after(turn.adapter, operation, outcome.run, now=self._clock.now())
+        if outcome.version is not None:
+            adapter = replace(adapter, version=outcome.version)
+        result = result_of(operation, outcome.run, queue_time=turn.queue_time)
+        is_durable = False
+        try:
+            await self._journal.settle(adapter, operation, result, state=outcome.state, undone_from=outcome.undone_from)
+            is_durable = True
+        finally:
+            if not is_durable and outcome.state is not None:
+                await self._residency.discard(operation.adapter_id)
+        self._directory.renew(adapter)
+        if outcome.state is not None:
+            turn.resident.snapshotted()
+            turn.resident.is_pending = False

@@ -1,0 +1,40 @@
+"""What an adapter and an operation become once a verb ran. Pure."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from services.model.domain.adapter import Adapter
+from services.model.domain.operation import Operation, token_count
+from services.model.domain.result import OperationResult, Receipt
+from services.model.ports import VerbRun
+
+
+def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *, now: datetime) -> Adapter:
+    """Return the adapter after an operation; `run` is None where it failed and used up its number."""
+    changes: dict[str, Any] = {'sequence_number': operation.sequence_number, 'update_time': now}
+    if run is not None and run.training_config is not None:
+        changes['training_config'] = run.training_config
+    if run is not None and run.step_count is not None:
+        changes['step_count'] = run.step_count
+    return replace(adapter, **changes)
+
+
+def result_of(operation: Operation, run: VerbRun, *, queue_time: timedelta = timedelta()) -> OperationResult:
+    """Return the result of an operation, with its receipt."""
+    receipt = Receipt(
+        token_count=token_count(operation.verb),
+        padding_token_count=run.padding_token_count,
+        device_time=timedelta(seconds=run.device_seconds),
+        queue_time=queue_time + timedelta(seconds=run.wait_seconds),
+        request_bytes=operation.request_bytes,
+        pass_count=run.pass_count,
+        pass_adapter_count=run.pass_adapter_count,
+    )
+    return OperationResult(
+        adapter_id=operation.adapter_id,
+        sequence_number=operation.sequence_number,
+        outcome=run.outcome,
+        receipt=receipt,
+        warnings=run.warnings,
+    )

@@ -1,0 +1,86 @@
+"""The queues of all adapters: opened with what is on record, dropped when nobody needs them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
+from services.model.application.adapter_queue import AdapterQueue
+from services.model.application.residency import Residency
+from services.model.domain.sequence import RECORD_LENGTH, OperationSequence
+from services.model.ports import Journal, RecordEntry
+
+
+class Queues:
+    """One queue for each adapter that something is asked of. For one event loop."""
+
+    def __init__(self, journal: Journal, residency: Residency, *, gap_seconds: float) -> None:
+        """Use the parts given; `gap_seconds` as in `AdapterQueue`."""
+        self._journal = journal
+        self._residency = residency
+        self._gap_seconds = gap_seconds
+        self._queues: dict[str, AdapterQueue] = {}
+        self._users: Counter[str] = Counter()
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        """Return the number of queues in memory."""
+        return len(self._queues)
+
+    @asynccontextmanager
+    async def use(self, adapter_id: str) -> AsyncIterator[AdapterQueue]:
+        """Keep an adapter's queue in memory while the block runs.
+
+        Raises:
+            DomainError: the record cannot be read.
+        """
+        self._users[adapter_id] += 1
+        try:
+            yield await self._open(adapter_id)
+        finally:
+            self._users[adapter_id] -= 1
+            if not self._users[adapter_id]:
+                del self._users[adapter_id]
+
+    def find(self, adapter_id: str) -> AdapterQueue | None:
+        """Return an adapter's queue if it is in memory."""
+        return self._queues.get(adapter_id)
+
+    async def forget(self, adapter_id: str) -> None:
+        """Drop a deleted adapter's queue, once what runs is done."""
+        queue = self._queues.pop(adapter_id, None)
+        if queue is not None:
+            await queue.close()
+
+    def drop_idle(self) -> None:
+        """Drop the queues of adapters that are not in the engine and that nobody asks anything of."""
+        for adapter_id, queue in list(self._queues.items()):
+            is_idle = not self._users[adapter_id] and not queue.is_running
+            if is_idle and not self._residency.is_resident(adapter_id):
+                del self._queues[adapter_id]
+
+    async def close(self) -> None:
+        """Wait for every operation that runs."""
+        for adapter_id in list(self._queues):
+            await self.forget(adapter_id)
+
+    async def _open(self, adapter_id: str) -> AdapterQueue:
+        async with self._opening.setdefault(adapter_id, asyncio.Lock()):
+            if adapter_id not in self._queues:
+                self.drop_idle()
+                entries = await self._record(adapter_id)
+                last_number = entries[-1].sequence_number if entries else 0
+                sequence = OperationSequence.restored(adapter_id, entries, last_number)
+                queue = AdapterQueue(adapter_id, gap_seconds=self._gap_seconds, sequence=sequence)
+                self._queues[adapter_id] = queue
+            return self._queues[adapter_id]
+
+    async def _record(self, adapter_id: str) -> list[RecordEntry]:
+        entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
+        if any(entry.outcome is None for entry in entries):
+            # The service ended before these were noted: replay finds them.
+            await self._residency.discard(adapter_id)
+            async with self._residency.hold(adapter_id):
+                entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
+        return list(entries)

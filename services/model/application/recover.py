@@ -1,0 +1,52 @@
+"""Take up where the last process ended: before the service says that it serves."""
+
+import structlog
+
+from services.kit.errors import BaseModelNotFound, DomainError
+from services.model.application.create_adapter import CreateAdapter
+from services.model.application.directory import AdapterDirectory
+from services.model.application.residency import Residency
+from services.model.application.world import World
+from services.model.ports import JournaledAdapter
+
+_log = structlog.get_logger('recovery')
+
+
+class Recover:
+    """Fills the directory from the journal, and finds the outcomes that were never noted."""
+
+    def __init__(
+        self, world: World, directory: AdapterDirectory, residency: Residency, create_adapter: CreateAdapter
+    ) -> None:
+        """Use the parts given."""
+        self._world = world
+        self._directory = directory
+        self._residency = residency
+        self._create_adapter = create_adapter
+
+    async def __call__(self) -> None:
+        """Make every adapter known again; those in the middle of something are made whole, the others when asked for.
+
+        Raises:
+            BaseModelNotFound: an adapter is of a base model that is not served: the configuration was changed.
+        """
+        kept = await self._world.journal.adapters()
+        known = tuple(model.base_model for model in self._world.backend.facts().base_models)
+        for item in kept:
+            if item.adapter.base_model not in known:
+                raise BaseModelNotFound(item.adapter.base_model, known)
+            self._directory.put(item.adapter)
+        self._create_adapter.remember(await self._world.journal.creations())
+        unsettled = [item for item in kept if not item.is_settled]
+        _log.info('recovering', adapters=len(kept), unsettled=len(unsettled))
+        for place, item in enumerate(unsettled, start=1):
+            await self._settle(item)
+            _log.info('recovered', adapter=item.adapter.adapter_id, done=place, total=len(unsettled))
+
+    async def _settle(self, item: JournaledAdapter) -> None:
+        try:
+            async with self._residency.hold(item.adapter.adapter_id):
+                pass
+        except DomainError as error:
+            # Its own operations will say so; the others are served.
+            _log.error('not recovered', adapter=item.adapter.adapter_id, error=str(error))

@@ -1,0 +1,333 @@
+"""Which adapters are in the engine: those in use, and as many idle ones as there is room for.
+
+An adapter that is not resident costs no memory: it is made again from the journal when its next
+operation comes. Snapshots keep that short; they are copied between two operations of the adapter and
+written while it trains on.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.kit.clock import Clock
+from services.kit.errors import AdapterNotFound, DomainError
+from services.kit.failpoints import reach
+from services.model.application.changes import Changes
+from services.model.application.directory import AdapterDirectory
+from services.model.application.restore import Restore, Restored
+from services.model.domain.adapter import Adapter
+from services.model.ports import AdapterState, Journal, Snapshot, TrainerBackend
+
+_log = structlog.get_logger('residency')
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidencyBounds:
+    """When adapters leave the engine, and when they are snapshotted."""
+
+    resident_adapters: int = 256
+    """Most in the engine at once."""
+    idle_seconds: float = 600.0
+    """One that nothing was asked of for so long leaves by itself."""
+    snapshot_device_seconds: float = 30.0
+    """A snapshot is due once replaying what came after the last one would take so long."""
+    snapshot_operations: int = 256
+    """A snapshot is due after so many operations, however cheap."""
+
+
+@dataclass(eq=False)
+class Resident:
+    """One adapter's place; kept while it is in the engine or on its way."""
+
+    adapter_id: str
+    is_loaded: bool = False
+    user_count: int = 0
+    """Operations that hold it or wait to."""
+    holder_count: int = 0
+    """Operations that hold it: it may not leave."""
+    device_seconds: float = 0.0
+    """To replay what came after the last snapshot."""
+    operation_count: int = 0
+    """Operations after the last snapshot."""
+    is_pending: bool = False
+    """A Forward waits for its Backward: leaving now costs running it again."""
+    last_used: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it comes, leaves or is copied."""
+    copying: asyncio.Task[None] | None = None
+    writing: asyncio.Task[None] | None = None
+
+    def ran(self, device_seconds: float = 0.0) -> None:
+        """Count an operation that is not in a snapshot yet."""
+        self.device_seconds += device_seconds
+        self.operation_count += 1
+
+    def snapshotted(self) -> None:
+        """Begin counting anew after a snapshot of everything up to now."""
+        self.device_seconds, self.operation_count = 0.0, 0
+
+
+class Residency:
+    """Brings adapters into the engine and out of it. For one event loop."""
+
+    def __init__(
+        self,
+        backend: TrainerBackend,
+        journal: Journal,
+        directory: AdapterDirectory,
+        *,
+        clock: Clock,
+        bounds: ResidencyBounds,
+    ) -> None:
+        """Begin with an empty engine."""
+        self._backend = backend
+        self._journal = journal
+        self._directory = directory
+        self._clock = clock
+        self._bounds = bounds
+        self.restore = Restore(backend, journal, clock=clock)
+        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        self._making_room = asyncio.Lock()
+        self._changes = Changes()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def resident_count(self) -> int:
+        """Adapters in the engine now."""
+        return sum(resident.is_loaded for resident in self._residents.values())
+
+    def is_resident(self, adapter_id: str) -> bool:
+        """Say whether an adapter is in the engine."""
+        resident = self._residents.get(adapter_id)
+        return resident is not None and resident.is_loaded
+
+    @asynccontextmanager
+    async def hold(self, adapter_id: str) -> AsyncIterator[Resident]:
+        """Keep an adapter in the engine while the block runs, making it again first if need be.
+
+        Raises:
+            AdapterNotFound, AdapterDamaged, JournalUnavailable: it cannot be made again now.
+        """
+        resident = self._place_of(adapter_id)
+        resident.user_count += 1
+        try:
+            await self._come_in(resident)
+            try:
+                yield resident
+            finally:
+                self._let_go(resident)
+        finally:
+            resident.user_count -= 1
+            self._tidy(resident)
+
+    @asynccontextmanager
+    async def place(self, adapter_id: str) -> AsyncIterator[None]:
+        """Make room for an adapter that the block creates; if it fails, the engine has none."""
+        resident = self._place_of(adapter_id)
+        resident.user_count += 1
+        is_done = False
+        try:
+            async with resident.lock:
+                await self._enter(resident)
+                yield
+                is_done = True
+        finally:
+            if not is_done:
+                await self._leave(resident)
+            resident.user_count -= 1
+            resident.last_used = self._clock.monotonic()
+            self._tidy(resident)
+
+    async def discard(self, adapter_id: str) -> None:
+        """Drop what the engine has of an adapter: what is durable counts, and is restored at the next use."""
+        resident = self._residents.get(adapter_id)
+        if resident is not None:
+            await self._leave(resident)
+
+    async def forget(self, adapter_id: str) -> None:
+        """Drop an adapter that is deleted, once its snapshots are written."""
+        resident = self._residents.get(adapter_id)
+        if resident is None:
+            return
+        await _ended(resident.copying)
+        await _ended(resident.writing)
+        async with resident.lock:
+            await self._leave(resident)
+        self._tidy(resident)
+
+    async def evict_idle(self) -> None:
+        """Let adapters go that nothing was asked of for long."""
+        limit = self._clock.monotonic() - self._bounds.idle_seconds
+        for resident in [item for item in self._residents.values() if _is_evictable(item)]:
+            if resident.last_used <= limit and _is_evictable(resident):
+                await self._page_out(resident)
+
+    async def close(self) -> None:
+        """Wait until every snapshot under way is written."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # Coming in
+
+    async def _come_in(self, resident: Resident) -> None:
+        # A copy that is due comes first, or an adapter that is never idle would have none.
+        await _ended(resident.copying)
+        async with resident.lock:
+            if not resident.is_loaded:
+                await self._page_in(resident)
+            # Counted before the lock is let go, so that nobody sees it idle in between.
+            resident.holder_count += 1
+        self._residents.move_to_end(resident.adapter_id)
+
+    async def _page_in(self, resident: Resident) -> None:
+        await self._enter(resident)
+        is_done = False
+        try:
+            current = self._directory.find(resident.adapter_id)
+            if current is None:
+                raise AdapterNotFound(resident.adapter_id)
+            restored = await self.restore(current)
+            is_done = True
+        finally:
+            if not is_done:
+                await self._leave(resident)
+        self._count(resident, restored)
+
+    def _count(self, resident: Resident, restored: Restored) -> None:
+        resident.device_seconds = restored.device_seconds
+        resident.operation_count = restored.replayed_count
+        if restored.found_count:
+            adapter = restored.adapter
+            self._directory.update(
+                adapter.adapter_id,
+                sequence_number=adapter.sequence_number,
+                step_count=adapter.step_count,
+                training_config=adapter.training_config,
+                update_time=adapter.update_time,
+            )
+
+    async def _enter(self, resident: Resident) -> None:
+        """Take a place in the engine, when there is one."""
+        async with self._making_room:
+            while self.resident_count >= self._bounds.resident_adapters:
+                victim = self._victim()
+                if victim is None:
+                    await self._changes.wait()
+                else:
+                    await self._page_out(victim)
+            resident.is_loaded = True
+
+    # Going out
+
+    def _victim(self) -> Resident | None:
+        """Return the one that was used least lately, those in the middle of something last."""
+        evictable = [resident for resident in self._residents.values() if _is_evictable(resident)]
+        return min(evictable, key=lambda resident: resident.is_pending, default=None)
+
+    async def _page_out(self, resident: Resident) -> None:
+        async with resident.lock:
+            if not resident.is_loaded or resident.holder_count:
+                return
+            await _ended(resident.writing)
+            if resident.operation_count:
+                await self._snapshot_before_leaving(resident)
+            reach('page_out.recorded')
+            await self._leave(resident)
+        self._tidy(resident)
+
+    async def _snapshot_before_leaving(self, resident: Resident) -> None:
+        adapter = self._directory.find(resident.adapter_id)
+        if adapter is None:
+            return
+        try:
+            state = await self._backend.snapshot(resident.adapter_id)
+            # Without one, as while a Forward waits for its Backward, replay gives everything back.
+            if state is not None:
+                await self._journal.add_snapshot(_snapshot_of(adapter, state))
+        except DomainError as error:
+            _log.warning('no snapshot; replay will be longer', adapter=resident.adapter_id, error=str(error))
+
+    async def _leave(self, resident: Resident) -> None:
+        if resident.is_loaded:
+            await self._backend.delete_adapter(resident.adapter_id)
+            resident.is_loaded = False
+            self._changes.tell()
+
+    def _let_go(self, resident: Resident) -> None:
+        resident.holder_count -= 1
+        resident.last_used = self._clock.monotonic()
+        if resident.is_loaded and self._is_snapshot_due(resident):
+            resident.copying = self._spawn(self._copy(resident))
+        self._changes.tell()
+
+    def _tidy(self, resident: Resident) -> None:
+        is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
+        if not is_in_use and self._residents.get(resident.adapter_id) is resident:
+            del self._residents[resident.adapter_id]
+
+    # Snapshots
+
+    def _is_snapshot_due(self, resident: Resident) -> bool:
+        is_costly = resident.device_seconds >= self._bounds.snapshot_device_seconds
+        is_long = resident.operation_count >= self._bounds.snapshot_operations
+        is_under_way = resident.copying is not None or resident.writing is not None
+        return (is_costly or is_long) and not resident.holder_count and not is_under_way
+
+    async def _copy(self, resident: Resident) -> None:
+        """Copy the state before the next operation; what is copied is then written in its own time."""
+        try:
+            async with resident.lock:
+                if resident.holder_count:
+                    return
+                adapter = self._directory.find(resident.adapter_id)
+                state = await self._backend.snapshot(resident.adapter_id) if resident.is_loaded else None
+                if adapter is None or state is None:
+                    return
+                snapshot = _snapshot_of(adapter, state)
+                resident.snapshotted()
+            reach('snapshot.taken')
+            resident.writing = self._spawn(self._write(resident, snapshot))
+        except DomainError as error:
+            _log.warning('no snapshot was taken', adapter=resident.adapter_id, error=str(error))
+        finally:
+            resident.copying = None
+
+    async def _write(self, resident: Resident, snapshot: Snapshot) -> None:
+        try:
+            await self._journal.add_snapshot(snapshot)
+        except DomainError as error:
+            _log.warning('no snapshot was written', adapter=resident.adapter_id, error=str(error))
+        finally:
+            resident.writing = None
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error('a snapshot failed', exc_info=error)
+
+    def _place_of(self, adapter_id: str) -> Resident:
+        return self._residents.setdefault(adapter_id, Resident(adapter_id))
+
+
+def _is_evictable(resident: Resident) -> bool:
+    return resident.is_loaded and not resident.holder_count and resident.copying is None and not resident.lock.locked()
+
+
+def _snapshot_of(adapter: Adapter, state: AdapterState) -> Snapshot:
+    return Snapshot(sequence_number=adapter.sequence_number, adapter=adapter, state=state)
+
+
+async def _ended(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        await asyncio.wait([task])

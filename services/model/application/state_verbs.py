@@ -1,0 +1,124 @@
+"""The verbs that need more of the world than the engine: save, load, publish, undo, export.
+
+Each is harmless when it is repeated after a crash: other services know it by its request id, and what it
+does to the engine counts only once the journal has the state that it led to.
+"""
+
+from dataclasses import dataclass, replace
+
+from services.model.application.residency import Residency
+from services.model.application.world import World
+from services.model.domain.adapter import Adapter
+from services.model.domain.errors import AdapterNotReady, UndoTooFar
+from services.model.domain.operation import (
+    ExportMerged,
+    Load,
+    Operation,
+    PublishVersion,
+    Save,
+    StateVerb,
+    Undo,
+    ZeroGrad,
+)
+from services.model.domain.result import StepResult
+from services.model.ports import AdapterState, VerbRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateChange:
+    """What a state verb did."""
+
+    run: VerbRun
+    version: int | None = None
+    """The newest published one, where it changed."""
+    state: AdapterState | None = None
+    """What the engine holds now, where the verb changed it."""
+    undone_from: int | None = None
+    """The operation that an undo took back first."""
+
+
+class StateVerbs:
+    """Carries out state verbs of adapters that are held."""
+
+    def __init__(self, world: World, residency: Residency) -> None:
+        """Use the parts given."""
+        self._world = world
+        self._backend = world.backend
+        self._residency = residency
+
+    async def __call__(self, adapter: Adapter, operation: Operation, verb: StateVerb) -> StateChange:
+        """Carry out a verb.
+
+        Raises:
+            DomainError: it could not be done; what the engine holds, or what it restores, is as before.
+        """
+        match verb:
+            case Save():
+                return await self._save(adapter, verb, request_id=operation.request_id)
+            case PublishVersion():
+                return await self._publish(adapter, verb)
+            case Load():
+                return await self._load(adapter, verb)
+            case Undo():
+                return await self._undo(adapter, verb)
+            case ExportMerged():
+                return await self._export(adapter, verb)
+
+    async def _save(self, adapter: Adapter, verb: Save, *, request_id: str) -> StateChange:
+        state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=verb.is_optimizer_included)
+        made = await self._world.store.save(
+            adapter.adapter_id, state, base_model=adapter.base_model, save=verb, request_id=request_id
+        )
+        return StateChange(run=VerbRun(outcome=made))
+
+    async def _publish(self, adapter: Adapter, verb: PublishVersion) -> StateChange:
+        state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
+        made = await self._world.store.publish_version(
+            adapter.adapter_id,
+            state,
+            base_model=adapter.base_model,
+            version=adapter.version + 1,
+            is_pinned=verb.is_pinned,
+        )
+        return StateChange(run=VerbRun(outcome=made), version=made.version)
+
+    async def _export(self, adapter: Adapter, verb: ExportMerged) -> StateChange:
+        state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
+        made = await self._world.exporter.export_merged(adapter.adapter_id, state, name=verb.name)
+        return StateChange(run=VerbRun(outcome=made))
+
+    async def _load(self, adapter: Adapter, verb: Load) -> StateChange:
+        state = await self._world.store.fetch(verb.checkpoint_path, is_trainer_included=verb.is_optimizer_included)
+        run = await self._backend.import_state(
+            adapter.adapter_id, state, is_trainer_included=verb.is_optimizer_included
+        )
+        return StateChange(run=run, state=await self._changed_state(adapter.adapter_id))
+
+    async def _undo(self, adapter: Adapter, verb: Undo) -> StateChange:
+        adapter_id = adapter.adapter_id
+        steps = await self._world.journal.applied_steps(adapter_id)
+        if verb.step_count > len(steps):
+            raise UndoTooFar(adapter_id, verb.step_count, len(steps))
+        first = steps[-verb.step_count]
+        is_done = False
+        try:
+            restored = await self._residency.restore(adapter, until=first - 1)
+            zeroed = await self._backend.run(adapter_id, ZeroGrad())
+            state = await self._changed_state(adapter_id)
+            is_done = True
+        finally:
+            if not is_done:
+                await self._residency.discard(adapter_id)
+        before = restored.adapter
+        outcome = StepResult(is_applied=True, learning_rate=restored.learning_rate or 0.0, step_count=before.step_count)
+        run = replace(
+            zeroed, outcome=outcome, training_config=before.training_config, step_count=before.step_count, warnings=()
+        )
+        return StateChange(run=run, state=state, undone_from=first)
+
+    async def _changed_state(self, adapter_id: str) -> AdapterState:
+        state = await self._backend.snapshot(adapter_id)
+        if state is None:
+            await self._residency.discard(adapter_id)
+            raise AdapterNotReady(adapter_id, 'the Backward of its last Forward')
+        return state

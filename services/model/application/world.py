@@ -1,0 +1,18 @@
+"""The ports that the verbs are put together over."""
+
+from dataclasses import dataclass
+
+from services.kit.clock import Clock
+from services.model.ports import Journal, ModelExporter, TrainerBackend, UploadStore, WeightStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What the service needs of the world."""
+
+    backend: TrainerBackend
+    store: WeightStore
+    exporter: ModelExporter
+    uploads: UploadStore
+    journal: Journal
+    clock: Clock

@@ -1,0 +1,188 @@
+"""A journal in memory: for tests, and for services that are told to keep none.
+
+It pages adapters in and out and undoes steps as the one on disk does; nothing of it outlives the process.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from services.kit.errors import AdapterNotFound, DomainError
+from services.model.backends.journal.kinds import Kind, is_applied_step
+from services.model.domain.adapter import Adapter
+from services.model.domain.errors import AdapterDamaged
+from services.model.domain.operation import Operation
+from services.model.domain.result import OperationResult
+from services.model.domain.retention import retain
+from services.model.domain.sequence import RECORD_LENGTH
+from services.model.ports import AdapterState, CreationRecord, JournaledAdapter, JournalEntry, RecordEntry, Snapshot
+
+CREATIONS_KEPT = 4096
+"""Requests that made adapters, kept so that a repeat finds what it made."""
+
+
+@dataclass
+class _Row:
+    operation: Operation | None
+    """None once no restore needs it."""
+    fingerprint: str
+    kind: Kind
+    outcome: OperationResult | DomainError | None = None
+
+
+@dataclass
+class _Kept:
+    adapter: Adapter
+    snapshots: dict[int, Snapshot]
+    rows: dict[int, _Row] = field(default_factory=dict[int, _Row])
+    steps: list[int] = field(default_factory=list[int])
+
+
+class MemoryJournal:
+    """Implements `services.model.ports.Journal`."""
+
+    def __init__(self, *, undo_steps: int = 8) -> None:
+        """Keep what it takes to undo `undo_steps` steps of each adapter."""
+        self._undo_steps = undo_steps
+        self._adapters: dict[str, _Kept] = {}
+        self._creations: list[CreationRecord] = []
+
+    async def adapters(self) -> Sequence[JournaledAdapter]:
+        """Return every adapter, oldest first; see the port."""
+        return [
+            JournaledAdapter(adapter=kept.adapter, is_settled=_is_settled(kept)) for kept in self._adapters.values()
+        ]
+
+    async def creations(self) -> Sequence[CreationRecord]:
+        """Return the last requests that made adapters; see the port."""
+        return list(self._creations)
+
+    async def add_adapter(
+        self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
+    ) -> None:
+        """Record a new adapter; see the port."""
+        first = Snapshot(sequence_number=0, adapter=origin if state is None else adapter, state=state)
+        self._adapters[adapter.adapter_id] = _Kept(adapter, {0: first})
+        self._creations = [*self._creations, creation][-CREATIONS_KEPT:]
+
+    async def remove_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter; see the port."""
+        self._adapters.pop(adapter_id, None)
+
+    async def accept(self, operation: Operation) -> None:
+        """Record an operation; see the port."""
+        row = _Row(operation, operation.fingerprint, Kind.REPLAYED)
+        self._kept(operation.adapter_id).rows[operation.sequence_number] = row
+
+    async def revoke(self, operation: Operation) -> None:
+        """Strike an operation; see the port."""
+        self._kept(operation.adapter_id).rows.pop(operation.sequence_number, None)
+
+    def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
+        """Record an outcome; see the port."""
+        kept = self._adapters.get(adapter.adapter_id)
+        row = None if kept is None else kept.rows.get(operation.sequence_number)
+        if kept is None or row is None:
+            return
+        row.outcome = outcome
+        _renew(kept, adapter)
+        if is_applied_step(operation, outcome) and operation.sequence_number not in kept.steps:
+            kept.steps = sorted([*kept.steps, operation.sequence_number])
+
+    async def settle(
+        self,
+        adapter: Adapter,
+        operation: Operation,
+        outcome: OperationResult | DomainError,
+        *,
+        state: AdapterState | None = None,
+        undone_from: int | None = None,
+    ) -> None:
+        """Record a state verb; see the port."""
+        kept, number = self._kept(adapter.adapter_id), operation.sequence_number
+        kind = Kind.PASSED_OVER if state is None else Kind.BARRIER
+        kept.rows[number] = _Row(None, operation.fingerprint, kind, outcome)
+        _renew(kept, adapter)
+        if undone_from is not None:
+            _undo(kept, undone_from, number)
+        if state is not None:
+            await self.add_snapshot(Snapshot(sequence_number=number, adapter=adapter, state=state))
+
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; see the port."""
+        kept = self._adapters.get(snapshot.adapter.adapter_id)
+        if kept is not None:
+            kept.snapshots[snapshot.sequence_number] = snapshot
+            _trim(kept, self._undo_steps)
+
+    async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
+        """Return the newest snapshot; see the port."""
+        numbers = sorted(self._kept(adapter_id).snapshots)
+        place = len(numbers) if at_most is None else bisect_right(numbers, at_most)
+        if not place:
+            raise AdapterDamaged(adapter_id, f'no snapshot of at most operation {at_most}')
+        return self._kept(adapter_id).snapshots[numbers[place - 1]]
+
+    async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
+        """Return the operations to replay; see the port."""
+        rows, entries = self._kept(adapter_id).rows, list[JournalEntry]()
+        last = max(rows, default=0) if until is None else until
+        for number in range(after + 1, last + 1):
+            row = rows.get(number)
+            if row is None or row.kind is Kind.BARRIER or (row.kind is Kind.REPLAYED and row.operation is None):
+                raise AdapterDamaged(adapter_id, f'operation {number} cannot be replayed')
+            if row.operation is not None:
+                entries.append(JournalEntry(operation=row.operation, outcome=row.outcome))
+        return entries
+
+    async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
+        """Return the last operations; see the port."""
+        rows = self._kept(adapter_id).rows
+        return [
+            RecordEntry(sequence_number=number, fingerprint=rows[number].fingerprint, outcome=rows[number].outcome)
+            for number in sorted(rows)[-size:]
+        ]
+
+    async def applied_steps(self, adapter_id: str) -> Sequence[int]:
+        """Return the steps that can be undone; see the port."""
+        kept = self._kept(adapter_id)
+        return retain(kept.steps, sorted(kept.snapshots), undo_steps=self._undo_steps).steps
+
+    async def close(self) -> None:
+        """Forget nothing: a test may open the same journal again."""
+
+    def _kept(self, adapter_id: str) -> _Kept:
+        if adapter_id not in self._adapters:
+            raise AdapterNotFound(adapter_id)
+        return self._adapters[adapter_id]
+
+
+def _is_settled(kept: _Kept) -> bool:
+    return all(row.outcome is not None for row in kept.rows.values())
+
+
+def _renew(kept: _Kept, adapter: Adapter) -> None:
+    if adapter.sequence_number >= kept.adapter.sequence_number:
+        kept.adapter = replace(adapter, version=max(adapter.version, kept.adapter.version))
+
+
+def _undo(kept: _Kept, undone_from: int, number: int) -> None:
+    kept.steps = [step for step in kept.steps if step < undone_from]
+    kept.snapshots = {at: snapshot for at, snapshot in kept.snapshots.items() if at < undone_from}
+    for at in range(undone_from, number):
+        if at in kept.rows:
+            kept.rows[at].operation = None
+
+
+def _trim(kept: _Kept, undo_steps: int) -> None:
+    retention = retain(kept.steps, sorted(kept.snapshots), undo_steps=undo_steps)
+    kept.steps = list(retention.steps)
+    kept.snapshots = {number: kept.snapshots[number] for number in retention.snapshots}
+    oldest_on_record = max(kept.rows, default=0) - RECORD_LENGTH + 1
+    for number, row in list(kept.rows.items()):
+        # What has no outcome yet is under way: it is always needed.
+        if row.outcome is None or (row.kind is Kind.REPLAYED and retention.is_replayable(number)):
+            continue
+        row.operation = None
+        if number < oldest_on_record and not retention.is_replayable(number):
+            del kept.rows[number]

@@ -1,0 +1,73 @@
+"""Whether two outcomes are the same to the bit, and if not, where they part. Pure."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from services.kit.errors import DomainError
+from services.model.domain.result import OperationResult
+
+Array = npt.NDArray[Any]
+
+
+def first_difference(recorded: OperationResult | DomainError, found: OperationResult | DomainError) -> str | None:
+    """Return where a replayed outcome parts from the one on record, and both values; None where it does not.
+
+    Receipts and warnings are no part of it: they tell of the run, not of the adapter. Errors are the
+    same if their codes and reasons are.
+    """
+    if isinstance(recorded, DomainError) or isinstance(found, DomainError):
+        one, other = _kind(recorded), _kind(found)
+        return None if one == other else f'outcome: recorded {one}, found {other}'
+    return _difference('outcome', recorded.outcome, found.outcome)
+
+
+def _kind(outcome: OperationResult | DomainError) -> str:
+    return f'{outcome.code.name} ({outcome.reason})' if isinstance(outcome, DomainError) else 'a result'
+
+
+def _difference(path: str, one: Any, other: Any) -> str | None:
+    parts = _parts(one, other)
+    if parts is not None:
+        pairs = ((f'{path}{name}', first, second) for name, first, second in parts)
+        return next((text for name, first, second in pairs if (text := _difference(name, first, second))), None)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return _array_difference(path, cast(Array, one), cast(Array, other))
+    return None if _is_same(one, other) else f'{path}: recorded {one!r}, found {other!r}'
+
+
+def _parts(one: Any, other: Any) -> list[tuple[str, Any, Any]] | None:
+    """Return the parts of two values of one shape, each with its name; None where they are compared whole."""
+    if is_dataclass(one) and type(one) is type(other):
+        return [(f'.{item.name}', getattr(one, item.name), getattr(other, item.name)) for item in fields(one)]
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        first, second = cast(Mapping[str, Any], one), cast(Mapping[str, Any], other)
+        if set(first) == set(second):
+            return [(f'[{key!r}]', first[key], second[key]) for key in sorted(first)]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        items, others = cast(Sequence[Any], one), cast(Sequence[Any], other)
+        if len(items) == len(others):
+            return [(f'[{index}]', items[index], others[index]) for index in range(len(items))]
+    return None
+
+
+def _array_difference(path: str, one: Array, other: Array) -> str | None:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return f'{path}: recorded {one.dtype} {one.shape}, found {other.dtype} {other.shape}'
+    width = f'V{one.dtype.itemsize}'
+    differs = np.ascontiguousarray(one).view(width).ravel() != np.ascontiguousarray(other).view(width).ravel()
+    if not differs.any():
+        return None
+    place = int(np.argmax(differs))
+    return f'{path}[{place}]: recorded {one.ravel()[place]!r}, found {other.ravel()[place]!r}'
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        # Not `==`: a NaN is the same as itself, and minus zero is not zero.
+        return struct.pack('<d', one) == struct.pack('<d', other)
+    return type(one) is type(other) and bool(one == other)
