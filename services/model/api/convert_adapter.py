@@ -6,7 +6,7 @@ from services.kit.rpc.weights import lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
 from services.model.api.convert_verb import check_checkpoint_path
 from services.model.application.create_adapter import CreateAdapterCommand
-from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
 
 _MAX_METADATA = 64
 
@@ -43,7 +43,7 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
     )
 
 
-def full_parameters_from_proto(message: adapter_service_pb2.FullParameterConfig, field: str) -> tuple[str, ...]:
+def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig, field: str) -> tuple[str, ...]:
     """Return the names of the parameters to train; none for all.
 
     Raises:

@@ -10,7 +10,13 @@ from services.model.application.find_operation import OperationRecord, Operation
 from services.model.application.train_stream import Refused
 from services.model.domain import result as domain
 from services.model.domain.adapter import Adapter
-from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_result_pb2, training_service_pb2
+from twinkle.api.model.v1 import (
+    adapter_pb2,
+    adapter_service_pb2,
+    operation_result_pb2,
+    training_config_pb2,
+    training_service_pb2,
+)
 
 _STATES = {
     OperationState.RUNNING: training_service_pb2.OPERATION_STATE_RUNNING,
@@ -34,7 +40,9 @@ def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
         user_metadata=adapter.user_metadata,
         create_time=timestamp_to_proto(adapter.create_time),
         update_time=timestamp_to_proto(adapter.update_time),
-        is_full_parameter=adapter.is_full_parameter,
+        full_parameters=None
+        if adapter.full_parameters is None
+        else training_config_pb2.FullParameterConfig(target_modules=adapter.full_parameters),
     )
 
 

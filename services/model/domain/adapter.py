@@ -20,8 +20,8 @@ class Adapter:
     training_config: TrainingConfig
     """As in use."""
     parameter_count: int
-    is_full_parameter: bool = False
-    """Whether it trains the base model's own weights, under an exclusive lease of the replica."""
+    full_parameters: tuple[str, ...] | None = None
+    """Names of the base model's own parameters that it trains under a lease of the replica, empty for all; None: LoRA."""
     create_time: datetime
     update_time: datetime
     sequence_number: int = 0
@@ -31,3 +31,8 @@ class Adapter:
     version: int = 0
     """The newest published version; 0 before the first."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def is_full_parameter(self) -> bool:
+        """Whether it trains the base model itself."""
+        return self.full_parameters is not None

@@ -1,6 +1,6 @@
 """Configurations of adapters and training."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from google.protobuf import json_format, struct_pb2
@@ -25,6 +25,8 @@ _PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
     'use_dora': (False,),
 }
 """Fields of peft's configuration that the contract has no place for, with the values that mean nothing."""
+_AVERAGED = frozenset({'CrossEntropyLoss', 'SoftCrossEntropyLoss'})
+"""Losses that leave it to their user whether the gradient is divided, and are averaged unless told otherwise."""
 _REDUCTIONS = {'sum': pb.LOSS_REDUCTION_SUM, 'mean': pb.LOSS_REDUCTION_MEAN}
 
 
@@ -54,11 +56,40 @@ def lora_config(config: Any) -> pb.LoraConfig:
     )
 
 
+def full_parameter_config(names: Sequence[str] | bool) -> pb.FullParameterConfig | None:
+    """Return which of the base model's own parameters are trained; None for none of them.
+
+    Args:
+        names: matched against the parts of a parameter's path; True for all of them.
+    """
+    if isinstance(names, bool):
+        return pb.FullParameterConfig() if names else None
+    targets = [names] if isinstance(names, str) else names
+    return pb.FullParameterConfig(target_modules=targets)
+
+
 def optimizer_config(name: Any, options: Mapping[str, Any]) -> pb.OptimizerConfig:
-    """Return an optimizer by name or class, with torch's arguments (`lr` and the others)."""
-    others = {key: value for key, value in options.items() if key != 'lr'}
+    """Return an optimizer by name or class, with torch's arguments: `lr`, `groups` and the others.
+
+    Raises:
+        ValueError: a group is no mapping with a pattern, or an argument has no JSON form.
+    """
+    others = {key: value for key, value in options.items() if key not in ('lr', 'groups')}
     return pb.OptimizerConfig(
-        name=component_name(name), learning_rate=options.get('lr'), options=struct(others, field='optimizer')
+        name=component_name(name),
+        learning_rate=options.get('lr'),
+        options=struct(others, field='optimizer'),
+        groups=[_group(group, f'groups[{index}]') for index, group in enumerate(options.get('groups') or ())],
+    )
+
+
+def _group(group: Any, field: str) -> pb.ParameterGroup:
+    if not isinstance(group, Mapping) or 'pattern' not in group:
+        raise ValueError(f"{field} must be a mapping such as {{'pattern': 'lora_B', 'lr': 1e-3}}, got {group!r}")
+    given = cast(Mapping[str, Any], group)
+    others = {key: value for key, value in given.items() if key not in ('pattern', 'lr')}
+    return pb.ParameterGroup(
+        pattern=given['pattern'], learning_rate=given.get('lr'), options=struct(others, field=field)
     )
 
 
@@ -67,17 +98,19 @@ def scheduler_config(name: Any, options: Mapping[str, Any]) -> pb.SchedulerConfi
     return pb.SchedulerConfig(name=component_name(name), options=struct(options, field='lr_scheduler'))
 
 
-def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str) -> pb.LossConfig:
+def loss_config(name: Any, options: Mapping[str, Any], *, reduction: str | None) -> pb.LossConfig:
     """Return a loss by name or class, with its arguments.
 
     Raises:
-        ValueError: `reduction` is neither 'mean' nor 'sum'.
+        ValueError: `reduction` is not 'mean', 'sum' or None.
     """
-    if reduction not in _REDUCTIONS:
+    loss = component_name(name)
+    if reduction is None and loss in _AVERAGED:
+        reduction = 'mean'
+    if reduction is not None and reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
-    return pb.LossConfig(
-        name=component_name(name), options=struct(options, field='loss'), reduction=_REDUCTIONS[reduction]
-    )
+    number = pb.LOSS_REDUCTION_UNSPECIFIED if reduction is None else _REDUCTIONS[reduction]
+    return pb.LossConfig(name=loss, options=struct(options, field='loss'), reduction=number)
 
 
 def component_config(name: Any, options: Mapping[str, Any]) -> pb.ComponentConfig:

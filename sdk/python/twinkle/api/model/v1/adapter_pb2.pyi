@@ -57,7 +57,7 @@ class Adapter(_message.Message):
     USER_METADATA_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
-    IS_FULL_PARAMETER_FIELD_NUMBER: _builtins.int
+    FULL_PARAMETERS_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """Chosen by the service; also the run's id in the catalogue."""
     base_model: _builtins.str
@@ -70,8 +70,6 @@ class Adapter(_message.Message):
     """The newest published version; 0 before the first."""
     parameter_count: _builtins.int
     """Number of its trainable parameters."""
-    is_full_parameter: _builtins.bool
-    """Whether it trains the base model's own weights; then lora_config is unset."""
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
         """As in use: every default filled in, the seed included."""
@@ -92,6 +90,10 @@ class Adapter(_message.Message):
     def update_time(self) -> _timestamp_pb2.Timestamp:
         """When an operation last changed it."""
 
+    @_builtins.property
+    def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
+        """Set where it trains the base model's own weights; then lora_config is unset."""
+
     def __init__(
         self,
         *,
@@ -106,11 +108,11 @@ class Adapter(_message.Message):
         user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
-        is_full_parameter: _builtins.bool = ...,
+        full_parameters: _training_config_pb2.FullParameterConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "lora_config", b"lora_config", "training_config", b"training_config", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "create_time", b"create_time", "is_full_parameter", b"is_full_parameter", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "step_count", b"step_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "create_time", b"create_time", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "step_count", b"step_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

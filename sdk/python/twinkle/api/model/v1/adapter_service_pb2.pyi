@@ -22,32 +22,6 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class FullParameterConfig(_message.Message):
-    """Training of the base model's own weights, under an exclusive lease of the replica: operations of
-    other adapters wait until the adapter is deleted, when the base weights are restored.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TARGET_MODULES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names matched against the dotted parts of each parameter's path; empty: every parameter."""
-
-    def __init__(
-        self,
-        *,
-        target_modules: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["target_modules", b"target_modules"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FullParameterConfig: _TypeAlias = FullParameterConfig  # noqa: Y015
-
-@_typing.final
 class CreateAdapterRequest(_message.Message):
     """Asks for an adapter."""
 
@@ -109,7 +83,7 @@ class CreateAdapterRequest(_message.Message):
         """Labels, for the owner's own use; at most 64."""
 
     @_builtins.property
-    def full_parameters(self) -> Global___FullParameterConfig:
+    def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
         """Train the base model's own weights; then lora_config must be unset. Errors: FAILED_PRECONDITION
         (ERROR_REASON_REPLICA_LEASED) where another such adapter exists.
         """
@@ -125,7 +99,7 @@ class CreateAdapterRequest(_message.Message):
         checkpoint_path: _builtins.str = ...,
         is_optimizer_included: _builtins.bool = ...,
         session_id: _builtins.str = ...,
-        full_parameters: Global___FullParameterConfig | None = ...,
+        full_parameters: _training_config_pb2.FullParameterConfig | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -334,7 +308,7 @@ class EstimateRequest(_message.Message):
         """The optimizer."""
 
     @_builtins.property
-    def full_parameters(self) -> Global___FullParameterConfig:
+    def full_parameters(self) -> _training_config_pb2.FullParameterConfig:
         """For training of the base model's own weights; then lora_config must be unset."""
 
     def __init__(
@@ -346,7 +320,7 @@ class EstimateRequest(_message.Message):
         batch_size: _builtins.int = ...,
         sequence_tokens: _builtins.int = ...,
         label_share: _builtins.float | None = ...,
-        full_parameters: Global___FullParameterConfig | None = ...,
+        full_parameters: _training_config_pb2.FullParameterConfig | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_label_share", b"_label_share", "full_parameters", b"full_parameters", "label_share", b"label_share", "lora_config", b"lora_config", "optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

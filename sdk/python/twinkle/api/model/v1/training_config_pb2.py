@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/model/v1/training_config.proto\x12\x14twinkle.api.model.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xd3\x03\n\nLoraConfig\x12\x16\n\tlora_rank\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nlora_alpha\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x0clora_dropout\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\x0etarget_modules\x18\x04 \x03(\t\x12\x1a\n\x12is_rank_stabilized\x18\x05 \x01(\x08\x12G\n\x0crank_pattern\x18\x06 \x03(\x0b\x32\x31.twinkle.api.model.v1.LoraConfig.RankPatternEntry\x12I\n\ralpha_pattern\x18\x07 \x03(\x0b\x32\x32.twinkle.api.model.v1.LoraConfig.AlphaPatternEntry\x12\x11\n\x04seed\x18\x08 \x01(\x03H\x03\x88\x01\x01\x1a\x32\n\x10RankPatternEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x33\n\x11\x41lphaPatternEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_lora_rankB\r\n\x0b_lora_alphaB\x0f\n\r_lora_dropoutB\x07\n\x05_seed\"y\n\x0eParameterGroup\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x1a\n\rlearning_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_learning_rate\"\xad\x01\n\x0fOptimizerConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\rlearning_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x34\n\x06groups\x18\x04 \x03(\x0b\x32$.twinkle.api.model.v1.ParameterGroupB\x10\n\x0e_learning_rate\"I\n\x0fSchedulerConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"|\n\nLossConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\treduction\x18\x03 \x01(\x0e\x32#.twinkle.api.model.v1.LossReduction\"I\n\x0f\x43omponentConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xe4\x03\n\x0eTrainingConfig\x12\x38\n\toptimizer\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OptimizerConfig\x12;\n\x0clr_scheduler\x18\x02 \x01(\x0b\x32%.twinkle.api.model.v1.SchedulerConfig\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\x12(\n\x1bgradient_accumulation_steps\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x38\n\tprocessor\x18\x05 \x01(\x0b\x32%.twinkle.api.model.v1.ComponentConfig\x12\x37\n\x08template\x18\x06 \x01(\x0b\x32%.twinkle.api.model.v1.ComponentConfig\x12\x36\n\x07metrics\x18\x07 \x03(\x0b\x32%.twinkle.api.model.v1.ComponentConfig\x12\x36\n\x07patches\x18\x08 \x03(\x0b\x32%.twinkle.api.model.v1.ComponentConfigB\x1e\n\x1c_gradient_accumulation_steps*`\n\rLossReduction\x12\x1e\n\x1aLOSS_REDUCTION_UNSPECIFIED\x10\x00\x12\x16\n\x12LOSS_REDUCTION_SUM\x10\x01\x12\x17\n\x13LOSS_REDUCTION_MEAN\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/model/v1/training_config.proto\x12\x14twinkle.api.model.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xd3\x03\n\nLoraConfig\x12\x16\n\tlora_rank\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nlora_alpha\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x0clora_dropout\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\x0etarget_modules\x18\x04 \x03(\t\x12\x1a\n\x12is_rank_stabilized\x18\x05 \x01(\x08\x12G\n\x0crank_pattern\x18\x06 \x03(\x0b\x32\x31.twinkle.api.model.v1.LoraConfig.RankPatternEntry\x12I\n\ralpha_pattern\x18\x07 \x03(\x0b\x32\x32.twinkle.api.model.v1.LoraConfig.AlphaPatternEntry\x12\x11\n\x04seed\x18\x08 \x01(\x03H\x03\x88\x01\x01\x1a\x32\n\x10RankPatternEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x33\n\x11\x41lphaPatternEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_lora_rankB\r\n\x0b_lora_alphaB\x0f\n\r_lora_dropoutB\x07\n\x05_seed\"-\n\x13\x46ullParameterConfig\x12\x16\n\x0etarget_modules\x18\x01 \x03(\t\"y\n\x0eParameterGroup\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x1a\n\rlearning_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_learning_rate\"\xad\x01\n\x0fOptimizerConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\rlearning_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x34\n\x06groups\x18\x04 \x03(\x0b\x32$.twinkle.api.model.v1.ParameterGroupB\x10\n\x0e_learning_rate\"I\n\x0fSchedulerConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"|\n\nLossConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\treduction\x18\x03 \x01(\x0e\x32#.twinkle.api.model.v1.LossReduction\"I\n\x0f\x43omponentConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xe4\x03\n\x0eTrainingConfig\x12\x38\n\toptimizer\x18\x01 \x01(\x0b\x32%.twinkle.api.model.v1.OptimizerConfig\x12;\n\x0clr_scheduler\x18\x02 \x01(\x0b\x32%.twinkle.api.model.v1.SchedulerConfig\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\x12(\n\x1bgradient_accumulation_steps\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x38\n\tprocessor\x18\x05 \x01(\x0b\x32%.twinkle.api.model.v1.ComponentConfig\x12\x37\n\x08template\x18\x06 \x01(\x0b\x32%.twinkle.api.model.v1.ComponentConfig\x12\x36\n\x07metrics\x18\x07 \x03(\x0b\x32%.twinkle.api.model.v1.ComponentConfig\x12\x36\n\x07patches\x18\x08 \x03(\x0b\x32%.twinkle.api.model.v1.ComponentConfigB\x1e\n\x1c_gradient_accumulation_steps*`\n\rLossReduction\x12\x1e\n\x1aLOSS_REDUCTION_UNSPECIFIED\x10\x00\x12\x16\n\x12LOSS_REDUCTION_SUM\x10\x01\x12\x17\n\x13LOSS_REDUCTION_MEAN\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,24 +36,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LORACONFIG_RANKPATTERNENTRY']._serialized_options = b'8\001'
   _globals['_LORACONFIG_ALPHAPATTERNENTRY']._loaded_options = None
   _globals['_LORACONFIG_ALPHAPATTERNENTRY']._serialized_options = b'8\001'
-  _globals['_LOSSREDUCTION']._serialized_start=1630
-  _globals['_LOSSREDUCTION']._serialized_end=1726
+  _globals['_LOSSREDUCTION']._serialized_start=1677
+  _globals['_LOSSREDUCTION']._serialized_end=1773
   _globals['_LORACONFIG']._serialized_start=99
   _globals['_LORACONFIG']._serialized_end=566
   _globals['_LORACONFIG_RANKPATTERNENTRY']._serialized_start=408
   _globals['_LORACONFIG_RANKPATTERNENTRY']._serialized_end=458
   _globals['_LORACONFIG_ALPHAPATTERNENTRY']._serialized_start=460
   _globals['_LORACONFIG_ALPHAPATTERNENTRY']._serialized_end=511
-  _globals['_PARAMETERGROUP']._serialized_start=568
-  _globals['_PARAMETERGROUP']._serialized_end=689
-  _globals['_OPTIMIZERCONFIG']._serialized_start=692
-  _globals['_OPTIMIZERCONFIG']._serialized_end=865
-  _globals['_SCHEDULERCONFIG']._serialized_start=867
-  _globals['_SCHEDULERCONFIG']._serialized_end=940
-  _globals['_LOSSCONFIG']._serialized_start=942
-  _globals['_LOSSCONFIG']._serialized_end=1066
-  _globals['_COMPONENTCONFIG']._serialized_start=1068
-  _globals['_COMPONENTCONFIG']._serialized_end=1141
-  _globals['_TRAININGCONFIG']._serialized_start=1144
-  _globals['_TRAININGCONFIG']._serialized_end=1628
+  _globals['_FULLPARAMETERCONFIG']._serialized_start=568
+  _globals['_FULLPARAMETERCONFIG']._serialized_end=613
+  _globals['_PARAMETERGROUP']._serialized_start=615
+  _globals['_PARAMETERGROUP']._serialized_end=736
+  _globals['_OPTIMIZERCONFIG']._serialized_start=739
+  _globals['_OPTIMIZERCONFIG']._serialized_end=912
+  _globals['_SCHEDULERCONFIG']._serialized_start=914
+  _globals['_SCHEDULERCONFIG']._serialized_end=987
+  _globals['_LOSSCONFIG']._serialized_start=989
+  _globals['_LOSSCONFIG']._serialized_end=1113
+  _globals['_COMPONENTCONFIG']._serialized_start=1115
+  _globals['_COMPONENTCONFIG']._serialized_end=1188
+  _globals['_TRAININGCONFIG']._serialized_start=1191
+  _globals['_TRAININGCONFIG']._serialized_end=1675
 # @@protoc_insertion_point(module_scope)

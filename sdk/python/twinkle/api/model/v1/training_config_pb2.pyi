@@ -162,6 +162,32 @@ class LoraConfig(_message.Message):
 Global___LoraConfig: _TypeAlias = LoraConfig  # noqa: Y015
 
 @_typing.final
+class FullParameterConfig(_message.Message):
+    """Training of the base model's own weights, under an exclusive lease of the replica: operations of
+    other adapters wait until the adapter is deleted, when the base weights are restored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_MODULES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names matched against the dotted parts of each parameter's path; empty: every parameter."""
+
+    def __init__(
+        self,
+        *,
+        target_modules: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target_modules", b"target_modules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FullParameterConfig: _TypeAlias = FullParameterConfig  # noqa: Y015
+
+@_typing.final
 class ParameterGroup(_message.Message):
     """Parameters that are optimised with options of their own."""
 
