@@ -66,7 +66,7 @@ def custom_gradients(
     arrays = [
         _checked(gradient, mask, index) for index, (gradient, mask) in enumerate(zip(gradients, masks, strict=True))
     ]
-    return CustomGradients(float(loss.detach()), {name: float(value) for name, value in metrics.items()}, arrays)
+    return CustomGradients(_number(loss), {name: _number(value) for name, value in metrics.items()}, arrays)
 
 
 def _counting(feature: InputFeature, index: int, ignore_index: int) -> npt.NDArray[np.bool_]:
@@ -90,6 +90,10 @@ def _check_loss(loss: Any) -> None:
         raise InvalidLossInput('the custom loss does not depend on the log-probabilities')
     if not bool(torch.isfinite(loss).all()):
         raise InvalidLossInput(f'the custom loss is {float(loss.detach())}')
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _checked(gradient: Tensor, mask: npt.NDArray[np.bool_], index: int) -> npt.NDArray[np.float32]:

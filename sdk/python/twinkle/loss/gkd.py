@@ -1,10 +1,12 @@
 """Generalized Knowledge Distillation."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd import Function
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
@@ -82,13 +84,7 @@ class GKDLoss(Loss):
         student_RV, teacher_RV = batch.output('logits'), batch.stream('teacher_logits')
         if len(student_RV) <= self.chunk_size:
             return self._divergence(student_RV, teacher_RV)
-        blocks = zip(student_RV.split(self.chunk_size), teacher_RV.split(self.chunk_size), strict=True)
-        return torch.cat(
-            [
-                checkpoint(self._divergence, student, teacher, use_reentrant=False, preserve_rng_state=False)
-                for student, teacher in blocks
-            ]
-        )
+        return _InBlocks.apply(student_RV, teacher_RV, self._divergence, self.chunk_size)
 
     def _divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return [R] from scores [R, N], which a softmax at the temperature makes distributions."""
@@ -99,6 +95,33 @@ class GKDLoss(Loss):
             return _kl(log_q, log_p)
         log_m = torch.logaddexp(log_p + math.log(self.beta), log_q + math.log1p(-self.beta))
         return self.beta * _kl(log_p, log_m) + (1.0 - self.beta) * _kl(log_q, log_m)
+
+
+class _InBlocks(Function):
+    """A function of rows, block by block, that is computed again for the gradient: memory holds one block's graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, student_RV: Tensor, teacher_RV: Tensor, function: Callable[[Tensor, Tensor], Tensor], rows: int
+    ) -> Tensor:
+        """Return [R]."""
+        ctx.save_for_backward(student_RV, teacher_RV)
+        ctx.function, ctx.rows = function, rows
+        blocks = zip(student_RV.split(rows), teacher_RV.split(rows), strict=True)
+        return torch.cat([function(student, teacher) for student, teacher in blocks])
+
+    @staticmethod
+    def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient by the student's rows."""
+        student_RV, teacher_RV = ctx.saved_tensors
+        result = torch.empty_like(student_RV)
+        for begin in range(0, len(student_RV), ctx.rows):
+            block = slice(begin, begin + ctx.rows)
+            with torch.enable_grad():
+                student = student_RV[block].detach().requires_grad_()
+                value = (gradient_R[block] * ctx.function(student, teacher_RV[block])).sum()
+            (result[block],) = torch.autograd.grad(value, student)
+        return result, None, None, None
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ class PolicyLoss(Loss):
 
     def log_ratio(self, batch: LossBatch) -> Tensor:
         """Return [R]: log r."""
+        if 'old_logps' in self.required_streams:
+            batch.stream('old_logps')
         return log_ratio(batch)
 
     @abstractmethod

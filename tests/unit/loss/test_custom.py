@@ -1,0 +1,90 @@
+"""A loss of the caller's own, from log-probabilities to what the trainer is given."""
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.loss_batches import make_arrays
+from twinkle.loss import InvalidLossInput, build_loss, custom_gradients
+
+FEATURES = [
+    {'input_ids': [1, 2, 3], 'labels': [2, -100, 4]},
+    {'input_ids': [5, 6], 'labels': [6, 7]},
+]
+LOGPS = [np.array([-1.0, 0.0, -2.0], np.float32), np.array([-0.5, -3.0], np.float32)]
+
+
+def test_gradients_are_by_each_log_probability():
+    """Of a loss that joins features, against its derivative on paper."""
+
+    def squared_sum(features, logps):
+        assert features is FEATURES
+        total = sum(own.sum() for own in logps)
+        return total.square(), {'total': total, 'count': 2}
+
+    result = custom_gradients(squared_sum, FEATURES, LOGPS)
+    assert (result.loss, result.metrics) == (42.25, {'total': -6.5, 'count': 2.0})
+    assert [own.tolist() for own in result.gradients] == [[-13.0, 0.0, -13.0], [-13.0, -13.0]]
+    assert all(own.dtype == np.float32 for own in result.gradients)
+
+
+def test_ignored_labels_get_no_gradient():
+    """Whatever the function does with them, and for another ignored label too."""
+    result = custom_gradients(lambda _, logps: sum(own.exp().sum() for own in logps), FEATURES, LOGPS, ignore_index=7)
+    assert (result.gradients[0][1], result.gradients[1][1]) == (0.0, 0.0)
+    assert result.gradients[0][0] == pytest.approx(np.exp(-1.0))
+
+
+def test_a_feature_the_loss_does_not_read_gets_zeros():
+    """And a loss may come without metrics."""
+    result = custom_gradients(lambda _, logps: logps[0].sum(), FEATURES, LOGPS)
+    assert result.metrics == {}
+    assert [own.tolist() for own in result.gradients] == [[1.0, 0.0, 1.0], [0.0, 0.0]]
+
+
+def test_what_was_given_is_not_written_to():
+    """The function may change its tensors' copies, not the caller's arrays; gradients work where torch records none."""
+    before = [own.copy() for own in LOGPS]
+    with torch.no_grad():
+        custom_gradients(lambda _, logps: sum((own * 2).sum() for own in logps), FEATURES, LOGPS)
+    assert all(np.array_equal(a, b) for a, b in zip(before, LOGPS, strict=True))
+
+
+REFUSED = {
+    'no tensor': lambda _, logps: 1.0,
+    'no scalar': lambda _, logps: logps[0],
+    'no dependence': lambda _, logps: torch.tensor(1.0),
+    'not finite': lambda _, logps: logps[0].sum() / 0.0,
+    'no finite gradient': lambda _, logps: (logps[0] - logps[0].detach()).abs().sqrt().sum(),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_a_loss_that_gives_no_gradient_is_refused(name):
+    """Before anything is sent."""
+    with pytest.raises(InvalidLossInput):
+        custom_gradients(REFUSED[name], FEATURES, LOGPS)
+
+
+def test_log_probabilities_must_fit_the_features():
+    """By number, by length, and with labels."""
+    for features, logps in ((FEATURES, LOGPS[:1]), (FEATURES, [LOGPS[1], LOGPS[1]]), ([{'input_ids': [1]}], [[0.0]])):
+        with pytest.raises(InvalidLossInput):
+            custom_gradients(lambda _, own: own[0].sum(), features, logps)
+
+
+def test_a_custom_loss_is_a_linear_one_at_its_point():
+    """Its gradients, as coefficients or as negated weights, give the trainer the gradient of any loss."""
+    arrays = make_arrays((3, 2), seed=3)
+    batch = arrays.torch()
+    (expected,) = torch.autograd.grad(build_loss('DPOLoss')(batch)['loss'], batch.logps_R)
+    arrays.streams['logprob_gradients'] = (expected / batch.weights_R).numpy()
+    linear = arrays.torch()
+    (given,) = torch.autograd.grad(build_loss('WeightedLogpsLoss')(linear)['loss'], linear.logps_R)
+    assert torch.allclose(given, expected, rtol=1e-12)
+    for name in ('cross_entropy', 'CrossEntropyLoss'):
+        options = {} if name == 'cross_entropy' else {'reduction': 'sum'}
+        weighted = make_arrays((3, 2), seed=3).torch()
+        object.__setattr__(weighted, 'weights_R', -expected)
+        (given,) = torch.autograd.grad(build_loss(name, **options)(weighted)['loss'], weighted.logps_R)
+        assert torch.allclose(given, expected, rtol=1e-12)

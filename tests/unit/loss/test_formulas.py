@@ -1,0 +1,127 @@
+"""Every loss against its paper's formula, written a second time; gradients against finite differences of that."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.loss_batches import LIVE, Arrays
+from fixtures.loss_cases import CASES, Case, case_id
+from twinkle.loss import LOSSES, TINKER_LOSSES, merge_metrics
+
+every_case = pytest.mark.parametrize('case', CASES, ids=case_id)
+
+
+def gradient_of_formula(case: Case, arrays: Arrays, name: str) -> np.ndarray:
+    """Return central differences of the formula by one input."""
+    base = getattr(arrays, name)
+    gradient = np.zeros_like(base)
+    step = 1e-6
+    for place in np.ndindex(base.shape):
+        values = []
+        for sign in (1, -1):
+            moved = base.copy()
+            moved[place] += sign * step
+            values.append(case.formula(replace(arrays, **{name: moved}), arrays)[0])
+        gradient[place] = (values[0] - values[1]) / (2 * step)
+    return gradient
+
+
+def test_every_registered_loss_has_a_formula():
+    """No loss goes without a second opinion."""
+    assert {case.name for case in CASES} == set(LOSSES.names)
+
+
+@every_case
+@pytest.mark.parametrize('seed', [1, 2])
+def test_loss_and_divisor_equal_the_formula(case, seed):
+    """The value in float64, and what divides it at the step."""
+    arrays = case.arrays(seed=seed)
+    output = case.loss(arrays.torch())
+    loss, divisor = case.formula(arrays, arrays)
+    assert output['loss'].item() == pytest.approx(loss, rel=1e-9, abs=1e-12)
+    assert output['num_tokens'] == divisor
+
+
+@every_case
+def test_gradient_equals_finite_differences_of_the_formula(case):
+    """By every input the loss declares; by the others it is 0."""
+    arrays, needed = case.arrays(seed=4, lengths=(3, 1, 2, 2)), ('logps', *case.loss.required_outputs)
+    batch = arrays.torch()
+    inputs = [getattr(batch, name) for name in LIVE]
+    gradients = torch.autograd.grad(case.loss(batch)['loss'], inputs, allow_unused=True, materialize_grads=True)
+    for name, gradient in zip(LIVE, gradients, strict=True):
+        is_needed = name.rpartition('_')[0] in needed
+        expected = gradient_of_formula(case, arrays, name) if is_needed else np.zeros(gradient.shape)
+        np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-6, atol=2e-7, err_msg=name)
+
+
+@every_case
+def test_a_separable_loss_is_the_sum_of_its_parts(case):
+    """Loss and divisor of a batch are those of any cut between groups, added up, and so are the reports."""
+    loss, arrays = case.loss, case.arrays(seed=5)
+    whole = loss(arrays.torch())
+    cuts = [(0, 2, 6), (0, 4, 6), (0, 2, 4, 6)] if loss.group_size == 2 else [(0, 1, 6), (0, 3, 6), tuple(range(7))]
+    if not loss.is_separable:
+        return
+    for cut in cuts:
+        parts = [loss(arrays.part(begin, end).torch()) for begin, end in pairwise(cut)]
+        assert sum(part['loss'].item() for part in parts) == pytest.approx(whole['loss'].item(), rel=1e-12)
+        assert sum(part['num_tokens'] for part in parts) == whole['num_tokens']
+        assert merge_metrics(parts) == pytest.approx(whole.get('metrics', {}), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    'case', [case for case in CASES if not case.loss.is_separable and case.options.get('use_batch', True)], ids=case_id
+)
+def test_what_is_called_inseparable_is(case):
+    """A batch that must stay whole is not the sum of its parts."""
+    loss, arrays = case.loss, case.arrays(seed=5)
+    size = 3 if case.name == 'InfonceLoss' else 2
+    parts = [loss(arrays.part(begin, begin + size).torch())['loss'].item() for begin in range(0, 6, size)]
+    assert sum(parts) != pytest.approx(loss(arrays.torch())['loss'].item(), rel=1e-6)
+
+
+@every_case
+def test_reports_are_finite_floats_with_known_names(case):
+    """Never strings or tensors; Tinker's say how they are reduced."""
+    metrics = case.loss(case.arrays(seed=6).torch()).get('metrics', {})
+    assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
+    if case.name in TINKER_LOSSES:
+        assert list(metrics) == ['loss:sum']
+    else:
+        assert not any(':' in name for name in metrics)
+
+
+@every_case
+def test_bits_do_not_depend_on_where_the_rows_lie_or_on_the_run(case):
+    """The same rows as views into a larger buffer, and once more, give the same loss and gradient to the bit."""
+    arrays = case.arrays(seed=7)
+    first = bits_of(case, arrays, offset=0)
+    for offset in (0, 1, 3):
+        assert all(torch.equal(a, b) for a, b in zip(first, bits_of(case, arrays, offset=offset), strict=True))
+
+
+def bits_of(case: Case, arrays: Arrays, *, offset: int) -> list[torch.Tensor]:
+    """Return loss and gradients in float32, of inputs that begin `offset` rows into a buffer."""
+    batch = arrays.torch(torch.float32)
+    moved = {}
+    for name in LIVE:
+        values = getattr(batch, name).detach()
+        buffer = torch.full((len(values) + offset + 2, *values.shape[1:]), 7.5)
+        buffer[offset : offset + len(values)] = values
+        moved[name] = buffer[offset : offset + len(values)].requires_grad_()
+    loss = case.loss(replace(batch, **moved))['loss']
+    return [loss, *torch.autograd.grad(loss, list(moved.values()), allow_unused=True, materialize_grads=True)]
+
+
+@every_case
+def test_a_batch_without_labels_costs_nothing(case):
+    """A loss of nothing is 0, where the loss is of labels at all."""
+    if case.name == 'InfonceLoss':
+        return
+    output = case.loss(case.arrays(lengths=(0, 0)).torch())
+    assert (output['loss'].item(), output['num_tokens']) == (0.0, 0)
+    assert all(np.isfinite(value) for value in output.get('metrics', {}).values())

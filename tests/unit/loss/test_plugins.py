@@ -1,0 +1,95 @@
+"""Losses of installed packages, known only where they were allowed."""
+
+import sys
+
+import pytest
+
+from twinkle.component import ComponentRegistry, InvalidComponent, UnknownComponent
+from twinkle.data_format import LossOutput
+from twinkle.loss import PLUGIN_GROUP, CrossEntropyLoss, Loss
+
+MODULE = """
+from twinkle.data_format import LossOutput
+from twinkle.loss import Loss
+
+class Doubled(Loss):
+    def __init__(self, factor: float = 2.0) -> None:
+        self.factor = factor
+
+    def __call__(self, batch):
+        return LossOutput(loss=self.factor * batch.logps_R.sum(), num_tokens=0)
+
+class NoLoss:
+    pass
+"""
+
+
+def registry():
+    """Return a table like `LOSSES`, of one loss."""
+    return ComponentRegistry('loss', Loss, (CrossEntropyLoss,), plugin_group=PLUGIN_GROUP)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Install a package that offers losses; return its module's name."""
+    name = 'offered_losses_for_a_test'
+    (tmp_path / f'{name}.py').write_text(MODULE)
+    information = tmp_path / f'{name}-1.0.dist-info'
+    information.mkdir()
+    (information / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n')
+    points = [f'doubled = {name}:Doubled', f'nothing = {name}:NoLoss', f'CrossEntropyLoss = {name}:Doubled']
+    (information / 'entry_points.txt').write_text('\n'.join([f'[{PLUGIN_GROUP}]', *points]))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_nothing_of_a_package_is_imported_before_it_is_allowed(package):
+    """Installing is not allowing, and an empty list allows nothing."""
+    losses = registry()
+    losses.load_plugins([])
+    assert losses.names == ('CrossEntropyLoss',)
+    with pytest.raises(UnknownComponent):
+        losses.build('doubled', {})
+    assert package not in sys.modules
+
+
+def test_an_allowed_loss_is_built_by_its_name(package):
+    """With its options checked as any other's, and found under that name again; twice is once."""
+    losses = registry()
+    losses.load_plugins(['doubled'])
+    losses.load_plugins(['doubled'])
+    built = losses.build('doubled', {'factor': 3.0})
+    assert (built.factor, losses.name_of(built), losses.names) == (3.0, 'doubled', ('CrossEntropyLoss', 'doubled'))
+    assert package in sys.modules
+
+
+@pytest.mark.usefixtures('package')
+def test_what_is_no_loss_or_takes_a_name_is_refused():
+    """A plugin cannot stand in for a loss that is there."""
+    losses = registry()
+    for name in ('nothing', 'CrossEntropyLoss'):
+        with pytest.raises(InvalidComponent):
+            losses.load_plugins([name])
+    assert losses.build('CrossEntropyLoss', {}).__class__ is CrossEntropyLoss
+    with pytest.raises(UnknownComponent) as unknown:
+        losses.load_plugins(['tripled'])
+    assert unknown.value.known == ('CrossEntropyLoss', 'doubled', 'nothing')
+
+
+def test_a_class_of_this_process_registers_itself():
+    """Under its own name or another, once."""
+    losses = registry()
+
+    @losses.register()
+    class Own(Loss):
+        def __call__(self, batch):
+            return LossOutput(loss=batch.logps_R.sum(), num_tokens=0)
+
+    losses.register('alias')(Own)
+    assert isinstance(losses.build('Own', {}), Own)
+    assert isinstance(losses.build('alias', {}), Own)
+    with pytest.raises(InvalidComponent):
+        losses.register('CrossEntropyLoss')(Own)
+    with pytest.raises(InvalidComponent):
+        losses.register()(Loss)
