@@ -24,6 +24,13 @@ class AdapterExists(TrainerError, ValueError):
         self.adapter_id = adapter_id
 
 
+class ModelLeased(TrainerError, RuntimeError):
+    """A full-parameter adapter shares the model with no other."""
+
+    def __init__(self) -> None:
+        super().__init__('full-parameter training has the model for itself; delete the other adapter first')
+
+
 class AdapterNotReady(TrainerError, RuntimeError):
     """The adapter lacks what the verb needs."""
 

@@ -33,6 +33,8 @@ class FullWeights:
         chosen = select_parameters(model.base_parameters, target_modules)
         if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
             raise UnsupportedModel('full-parameter training needs a base model loaded as float32')
+        self.config = None
+        """There is no LoRA configuration."""
         self.target_modules = tuple(target_modules)
         self.dropout_generator = torch.Generator().manual_seed(seed)
         self._parameters = chosen
@@ -47,17 +49,17 @@ class FullWeights:
         """Return nothing: there is no dropout."""
         return None
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the weights under the model's own names, without copying."""
+    def peft_state(self) -> dict[str, Tensor]:
+        """Return the weights under the names they are saved by, here the model's own, without copying."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_peft_state(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite all weights in place.
 
         Raises:
             ValueError: a tensor is missing, unexpected, or of another shape; nothing was changed then.
         """
-        own = self.state()
+        own = self.peft_state()
         if own.keys() != state.keys():
             raise ValueError(f'weights do not fit: {sorted(own.keys() ^ state.keys())[:3]} are not on both sides')
         for name, tensor in own.items():

@@ -14,7 +14,7 @@ from twinkle.loss import CrossEntropyLoss, Loss
 from twinkle.metric import LossMetric, Metric, TrainMetric
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
 from twinkle.model.engine.value_head import ValueHead
-from twinkle.nn import LoraWeights
+from twinkle.nn import FullWeights, LoraWeights
 from twinkle.processor import InputProcessor, PackedBatch
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class AdapterState:
     """Mutable; owned by the engine's one thread."""
 
     adapter_id: str
-    weights: LoraWeights
+    weights: LoraWeights | FullWeights
     optimization: Optimization
     value_head: ValueHead | None = None
     """Once a loss that learns values was set."""
@@ -76,14 +76,16 @@ class AdapterState:
     )
 
     @classmethod
-    def create(cls, adapter_id: str, weights: LoraWeights, *, gradient_accumulation_steps: int) -> 'AdapterState':
+    def create(
+        cls, adapter_id: str, weights: LoraWeights | FullWeights, *, gradient_accumulation_steps: int
+    ) -> 'AdapterState':
         """Return a new adapter's state: AdamW with torch's defaults, cross-entropy, no schedule."""
         optimization = Optimization.begin(ComponentChoice('AdamW', {}), weights.named_parameters())
         return cls(adapter_id, weights, optimization, gradient_accumulation_steps=gradient_accumulation_steps)
 
     @property
-    def config(self) -> LoraConfig:
-        """What the weights were made from, the seed included."""
+    def config(self) -> LoraConfig | None:
+        """What the weights were made from, the seed included; None where they are the base model's own."""
         return self.weights.config
 
     @property

@@ -1,13 +1,14 @@
 """The adapters there are."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine.adapter_state import AdapterState
-from twinkle.model.errors import AdapterExists, InvalidArgument, UnknownAdapter
-from twinkle.nn import LoraWeights, PackedCausalLM
+from twinkle.model.errors import AdapterExists, InvalidArgument, ModelLeased, UnknownAdapter
+from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM
 
 
 class AdapterTable:
@@ -46,9 +47,9 @@ class AdapterTable:
             AdapterExists: the id is taken.
             UnknownTargetModules: the configuration names layers the model does not have.
             InvalidArgument: a number is out of range.
+            ModelLeased: a full-parameter adapter has the model for itself.
         """
-        if adapter_id in self._adapters:
-            raise AdapterExists(adapter_id)
+        self._check_free(adapter_id)
         check_accumulation(gradient_accumulation_steps)
         seed = config.seed if config.seed is not None else int(torch.randint(2**31, ()))
         weights = LoraWeights.create(
@@ -58,14 +59,47 @@ class AdapterTable:
         self._adapters[adapter_id] = state
         return state
 
+    def create_full_adapter(
+        self, adapter_id: str, target_modules: Sequence[str] = (), *, gradient_accumulation_steps: int = 1
+    ) -> AdapterState:
+        """Lease the model's own weights to a run; otherwise as `create_adapter`. Deleting it puts them back.
+
+        Args:
+            adapter_id: of the run, which has the model for itself.
+            target_modules: names matched against the dotted parts of each parameter's path; none for all.
+            gradient_accumulation_steps: batches that make a step.
+
+        Raises:
+            ModelLeased: another adapter is there.
+            AdapterExists, InvalidArgument: as `create_adapter`.
+            UnknownParameters: a name matches nothing.
+            UnsupportedModel: the model was not loaded as float32.
+        """
+        self._check_free(adapter_id)
+        if self._adapters:
+            raise ModelLeased()
+        check_accumulation(gradient_accumulation_steps)
+        weights = FullWeights(self.model, target_modules)
+        state = AdapterState.create(adapter_id, weights, gradient_accumulation_steps=gradient_accumulation_steps)
+        self._adapters[adapter_id] = state
+        return state
+
     def delete_adapter(self, adapter_id: str) -> None:
-        """Forget an adapter.
+        """Forget an adapter; a lease of the model's weights ends, and they are as they were loaded.
 
         Raises:
             UnknownAdapter: there is none.
         """
-        self.adapter(adapter_id)
+        weights = self.adapter(adapter_id).weights
         del self._adapters[adapter_id]
+        if isinstance(weights, FullWeights):
+            weights.release()
+
+    def _check_free(self, adapter_id: str) -> None:
+        if adapter_id in self._adapters:
+            raise AdapterExists(adapter_id)
+        if any(isinstance(state.weights, FullWeights) for state in self._adapters.values()):
+            raise ModelLeased()
 
 
 def check_accumulation(steps: int) -> None:

@@ -4,7 +4,7 @@ from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.restoring import restore_snapshot, restored_adapter
 from twinkle.model.engine.snapshot import AdapterSnapshot, take_snapshot, take_whole_snapshot
-from twinkle.model.errors import AdapterExists
+from twinkle.model.errors import ModelLeased
 
 
 class Keeping(AdapterTable):
@@ -47,10 +47,12 @@ class Keeping(AdapterTable):
 
         Raises:
             AdapterExists: the id is taken.
+            ModelLeased: as `create_adapter` and `create_full_adapter`.
             SnapshotMismatch: the snapshot is not whole, malformed, or of another model.
         """
-        if adapter_id in self._adapters:
-            raise AdapterExists(adapter_id)
+        self._check_free(adapter_id)
+        if snapshot.full_parameters is not None and self._adapters:
+            raise ModelLeased()
         state = restored_adapter(adapter_id, snapshot, self.model)
         self._adapters[adapter_id] = state
         return state

@@ -19,7 +19,7 @@ from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, RANDOM_STATE, Ada
 from twinkle.model.engine.value_head import ValueHead
 from twinkle.model.errors import SnapshotMismatch
 from twinkle.module import OptimizerState, load_optimizer_state, load_scheduler_state
-from twinkle.nn import LoraWeights, PackedCausalLM, tensor_of
+from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM, tensor_of
 from twinkle.processor import PROCESSORS
 
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
@@ -54,22 +54,36 @@ def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedCa
     numbers = trainer_state(snapshot)
     if 'configuration' not in numbers:
         raise SnapshotMismatch('the snapshot does not say how the adapter is configured; load it as a checkpoint')
+    weights = None
     try:
-        weights = LoraWeights.from_peft_state(
-            model.layers,
-            snapshot.lora_config,
-            {name: tensor_of(data) for name, data in snapshot.adapter.items()},
-            device=str(model.device),
-            is_trainable=True,
-        )
+        weights = _weights(snapshot, model)
         state = AdapterState.create(
             adapter_id, weights, gradient_accumulation_steps=int(numbers['gradient_accumulation_steps'])
         )
         _configure(state, numbers['configuration'])
+        _TrainerPart.build(state, snapshot, hidden_size=model.config.hidden_size).move_into(state)
     except _MALFORMED as error:
+        if isinstance(weights, FullWeights):
+            weights.release()
+        if isinstance(error, SnapshotMismatch):
+            raise
         raise SnapshotMismatch(f'the snapshot does not fit the model: {error}') from error
-    _TrainerPart.build(state, snapshot, hidden_size=model.config.hidden_size).move_into(state)
     return state
+
+
+def _weights(snapshot: AdapterSnapshot, model: PackedCausalLM) -> LoraWeights | FullWeights:
+    tensors = {name: tensor_of(data) for name, data in snapshot.adapter.items()}
+    if snapshot.full_parameters is None:
+        return LoraWeights.from_peft_state(
+            model.layers, snapshot.lora_config, tensors, device=str(model.device), is_trainable=True
+        )
+    weights = FullWeights(model, snapshot.full_parameters)
+    try:
+        weights.load_peft_state(tensors)
+    except ValueError:
+        weights.release()
+        raise
+    return weights
 
 
 def _configure(state: AdapterState, configuration: Mapping[str, Any]) -> None:
@@ -96,6 +110,8 @@ def _check_config(state: AdapterState, snapshot: AdapterSnapshot) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     if shapes != {name: tensor.shape for name, tensor in saved.items()}:
         raise SnapshotMismatch('the checkpoint has other layers or ranks than the adapter; use its LoRA configuration')
+    if state.config is None:
+        return
     for name in ('lora_alpha', 'use_rslora', 'alpha_pattern'):
         if getattr(state.config, name) != getattr(snapshot.lora_config, name):
             raise SnapshotMismatch(

@@ -17,7 +17,7 @@ from twinkle.model.engine.adapter_state import AdapterState, MetricInUse
 from twinkle.model.engine.optimization import ComponentChoice
 from twinkle.model.errors import AdapterNotReady, SnapshotMismatch
 from twinkle.module import optimizer_state, scheduler_state
-from twinkle.nn import tensor_data_of
+from twinkle.nn import FullWeights, tensor_data_of
 
 STATE_TENSOR = 'trainer_state'
 """Name of the tensor that holds the JSON."""
@@ -33,12 +33,15 @@ FORMAT = 2
 class AdapterSnapshot:
     """An immutable copy."""
 
-    lora_config: LoraConfig
+    lora_config: LoraConfig | None
+    """None for the base model's own weights."""
     adapter: Mapping[str, TensorData]
-    """By peft's names."""
+    """By peft's names, or by the base model's own."""
     trainer: Mapping[str, TensorData] | None
     """What it takes to resume; None for the weights alone."""
     step_count: int
+    full_parameters: tuple[str, ...] | None = None
+    """Names that chose the parameters of the base model, none for all; None for LoRA."""
 
 
 def take_snapshot(
@@ -52,7 +55,7 @@ def take_snapshot(
         extra: counters of the caller's own, such as `consumed_train_samples`.
     """
     trainer = _trainer_tensors(state, {'extra': dict(extra or {})}) if is_optimizer_included else None
-    return AdapterSnapshot(state.config, _weights(state), trainer, state.step_count)
+    return _snapshot_of(state, trainer)
 
 
 def take_whole_snapshot(state: AdapterState) -> AdapterSnapshot:
@@ -71,7 +74,7 @@ def take_whole_snapshot(state: AdapterState) -> AdapterSnapshot:
         trainer = _trainer_tensors(state, {'extra': {}, 'configuration': configuration})
     except TypeError as error:
         raise AdapterNotReady(state.adapter_id, f'components whose options are plain values: {error}') from error
-    return AdapterSnapshot(state.config, _weights(state), trainer, state.step_count)
+    return _snapshot_of(state, trainer)
 
 
 def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
@@ -91,8 +94,10 @@ def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
     return _from_format_1(numbers) if numbers['format'] == 1 else numbers
 
 
-def _weights(state: AdapterState) -> dict[str, TensorData]:
-    return {name: tensor_data_of(tensor) for name, tensor in state.weights.peft_state().items()}
+def _snapshot_of(state: AdapterState, trainer: Mapping[str, TensorData] | None) -> AdapterSnapshot:
+    weights = {name: tensor_data_of(tensor) for name, tensor in state.weights.peft_state().items()}
+    targets = state.weights.target_modules if isinstance(state.weights, FullWeights) else None
+    return AdapterSnapshot(state.config, weights, trainer, state.step_count, targets)
 
 
 def _trainer_tensors(state: AdapterState, more: Mapping[str, Any]) -> dict[str, TensorData]:

@@ -1,0 +1,92 @@
+"""Training of the base model's own weights, and putting them back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fixtures.peft_oracle import label_logprobs
+from fixtures.tiny_model import build_tiny_model
+from twinkle.nn import AdapterSpan, FullWeights, PackedCausalLM, SequenceSpan, UnknownParameters, UnsupportedModel
+
+IDS = list(range(3, 26))
+LABELS = [*IDS[1:], -100]
+
+
+@pytest.fixture(params=['llama', 'qwen2', 'qwen3'])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model of each family: with tied and untied embeddings, with biases and with query norms."""
+    return build_tiny_model(tmp_path / request.param, family=request.param)
+
+
+def test_gradients_are_those_of_plain_transformers(folder: Path) -> None:
+    """Every parameter, the tied head and the norms included, gets the gradient that transformers and autograd give."""
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager')
+    label_logprobs(plain, IDS, LABELS).sum().backward()
+    model = PackedCausalLM.load(folder)
+    weights = FullWeights(model)
+    _logprob_sum(model, weights).backward()
+    expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    assert weights.named_parameters().keys() == expected.keys()
+    for name, parameter in weights.named_parameters().items():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=2e-5, rtol=2e-4, msg=name)
+
+
+def test_release_puts_the_base_back_to_the_bit(folder: Path) -> None:
+    """After steps and a release the model gives the very values it gave before, and collects no gradients."""
+    model = PackedCausalLM.load(folder)
+    before = _logprob_sum(model, None)
+    weights = FullWeights(model)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
+    _logprob_sum(model, weights).backward()
+    optimizer.step()
+    assert not torch.equal(_logprob_sum(model, weights), before)
+    weights.release()
+    after = _logprob_sum(model, None)
+    assert torch.equal(after, before)
+    assert not after.requires_grad
+
+
+def test_chosen_parameters_alone_are_trained(tmp_path: Path) -> None:
+    """Names choose parameters by the parts of their paths; all others stay frozen."""
+    model = PackedCausalLM.load(build_tiny_model(tmp_path))
+    weights = FullWeights(model, ['mlp.down_proj', 'norm'])
+    assert all('down_proj' in name or name == 'model.norm.weight' for name in weights.named_parameters())
+    assert sum(parameter.requires_grad for parameter in model.base_parameters.values()) == len(weights.parameters())
+
+
+def test_state_comes_back_and_other_shapes_are_refused(tmp_path: Path) -> None:
+    """A state loads into a lease of the same parameters; anything else is refused and changes nothing."""
+    model = PackedCausalLM.load(build_tiny_model(tmp_path))
+    weights = FullWeights(model)
+    state = {name: tensor + 1.0 for name, tensor in weights.peft_state().items()}
+    weights.load_peft_state(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in weights.peft_state().items())
+    wrong = {**state, 'model.norm.weight': torch.zeros(3)}
+    with pytest.raises(ValueError, match='shape'):
+        weights.load_peft_state(wrong)
+    with pytest.raises(ValueError, match='both sides'):
+        weights.load_peft_state({})
+    assert all(torch.equal(tensor, state[name]) for name, tensor in weights.peft_state().items())
+
+
+def test_unknown_names_and_other_dtypes_are_refused(tmp_path: Path) -> None:
+    """A name that matches nothing is named with those there are; 16-bit weights would lose small steps."""
+    folder = build_tiny_model(tmp_path)
+    with pytest.raises(UnknownParameters, match='down_proj'):
+        FullWeights(PackedCausalLM.load(folder), ['no_such_layer'])
+    with pytest.raises(UnsupportedModel, match='float32'):
+        FullWeights(PackedCausalLM.load(folder, dtype='bfloat16'))
+
+
+def _logprob_sum(model: PackedCausalLM, weights: FullWeights | None) -> torch.Tensor:
+    ids = torch.tensor(IDS)
+    hidden = model.hidden(
+        ids,
+        torch.arange(len(IDS)),
+        sequences=[SequenceSpan(0, len(IDS))],
+        adapters=[AdapterSpan(0, len(IDS), weights)],
+        is_training=weights is not None,
+    )
+    return model.head_outputs(hidden[:-1], ids[1:]).logps_R.sum()
