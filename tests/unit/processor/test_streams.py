@@ -70,7 +70,7 @@ REFUSED_STREAMS = {
     'nothing': ({'advantages': None}, 'advantages'),
     'a vector in place of candidates': ({'teacher_topk_logps': [1, 2, 3, 4]}, 'teacher_topk_logps'),
     'no candidates': ({'teacher_topk_logps': [[], [], [], []]}, 'teacher_topk_logps'),
-    'candidates of no number': ({'teacher_topk_logps': [[0, 0], [0, 0], [0, np.inf], [0, 0]]}, 'teacher_topk_logps[2, 1]'),
+    'an infinite candidate': ({'teacher_topk_logps': [[0, 0]] * 3 + [[0, np.inf]]}, 'teacher_topk_logps[3, 1]'),
     'ragged candidates': ({'teacher_topk_ids': [[1, 2], [3], [4, 5], [6, 7]]}, 'teacher_topk_ids'),
     'ids that are floats': ({'teacher_topk_ids': [[1.0], [2.0], [3.0], [4.0]]}, 'teacher_topk_ids'),
     'ids beyond the vocabulary': ({'teacher_topk_ids': [[1], [2], [50], [4]]}, 'teacher_topk_ids'),
