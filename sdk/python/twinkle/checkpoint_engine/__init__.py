@@ -9,16 +9,20 @@ on it.
 from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier
 from twinkle.checkpoint_engine.chunks import CHUNK_BYTES, StateChunk, chunk_checksum, iter_chunks
 from twinkle.checkpoint_engine.errors import (
+    AdapterMismatch,
     ChunkCorrupt,
     ChunkOutOfOrder,
     ChunkOutOfRange,
     DigestMismatch,
     InvalidManifest,
+    InvalidModelFolder,
     InvalidPeftFolder,
+    MergeRunning,
     StateError,
     StateIncomplete,
 )
 from twinkle.checkpoint_engine.manifest import StateSection, TensorEntry, WeightManifest
+from twinkle.checkpoint_engine.merge import MERGE_FILE, OUTPUT_DTYPES, MergeResult, export_merged
 from twinkle.checkpoint_engine.packing import PackedState, pack_state, state_digest, unpack_state
 from twinkle.checkpoint_engine.peft_config import adapter_config_json, parse_adapter_config
 from twinkle.checkpoint_engine.peft_folder import (
@@ -29,13 +33,17 @@ from twinkle.checkpoint_engine.peft_folder import (
     seed_metadata,
     write_peft_folder,
 )
+from twinkle.checkpoint_engine.peft_import import ImportedAdapter, import_adapter
 from twinkle.checkpoint_engine.safetensors_file import FileEntry, build_header, parse_header
 
 __all__ = [
     'ADAPTER_CONFIG_FILE',
     'ADAPTER_MODEL_FILE',
     'CHUNK_BYTES',
+    'MERGE_FILE',
+    'OUTPUT_DTYPES',
     'SEED_KEY',
+    'AdapterMismatch',
     'Assembler',
     'ChunkCorrupt',
     'ChunkOutOfOrder',
@@ -43,8 +51,12 @@ __all__ = [
     'ChunkVerifier',
     'DigestMismatch',
     'FileEntry',
+    'ImportedAdapter',
     'InvalidManifest',
+    'InvalidModelFolder',
     'InvalidPeftFolder',
+    'MergeResult',
+    'MergeRunning',
     'PackedState',
     'StateChunk',
     'StateError',
@@ -55,6 +67,8 @@ __all__ = [
     'adapter_config_json',
     'build_header',
     'chunk_checksum',
+    'export_merged',
+    'import_adapter',
     'iter_chunks',
     'pack_state',
     'parse_adapter_config',

@@ -126,3 +126,47 @@ class InvalidPeftFolder(StateError):
 
     def __str__(self) -> str:
         return f'{self.file_name}: {self.problem}'
+
+
+class InvalidModelFolder(StateError):
+    """Files are not a model in safetensors that an adapter can be merged into.
+
+    Attributes:
+        file_name: The file at fault, without its folder.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, file_name: str, problem: str) -> None:
+        super().__init__(file_name, problem)
+        self.file_name = file_name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f'{self.file_name}: {self.problem}'
+
+
+class AdapterMismatch(StateError):
+    """An adapter does not fit the model it is to be merged into.
+
+    Attributes:
+        problem: Which layer, and what is wrong with it.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class MergeRunning(StateError):
+    """Another process merges into the same folder; wait for it.
+
+    Attributes:
+        folder: The folder that is to be made.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return f'another process is merging into {self.folder}'

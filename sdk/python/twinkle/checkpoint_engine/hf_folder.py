@@ -1,0 +1,121 @@
+"""A model's folder in the Hugging Face layout: which file holds which tensor, and where in it.
+
+Only headers are read here. Nothing pickled is ever opened.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from twinkle.checkpoint_engine.errors import InvalidModelFolder
+from twinkle.checkpoint_engine.safetensors_file import FileEntry, parse_header
+
+CONFIG_FILE = 'config.json'
+"""The model's architecture."""
+INDEX_FILE = 'model.safetensors.index.json'
+"""Which shard holds which tensor, where there are several."""
+SINGLE_FILE = 'model.safetensors'
+"""The weights, where one file holds them all."""
+
+_LENGTH_BYTES = 8
+_COMPANIONS = ('*.json', '*.txt', '*.model', '*.jinja', 'LICENSE*')
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of weights."""
+
+    path: Path
+    entries: tuple[FileEntry, ...]
+    """In order of offset."""
+    metadata: Mapping[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(entry.end - entry.begin for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model's folder, its headers read and checked."""
+
+    config: Mapping[str, Any]
+    """`config.json`."""
+    shards: tuple[Shard, ...]
+    """By file name."""
+    companions: tuple[Path, ...]
+    """Configuration and tokenizer files, which go with the weights unchanged; no code."""
+    is_indexed: bool
+    """Whether an index names the shards."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> 'ModelFolder':
+        """Read what there is.
+
+        Raises:
+            InvalidModelFolder: a file is missing, malformed, or of a kind that cannot be merged into.
+        """
+        folder = Path(path)
+        config = _read_json(folder / CONFIG_FILE)
+        if config.get('quantization_config') is not None:
+            raise InvalidModelFolder(CONFIG_FILE, 'the weights are quantized; use the folder they were quantized from')
+        names, is_indexed = _shard_names(folder)
+        shards = tuple(_read_shard(folder / name) for name in names)
+        own = {CONFIG_FILE, INDEX_FILE}
+        companions = {file for pattern in _COMPANIONS for file in folder.glob(pattern) if file.name not in own}
+        return cls(config, shards, tuple(sorted(companions)), is_indexed)
+
+    @property
+    def entries(self) -> dict[str, FileEntry]:
+        """Every tensor by name."""
+        return {entry.name: entry for shard in self.shards for entry in shard.entries}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(shard.size_bytes for shard in self.shards)
+
+
+def _shard_names(folder: Path) -> tuple[list[str], bool]:
+    if (folder / INDEX_FILE).exists():
+        weight_map = _read_json(folder / INDEX_FILE).get('weight_map')
+        if not isinstance(weight_map, dict):
+            raise InvalidModelFolder(INDEX_FILE, 'has no weight_map')
+        names = sorted({str(name) for name in cast(dict[str, Any], weight_map).values()})
+        if any(Path(name).name != name for name in names):
+            raise InvalidModelFolder(INDEX_FILE, 'names a file outside of the folder')
+        return names, True
+    if (folder / SINGLE_FILE).exists():
+        return [SINGLE_FILE], False
+    if any(folder.glob('*.bin')):
+        raise InvalidModelFolder(SINGLE_FILE, 'is missing; pickled weights (*.bin) are never opened here')
+    raise InvalidModelFolder(SINGLE_FILE, 'is missing')
+
+
+def _read_shard(path: Path) -> Shard:
+    try:
+        with path.open('rb') as file:
+            length = file.read(_LENGTH_BYTES)
+            header = length + file.read(min(int.from_bytes(length, 'little'), 100_000_000))
+        entries, metadata = parse_header(header, file_bytes=path.stat().st_size)
+    except FileNotFoundError:
+        raise InvalidModelFolder(path.name, 'is missing') from None
+    except ValueError as error:
+        raise InvalidModelFolder(path.name, str(error)) from None
+    return Shard(path, tuple(entries), metadata)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InvalidModelFolder(path.name, 'is missing') from None
+    except (ValueError, RecursionError):
+        raise InvalidModelFolder(path.name, 'is no JSON') from None
+    if not isinstance(value, dict):
+        raise InvalidModelFolder(path.name, 'is no JSON object')
+    return cast(dict[str, Any], value)

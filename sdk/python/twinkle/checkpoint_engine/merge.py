@@ -1,0 +1,299 @@
+"""Base model and adapter as one plain model folder that any tool loads.
+
+`W + scaling B A` is computed in float32 for each adapted layer, a block of rows at a time, and written where the
+base model has W; everything else is copied. So memory stays at a few blocks, whatever the model's size.
+
+The folder grows beside the one asked for and is moved into place when whole. A merge that was cut off goes on
+after the last file it finished, and one that is asked for again once done is not done twice.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from twinkle.checkpoint_engine.errors import AdapterMismatch, InvalidModelFolder, MergeRunning
+from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, from_float32, to_float32
+from twinkle.checkpoint_engine.hf_folder import CONFIG_FILE, INDEX_FILE, ModelFolder, Shard
+from twinkle.checkpoint_engine.lora_layers import PREFIX, layer_ranks, scaling_at
+from twinkle.checkpoint_engine.manifest import DTYPE_BYTES, TensorEntry
+from twinkle.checkpoint_engine.safetensors_file import FileEntry, build_header
+from twinkle.data_format import LoraConfig, TensorData
+
+MERGE_FILE = 'twinkle_merge.json'
+"""Beside the weights: the digest of what was merged, by which a repeat knows that it is done."""
+OUTPUT_DTYPES = ('bfloat16', 'float16', 'float32')
+"""What the weights may be written as."""
+_BLOCK_BYTES = 64 << 20
+"""Bytes of float32 that a block of rows may take."""
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of the base model's tensors are done, of how many."""
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What came of a merge."""
+
+    folder: Path
+    size_bytes: int
+    """Of the tensors written."""
+    merged_layer_count: int
+    is_repeat: bool
+    """Whether the folder was there already, made from the same."""
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What is added to one weight, and how."""
+
+    a: npt.NDArray[np.float32]
+    b: npt.NDArray[np.float32]
+    scaling: float
+
+    def add_to(self, rows: npt.NDArray[np.float32], begin: int) -> npt.NDArray[np.float32]:
+        """Return rows from `begin` on, updated."""
+        delta = self.b[begin : begin + len(rows)] @ self.a
+        delta *= np.float32(self.scaling)
+        delta += rows
+        return delta
+
+
+def export_merged(
+    base_folder: str | os.PathLike[str],
+    adapter_state: Mapping[str, TensorData],
+    lora_config: LoraConfig,
+    out_folder: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    on_progress: Progress | None = None,
+) -> MergeResult:
+    """Write a model folder with an adapter merged in, replacing one of the same path.
+
+    Args:
+        base_folder: The base model in the Hugging Face layout; only read.
+        adapter_state: The adapter's weights by peft's canonical names.
+        lora_config: The adapter's configuration.
+        out_folder: The folder to make. Its parents are made, too.
+        dtype: Of the floating-point weights, of `OUTPUT_DTYPES`. Unset: each as in the base model.
+        on_progress: Called after every block.
+
+    Raises:
+        InvalidModelFolder: the base model cannot be merged into.
+        AdapterMismatch: the adapter has a layer that the model has not, or of another shape.
+        MergeRunning: another process writes the same folder.
+        ValueError: the dtype is none of them.
+        OSError: the disk refused.
+
+    Idempotency: a folder made from the same inputs is left as it is.
+    """
+    if dtype is not None and dtype not in OUTPUT_DTYPES:
+        raise ValueError(f'dtype must be one of {OUTPUT_DTYPES}, got {dtype!r}')
+    base, target = ModelFolder.open(base_folder), Path(out_folder)
+    updates = _updates(base, adapter_state, lora_config)
+    digest = _digest(base, adapter_state, lora_config, dtype)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = target.parent / f'.{target.name}.merging'
+    with _only_one(staging, target):
+        is_repeat = _is_made_from(target, digest)
+        if not is_repeat:
+            _begin(staging, digest)
+            size_bytes = _write(base, updates, staging, dtype=dtype, report=on_progress or _say_nothing)
+            _put_in_place(staging, target, digest, size_bytes)
+        size_bytes = int(json.loads((target / MERGE_FILE).read_bytes())['size_bytes'])
+    return MergeResult(target, size_bytes, len(updates), is_repeat)
+
+
+def _updates(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig) -> dict[str, _Update]:
+    """Return the updates by name of the weight, checked against the model."""
+    try:
+        ranks = layer_ranks({name: tensor.shape for name, tensor in state.items()})
+    except ValueError as error:
+        raise AdapterMismatch(str(error)) from None
+    entries = base.entries
+    updates: dict[str, _Update] = {}
+    for path in ranks:
+        a, b = (_matrix(state[f'{PREFIX}{path}.lora_{part}.weight']) for part in 'AB')
+        name = f'{path}.weight'
+        weight = entries.get(name)
+        if weight is None:
+            raise AdapterMismatch(f'the base model has no weight {name} of its own')
+        if weight.shape != (b.shape[0], a.shape[1]) or weight.dtype not in FLOAT_DTYPES:
+            raise AdapterMismatch(f'{name} is {weight.dtype} {weight.shape}, the update {(b.shape[0], a.shape[1])}')
+        updates[name] = _Update(a, b, scaling_at(path, config))
+    return updates
+
+
+def _matrix(tensor: TensorData) -> npt.NDArray[np.float32]:
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise AdapterMismatch(f'an adapter of {tensor.dtype} cannot be merged')
+    return to_float32(tensor.data, tensor.dtype).reshape(tensor.shape)
+
+
+def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig, dtype: str | None) -> str:
+    """Return what tells this merge from any other. The base model's files are told apart by size and time."""
+    hasher = blake3()
+    for shard in base.shards:
+        stat = shard.path.stat()
+        hasher.update(f'{shard.path.resolve()} {stat.st_size} {stat.st_mtime_ns}\n'.encode())
+    for name in sorted(state):
+        hasher.update(f'{name} {state[name].dtype} {state[name].shape}\n'.encode())
+        hasher.update(state[name].data)
+    scales = (config.r, config.lora_alpha, config.use_rslora, dict(config.rank_pattern), dict(config.alpha_pattern))
+    hasher.update(repr((scales, dtype)).encode())
+    return hasher.hexdigest()
+
+
+@contextmanager
+def _only_one(staging: Path, target: Path) -> Generator[None]:
+    """Hold the lock of a target; its file goes with the lock."""
+    path = staging.with_suffix('.lock')
+    with path.open('w') as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it before may have removed the file since it was opened: the lock is on nothing then.
+            is_held = path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino
+        except (BlockingIOError, FileNotFoundError):
+            is_held = False
+        if not is_held:
+            raise MergeRunning(str(target))
+        try:
+            yield
+        finally:
+            path.unlink()
+
+
+def _is_made_from(folder: Path, digest: str) -> bool:
+    try:
+        return json.loads((folder / MERGE_FILE).read_bytes())['digest'] == digest
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _begin(staging: Path, digest: str) -> None:
+    """Keep what an earlier run of the same merge finished, else begin anew."""
+    if _is_made_from(staging, digest):
+        return
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    _write_json(staging / MERGE_FILE, {'digest': digest})
+
+
+def _write(
+    base: ModelFolder, updates: Mapping[str, _Update], staging: Path, *, dtype: str | None, report: Progress
+) -> int:
+    done = size_bytes = 0
+    for shard in base.shards:
+        entries = _laid_out(shard, dtype)
+        size_bytes += sum(entry.size_bytes for entry in entries)
+        if not (staging / shard.path.name).exists():
+            for block_bytes in _write_shard(shard, entries, updates, staging / shard.path.name):
+                done += block_bytes
+                report(done, base.size_bytes)
+        else:
+            done += shard.size_bytes
+            report(done, base.size_bytes)
+    for file in base.companions:
+        shutil.copyfile(file, staging / file.name)
+    _write_json(staging / CONFIG_FILE, _config(base.config, dtype))
+    if base.is_indexed:
+        weight_map = {entry.name: shard.path.name for shard in base.shards for entry in shard.entries}
+        _write_json(staging / INDEX_FILE, {'metadata': {'total_size': size_bytes}, 'weight_map': weight_map})
+    return size_bytes
+
+
+def _config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+    if dtype is None:
+        return dict(config)
+    # Transformers 5 says `dtype`, older ones `torch_dtype`; whoever reads it looks for one of them.
+    named = [name for name in ('dtype', 'torch_dtype') if name in config] or ['dtype']
+    return {**config, **dict.fromkeys(named, dtype)}
+
+
+def _laid_out(shard: Shard, dtype: str | None) -> list[TensorEntry]:
+    """Return the shard's tensors as they are to be written."""
+    laid: list[TensorEntry] = []
+    offset = 0
+    for entry in shard.entries:
+        written = dtype if dtype is not None and entry.dtype in FLOAT_DTYPES else entry.dtype
+        size = (entry.end - entry.begin) // DTYPE_BYTES[entry.dtype] * DTYPE_BYTES[written]
+        laid.append(TensorEntry(entry.name, written, entry.shape, offset, size))
+        offset += size
+    return laid
+
+
+def _write_shard(
+    shard: Shard, entries: list[TensorEntry], updates: Mapping[str, _Update], target: Path
+) -> Iterator[int]:
+    """Write one file under a temporary name and move it into place, whole and synced; yield bytes read."""
+    metadata = {name: value for name, value in shard.metadata.items() if name != 'format'}
+    unfinished = target.with_suffix('.part')
+    with shard.path.open('rb') as source, unfinished.open('wb') as file:
+        file.write(build_header(entries, metadata=metadata))
+        for read, written in zip(shard.entries, entries, strict=True):
+            yield from _write_tensor(source, read, file, written.dtype, updates.get(read.name))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(target)
+
+
+def _write_tensor(
+    source: IO[bytes], read: FileEntry, file: IO[bytes], dtype: str, update: _Update | None
+) -> Iterator[int]:
+    row_count = read.shape[0] if read.shape else 1
+    row_bytes = (read.end - read.begin) // row_count if row_count else 0
+    widened = max(row_bytes // DTYPE_BYTES[read.dtype] * 4, 1)
+    rows_at_once = max(1, _BLOCK_BYTES // widened)
+    source.seek(read.begin)
+    for begin in range(0, row_count, rows_at_once):
+        count = min(rows_at_once, row_count - begin)
+        data = source.read(count * row_bytes)
+        if len(data) != count * row_bytes:
+            raise InvalidModelFolder(Path(source.name).name, 'was cut short while it was read')
+        if update is not None:
+            values = update.add_to(to_float32(data, read.dtype).reshape(count, -1), begin)
+            data = from_float32(values, dtype)
+        elif dtype != read.dtype:
+            data = from_float32(to_float32(data, read.dtype), dtype)
+        file.write(data)
+        yield count * row_bytes
+
+
+def _put_in_place(staging: Path, target: Path, digest: str, size_bytes: int) -> None:
+    _write_json(staging / MERGE_FILE, {'digest': digest, 'size_bytes': size_bytes})
+    _sync_folder(staging)
+    replaced = staging.with_suffix('.replaced')
+    shutil.rmtree(replaced, ignore_errors=True)
+    if target.exists():
+        target.rename(replaced)
+    staging.rename(target)
+    _sync_folder(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open('w') as file:
+        json.dump(value, file, indent=2, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _say_nothing(done: int, total: int) -> None:
+    """Report to nobody."""
