@@ -6,12 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.api.data.v1 import message_pb2
+from twinkle.api.model.v1 import training_config_pb2
 from twinkle.data_format import SamplingParams
 from twinkle_client.convert import (
     component_config,
     feature_from_proto,
     features_to_proto,
+    full_parameter_config,
     lora_config,
+    loss_config,
     optimizer_config,
     prompt_to_proto,
     sampling_params,
@@ -41,10 +44,32 @@ def test_padding_is_cut_off() -> None:
 
 
 def test_program_s_own_keys_stay_here() -> None:
-    """Chats and user data are for rewards; further arrays travel by name."""
-    feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'length': 1, 'noise': np.ones(3, np.float32)}
+    """Chats and user data are for rewards and do not travel."""
+    feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'length': 1}
     message = features_to_proto([feature]).features[0]
-    assert list(message.extra_tensors) == ['noise']
+    assert [descriptor.name for descriptor, _ in message.ListFields()] == ['input_ids']
+
+
+def test_extra_streams_travel_by_name() -> None:
+    """What a loss may read goes with the tokens that are kept, wide ones as tables."""
+    feature = {
+        'input_ids': [7, 8, 0],
+        'attention_mask': [1, 1, 0],
+        'returns': [0.5, 1.5, 9.0],
+        'teacher_topk_ids': [[1, 2], [3, 4], [0, 0]],
+        'teacher_topk_logps': np.full((3, 2), -1.0),
+    }
+    back = feature_from_proto(features_to_proto([feature]).features[0])
+    assert list(back['returns']) == [0.5, 1.5]
+    assert back['teacher_topk_ids'].tolist() == [[1, 2], [3, 4]]
+    assert back['teacher_topk_logps'].shape == (2, 2)
+
+
+def test_extra_stream_beside_the_features_is_laid_onto_the_labels() -> None:
+    """Returns may be given like advantages: one number a label that counts."""
+    feature = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
+    back = feature_from_proto(features_to_proto([feature], per_label={'returns': [[0.5, 1.5]]}).features[0])
+    assert list(back['returns']) == [0.0, 0.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +80,12 @@ def test_program_s_own_keys_stay_here() -> None:
         ({'input_ids': [2**40]}, {}, 'input_ids'),
         ({'input_ids': [1, 2], 'labels': [1]}, {}, 'labels'),
         ({'input_ids': [1], 'note': 'text'}, {}, 'note'),
+        ({'input_ids': [1], 'noise': [0.5]}, {}, 'noise'),
+        ({'input_ids': [1], 'returns': [[0.5], [0.5]]}, {}, 'returns'),
+        ({'input_ids': [1, 2], 'returns': [0.5]}, {}, 'returns'),
+        ({'input_ids': [1], 'teacher_topk_ids': [1]}, {}, 'teacher_topk_ids'),
+        ({'input_ids': [1], 'teacher_topk_ids': [[1.5]]}, {}, 'teacher_topk_ids'),
+        ({'input_ids': [1], 'labels': [1]}, {'teacher_logits': [1.0]}, 'teacher_logits'),
         ({'input_ids': [1]}, {'advantages': [1.0]}, 'labels'),
         ({'input_ids': [1, 2], 'labels': [-100, 2]}, {'old_logps': [[1.0, 2.0, 3.0]]}, 'old_logps'),
         ({'input_ids': [1], 'labels': [1]}, {'advantages': [1.0, 2.0]}, 'advantages'),
@@ -156,3 +187,39 @@ def test_components_travel_by_name() -> None:
     assert component_config(SamplingParams, {}).name == 'SamplingParams'
     with pytest.raises(TypeError):
         component_config(SamplingParams(), {})
+
+
+def test_groups_of_parameters_travel() -> None:
+    """Pattern and rate have their fields, the rest are options; a group without a pattern is named."""
+    config = optimizer_config('AdamW', {'lr': 0.1, 'groups': [{'pattern': 'lora_B', 'lr': 0.0, 'weight_decay': 0}]})
+    group = config.groups[0]
+    assert (group.pattern, group.HasField('learning_rate'), dict(group.options)) == (
+        'lora_B',
+        True,
+        {'weight_decay': 0},
+    )
+    assert 'groups' not in config.options
+    with pytest.raises(ValueError, match=r'groups\[0\]'):
+        optimizer_config('AdamW', {'groups': [{'lr': 0.1}]})
+
+
+@pytest.mark.parametrize(
+    ('name', 'reduction', 'expected'),
+    [
+        ('CrossEntropyLoss', None, training_config_pb2.LOSS_REDUCTION_MEAN),
+        ('GRPOLoss', None, training_config_pb2.LOSS_REDUCTION_UNSPECIFIED),
+        ('CrossEntropyLoss', 'sum', training_config_pb2.LOSS_REDUCTION_SUM),
+        ('GRPOLoss', 'mean', training_config_pb2.LOSS_REDUCTION_MEAN),
+    ],
+)
+def test_only_losses_that_offer_it_are_averaged_unasked(name: str, reduction: str | None, expected: int) -> None:
+    """Losses that define their own scaling are left to it; what is asked for is sent."""
+    assert loss_config(name, {}, reduction=reduction).reduction == expected
+
+
+def test_no_full_parameters_is_not_all_of_them() -> None:
+    """False asks for none, True for all, names for those."""
+    assert full_parameter_config(names=False) is None
+    assert list(full_parameter_config(names=True).target_modules) == []
+    assert list(full_parameter_config(names='mlp').target_modules) == ['mlp']
+    assert list(full_parameter_config(names=('mlp', 'norm')).target_modules) == ['mlp', 'norm']

@@ -4,7 +4,14 @@ What could not be sent is refused here with a ValueError that names the field; w
 server can judge is left to it.
 """
 
-from twinkle_client.convert.config import component_config, lora_config, loss_config, optimizer_config, scheduler_config
+from twinkle_client.convert.config import (
+    component_config,
+    full_parameter_config,
+    lora_config,
+    loss_config,
+    optimizer_config,
+    scheduler_config,
+)
 from twinkle_client.convert.features import feature_from_proto, features_to_proto
 from twinkle_client.convert.sampling import adapter_ref, prompt_to_proto, sampling_params
 from twinkle_client.convert.tensors import tensor_from_proto, tensor_to_proto, vector
@@ -15,6 +22,7 @@ __all__ = [
     'component_config',
     'feature_from_proto',
     'features_to_proto',
+    'full_parameter_config',
     'lora_config',
     'loss_config',
     'optimizer_config',

@@ -56,7 +56,7 @@ def lora_config(config: Any) -> pb.LoraConfig:
     )
 
 
-def full_parameter_config(names: Sequence[str] | bool) -> pb.FullParameterConfig | None:
+def full_parameter_config(*, names: bool | Sequence[str]) -> pb.FullParameterConfig | None:
     """Return which of the base model's own parameters are trained; None for none of them.
 
     Args:

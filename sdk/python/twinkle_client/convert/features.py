@@ -8,12 +8,13 @@ import numpy.typing as npt
 
 from twinkle.api.data.v1 import input_feature_pb2 as pb
 from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import IGNORE_INDEX, InputFeature
-from twinkle_client.convert.tensors import tensor_from_proto, tensor_to_proto, vector
+from twinkle.data_format import EXTRA_STREAMS, IGNORE_INDEX, InputFeature, StreamSpec
+from twinkle_client.convert.tensors import matrix, tensor_from_proto, tensor_to_proto, vector
 
 _INTEGERS = ('position_ids', 'labels', 'completion_mask')
 _FLOATS = ('loss_weights', 'advantages', 'old_logps', 'ref_logps')
-PER_LABEL = _FLOATS
+_EXTRA_FLOATS = tuple(name for name, spec in EXTRA_STREAMS.items() if spec.kind == 'float' and not spec.is_wide)
+PER_LABEL = (*_FLOATS, *_EXTRA_FLOATS)
 """What may be given beside the features, one value or sequence for each."""
 _CARRIED = frozenset(
     {'messages', 'tools', 'user_data', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
@@ -28,7 +29,7 @@ def features_to_proto(
 
     Args:
         features: `InputFeature`s; padding (attention mask 0) is cut off.
-        per_label: `advantages`, `old_logps`, `ref_logps` or `loss_weights` by name, one entry a feature:
+        per_label: `advantages`, `old_logps`, `returns` and others of `PER_LABEL` by name, one entry a feature:
             a number for all its labels, one number a label that counts, or one a token. A sampler's
             `logprobs` are understood.
 
@@ -62,12 +63,14 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
             array = vector(feature[name], np.float32 if name in _FLOATS else np.int32, field=f'{field}.{name}')
             _check_length(array, len(tokens), f'{field}.{name}')
             tensors[name] = tensor_to_proto(array[is_kept])
+    extra = _extra_tensors(feature, is_kept, field)
     for name, value in per_label.items():
         labels = tensors.get('labels')
         if labels is None:
             raise ValueError(f'{field}.labels are missing, but {name} belong to labels')
-        tensors[name] = tensor_to_proto(_per_label(value, tensor_from_proto(labels), f'{name} of {field}'))
-    return pb.InputFeature(**tensors, extra_tensors=_extra_tensors(feature, field))
+        array = _per_label(value, tensor_from_proto(labels), f'{name} of {field}')
+        (extra if name in EXTRA_STREAMS else tensors)[name] = tensor_to_proto(array)
+    return pb.InputFeature(**tensors, extra_tensors=extra)
 
 
 def _kept(feature: Mapping[str, Any], length: int, field: str) -> npt.NDArray[np.bool_]:
@@ -104,15 +107,24 @@ def _numbers(value: Any) -> Any:
     return cast(Any, value)
 
 
-def _extra_tensors(feature: Mapping[str, Any], field: str) -> dict[str, tensor_pb2.Tensor]:
-    known = {'input_ids', *_INTEGERS, *_FLOATS, *_CARRIED}
-    extra: dict[str, tensor_pb2.Tensor] = {}
-    for name in sorted(set(feature) - known):
-        array = np.asarray(feature[name])
-        if array.dtype.kind not in 'biuf':
-            raise ValueError(f'{field}.{name} is no array of numbers, and nothing else can be sent; remove it')
-        extra[name] = tensor_to_proto(array)
-    return extra
+def _extra_tensors(
+    feature: Mapping[str, Any], is_kept: npt.NDArray[np.bool_], field: str
+) -> dict[str, tensor_pb2.Tensor]:
+    unknown = sorted(set(feature) - {'input_ids', *_INTEGERS, *_FLOATS, *_CARRIED, *EXTRA_STREAMS})
+    if unknown:
+        known = ', '.join(EXTRA_STREAMS)
+        raise ValueError(f'{field}.{unknown[0]} is read by no loss, so it would have no effect; known are {known}')
+    return {
+        name: tensor_to_proto(_extra(feature[name], spec, is_kept, f'{field}.{name}'))
+        for name, spec in EXTRA_STREAMS.items()
+        if feature.get(name) is not None
+    }
+
+
+def _extra(value: Any, spec: StreamSpec, is_kept: npt.NDArray[np.bool_], field: str) -> npt.NDArray[Any]:
+    array = (matrix if spec.is_wide else vector)(value, np.int32 if spec.kind == 'id' else np.float32, field=field)
+    _check_length(array, len(is_kept), field)
+    return array[is_kept]
 
 
 def feature_from_proto(feature: pb.InputFeature) -> InputFeature:

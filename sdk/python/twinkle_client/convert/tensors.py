@@ -46,11 +46,20 @@ def vector(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt
     Raises:
         ValueError: it is not one-dimensional, not numeric, or loses integer digits.
     """
+    return _numbers(value, dtype, dimensions=1, field=field)
+
+
+def matrix(value: Any, dtype: type[np.int32 | np.float32], *, field: str) -> npt.NDArray[Any]:
+    """Return lists, an array or a tensor as a two-dimensional array; arguments and errors as `vector`."""
+    return _numbers(value, dtype, dimensions=2, field=field)
+
+
+def _numbers(value: Any, dtype: type[np.int32 | np.float32], *, dimensions: int, field: str) -> npt.NDArray[Any]:
     array = np.asarray(value)
-    if array.ndim == 2 and array.shape[0] == 1:
+    if array.ndim == dimensions + 1 and array.shape[0] == 1:
         array = array[0]
-    if array.ndim != 1:
-        raise ValueError(f'{field} must be one-dimensional, got shape {array.shape}')
+    if array.ndim != dimensions:
+        raise ValueError(f'{field} must have {dimensions} dimension(s), got shape {array.shape}')
     if array.size and array.dtype.kind not in 'biuf':
         raise ValueError(f'{field} must hold numbers, got {array.dtype}')
     if array.size and dtype is np.int32:

@@ -14,14 +14,16 @@ class ConfiguringVerbs(ModelHandle):
 
     @remote_method
     async def set_loss(
-        self, loss_cls: Any, *, adapter_name: str | None = None, reduction: str = 'mean', **options: Any
+        self, loss_cls: Any, *, adapter_name: str | None = None, reduction: str | None = None, **options: Any
     ) -> None:
         """Choose the loss.
 
         Args:
-            loss_cls: name or class, such as 'CrossEntropyLoss'.
+            loss_cls: name or class, such as 'GRPOLoss'; `TwinkleClient.get_server_info` lists them.
             adapter_name: unset: the only adapter.
             reduction: 'mean': the gradient is divided at the step by the labels it gathered; 'sum': it is not.
+                For the losses that offer the choice, where unset is 'mean': CrossEntropyLoss and
+                SoftCrossEntropyLoss. The others define their own scaling.
             options: the loss's arguments.
 
         Raises:
@@ -38,10 +40,13 @@ class ConfiguringVerbs(ModelHandle):
         Args:
             optimizer_cls: name or class of torch.optim.
             adapter_name: unset: the only adapter.
-            options: its arguments, `lr` among them.
+            options: its arguments, `lr` among them; and `groups`: a list of mappings such as
+                `{'pattern': 'lora_B', 'lr': 1.6e-3}` with what differs for the parameters whose path
+                the pattern matches. The first group that matches counts.
 
         Raises:
-            UsageError: the server knows no such optimizer or argument.
+            ValueError: a group is malformed.
+            UsageError: the server knows no such optimizer or argument, or a pattern matches nothing.
         """
         optimizer = convert.optimizer_config(optimizer_cls, options)
         await self._configure(adapter_name, TrainingConfig(optimizer=optimizer))

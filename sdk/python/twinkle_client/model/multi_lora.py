@@ -4,23 +4,31 @@ Every verb blocks; `.aio` is its coroutine and `.submit` begins it and returns a
 Verbs of one adapter are applied in the order they are begun.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.api.model.v1.training_config_pb2 import LOSS_REDUCTION_MEAN, LossConfig, TrainingConfig
-from twinkle_client.convert import lora_config
+from twinkle_client.convert import full_parameter_config, lora_config
 from twinkle_client.convert.sampling import SCHEME
 from twinkle_client.model.configuring import ConfiguringVerbs
+from twinkle_client.model.custom_loss import CustomLossVerbs
 from twinkle_client.model.handle import AdapterHandle
 from twinkle_client.model.operations import OperationLog
 from twinkle_client.model.pipeline import Pipeline
+from twinkle_client.model.planning import PlanningVerbs
 from twinkle_client.model.saving import SavingVerbs
 from twinkle_client.model.training import TrainingVerbs
+from twinkle_client.model.watching import WatchingVerbs
 from twinkle_client.rpc import new_id, remote_method
 
+_log = logging.getLogger('twinkle_client')
 
-class MultiLoraTransformersModel(ConfiguringVerbs, TrainingVerbs, SavingVerbs):
+
+class MultiLoraTransformersModel(
+    ConfiguringVerbs, TrainingVerbs, CustomLossVerbs, SavingVerbs, PlanningVerbs, WatchingVerbs
+):
     """A shared base model, and this program's adapters of it."""
 
     @remote_method
@@ -29,6 +37,7 @@ class MultiLoraTransformersModel(ConfiguringVerbs, TrainingVerbs, SavingVerbs):
         adapter_name: str,
         config_or_dir: Any = None,
         *,
+        full_parameters: bool | Sequence[str] = False,
         gradient_accumulation_steps: int = 1,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
@@ -38,6 +47,8 @@ class MultiLoraTransformersModel(ConfiguringVerbs, TrainingVerbs, SavingVerbs):
             adapter_name: its name in this program.
             config_or_dir: a `LoraConfig`, peft's or the library's; or a checkpoint's `twinkle://` path
                 to begin from. Unset: a `LoraConfig` with every default.
+            full_parameters: train the base model's own weights, or those of them that are named, instead of
+                an adapter's; the replica is then leased to it alone until it is removed.
             gradient_accumulation_steps: batches whose gradients are added up before a step is applied.
             user_metadata: labels for the catalogue.
 
@@ -48,24 +59,30 @@ class MultiLoraTransformersModel(ConfiguringVerbs, TrainingVerbs, SavingVerbs):
             ValueError: the configuration asks for what is not supported, or the name is taken.
             NotFoundError: the server has no such base model or checkpoint.
             QuotaError: it is one adapter too many.
+            StateError: the replica is leased to another full-parameter run.
         """
         if adapter_name in self._adapters:
             raise ValueError(f'adapter_name {adapter_name!r} is taken; call remove_adapter first')
+        if full_parameters is not False and config_or_dir is not None:
+            raise ValueError('config_or_dir must be left out with full_parameters: there is no adapter to configure')
         is_path = isinstance(config_or_dir, str)
         if is_path and not config_or_dir.startswith(SCHEME):
             raise ValueError(f'config_or_dir must be a LoraConfig or a {SCHEME} path, got {config_or_dir!r}')
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=new_id('rq'),
             base_model=self.model_id,
-            lora_config=None if is_path else lora_config(config_or_dir or {}),
+            lora_config=None if is_path or full_parameters is not False else lora_config(config_or_dir or {}),
+            full_parameters=full_parameter_config(names=full_parameters),
             training_config=TrainingConfig(
                 loss=LossConfig(reduction=LOSS_REDUCTION_MEAN), gradient_accumulation_steps=gradient_accumulation_steps
             ),
             user_metadata=user_metadata or {},
             checkpoint_path=config_or_dir if is_path else '',
-            session_id=self._client.session_id,
         )
-        adapter = (await self._connection.unary(self._stub.CreateAdapter, request)).adapter
+        response = await self._connection.unary(self._stub.CreateAdapter, request)
+        adapter = response.adapter
+        for warning in response.warnings:
+            _log.warning('adapter %s: %s', adapter_name, warning)
         self._attach(adapter_name, adapter.adapter_id, adapter.sequence_number)
         return adapter.adapter_id
 

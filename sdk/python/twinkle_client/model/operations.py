@@ -1,7 +1,9 @@
 """One adapter's operations: numbered in the order they are asked for, each applied once."""
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Protocol
 
 import grpc
 
@@ -10,6 +12,7 @@ from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
 from twinkle_client.errors import Error, NotFoundError
 from twinkle_client.model.carriers import CallCarrier, Carrier, OperationResult
+from twinkle_client.model.waiting import telling_the_wait
 from twinkle_client.rpc import Connection
 
 _LEAVES_NUMBER_FREE = frozenset(
@@ -23,6 +26,14 @@ _LEAVES_NUMBER_FREE = frozenset(
     }
 )
 """With these the service refused an operation before it was accepted."""
+
+
+class Run(Protocol):
+    """Runs one verb."""
+
+    async def __call__(self, **verb: Any) -> OperationResult:
+        """See `OperationLog.run`."""
+        ...
 
 
 class OperationLog:
@@ -41,9 +52,10 @@ class OperationLog:
         self._training = TrainingServiceStub(connection.channel)
         self._adapters = AdapterServiceStub(connection.channel)
         self._last_number = last_number
-        self._in_doubt: int | None = None
+        self._in_doubt: set[int] = set()
         self._is_stale = False
-        self._asking = asyncio.Lock()
+        # First come, first served, and taken at once where nobody waits: numbers follow the order of begin.
+        self._turn = asyncio.Lock()
 
     async def run(self, **verb: Any) -> OperationResult:
         """Send an operation and return its result.
@@ -54,20 +66,41 @@ class OperationLog:
         Raises:
             Error: it failed or was refused.
         """
-        if self._in_doubt is not None or self._is_stale or self._asking.locked():
-            async with self._asking:
-                await self._settle_doubt()
+        async with self._turn:
+            number = await self._take_number()
+        return await self._send(number, verb)
+
+    @asynccontextmanager
+    async def together(self) -> AsyncIterator[Run]:
+        """Give the block a way to run operations with none of others, begun meanwhile, between them."""
+
+        async def run(**verb: Any) -> OperationResult:
+            return await self._send(await self._take_number(), verb)
+
+        async with self._turn:
+            yield run
+
+    async def _take_number(self) -> int:
+        if self._in_doubt or self._is_stale:
+            await self._settle_doubt()
         self._last_number += 1
-        number = self._last_number
+        return self._last_number
+
+    async def _send(self, number: int, verb: dict[str, Any]) -> OperationResult:
         operation = operation_pb2.Operation(adapter_id=self._adapter_id, sequence_number=number, **verb)
         try:
-            return await self.carrier.send(operation)
+            async with telling_the_wait(lambda: self._find(number)):
+                return await self.carrier.send(operation)
         except Error as error:
             await self._after_failure(number, error)
             raise
         except asyncio.CancelledError:
-            self._in_doubt = number
+            self._in_doubt.add(number)
             raise
+
+    async def _find(self, number: int) -> training_service_pb2.GetOperationResponse:
+        request = training_service_pb2.GetOperationRequest(adapter_id=self._adapter_id, sequence_number=number)
+        return await self._connection.unary(self._training.GetOperation, request)
 
     async def _after_failure(self, number: int, error: Error) -> None:
         if error.reason == 'SEQUENCE_REUSED':
@@ -76,7 +109,11 @@ class OperationLog:
         elif error.code in _LEAVES_NUMBER_FREE:
             await self._give_back(number)
         elif error.code is not grpc.StatusCode.FAILED_PRECONDITION:
-            self._in_doubt = number
+            self._in_doubt.add(number)
+        if error.code is grpc.StatusCode.CANCELLED and number < self._last_number:
+            # It was dropped while it waited, and those after it wait for its number.
+            with suppress(Error):
+                await self._settle_doubt()
 
     async def _give_back(self, number: int) -> None:
         if number == self._last_number:
@@ -94,12 +131,19 @@ class OperationLog:
             adapter = adapter_service_pb2.GetAdapterRequest(adapter_id=self._adapter_id)
             response = await self._connection.unary(self._adapters.GetAdapter, adapter)
             self._last_number = response.adapter.sequence_number
-        elif self._in_doubt is not None:
-            request = training_service_pb2.GetOperationRequest(
-                adapter_id=self._adapter_id, sequence_number=self._in_doubt
-            )
-            try:
-                await self._connection.unary(self._training.GetOperation, request)
-            except NotFoundError:
-                await self._give_back(self._in_doubt)
-        self._is_stale, self._in_doubt = False, None
+            self._is_stale = False
+            self._in_doubt.clear()
+        # From the last to the first, so that numbers at the end are given back and none is left out.
+        for number in sorted(self._in_doubt, reverse=True):
+            is_used = await self._is_on_record(number)
+            if number in self._in_doubt:
+                self._in_doubt.discard(number)
+                if not is_used:
+                    await self._give_back(number)
+
+    async def _is_on_record(self, number: int) -> bool:
+        try:
+            await self._find(number)
+        except NotFoundError:
+            return False
+        return True

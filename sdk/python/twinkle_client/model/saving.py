@@ -7,6 +7,7 @@ from google.protobuf import duration_pb2, json_format
 
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2
 from twinkle_client.model.handle import ModelHandle
+from twinkle_client.model.training import StepOutput, step_output
 from twinkle_client.rpc import remote_method
 
 
@@ -84,13 +85,37 @@ class SavingVerbs(ModelHandle):
         await self._run(adapter_name, upload_to_hub=verb)
 
     @remote_method
-    async def undo(self, steps: int = 1, *, adapter_name: str | None = None) -> None:
-        """Go back by optimizer steps.
+    async def undo(self, steps: int = 1, *, adapter_name: str | None = None) -> StepOutput:
+        """Go back to right before the operation that applied the last step, or one of those before it.
+
+        Weights, optimizer, schedule, configuration, metrics and random state go back; the accumulated
+        gradient is dropped. Published versions and saved checkpoints stay.
+
+        Args:
+            steps: optimizer steps, at least 1.
+            adapter_name: unset: the only adapter.
+
+        Returns:
+            Where the adapter is now.
 
         Raises:
-            NotSupportedError: the server keeps no way back.
+            StateError: so many are not kept; the message says how many are.
         """
-        await self._run(adapter_name, undo=operation_pb2.Undo(step_count=steps))
+        return step_output(await self._run(adapter_name, undo=operation_pb2.Undo(step_count=steps)))
+
+    @remote_method
+    async def export_merged(self, name: str, *, adapter_name: str | None = None) -> str:
+        """Write the base model with the adapter merged into it, as a plain model folder.
+
+        Args:
+            name: of the export, within the run.
+            adapter_name: unset: the only adapter.
+
+        Returns:
+            The folder, on the machine of the service; its path where the service does not tell that.
+        """
+        save = (await self._run(adapter_name, export_merged=operation_pb2.ExportMerged(name=name))).save
+        return save.folder or save.checkpoint_path
 
     @remote_method
     async def get_adapter(self, *, adapter_name: str | None = None) -> adapter_pb2.Adapter:

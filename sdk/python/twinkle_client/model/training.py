@@ -23,6 +23,23 @@ class StepOutput(TypedDict):
     """Used, or to be used next."""
     step_count: int
     """Optimizer steps applied so far."""
+    layers: 'list[LayerHealth]'
+    """In the model's order; empty unless asked for."""
+
+
+class LayerHealth(TypedDict):
+    """How a layer took a step; norms are Euclidean."""
+
+    path: str
+    """In the base model."""
+    grad_norm: float
+    """Of the gradient divided as for the step, before clipping."""
+    weight_norm: float
+    """Before the step."""
+    relative_update: float
+    """Norm of the change by the norm of the weights; 0.0 where nothing was applied."""
+    non_finite_location: str
+    """First element that is infinite or not a number; empty where all are finite."""
 
 
 class TrainingVerbs(ModelHandle):
@@ -72,9 +89,9 @@ class TrainingVerbs(ModelHandle):
         Args:
             inputs: features, one or many. Chats are in the contract, not built yet at the server.
             adapter_name: unset: the only adapter.
-            options: `advantages`, `old_logps`, `ref_logps`, `loss_weights`: one entry an example, a
-                number for all its labels, one number a label, or one a token. `temperature`,
-                `disable_lora`, `return_logps`.
+            options: `advantages`, `old_logps`, `ref_logps`, `returns`, `old_values`, `loss_weights` and what
+                else the loss reads: one entry an example, a number for all its labels, one number a
+                label, or one a token. `temperature`, `disable_lora`, `return_logps`.
 
         Raises:
             TypeError, ValueError: something cannot be sent; nothing was.
@@ -85,17 +102,39 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def clip_grad_norm(
-        self, max_grad_norm: float = 1.0, *, norm_type: float = 2.0, adapter_name: str | None = None
+        self,
+        max_grad_norm: float = 1.0,
+        *,
+        norm_type: float = 2.0,
+        max_grad_value: float | None = None,
+        adapter_name: str | None = None,
     ) -> float:
-        """Scale the accumulated gradient to a norm of at most `max_grad_norm`; return the norm before."""
-        verb = operation_pb2.ClipGradNorm(max_grad_norm=max_grad_norm, norm_type=norm_type)
+        """Scale the accumulated gradient to a norm of at most `max_grad_norm`; return the norm before.
+
+        Args:
+            max_grad_norm: positive.
+            norm_type: the norm's order.
+            max_grad_value: first limit each element to plus or minus this. Unset: not limited.
+            adapter_name: unset: the only adapter.
+        """
+        verb = operation_pb2.ClipGradNorm(
+            max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value
+        )
         return (await self._run(adapter_name, clip_grad_norm=verb)).step.grad_norm
 
     @remote_method
-    async def step(self, *, learning_rate: float | None = None, adapter_name: str | None = None) -> StepOutput:
-        """Apply the accumulated gradient; `learning_rate` counts for this step alone."""
-        verb = operation_pb2.Step(learning_rate=learning_rate)
-        return _step_output(await self._run(adapter_name, step=verb))
+    async def step(
+        self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
+    ) -> StepOutput:
+        """Apply the accumulated gradient.
+
+        Args:
+            learning_rate: of this step alone. Unset: the optimizer's, as the schedule set it.
+            return_health: report each layer's gradient, weights and change.
+            adapter_name: unset: the only adapter.
+        """
+        verb = operation_pb2.Step(learning_rate=learning_rate, is_health_returned=return_health)
+        return step_output(await self._run(adapter_name, step=verb))
 
     @remote_method
     async def zero_grad(self, *, adapter_name: str | None = None) -> None:
@@ -109,11 +148,22 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def clip_grad_and_step(
-        self, max_grad_norm: float = 1.0, *, norm_type: float = 2.0, adapter_name: str | None = None
+        self,
+        max_grad_norm: float = 1.0,
+        *,
+        norm_type: float = 2.0,
+        max_grad_value: float | None = None,
+        return_health: bool = False,
+        adapter_name: str | None = None,
     ) -> StepOutput:
-        """Do `clip_grad_norm`, `step`, `zero_grad` and `lr_step` in one."""
-        verb = operation_pb2.ClipGradAndStep(max_grad_norm=max_grad_norm, norm_type=norm_type)
-        return _step_output(await self._run(adapter_name, clip_grad_and_step=verb))
+        """Do `clip_grad_norm`, `step`, `zero_grad` and `lr_step` in one; arguments as theirs."""
+        verb = operation_pb2.ClipGradAndStep(
+            max_grad_norm=max_grad_norm,
+            norm_type=norm_type,
+            max_grad_value=max_grad_value,
+            is_health_returned=return_health,
+        )
+        return step_output(await self._run(adapter_name, clip_grad_and_step=verb))
 
     @remote_method
     async def calculate_metric(self, *, is_training: bool = True, adapter_name: str | None = None) -> dict[str, float]:
@@ -122,11 +172,22 @@ class TrainingVerbs(ModelHandle):
         return dict((await self._run(adapter_name, calculate_metric=verb)).metric.values)
 
 
-def _step_output(result: operation_result_pb2.OperationResult) -> StepOutput:
+def step_output(result: operation_result_pb2.OperationResult) -> StepOutput:
+    """Return what came of a step."""
     step = result.step
     return StepOutput(
         is_applied=step.is_applied,
         grad_norm=step.grad_norm if step.HasField('grad_norm') else None,
         learning_rate=step.learning_rate,
         step_count=step.step_count,
+        layers=[
+            LayerHealth(
+                path=layer.path,
+                grad_norm=layer.grad_norm,
+                weight_norm=layer.weight_norm,
+                relative_update=layer.relative_update,
+                non_finite_location=layer.non_finite_location,
+            )
+            for layer in step.layers
+        ],
     )

@@ -9,11 +9,13 @@ from twinkle_client.rpc.connection import Connection
 from twinkle_client.rpc.faces import RemoteMethod, RemoteStream, remote_method, remote_stream
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
+from twinkle_client.rpc.patience import Patience
 
 __all__ = [
     'Address',
     'Connection',
     'LoopThread',
+    'Patience',
     'RemoteMethod',
     'RemoteStream',
     'new_id',

@@ -5,8 +5,7 @@ context of a client span. Failures come out as `twinkle_client.errors`; what may
 again is, until `retry_timeout` is over.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,18 +17,17 @@ import grpc
 from google.protobuf.message import Message
 from opentelemetry import propagate, trace
 
-from twinkle_client.errors import Error, RetryableError, error_from_rpc
+from twinkle_client.errors import Error, error_from_rpc
 from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
+from twinkle_client.rpc.patience import Patience
 
 _Request = TypeVar('_Request', bound=Message)
 _Response = TypeVar('_Response')
 
-DEFAULT_RETRY_TIMEOUT = timedelta(seconds=60)
-"""Long enough for a service to be restarted beneath its clients."""
-_FIRST_DELAY = 0.2
-_LAST_DELAY = 5.0
+DEFAULT_RETRY_TIMEOUT = timedelta(seconds=120)
+"""Long enough for a service to be killed beneath its clients, started again and brought back to where it was."""
 _TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
     # Services bound the sizes and say what the bound is.
     ('grpc.max_receive_message_length', -1),
@@ -103,12 +101,12 @@ class Connection:
         """
         seconds = None if deadline is None else deadline.total_seconds()
         with _client_span(type(request)) as attempt:
-            delays = self._delays()
+            patience = self.patience()
             while True:
                 try:
                     return await call(request, metadata=attempt.metadata(self._api_key), timeout=seconds)
                 except grpc.aio.AioRpcError as error:
-                    await _wait_or_raise(attempt.failed(error), delays)
+                    await patience.wait_or_raise(attempt.failed(error))
 
     async def stream(
         self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request
@@ -119,7 +117,7 @@ class Connection:
             Error: see `twinkle_client.errors`.
         """
         with _client_span(type(request)) as attempt:
-            delays = self._delays()
+            patience = self.patience()
             while True:
                 has_begun = False
                 responses = call(request, metadata=attempt.metadata(self._api_key))
@@ -129,7 +127,9 @@ class Connection:
                         yield response
                     return
                 except grpc.aio.AioRpcError as error:
-                    await _wait_or_raise(attempt.failed(error), () if has_begun else delays)
+                    if has_begun:
+                        raise attempt.failed(error) from None
+                    await patience.wait_or_raise(attempt.failed(error))
                 finally:
                     responses.cancel()
 
@@ -184,26 +184,9 @@ class Connection:
     async def _shut(self) -> None:
         await self.channel.close()
 
-    def _delays(self) -> Iterator[float]:
-        return _backoff(asyncio.get_running_loop().time, self._retry_timeout)
-
-
-def _backoff(clock: Callable[[], float], total: float) -> Iterator[float]:
-    """Yield growing delays in seconds until `total` seconds have passed by `clock`."""
-    end = clock() + total
-    delay = _FIRST_DELAY
-    while clock() < end:
-        yield delay
-        delay = min(2 * delay, _LAST_DELAY)
-
-
-async def _wait_or_raise(error: Error, delays: Iterator[float] | tuple[()]) -> None:
-    """Wait before the next attempt, or raise `error` where there should be none."""
-    delay = next(iter(delays), None) if isinstance(error, RetryableError) else None
-    if delay is None:
-        # grpc's own error says the same in worse words, with addresses in it.
-        raise error from None
-    await asyncio.sleep(max(delay, error.retry_after.total_seconds() if error.retry_after else 0.0))
+    def patience(self) -> Patience:
+        """Return a new patience of `retry_timeout`, for a coroutine that repeats its calls itself."""
+        return Patience(self._retry_timeout)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from opentelemetry import trace
@@ -16,6 +17,8 @@ from opentelemetry import trace
 from twinkle_client.rpc.loop import LoopThread
 
 _tracer = trace.get_tracer('twinkle.client')
+IS_BLOCKING: ContextVar[bool] = ContextVar('twinkle_client_is_blocking', default=False)
+"""Whether somebody waits for the verb that runs, with nothing else to do."""
 _Params = ParamSpec('_Params')
 _Result = TypeVar('_Result')
 _Result_co = TypeVar('_Result_co', covariant=True)
@@ -51,7 +54,11 @@ class RemoteMethod(Generic[_Params, _Result]):
 
     def __call__(self, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
         """Do it and wait."""
-        return self._owner.loop_thread.run(self._traced(*args, **kwargs))
+        mark = IS_BLOCKING.set(True)
+        try:
+            return self._owner.loop_thread.run(self._traced(*args, **kwargs))
+        finally:
+            IS_BLOCKING.reset(mark)
 
     def submit(self, *args: _Params.args, **kwargs: _Params.kwargs) -> Future[_Result]:
         """Begin it and return at once; verbs begin in the order they are submitted."""
