@@ -7,6 +7,7 @@ adapter's parameters alone, so that what is not finite in one is not seen by ano
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, SegmentOutputs, forward_outputs
 from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
 from twinkle.nn import PackedCausalLM
-from twinkle.nn.rows import MIN_ROWS
+from twinkle.nn.rows import padded_row_count
 from twinkle.processor import InvalidFeatures, PackedBatch
 
 _REFUSALS = (TrainerError, InvalidFeatures, InvalidLossInput)
@@ -44,6 +45,7 @@ class PassResult:
     seconds: float = 0.0
     """The adapter's share of the pass, by its tokens."""
     padding_token_count: int = 0
+    """Rows that were added to the pass; counted for its first adapter."""
     adapter_count: int = 1
     """Adapters in the pass."""
 
@@ -81,7 +83,9 @@ def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[P
         _differentiate([share for share in shares if share.refusal is None and share.output['loss'].requires_grad])
     # The finiteness of every gradient was read by now, so what the device was asked for is done.
     seconds = time.perf_counter() - begin
-    return [share.refusal or _result_of(share, shares, seconds=seconds) for share in shares]
+    widths = chain.from_iterable(model.layers.values())
+    padded_count = padded_row_count(sum(segment.batch.token_count for segment in segments), widths)
+    return [share.refusal or _result_of(share, shares, seconds=seconds, padded_count=padded_count) for share in shares]
 
 
 def has_loss(state: AdapterState, batch: PackedBatch) -> bool:
@@ -188,7 +192,7 @@ def _differentiate(shares: Sequence[_Share]) -> None:
             share.refusal = error
 
 
-def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float) -> PassResult:
+def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float, padded_count: int) -> PassResult:
     batch = share.segment.batch
     token_count = sum(other.segment.batch.token_count for other in shares)
     return PassResult(
@@ -197,6 +201,6 @@ def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float) -> Pa
         output=plain_output(share.output),
         gradient=share.gradient,
         seconds=seconds * batch.token_count / token_count,
-        padding_token_count=max(0, MIN_ROWS - token_count) if share is shares[0] else 0,
+        padding_token_count=padded_count - token_count if share is shares[0] else 0,
         adapter_count=len(shares),
     )

@@ -146,10 +146,10 @@ def _step(
     facts = StepFacts(learning_rate=rate, step_count=state.step_count, grad_norm=state.grad_norm)
     for metric in state.train_metrics:
         metric.accumulate_step(facts)
-    health: list[LayerHealth] = []
+    health: tuple[LayerHealth, ...] = ()
     if gradients is not None and before is not None:
         after = {name: tensor.detach() for name, tensor in state.named_parameters().items()}
-        health = measure_health(gradients, before, after, divisor=max(state.divisor, 1))
+        health = tuple(measure_health(gradients, before, after, divisor=max(state.divisor, 1)))
     return StepResult(
         is_applied=True, grad_norm=state.grad_norm, learning_rate=rate, step_count=state.step_count, health=health
     )

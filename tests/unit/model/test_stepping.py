@@ -1,0 +1,136 @@
+"""Clipping, health, and steps that are refused before anything is done."""
+
+import math
+
+import pytest
+import torch
+
+from twinkle.data_format import LoraConfig
+from twinkle.model.engine import TrainerEngine
+from twinkle.model.errors import AdapterNotReady, InvalidArgument
+
+
+def gradients_of(engine):
+    """Return copies of the accumulated gradient."""
+    return [parameter.grad.clone() for parameter in engine.adapter('a').parameters()]
+
+
+def everything_of(engine):
+    """Return weights, gradient, counters, rates and what the schedule counted."""
+    state = engine.adapter('a')
+    tensors = [item.numpy(force=True).tobytes() for item in state.parameters()]
+    gradients = [None if item.grad is None else item.grad.numpy().tobytes() for item in state.parameters()]
+    counted = None if state.scheduler is None else state.scheduler.last_epoch
+    return tensors, gradients, state.step_count, state.batch_count, state.learning_rate, state.grad_norm, counted
+
+
+@pytest.fixture
+def ready(engine, draw_feature):
+    """A trainer with a gradient, and B no longer zero."""
+    engine.set_optimizer('a', 'AdamW', lr=1e-2)
+    for seed in range(2):
+        engine.forward_backward('a', [draw_feature(20, seed)])
+        if not seed:
+            engine.clip_grad_and_step('a')
+    return engine
+
+
+def test_clipping_by_value_limits_each_element_of_the_divided_gradient(ready):
+    """Elements beyond the limit are moved to it, the others keep every bit; the norm is taken after."""
+    before, divisor = gradients_of(ready), ready.adapter('a').divisor
+    limit = float(torch.cat([item.flatten() for item in before]).abs().median()) / divisor
+    norm = ready.clip_grad_norm('a', max_grad_norm=math.inf, max_grad_value=limit)
+    expected = [item.clamp(-limit * divisor, limit * divisor) for item in before]
+    for own, other in zip(gradients_of(ready), expected, strict=True):
+        torch.testing.assert_close(own, other, atol=0, rtol=1e-6)
+    total = math.sqrt(sum(float((item / divisor).double().square().sum()) for item in expected))
+    assert norm == pytest.approx(total, rel=1e-5)
+    assert ready.clip_grad_norm('a', max_grad_norm=norm / 2) == pytest.approx(norm, rel=1e-6)
+    assert ready.clip_grad_norm('a', max_grad_norm=math.inf) == pytest.approx(norm / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    'limits', [{'max_grad_norm': 0.0}, {'max_grad_norm': math.nan}, {'norm_type': 0.5}, {'max_grad_value': 0.0}]
+)
+def test_limits_that_are_none_are_refused_and_change_nothing(ready, limits):
+    """By both verbs that clip."""
+    before = everything_of(ready)
+    for verb in (ready.clip_grad_norm, ready.clip_grad_and_step):
+        with pytest.raises(InvalidArgument):
+            verb('a', **limits)
+    assert everything_of(ready) == before
+
+
+def test_health_is_measured_layer_by_layer(ready):
+    """Norms of gradients before clipping, of weights before the step, and of the change, for every layer."""
+    before = {name: item.detach().clone() for name, item in ready.adapter('a').named_parameters().items()}
+    gradients, divisor = dict(zip(before, gradients_of(ready), strict=True)), ready.adapter('a').divisor
+    health = ready.clip_grad_and_step('a', max_grad_norm=1e-3, is_health_returned=True).health
+    after = ready.adapter('a').named_parameters()
+    assert [layer.path for layer in health] == list(ready.model.layers)
+    for layer in health:
+        own = [name for name in before if f'.{layer.path}.' in name]
+        norm = lambda tensors: math.sqrt(sum(float(item.double().square().sum()) for item in tensors))  # noqa: E731
+        weight = norm([before[name] for name in own])
+        change = norm([after[name].detach() - before[name] for name in own])
+        assert layer.grad_norm == pytest.approx(norm([gradients[name] for name in own]) / divisor, rel=1e-5)
+        assert layer.weight_norm == pytest.approx(weight, rel=1e-6)
+        assert layer.update_to_weight_ratio == pytest.approx(change / weight, rel=1e-4)
+        assert layer.non_finite_location == ''
+
+
+def test_health_is_empty_unless_asked_for(ready):
+    """Measuring costs a copy of the weights, so it is on request."""
+    assert ready.step('a').health == ()
+    assert len(ready.step('a', is_health_returned=True).health) == len(ready.model.layers)
+
+
+def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, draw_feature):
+    """Nothing is clipped, applied or dropped, and a new schedule lets it go on."""
+    ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
+    for _ in range(2):
+        ready.clip_grad_and_step('a')
+        ready.forward_backward('a', [draw_feature(9)])
+    before = everything_of(ready)
+    with pytest.raises(AdapterNotReady, match='moves left'):
+        ready.clip_grad_and_step('a', max_grad_norm=1e-3)
+    with pytest.raises(AdapterNotReady, match='moves left'):
+        ready.lr_step('a')
+    assert everything_of(ready) == before
+    ready.set_lr_scheduler('a', 'StepLR', step_size=1)
+    assert ready.clip_grad_and_step('a').is_applied
+
+
+def test_a_schedule_that_overflows_is_refused_up_front(ready):
+    """One whose next rate cannot be computed is at its end too."""
+    ready.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
+    ready.set_lr_scheduler('a', 'CyclicLR', base_lr=0.1, max_lr=0.2, step_size_up=1, mode='exp_range', gamma=1e200)
+    ready.lr_step('a')
+    before = everything_of(ready)
+    with pytest.raises(AdapterNotReady):
+        ready.clip_grad_and_step('a')
+    assert everything_of(ready) == before
+
+
+def test_accumulating_steps_only_count(model, draw_feature):
+    """Until enough batches are in, clip_grad_and_step says so and leaves the gradient."""
+    engine = TrainerEngine(model)
+    engine.create_adapter('a', LoraConfig(r=2, seed=1), gradient_accumulation_steps=2)
+    engine.forward_backward('a', [draw_feature(9)])
+    before = everything_of(engine)
+    assert not engine.clip_grad_and_step('a').is_applied
+    assert everything_of(engine) == before
+    engine.forward_backward('a', [draw_feature(9)])
+    assert engine.clip_grad_and_step('a').is_applied
+
+
+def test_a_sum_of_gradients_that_overflows_adds_nothing(engine, draw_feature):
+    """Two finite gradients whose sum is not finite: the second is refused, the first stays."""
+    engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum() * 1e36})
+    engine.forward_backward('a', [draw_feature(8)])
+    for parameter in engine.adapter('a').parameters():
+        parameter.grad.mul_(3.402e38 / float(parameter.grad.abs().max() or 1.0))
+    before = everything_of(engine)
+    with pytest.raises(ArithmeticError):
+        engine.forward_backward('a', [draw_feature(8)])
+    assert everything_of(engine) == before
