@@ -7,7 +7,8 @@ the log-probabilities they report for the same tokens agree.
 """
 
 from twinkle.nn.causal_lm import PackedCausalLM
-from twinkle.nn.errors import PackError, UnknownTargetModules, UnsupportedModel
+from twinkle.nn.errors import PackError, UnknownParameters, UnknownTargetModules, UnsupportedModel
+from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
 from twinkle.nn.kv_cache import KVCache
 from twinkle.nn.layer_update import AdapterWeights, LayerDraw, LayerUpdate
@@ -19,6 +20,7 @@ from twinkle.nn.spans import AdapterSpan, SequenceSpan
 __all__ = [
     'AdapterSpan',
     'AdapterWeights',
+    'FullWeights',
     'HeadOutputs',
     'KVCache',
     'LayerDraw',
@@ -28,10 +30,12 @@ __all__ = [
     'PackError',
     'PackedCausalLM',
     'SequenceSpan',
+    'UnknownParameters',
     'UnknownTargetModules',
     'UnsupportedModel',
     'load_adapter',
     'save_adapter',
+    'select_parameters',
     'tensor_data_of',
     'tensor_of',
 ]

@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from twinkle.nn.active_adapters import ActiveAdapters, Pass
 from twinkle.nn.attention import IMPLEMENTATION, SEQUENCES_ARGUMENT
 from twinkle.nn.errors import PackError, UnsupportedModel
+from twinkle.nn.gated_mlp import fused_mlp
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadWeights
 from twinkle.nn.lora_linear import LoraLinear
+from twinkle.nn.rms_norm import fused_norm
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 
@@ -34,6 +36,7 @@ class PackedCausalLM:
         self._head = _head_of(model, self.config)
         self.base_parameters = dict(model.named_parameters())
         """The frozen weights by the model's own names, tied ones once."""
+        _fuse_layers(model)
         self.layers = _wrap_linears(model, self._active)
         """Module path to `(in_features, out_features)`, in the model's order."""
         self._widths = {width for widths in self.layers.values() for width in widths}
@@ -184,6 +187,19 @@ def _head_of(model: PreTrainedModel, config: Any) -> HeadWeights:
     return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None))
 
 
+def _fuse_layers(model: PreTrainedModel) -> None:
+    """Put one-node forms in the place of norms and gated layers; what they do not cover stays as it is."""
+    for path, module in list(model.named_modules()):
+        fused = fused_norm(module) or fused_mlp(module)
+        if fused is not None:
+            _replace(model, path, fused)
+
+
+def _replace(model: PreTrainedModel, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition('.')
+    setattr(model.get_submodule(parent), name, module)
+
+
 def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, tuple[int, int]]:
     head = model.get_output_embeddings()
     linears = {
@@ -192,6 +208,5 @@ def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, t
     if not linears:
         raise UnsupportedModel(f'{type(model).__name__} has no linear layers that could be adapted')
     for layer, (path, linear) in enumerate(linears.items()):
-        parent, _, name = path.rpartition('.')
-        setattr(model.get_submodule(parent), name, LoraLinear(linear, path=path, layer=layer, active=active))
+        _replace(model, path, LoraLinear(linear, path=path, layer=layer, active=active))
     return {path: (linear.in_features, linear.out_features) for path, linear in linears.items()}

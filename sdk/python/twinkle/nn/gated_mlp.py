@@ -1,0 +1,113 @@
+"""Gated feed-forward layers (Shazeer 2020, section 2) whose gate is one node of autograd's graph.
+
+The gate is written with exponential and tanh alone: torch's own silu and gelu round the scalar tail of
+a tensor otherwise than the rest, and where that tail is depends on the number of threads and rows.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.functional import gelu, silu
+
+_GELU_SCALE = (2.0 / torch.pi) ** 0.5
+_GELU_CUBIC = 0.044715
+"""Of the tanh approximation: Hendrycks and Gimpel 2016, section 2."""
+
+
+class GatedMLP(nn.Module):
+    """`down(act(gate(x)) up(x))`, with the layers of the module it stands for under their own names."""
+
+    def __init__(self, mlp: nn.Module, gate: type['_Gate']) -> None:
+        super().__init__()
+        self.gate_proj = mlp.gate_proj
+        self.up_proj = mlp.up_proj
+        self.down_proj = mlp.down_proj
+        self._gate = gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., D]` for `x [..., D]`."""
+        return self.down_proj(self._gate.apply(self.gate_proj(x), self.up_proj(x)))
+
+
+class _Gate(Function):
+    """`act(g) u`, in the dtype of `g`, computed in float32."""
+
+    @staticmethod
+    def activation(g: Tensor) -> Tensor:
+        """Return `act(g)`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def activation_and_slope(g: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `act(g)` and its derivative, both of which the caller may overwrite."""
+        raise NotImplementedError
+
+    @classmethod
+    def forward(cls, ctx: Any, g: Tensor, u: Tensor) -> Tensor:
+        ctx.save_for_backward(g, u)
+        return cls.activation(g.float()).to(g.dtype).mul_(u)
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        g, u = ctx.saved_tensors
+        activation, slope = cls.activation_and_slope(g.float())
+        return slope.to(g.dtype).mul_(dy).mul_(u), activation.to(g.dtype).mul_(dy)
+
+
+class _SiluGate(_Gate):
+    @staticmethod
+    def activation(g: Tensor) -> Tensor:
+        denominator = torch.neg(g).exp_().add_(1.0)
+        return torch.div(g, denominator, out=denominator)
+
+    @staticmethod
+    def activation_and_slope(g: Tensor) -> tuple[Tensor, Tensor]:
+        sigmoid = torch.neg(g).exp_().add_(1.0).reciprocal_()
+        activation = g * sigmoid
+        return activation, torch.addcmul(activation, activation, sigmoid, value=-1).add_(sigmoid)
+
+
+class _GeluGate(_Gate):
+    @staticmethod
+    def activation(g: Tensor) -> Tensor:
+        return _gelu_tanh(g).add_(1.0).mul_(g).mul_(0.5)
+
+    @staticmethod
+    def activation_and_slope(g: Tensor) -> tuple[Tensor, Tensor]:
+        tanh = _gelu_tanh(g)
+        inner_slope = (g * g).mul_(3.0 * _GELU_CUBIC * _GELU_SCALE).add_(_GELU_SCALE)
+        activation = (tanh + 1.0).mul_(g).mul_(0.5)
+        slope = tanh.square().neg_().add_(1.0).mul_(inner_slope).mul_(g).add_(tanh).add_(1.0).mul_(0.5)
+        return activation, slope
+
+
+def _gelu_tanh(g: Tensor) -> Tensor:
+    return (g * g).mul_(_GELU_CUBIC).add_(1.0).mul_(g).mul_(_GELU_SCALE).tanh_()
+
+
+_GATES: tuple[tuple[Callable[[Tensor], Tensor], type[_Gate]], ...] = (
+    (silu, _SiluGate),
+    (lambda g: gelu(g, approximate='tanh'), _GeluGate),
+)
+
+
+def fused_mlp(module: nn.Module) -> GatedMLP | None:
+    """Return what computes the same as a model's gated layer, or nothing where the module is none that is known."""
+    names = {name for name, _ in module.named_children()}
+    if names != {'gate_proj', 'up_proj', 'down_proj', 'act_fn'}:
+        return None
+    probe = torch.linspace(-8.0, 8.0, 64)
+    gate = next((gate for known, gate in _GATES if torch.allclose(known(probe), module.act_fn(probe))), None)
+    if gate is None:
+        return None
+    fused = GatedMLP(module, gate)
+    weight = module.gate_proj.weight
+    rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+    with torch.no_grad():
+        # The largest value sets the scale: sums over the inner width are rounded anew.
+        expected = module(rows)
+        tolerance = 16 * torch.finfo(weight.dtype).eps * float(expected.abs().max())
+        return fused if torch.allclose(fused(rows), expected, atol=tolerance, rtol=0.0) else None
