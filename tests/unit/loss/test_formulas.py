@@ -85,6 +85,21 @@ def test_what_is_called_inseparable_is(case):
 
 
 @every_case
+def test_labels_of_weight_0_never_influence(case):
+    """Rows that a trainer computed for their log-probabilities alone leave loss, divisor and reports to the bit."""
+    arrays = case.arrays(seed=8)
+    if case.name == 'InfonceLoss':
+        return
+    weights = arrays.weights_R.copy()
+    weights[[1, 5, 9]] = 0.0
+    expected = case.loss(replace(arrays, weights_R=weights).torch().select(torch.tensor(weights != 0)))
+    noise = {name: getattr(arrays, name) + (weights == 0) * 3.0 for name in ('logps_R', 'entropies_R', 'values_R')}
+    output = case.loss(replace(arrays, weights_R=weights, **noise).torch().counting())
+    assert output['loss'].item() == expected['loss'].item()
+    assert (output['num_tokens'], output.get('metrics')) == (expected['num_tokens'], expected.get('metrics'))
+
+
+@every_case
 def test_reports_are_finite_floats_with_known_names(case):
     """Never strings or tensors; Tinker's say how they are reduced."""
     metrics = case.loss(case.arrays(seed=6).torch()).get('metrics', {})

@@ -102,6 +102,10 @@ class LossBatch:
             raise MissingOutput(name)
         return value
 
+    def counting(self) -> 'LossBatch':
+        """Return the batch without labels of weight 0, for a trainer that computed some for their log-probabilities."""
+        return self.select(self.weights_R != 0)
+
     def select(self, index_R: Tensor) -> 'LossBatch':
         """Return the batch with the given rows alone: a mask bool [R], or rising indexes int64."""
         rows = {
