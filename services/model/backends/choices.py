@@ -1,12 +1,16 @@
 """An adapter's training configuration, into the engine and out of it."""
 
+import inspect
 from typing import Any
 
 from services.kit.errors import InvalidField, UnknownComponent
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
+from twinkle.loss import build_loss
 from twinkle.model.engine import AdapterState, TrainerEngine
 from twinkle.template import template_names
 
+_REDUCTION = 'reduction'
+"""Argument of the losses that leave their scaling to the caller."""
 _TEMPLATE_WARNING = (
     'training_config.template: kept, and without effect until batches can be given as chats; give features'
 )
@@ -47,25 +51,36 @@ def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingCo
         asked: what was set last; names what the engine does not keep.
     """
     optimizer = {**state.optimizer.defaults, **state.optimizer_choice.options}
-    scheduler = state.scheduler_choice
-    loss_options = {key: value for key, value in state.loss_choice.options.items() if key != 'reduction'}
+    loss_options = dict(state.loss_choice.options)
+    is_mean = loss_options.pop(_REDUCTION, None) == 'mean'
     return TrainingConfig(
         optimizer=Component(name=state.optimizer_choice.name, options=_said(optimizer)),
-        lr_scheduler=None if scheduler is None else Component(name=scheduler.name, options=scheduler.options),
-        loss=LossChoice(
-            name=state.loss_choice.name,
-            options=loss_options,
-            is_mean=state.loss_choice.options.get('reduction', 'mean') == 'mean',
-        ),
+        lr_scheduler=None if state.scheduler_choice is None else _component(state.scheduler_choice),
+        loss=LossChoice(name=state.loss_choice.name, options=loss_options, is_mean=is_mean),
         gradient_accumulation_steps=state.gradient_accumulation_steps,
-        processor=Component(name=type(state.processor).__name__),
+        processor=_component(state.processor_choice),
         template=asked.template,
-        metrics=tuple(Component(name=type(metric).__name__) for metric in state.train_metrics),
+        metrics=tuple(_component(used.choice) for used in state.metrics_in_training),
     )
 
 
-def _loss_options(loss: LossChoice) -> dict[str, Any]:
-    return {**loss.options, 'reduction': 'mean' if loss.is_mean else 'sum'}
+def _loss_options(choice: LossChoice) -> dict[str, Any]:
+    """Return the loss's arguments, the reduction among them where it has one.
+
+    Raises:
+        UnknownComponent, InvalidComponentOptions: there is no such loss, or an argument is of no use to it.
+        InvalidField: the mean is asked of a loss that scales its gradient itself.
+    """
+    built = build_loss(choice.name, **choice.options)
+    if _REDUCTION in inspect.signature(type(built)).parameters:
+        return {**choice.options, _REDUCTION: 'mean' if choice.is_mean else 'sum'}
+    if choice.is_mean:
+        raise InvalidField('training_config.loss.reduction', f'must be unset: {choice.name} scales its gradient itself')
+    return dict(choice.options)
+
+
+def _component(choice: Any) -> Component:
+    return Component(name=choice.name, options=dict(choice.options))
 
 
 def _said(options: dict[str, Any]) -> dict[str, Any]:

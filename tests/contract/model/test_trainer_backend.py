@@ -1,24 +1,40 @@
 """What every trainer behind the model service's port does, the fake of the tests included."""
 
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fixtures.fake_trainer import FakeTrainer
 from fixtures.model_service import draw_example
-from services.model.backends.local import LocalBackend
-from services.model.domain.operation import ClipGradAndStep, ForwardBackward, ForwardOnly
-from services.model.domain.result import ForwardResult, StepResult
-from services.model.domain.training_config import TrainingConfig
-from services.model.ports import TrainerBackend
+from services.kit.errors import AdapterNotFound, DomainError, InvalidField
+from services.model.backends.local import LoadOptions, LocalBackend
+from services.model.domain.operation import (
+    Backward,
+    CalculateMetric,
+    ClipGradAndStep,
+    ClipGradNorm,
+    Configure,
+    Forward,
+    ForwardBackward,
+    ForwardOnly,
+    Step,
+    ZeroGrad,
+)
+from services.model.domain.result import ForwardResult, MetricResult, StepResult
+from services.model.domain.training_config import Component, TrainingConfig
+from services.model.ports import AdapterState, BatchWork, TrainerBackend, VerbRun
 from twinkle.data_format import LoraConfig
 
 
 @pytest.fixture(params=['fake', 'local'])
 async def backend(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[TrainerBackend]:
     """Each implementation in turn."""
-    made = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(str(tiny_llama_dir), thread_count=1)
+    options = LoadOptions(base_model=str(tiny_llama_dir), thread_count=1, pass_tokens=64)
+    made = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(options)
     yield made
     await made.close()
 
@@ -75,3 +91,192 @@ async def test_state_goes_out_and_in(backend):
     run = await backend.import_state('b', whole, is_trainer_included=True)
     assert run.step_count == 1
     assert (await backend.export_state('b', is_trainer_included=False)).adapter == whole.adapter
+
+
+BATCHES = {
+    'a': [draw_example(20, 1), draw_example(9, 2)],
+    'b': [draw_example(17, 3)],
+    'c': [draw_example(30, 4), draw_example(30, 5), draw_example(30, 6)],
+}
+"""The last one takes several passes of 64 tokens."""
+NOTHING_COUNTS = [{**draw_example(8), 'labels': np.full(8, -100)}]
+
+
+async def trained_alone(backend, adapter_id):
+    """Train one adapter by `run` in a backend; return what each verb gave and where it ended."""
+    await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
+    runs = [
+        await backend.run(adapter_id, verb(features=BATCHES[adapter_id])) for verb in (ForwardBackward, ForwardOnly)
+    ]
+    runs.append(await backend.run(adapter_id, ClipGradAndStep()))
+    return runs, await backend.export_state(adapter_id, is_trainer_included=True)
+
+
+LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=0.5), 'c': LoraConfig(r=3, seed=3)}
+
+
+def together(verb, *adapter_ids):
+    """Return works of these adapters, each over its own batch."""
+    return [BatchWork(adapter_id=adapter_id, verb=verb(features=BATCHES[adapter_id])) for adapter_id in adapter_ids]
+
+
+def assert_same_forward(own, other):
+    """Assert that two results are the same to the bit."""
+    assert isinstance(own, VerbRun)
+    assert (own.outcome.loss, own.outcome.label_count) == (other.outcome.loss, other.outcome.label_count)
+    for values, others in zip(own.outcome.logprobs, other.outcome.logprobs, strict=True):
+        np.testing.assert_array_equal(values, others)
+
+
+async def test_together_each_gets_what_it_would_alone_to_the_bit(backend):
+    """Losses, log-probabilities, gradients and weights do not depend on the neighbours, nor on their order."""
+    alone = {}
+    for adapter_id in BATCHES:
+        alone[adapter_id] = await trained_alone(backend, adapter_id)
+        await backend.delete_adapter(adapter_id)
+        await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
+    order = ('c', 'a', 'b')
+    trained = dict(zip(order, await backend.run_batch(together(ForwardBackward, *order)), strict=True))
+    looked = dict(zip(order, await backend.run_batch(together(ForwardOnly, *order)), strict=True))
+    for adapter_id, (runs, state) in alone.items():
+        assert_same_forward(trained[adapter_id], runs[0])
+        assert_same_forward(looked[adapter_id], runs[1])
+        await backend.run(adapter_id, ClipGradAndStep())
+        assert await backend.export_state(adapter_id, is_trainer_included=True) == state
+
+
+async def test_a_batch_tells_that_it_was_shared(backend):
+    """Each run names the passes it took part in and how many adapters shared them."""
+    for adapter_id in ('a', 'b'):
+        await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
+    for run in await backend.run_batch(together(ForwardBackward, 'a', 'b')):
+        assert run.pass_count >= 1
+        assert run.pass_adapter_count == 2
+    alone = await backend.run('a', ForwardBackward(features=BATCHES['a']))
+    assert alone.pass_adapter_count == 1
+
+
+async def test_one_that_fails_leaves_the_others_as_they_are(backend):
+    """Refusals come as values in their places; the neighbours' results and state are those of a run without them."""
+    _, expected = await trained_alone(backend, 'a')
+    await backend.delete_adapter('a')
+    for adapter_id in ('a', 'b'):
+        await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
+    before = await backend.export_state('b', is_trainer_included=True)
+    works = [
+        BatchWork(adapter_id='ghost', verb=ForwardBackward(features=BATCHES['a'])),
+        BatchWork(adapter_id='b', verb=ForwardBackward(features=NOTHING_COUNTS)),
+        *together(ForwardBackward, 'a'),
+    ]
+    ghost, refused, good = await backend.run_batch(works)
+    assert isinstance(ghost, AdapterNotFound)
+    assert isinstance(refused, InvalidField)
+    assert 'labels' in refused.field
+    assert isinstance(good, VerbRun)
+    assert await backend.export_state('b', is_trainer_included=True) == before
+    await backend.run('a', ForwardOnly(features=BATCHES['a']))
+    await backend.run('a', ClipGradAndStep())
+    assert await backend.export_state('a', is_trainer_included=True) == expected
+
+
+async def test_what_run_raises_run_batch_returns(backend):
+    """The same refusal either way."""
+    await backend.create_adapter('b', LORA['b'], TrainingConfig())
+    verb = ForwardBackward(features=NOTHING_COUNTS)
+    with pytest.raises(DomainError) as caught:
+        await backend.run('b', verb)
+    (returned,) = await backend.run_batch([BatchWork(adapter_id='b', verb=verb)])
+    assert (type(returned), str(returned)) == (type(caught.value), str(caught.value))
+
+
+CONFIG = TrainingConfig(optimizer=Component(name='AdamW', options={'lr': 0.05}))
+REST = (
+    ForwardBackward(features=BATCHES['b']),
+    CalculateMetric(),
+    ClipGradNorm(max_grad_norm=0.1),
+    Step(),
+    ZeroGrad(),
+    ForwardBackward(features=BATCHES['c']),
+    ClipGradAndStep(),
+    CalculateMetric(),
+)
+
+
+def bits_of(state):
+    """Return everything in a state but what the clock said."""
+    tensors = {name: bytes(tensor.data) for name, tensor in {**state.adapter, **state.trainer}.items()}
+    return state.lora_config, {name: re.sub(rb'"elapsed_seconds": [^,}]*', b'', data) for name, data in tensors.items()}
+
+
+async def play(backend, adapter_id, verbs):
+    """Run verbs; return what they gave, as text that is the same only for the same bits."""
+    told = []
+    for verb in verbs:
+        outcome = (await backend.run(adapter_id, verb)).outcome
+        arrays = [values.tobytes() for values in getattr(outcome, 'logprobs', ())]
+        if isinstance(outcome, ForwardResult):
+            outcome = replace(outcome, logprobs=())
+        if isinstance(outcome, MetricResult):
+            outcome = {name: value for name, value in outcome.values.items() if 'second' not in name}
+        told.append((repr(outcome), arrays))
+    return told
+
+
+async def test_a_restored_adapter_goes_on_to_the_bit(backend):
+    """Gradient, optimizer, dropout, metrics and configuration: whatever follows a snapshot comes out the same."""
+    await backend.create_adapter('a', LORA['b'], CONFIG)
+    await play(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
+    await play(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
+    snapshot = await backend.snapshot('a')
+    assert snapshot.step_count == 1
+    expected, end = await play(backend, 'a', REST), bits_of(await backend.snapshot('a'))
+    for restored_id in ('a', 'another'):
+        run = await backend.restore_adapter(restored_id, snapshot)
+        assert run.step_count == 1
+        assert run.training_config.optimizer.options['lr'] == 0.05
+        assert bits_of(await backend.snapshot(restored_id)) == bits_of(snapshot)
+        assert await play(backend, restored_id, REST) == expected
+        assert bits_of(await backend.snapshot(restored_id)) == end
+
+
+async def test_a_snapshot_is_a_copy(backend):
+    """Training on does not change what was taken."""
+    await backend.create_adapter('a', LORA['a'], CONFIG)
+    await play(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
+    snapshot = await backend.snapshot('a')
+    kept = {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()}
+    await play(backend, 'a', [ClipGradAndStep(), ForwardBackward(features=BATCHES['a'])])
+    assert {name: bytes(tensor.data) for name, tensor in {**snapshot.adapter, **snapshot.trainer}.items()} == kept
+
+
+async def test_there_is_no_snapshot_while_activations_are_kept(backend):
+    """Between Forward and Backward there is none; after it there is."""
+    await backend.create_adapter('a', LORA['a'], CONFIG)
+    await backend.run('a', Forward(features=BATCHES['a']))
+    assert await backend.snapshot('a') is None
+    gradients = [np.ones(len(feature['input_ids']), np.float32) for feature in BATCHES['a']]
+    await backend.run('a', Backward(logprob_gradients=gradients))
+    assert await backend.snapshot('a') is not None
+
+
+async def test_a_malformed_snapshot_changes_nothing(backend):
+    """What is there stays; what is not there is not made."""
+    await backend.create_adapter('a', LORA['a'], CONFIG)
+    snapshot = await backend.snapshot('a')
+    broken = AdapterState(lora_config=snapshot.lora_config, adapter=snapshot.adapter)
+    for adapter_id in ('a', 'new'):
+        with pytest.raises(InvalidField):
+            await backend.restore_adapter(adapter_id, broken)
+    assert bits_of(await backend.snapshot('a')) == bits_of(snapshot)
+    with pytest.raises(AdapterNotFound):
+        await backend.run('new', ForwardOnly(features=BATCHES['a']))
+
+
+async def test_a_change_of_configuration_is_told_and_kept(backend):
+    """What was not named stays; a snapshot brings it back."""
+    await backend.create_adapter('a', LORA['a'], CONFIG)
+    run = await backend.run('a', Configure(training_config=TrainingConfig(gradient_accumulation_steps=2)))
+    assert run.training_config.gradient_accumulation_steps == 2
+    assert run.training_config.optimizer.options['lr'] == 0.05
+    restored = await backend.restore_adapter('b', await backend.snapshot('a'))
+    assert restored.training_config.gradient_accumulation_steps == 2

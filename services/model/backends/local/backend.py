@@ -1,0 +1,92 @@
+"""The port, over a host that lives in a thread of its own."""
+
+from collections.abc import Sequence
+
+from services.kit.errors import DomainError
+from services.kit.server_facts import ServerFacts
+from services.kit.worker import SingleWorker
+from services.model.backends.local.host import EngineHost
+from services.model.backends.local.loading import LoadOptions, facts_of, load_engine
+from services.model.domain.operation import ComputeVerb
+from services.model.domain.training_config import TrainingConfig
+from services.model.ports import AdapterDescription, AdapterState, BatchWork, VerbRun
+from twinkle.data_format import LoraConfig
+from twinkle.model.engine import TrainerEngine
+
+
+class LocalBackend:
+    """Hosts a `TrainerEngine`; implements `services.model.ports.TrainerBackend`.
+
+    Concurrency: verbs may be awaited from many tasks; the engine runs them one at a time, in the
+    order they came. One that has begun is never interrupted.
+    """
+
+    def __init__(self, engine: TrainerEngine, facts: ServerFacts, worker: SingleWorker) -> None:
+        """Host `engine`, which is to be used in the thread of `worker` alone."""
+        self.engine = engine
+        self.worker = worker
+        self._facts = facts
+        self._host = EngineHost(engine, token_limit=facts.batch_tokens)
+
+    @classmethod
+    async def load(cls, options: LoadOptions) -> 'LocalBackend':
+        """Load a model and its engine.
+
+        Raises:
+            ModelNotFound: the id resolves to nothing.
+            UnsupportedModel: the architecture cannot be run.
+        """
+        worker = SingleWorker('trainer')
+        engine = await worker.run(load_engine, options)
+        return cls(engine, facts_of(options, engine.model), worker)
+
+    def facts(self) -> ServerFacts:
+        """Return the base model, the components known by name, and limits."""
+        return self._facts
+
+    async def create_adapter(
+        self,
+        adapter_id: str,
+        lora_config: LoraConfig,
+        training_config: TrainingConfig,
+        *,
+        full_parameters: Sequence[str] | None = None,
+    ) -> AdapterDescription:
+        """Make an adapter with fresh weights, or lease the base model's own; see the port."""
+        return await self.worker.run(
+            self._host.create, adapter_id, lora_config, training_config, full_parameters=full_parameters
+        )
+
+    async def delete_adapter(self, adapter_id: str) -> None:
+        """Free an adapter; see the port."""
+        await self.worker.run(self._host.delete, adapter_id)
+
+    async def run(self, adapter_id: str, verb: ComputeVerb) -> VerbRun:
+        """Carry out a verb; see the port."""
+        return await self.worker.run(self._host.run, adapter_id, verb)
+
+    async def run_batch(self, works: Sequence[BatchWork]) -> Sequence[VerbRun | DomainError]:
+        """Carry out verbs of different adapters together; see the port."""
+        return await self.worker.run(self._host.run_batch, works)
+
+    async def snapshot(self, adapter_id: str) -> AdapterState | None:
+        """Return a copy of everything the adapter is; see the port."""
+        return await self.worker.run(self._host.snapshot, adapter_id)
+
+    async def restore_adapter(self, adapter_id: str, state: AdapterState) -> VerbRun:
+        """Make an adapter from a snapshot; see the port."""
+        return await self.worker.run(self._host.restore, adapter_id, state)
+
+    async def export_state(self, adapter_id: str, *, is_trainer_included: bool) -> AdapterState:
+        """Return a copy of the state; see the port."""
+        return await self.worker.run(self._host.export_state, adapter_id, is_trainer_included=is_trainer_included)
+
+    async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
+        """Replace the state; see the port."""
+        return await self.worker.run(
+            self._host.import_state, adapter_id, state, is_trainer_included=is_trainer_included
+        )
+
+    async def close(self) -> None:
+        """End the thread once the verb that runs is done."""
+        self.worker.close()

@@ -1,0 +1,186 @@
+"""What happens in the engine's thread. Synchronous; raises the domain's errors."""
+
+import time
+from collections.abc import Sequence
+
+from services.kit.errors import DomainError
+from services.model.backends.choices import configure, training_config_of
+from services.model.backends.local.states import snapshot_of, state_of
+from services.model.backends.local.verbs import forward_options, forward_outcome, run_forward, run_other
+from services.model.backends.refusals import domain_error_of, engine_errors_as_facts
+from services.model.domain import operation as verbs
+from services.model.domain.errors import BatchTooLarge
+from services.model.domain.training_config import LossChoice, TrainingConfig
+from services.model.ports import AdapterDescription, AdapterState, BatchWork, VerbRun
+from twinkle.data_format import LoraConfig
+from twinkle.model.engine import BatchItem, ForwardResult, TrainerEngine
+
+
+class EngineHost:
+    """See `services.model.ports.TrainerBackend` for the verbs. Concurrency: drive it from one thread."""
+
+    def __init__(self, engine: TrainerEngine, *, token_limit: int) -> None:
+        """Host `engine`; batches of more than `token_limit` tokens are refused."""
+        self._engine = engine
+        self._token_limit = token_limit
+
+    # Adapters
+
+    def create(
+        self,
+        adapter_id: str,
+        lora_config: LoraConfig,
+        training_config: TrainingConfig,
+        *,
+        full_parameters: Sequence[str] | None = None,
+    ) -> AdapterDescription:
+        """Make an adapter with fresh weights, or lease the base model's own."""
+        with engine_errors_as_facts():
+            if full_parameters is None:
+                state = self._engine.create_adapter(adapter_id, lora_config)
+            else:
+                state = self._engine.create_full_adapter(adapter_id, full_parameters)
+            try:
+                # The library's own default is the mean; the contract's is the sum.
+                if training_config.loss is None:
+                    configure(self._engine, adapter_id, TrainingConfig(loss=LossChoice(name='CrossEntropyLoss')))
+                configure(self._engine, adapter_id, training_config)
+            except BaseException:
+                self._engine.delete_adapter(adapter_id)
+                raise
+        return AdapterDescription(
+            lora_config=state.config or lora_config,
+            training_config=training_config_of(state, training_config),
+            parameter_count=state.weights.parameter_count,
+        )
+
+    def delete(self, adapter_id: str) -> None:
+        """Free an adapter, if it is there."""
+        if adapter_id in self._engine.adapter_ids:
+            self._engine.delete_adapter(adapter_id)
+
+    # Verbs
+
+    def run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
+        """Carry out a verb."""
+        if isinstance(verb, verbs.BatchVerb):
+            (outcome,) = self.run_batch([BatchWork(adapter_id=adapter_id, verb=verb)])
+            if isinstance(outcome, DomainError):
+                raise outcome
+            return outcome
+        self._check_size(verb)
+        with engine_errors_as_facts(token_count=verbs.token_count(verb), token_limit=self._token_limit):
+            if isinstance(verb, verbs.Configure):
+                return self._configure(adapter_id, verb)
+            if isinstance(verb, verbs.Forward | verbs.CalculateLoss | verbs.Backward):
+                return self._run_forward(adapter_id, verb)
+            begin = time.perf_counter()
+            outcome = run_other(self._engine, adapter_id, verb)
+            seconds = time.perf_counter() - begin
+        step_count = self._engine.adapter(adapter_id).step_count
+        return VerbRun(outcome=outcome, device_seconds=seconds, step_count=step_count)
+
+    def run_batch(self, works: Sequence[BatchWork]) -> list[VerbRun | DomainError]:
+        """Carry out verbs of different adapters together."""
+        outcomes: dict[str, VerbRun | DomainError] = {}
+        items: list[tuple[BatchWork, BatchItem]] = []
+        for work in works:
+            try:
+                with engine_errors_as_facts():
+                    items.append((work, self._item_of(work)))
+            except DomainError as error:
+                outcomes[work.adapter_id] = error
+        results = self._engine.run_batch([item for _, item in items])
+        for (work, _), result in zip(items, results, strict=True):
+            outcomes[work.adapter_id] = self._outcome_of(work, result)
+        return [outcomes[work.adapter_id] for work in works]
+
+    def _item_of(self, work: BatchWork) -> BatchItem:
+        self._check_size(work.verb)
+        self._engine.adapter(work.adapter_id)
+        return BatchItem(
+            adapter_id=work.adapter_id,
+            features=work.verb.features,
+            options=forward_options(work.verb.options),
+            is_training=isinstance(work.verb, verbs.ForwardBackward),
+        )
+
+    def _outcome_of(self, work: BatchWork, result: ForwardResult | Exception) -> VerbRun | DomainError:
+        if isinstance(result, Exception):
+            token_count = verbs.token_count(work.verb)
+            fact = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
+            if fact is None:
+                raise result
+            return fact
+        return self._forward_run(work.adapter_id, result, forward_outcome(result, work.verb.options))
+
+    def _run_forward(self, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward) -> VerbRun:
+        begin = time.perf_counter()
+        result, outcome = run_forward(self._engine, adapter_id, verb)
+        seconds = time.perf_counter() - begin
+        return self._forward_run(adapter_id, result, outcome, device_seconds=seconds)
+
+    def _forward_run(
+        self, adapter_id: str, result: ForwardResult, outcome: object, *, device_seconds: float | None = None
+    ) -> VerbRun:
+        return VerbRun(
+            outcome=outcome,
+            device_seconds=result.device_seconds if device_seconds is None else device_seconds,
+            padding_token_count=result.padding_token_count,
+            pass_count=result.pass_count,
+            pass_adapter_count=result.pass_adapter_count,
+            step_count=self._engine.adapter(adapter_id).step_count,
+            warnings=tuple(result.warnings),
+        )
+
+    def _configure(self, adapter_id: str, verb: verbs.Configure) -> VerbRun:
+        warnings = configure(self._engine, adapter_id, verb.training_config)
+        state = self._engine.adapter(adapter_id)
+        config = training_config_of(state, verb.training_config)
+        return VerbRun(outcome=None, training_config=config, step_count=state.step_count, warnings=warnings)
+
+    def _check_size(self, verb: verbs.ComputeVerb) -> None:
+        token_count = verbs.token_count(verb)
+        if token_count > self._token_limit:
+            raise BatchTooLarge(token_count=token_count, token_limit=self._token_limit)
+
+    # State
+
+    def snapshot(self, adapter_id: str) -> AdapterState | None:
+        """Copy everything an adapter is."""
+        with engine_errors_as_facts():
+            snapshot = self._engine.snapshot(adapter_id)
+        return None if snapshot is None else state_of(snapshot)
+
+    def restore(self, adapter_id: str, state: AdapterState) -> VerbRun:
+        """Make an adapter from a snapshot."""
+        snapshot = snapshot_of(state)
+        with engine_errors_as_facts():
+            if adapter_id in self._engine.adapter_ids and state.full_parameters is not None:
+                # There is no room for two of its kind.
+                self._engine.delete_adapter(adapter_id)
+            elif adapter_id in self._engine.adapter_ids:
+                # Tried first: one that is refused must not cost the adapter that is there.
+                self._engine.restore_adapter(_TRIAL, snapshot)
+                self._engine.delete_adapter(_TRIAL)
+                self._engine.delete_adapter(adapter_id)
+            restored = self._engine.restore_adapter(adapter_id, snapshot)
+        config = training_config_of(restored, TrainingConfig())
+        return VerbRun(outcome=None, step_count=restored.step_count, training_config=config)
+
+    def export_state(self, adapter_id: str, *, is_trainer_included: bool) -> AdapterState:
+        """Copy an adapter's weights and, if asked, its trainer's state."""
+        with engine_errors_as_facts():
+            return state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included))
+
+    def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
+        """Replace an adapter's weights and, if asked, its trainer's state."""
+        with engine_errors_as_facts():
+            self._engine.import_state(adapter_id, snapshot_of(state), is_optimizer_included=is_trainer_included)
+            adapter = self._engine.adapter(adapter_id)
+        config = training_config_of(adapter, TrainingConfig()) if is_trainer_included else None
+        return VerbRun(outcome=None, step_count=adapter.step_count, training_config=config)
+
+
+_TRIAL = 'an adapter that is being restored'
+"""No adapter's id: those have no spaces."""

@@ -1,0 +1,108 @@
+"""One function a verb: the domain's value in, the engine's call, the domain's result out."""
+
+from collections.abc import Callable
+from typing import Any
+
+from services.model.domain import operation as verbs
+from services.model.domain import result as results
+from twinkle.model.engine import ForwardOptions, ForwardResult, StepResult, TrainerEngine
+
+
+def forward_options(options: verbs.ForwardOptions) -> ForwardOptions:
+    """Return the engine's options."""
+    return ForwardOptions(temperature=options.temperature, is_adapter_disabled=options.is_adapter_disabled)
+
+
+def forward_outcome(result: ForwardResult, options: verbs.ForwardOptions | None) -> results.ForwardResult:
+    """Return the result, with the log-probabilities where they are wanted."""
+    is_wanted = options is not None and options.is_logprobs_returned
+    return results.ForwardResult(
+        loss=result.loss,
+        label_count=result.num_tokens,
+        logprobs=result.logps if is_wanted else (),
+        metrics=result.metrics,
+    )
+
+
+def run_forward(
+    engine: TrainerEngine, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward
+) -> tuple[ForwardResult, results.ForwardResult]:
+    """Carry out a part of a forward and backward; return the engine's result too."""
+    options = None
+    match verb:
+        case verbs.Forward():
+            options = verb.options
+            result = engine.forward(adapter_id, verb.features, options=forward_options(options))
+        case verbs.CalculateLoss():
+            result = engine.calculate_loss(adapter_id)
+        case verbs.Backward():
+            result = engine.backward(adapter_id, logprob_gradients=verb.logprob_gradients or None)
+    return result, forward_outcome(result, options)
+
+
+def run_other(engine: TrainerEngine, adapter_id: str, verb: verbs.ComputeVerb) -> results.Outcome:
+    """Carry out a verb that runs no model."""
+    return _HANDLERS[type(verb)](engine, adapter_id, verb)
+
+
+def _clip_grad_norm(engine: TrainerEngine, adapter_id: str, verb: verbs.ClipGradNorm) -> results.Outcome:
+    norm = engine.clip_grad_norm(
+        adapter_id,
+        max_grad_norm=verb.max_grad_norm,
+        norm_type=verb.norm_type,
+        max_grad_value=verb.max_grad_value,
+    )
+    state = engine.adapter(adapter_id)
+    return results.StepResult(
+        is_applied=norm is not None, grad_norm=norm, learning_rate=state.learning_rate, step_count=state.step_count
+    )
+
+
+def _step(engine: TrainerEngine, adapter_id: str, verb: verbs.Step) -> results.Outcome:
+    result = engine.step(adapter_id, learning_rate=verb.learning_rate, is_health_returned=verb.is_health_returned)
+    return _step_outcome(result)
+
+
+def _zero_grad(engine: TrainerEngine, adapter_id: str, verb: verbs.ZeroGrad) -> results.Outcome:
+    del verb
+    engine.zero_grad(adapter_id)
+
+
+def _lr_step(engine: TrainerEngine, adapter_id: str, verb: verbs.LrStep) -> results.Outcome:
+    del verb
+    return _step_outcome(engine.lr_step(adapter_id))
+
+
+def _clip_grad_and_step(engine: TrainerEngine, adapter_id: str, verb: verbs.ClipGradAndStep) -> results.Outcome:
+    result = engine.clip_grad_and_step(
+        adapter_id,
+        max_grad_norm=verb.max_grad_norm,
+        norm_type=verb.norm_type,
+        max_grad_value=verb.max_grad_value,
+        is_health_returned=verb.is_health_returned,
+    )
+    return _step_outcome(result)
+
+
+def _calculate_metric(engine: TrainerEngine, adapter_id: str, verb: verbs.CalculateMetric) -> results.Outcome:
+    return results.MetricResult(values=engine.calculate_metric(adapter_id, is_training=verb.is_training))
+
+
+_HANDLERS: dict[type, Callable[[TrainerEngine, str, Any], results.Outcome]] = {
+    verbs.ClipGradNorm: _clip_grad_norm,
+    verbs.Step: _step,
+    verbs.ZeroGrad: _zero_grad,
+    verbs.LrStep: _lr_step,
+    verbs.ClipGradAndStep: _clip_grad_and_step,
+    verbs.CalculateMetric: _calculate_metric,
+}
+
+
+def _step_outcome(result: StepResult) -> results.StepResult:
+    return results.StepResult(
+        is_applied=result.is_applied,
+        grad_norm=result.grad_norm,
+        learning_rate=result.learning_rate,
+        step_count=result.step_count,
+        layers=tuple(results.LayerHealth(**vars(layer)) for layer in result.health),
+    )
