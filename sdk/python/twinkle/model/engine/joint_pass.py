@@ -102,7 +102,8 @@ def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
         InvalidLossInput, InvalidFeatures: the loss refused its batch.
     """
     try:
-        output = state.loss(batch)
+        # Labels of weight 0 are among the rows only where their log-probabilities were asked for.
+        output = state.loss(batch.counting() if bool((batch.weights_R == 0).any()) else batch)
         value = _checked_value(output)
     except _REFUSALS:
         raise
