@@ -14,8 +14,11 @@ _EXACT_INTEGERS = 1 << 53
 
 
 def dict_from_struct(struct: Struct) -> dict[str, Any]:
-    """Return a struct as a dict; numbers without a fraction become integers."""
-    return {name: value_from_proto(value) for name, value in struct.fields.items()}
+    """Return a struct as a dict in the order of its names; numbers without a fraction become integers.
+
+    A message's own order is another one in each process, and what is written to a journal or checkpoint must not be.
+    """
+    return {name: value_from_proto(struct.fields[name]) for name in sorted(struct.fields)}
 
 
 def value_from_proto(value: Value) -> Any:
