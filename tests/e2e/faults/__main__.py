@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from e2e.faults.schedule import covered, kills_of, round_of, seeds_of
 from fixtures.tiny_model import build_tiny_model
 
 _LINES_SHOWN = 6
+_AT_ONCE = min(2, os.cpu_count() or 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,27 +22,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='./run faults', description=__doc__)
     parser.add_argument('count', nargs='?', type=int, default=100, help='seeds; 100 by default')
     parser.add_argument('--seed', type=int, help='run the round of this seed alone')
+    parser.add_argument('--at-once', type=int, default=_AT_ONCE, help='rounds at the same time; one for each core')
     options = parser.parse_args(arguments)
     if options.seed is not None:
         rounds: Iterable[range] = [seeds_of(round_of(options.seed))]
     else:
         last = round_of(options.count - 1)
         rounds = [seeds_of(number)[: options.count - number * len(seeds_of(0))] for number in range(last + 1)]
-    return asyncio.run(_run(list(rounds)))
+    return asyncio.run(_run(list(rounds), at_once=options.at_once))
 
 
-async def _run(rounds: Sequence[range]) -> int:
+async def _run(rounds: Sequence[range], *, at_once: int) -> int:
     begin = time.monotonic()
-    reports: list[RoundReport] = []
+    places = asyncio.Semaphore(at_once)
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
         folder = Path(name)
         model_dir = build_tiny_model(folder / 'tiny')
         async with setting_in(folder, model_dir) as setting, serving(setting.model('undisturbed')) as undisturbed:
             oracle = Oracle(undisturbed)
-            for seeds in rounds:
-                report = await run_round(setting, oracle, seeds, kills_of(round_of(seeds[0])))
-                reports.append(report)
+
+            async def run_one(seeds: range) -> RoundReport:
+                async with places:
+                    report = await run_round(setting, oracle, seeds, kills_of(round_of(seeds[0])))
                 _say(_progress(seeds, report, time.monotonic() - begin))
+                return report
+
+            reports = await asyncio.gather(*map(run_one, rounds))
     return _conclude(rounds, reports)
 
 

@@ -11,7 +11,7 @@ from e2e.faults.tenant import Tenant
 from e2e.faults.workload import TENANTS, AdapterPlan, plan_adapters
 from fixtures.checkpoint_service import ServiceProcess
 from fixtures.fault_proxy import ROUGH, UNDISTURBED, AnsweredTwice, FaultProxy, FaultRates
-from fixtures.faulty_service import FaultyModel, Kill, free_port
+from fixtures.faulty_service import FaultyModel, Kill, ServiceFailed, free_port
 from twinkle.api.model.v1 import training_service_pb2
 
 _ROUND_LIMIT_SECONDS = 240
@@ -68,10 +68,20 @@ async def setting_in(folder: Path, model_dir: Path) -> AsyncIterator[Setting]:
         await checkpoints.kill()
 
 
-async def run_round(setting: Setting, oracle: 'Oracle', seeds: Sequence[int], kills: Sequence[Kill]) -> RoundReport:
-    """Carry out the plans of some seeds with these kills, and compare with the undisturbed run."""
+async def run_round(
+    setting: Setting, oracle: 'Oracle', seeds: Sequence[int], kills: Sequence[Kill], **settings: object
+) -> RoundReport:
+    """Carry out the plans of some seeds with these kills, and compare with the undisturbed run.
+
+    Args:
+        setting: where.
+        oracle: the undisturbed run.
+        seeds: of the plans; the first is the proxy's.
+        kills: of the processes of the service, in their order.
+        settings: fields of the service's configuration, other than `BUSY`.
+    """
     plans = plans_of(seeds, setting)
-    model = setting.model(f'round-{seeds[0]}', kills, **BUSY)
+    model = setting.model(f'round-{seeds[0]}', kills, **{**BUSY, **settings})
     report = RoundReport(planned_kills=kills, operation_count=sum(plan.operation_count for plan in plans.values()))
     expecting = asyncio.create_task(oracle.observe(plans))
     try:
@@ -80,17 +90,24 @@ async def run_round(setting: Setting, oracle: 'Oracle', seeds: Sequence[int], ki
             _note_everywhere(report, seeds, await stand.lasting_faults())
         expected = await expecting
     except TimeoutError:
-        _note_everywhere(report, seeds, [f'hangs; died so far: {list(map(str, model.deaths))}\n{model.log_tail()}'])
+        _note_everywhere(report, seeds, [f'hangs:\n{model.log_tail()}'])
+        return report
+    except ServiceFailed as error:
+        _note_everywhere(report, seeds, [str(error)])
         return report
     finally:
         expecting.cancel()
         report.deaths = model.deaths
     report.fault_count = stand.proxy.fault_count
+    _compare(report, observed, expected)
+    return report
+
+
+def _compare(report: RoundReport, observed: Mapping[Key, Observation], expected: Mapping[Key, Observation]) -> None:
     for (seed, index), seen in observed.items():
         lines = seen.differences(expected[seed, index])
         if lines:
             report.violations.setdefault(seed, []).extend(f'adapter {index}: {line}' for line in lines)
-    return report
 
 
 def plans_of(seeds: Sequence[int], setting: Setting) -> dict[Key, AdapterPlan]:
@@ -107,13 +124,15 @@ class Oracle:
         """Use a stand of its own."""
         self._stand = stand
         self._seen: dict[Key, Observation] = {}
+        self._alone = asyncio.Lock()
 
     async def observe(self, plans: Mapping[Key, AdapterPlan]) -> dict[Key, Observation]:
         """Carry out the plans, one adapter after the other, each alone."""
-        for key, plan in plans.items():
-            if key not in self._seen:
-                self._seen.update(await self._stand.carry_out({key: plan}))
-        await self._stand.delete_all()
+        async with self._alone:
+            for key, plan in plans.items():
+                if key not in self._seen:
+                    self._seen.update(await self._stand.carry_out({key: plan}))
+            await self._stand.delete_all()
         return {key: self._seen[key] for key in plans}
 
 

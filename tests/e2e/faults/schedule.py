@@ -15,8 +15,8 @@ KILLS_PER_ROUND = 5
 _LATEST = {'operation': 60, 'journal': 40, 'snapshot': 6, 'state_verb': 8, 'restore': 8, 'page_out': 4}
 """By the first word of the failpoint: the largest count at which a round of `SEEDS_PER_ROUND` surely comes to it."""
 _SIGNAL = ''
-_PLACES = (*FAILPOINTS, _SIGNAL, _SIGNAL)
-"""Two kills of fifteen are signals from outside, at no place in particular."""
+PLACES = (*FAILPOINTS, _SIGNAL)
+"""The last is a signal from outside, at no place in particular."""
 
 
 def round_of(seed: int) -> int:
@@ -32,7 +32,7 @@ def seeds_of(round_number: int) -> range:
 def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
     """Return the kills of a round; consecutive rounds go through all places in turn."""
     rng = random.Random(round_number)
-    places = [_PLACES[(round_number * count + index) % len(_PLACES)] for index in range(count)]
+    places = [PLACES[(round_number * count + index) % len(PLACES)] for index in range(count)]
     return [draw_kill(place, rng) for place in places]
 
 
