@@ -11,13 +11,17 @@ from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.model.api.endpoints import make_endpoints
+from services.model.api.record_codec import ProtoRecordCodec
 from services.model.application.admission import QueueLimits
 from services.model.application.residency import ResidencyBounds
 from services.model.application.verbs import Limits, Verbs, make_verbs
 from services.model.application.world import World
 from services.model.backends.checkpoint_client import CheckpointClient
+from services.model.backends.dry_run import EngineDryRun
 from services.model.backends.journal.memory import MemoryJournal
-from services.model.backends.local import LocalBackend
+from services.model.backends.journal.schema import JournalRefused
+from services.model.backends.journal.sqlite import SqliteJournal
+from services.model.backends.local import LoadOptions, LocalBackend
 from services.model.backends.merged_folders import MergedFolders
 from services.model.backends.upload_files import UploadFiles, UploadLimits
 from services.model.config import ModelConfig
@@ -30,6 +34,8 @@ def main() -> None:
     start_telemetry(config.telemetry, service=config.service)
     try:
         asyncio.run(serve(config))
+    except JournalRefused as error:
+        raise SystemExit(f'services.model: {error}') from error
     finally:
         stop_telemetry()
 
@@ -37,10 +43,10 @@ def main() -> None:
 async def serve(config: ModelConfig) -> None:
     """Serve until SIGINT or SIGTERM, from where the last process ended."""
     async with AsyncExitStack() as stack:
-        journal = await open_journal(config)
-        stack.push_async_callback(journal.close)
         backend = await load_backend(config)
         stack.push_async_callback(backend.close)
+        journal = await open_journal(config, backend)
+        stack.push_async_callback(journal.close)
         channel = await stack.enter_async_context(
             open_channel(config.checkpoint_address, internal_token=config.internal_token)
         )
@@ -52,7 +58,7 @@ async def serve(config: ModelConfig) -> None:
         await serve_until_stopped(make_server(config, verbs, backend), config)
 
 
-async def open_journal(config: ModelConfig) -> Journal:
+async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     """Open the journal that the configuration asks for; one service at a time may have it.
 
     Raises:
@@ -60,19 +66,26 @@ async def open_journal(config: ModelConfig) -> Journal:
     """
     if config.journal == 'none':
         return MemoryJournal(undo_steps=config.undo_steps)
-    return MemoryJournal(undo_steps=config.undo_steps)
+    return await SqliteJournal.open(
+        config.state_dir.resolve() / 'journal',
+        codec=ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size),
+        engine=f'{config.base_model} in {config.dtype}',
+        undo_steps=config.undo_steps,
+    )
 
 
 async def load_backend(config: ModelConfig) -> LocalBackend:
     """Load the engine that the configuration describes; takes seconds."""
-    return await LocalBackend.load(
-        config.base_model,
+    options = LoadOptions(
+        base_model=config.base_model,
         dtype=config.dtype,
         device=config.device,
         thread_count=config.thread_count,
-        max_batch_tokens=config.max_batch_tokens,
-        max_lora_rank=config.max_lora_rank,
+        batch_tokens=config.max_batch_tokens,
+        pass_tokens=config.pass_tokens,
+        lora_rank=config.max_lora_rank,
     )
+    return await LocalBackend.load(options)
 
 
 def make_limits(config: ModelConfig) -> Limits:
@@ -93,7 +106,7 @@ def make_limits(config: ModelConfig) -> Limits:
     )
 
 
-def make_world(config: ModelConfig, backend: TrainerBackend, store: WeightStore, journal: Journal) -> World:
+def make_world(config: ModelConfig, backend: LocalBackend, store: WeightStore, journal: Journal) -> World:
     """Return the ports over an engine, a store and a journal."""
     clock = SystemClock()
     uploads = UploadFiles(
@@ -102,7 +115,15 @@ def make_world(config: ModelConfig, backend: TrainerBackend, store: WeightStore,
         limits=UploadLimits(tenant_bytes=config.upload_bytes, time_to_live=timedelta(seconds=config.upload_seconds)),
     )
     exporter = MergedFolders(config.state_dir.resolve() / 'exports', base_model=config.base_model)
-    return World(backend=backend, store=store, exporter=exporter, uploads=uploads, journal=journal, clock=clock)
+    return World(
+        backend=backend,
+        estimator=EngineDryRun(backend.engine, backend.worker, max_pass_tokens=config.pass_tokens),
+        store=store,
+        exporter=exporter,
+        uploads=uploads,
+        journal=journal,
+        clock=clock,
+    )
 
 
 def make_server(config: ModelConfig, verbs: Verbs, backend: TrainerBackend) -> RpcServer:

@@ -1,0 +1,130 @@
+"""What the journal keeps, as the contract's own messages."""
+
+from datetime import UTC
+from typing import Any, cast
+
+from services.kit.errors import DomainError
+from services.kit.rpc.status import error_from_status
+from services.kit.rpc.tensors import tensor_data_from_proto
+from services.kit.rpc.weights import lora_config_from_proto
+from services.model.api.convert_config import training_config_from_proto
+from services.model.api.convert_operation import operation_from_proto
+from services.model.api.convert_result import adapter_to_proto, result_to_proto
+from services.model.application.train_stream import Refused
+from services.model.domain import result as domain
+from services.model.domain.adapter import Adapter
+from services.model.domain.operation import Operation
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2
+from twinkle.api.model.v1 import operation_result_pb2 as wire
+
+
+class ProtoRecordCodec:
+    """Implements `services.model.ports.RecordCodec`."""
+
+    def __init__(self, *, vocabulary_size: int) -> None:
+        """Check token ids against `vocabulary_size`, as when the operations came."""
+        self._vocabulary_size = vocabulary_size
+
+    def operation_from_bytes(self, payload: bytes) -> Operation:
+        """Return an operation; see the port."""
+        message = operation_pb2.Operation.FromString(payload)
+        return operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size)
+
+    def outcome_to_bytes(self, outcome: domain.OperationResult | DomainError) -> bytes:
+        """Return an outcome as bytes; see the port."""
+        said = Refused('', 0, outcome) if isinstance(outcome, DomainError) else outcome
+        return result_to_proto(said).SerializeToString(deterministic=True)
+
+    def outcome_from_bytes(self, data: bytes) -> domain.OperationResult | DomainError:
+        """Return an outcome; see the port."""
+        message = wire.OperationResult.FromString(data)
+        return error_from_status(message.error) if message.HasField('error') else result_from_proto(message)
+
+    def adapter_to_bytes(self, adapter: Adapter) -> bytes:
+        """Return an adapter as bytes; see the port."""
+        message = adapter_service_pb2.WatchAdaptersResponse(
+            tenant_id=adapter.tenant_id, adapter=adapter_to_proto(adapter)
+        )
+        return message.SerializeToString(deterministic=True)
+
+    def adapter_from_bytes(self, data: bytes) -> Adapter:
+        """Return an adapter; see the port."""
+        event = adapter_service_pb2.WatchAdaptersResponse.FromString(data)
+        message = event.adapter
+        return Adapter(
+            adapter_id=message.adapter_id,
+            tenant_id=event.tenant_id,
+            base_model=message.base_model,
+            lora_config=lora_config_from_proto(message.lora_config, 'lora_config'),
+            training_config=training_config_from_proto(message.training_config, 'training_config'),
+            parameter_count=message.parameter_count,
+            full_parameters=tuple(message.full_parameters.target_modules)
+            if message.HasField('full_parameters')
+            else None,
+            create_time=message.create_time.ToDatetime(tzinfo=UTC),
+            update_time=message.update_time.ToDatetime(tzinfo=UTC),
+            sequence_number=message.sequence_number,
+            step_count=message.step_count,
+            version=message.version,
+            user_metadata=dict(message.user_metadata),
+        )
+
+
+def result_from_proto(message: wire.OperationResult) -> domain.OperationResult:
+    """Return the result that a message of this service says."""
+    receipt = message.receipt
+    return domain.OperationResult(
+        adapter_id=message.adapter_id,
+        sequence_number=message.sequence_number,
+        outcome=_outcome(message),
+        receipt=domain.Receipt(
+            token_count=receipt.token_count,
+            padding_token_count=receipt.padding_token_count,
+            device_time=receipt.device_time.ToTimedelta(),
+            queue_time=receipt.queue_time.ToTimedelta(),
+            request_bytes=receipt.request_bytes,
+            pass_count=receipt.pass_count,
+            pass_adapter_count=receipt.pass_adapter_count,
+        ),
+        warnings=tuple(message.warnings),
+        is_replayed=message.is_replayed,
+    )
+
+
+def _outcome(message: wire.OperationResult) -> domain.Outcome:
+    match message.WhichOneof('outcome'):
+        case 'forward':
+            return _forward(message.forward)
+        case 'step':
+            return _step(message.step)
+        case 'metric':
+            return domain.MetricResult(values=dict(message.metric.values))
+        case 'save':
+            return domain.SaveResult(**_fields(message.save))
+        case 'publish':
+            return domain.PublishResult(**_fields(message.publish))
+        case _:
+            return None
+
+
+def _forward(message: wire.ForwardResult) -> domain.ForwardResult:
+    # Not `tensor_from_proto`: what the model gave may be infinite, and was given to the caller so.
+    arrays = [tensor_data_from_proto(tensor, 'logprobs').to_numpy() for tensor in message.logprobs]
+    return domain.ForwardResult(
+        loss=message.loss, label_count=message.label_count, logprobs=arrays, metrics=dict(message.metrics)
+    )
+
+
+def _step(message: wire.StepResult) -> domain.StepResult:
+    return domain.StepResult(
+        is_applied=message.is_applied,
+        learning_rate=message.learning_rate,
+        step_count=message.step_count,
+        grad_norm=message.grad_norm if message.HasField('grad_norm') else None,
+        layers=tuple(domain.LayerHealth(**_fields(layer)) for layer in message.layers),
+    )
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """Return the fields of a message of plain values, those at their defaults included."""
+    return {name: getattr(message, name) for name in cast(list[str], list(message.DESCRIPTOR.fields_by_name))}

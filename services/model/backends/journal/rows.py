@@ -1,0 +1,276 @@
+"""The statements of a journal. Each function is a job of the writer, or a part of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.kit.errors import AdapterNotFound
+from services.model.backends.journal.kinds import Kind
+from services.model.backends.journal.snapshots import SnapshotFile
+from services.model.backends.journal.writer import Transaction
+from services.model.domain.retention import retain
+from services.model.domain.sequence import RECORD_LENGTH
+from services.model.ports import CreationRecord
+
+CREATIONS_KEPT = 4096
+"""Requests that made adapters, kept so that a repeat finds what it made."""
+
+
+@dataclass(frozen=True)
+class OperationRow:
+    """An operation as it stands in the database."""
+
+    number: int
+    kind: Kind
+    fingerprint: str
+    payload: bytes | None = None
+    digest: str | None = None
+    outcome: bytes | None = None
+
+
+@dataclass(frozen=True)
+class SnapshotRow:
+    """A snapshot as it stands in the database; without a file it is the origin."""
+
+    number: int
+    file: SnapshotFile | None
+    record: bytes
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Files that nothing on record needs any more."""
+
+    snapshots: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+
+    def __add__(self, other: 'Dropped') -> 'Dropped':
+        return Dropped(self.snapshots + other.snapshots, self.digests + other.digests)
+
+
+def key_of(tx: Transaction, adapter_id: str) -> int:
+    """Return the number that an adapter's rows have.
+
+    Raises:
+        AdapterNotFound: there is no such adapter.
+    """
+    row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
+    if row is None:
+        raise AdapterNotFound(adapter_id)
+    return row[0]
+
+
+def all_adapters(tx: Transaction) -> list[tuple[bytes, bool]]:
+    """Return each adapter's record, and whether every operation of it has its outcome; oldest first."""
+    unsettled = {key for (key,) in tx.execute('SELECT DISTINCT adapter FROM operations WHERE outcome IS NULL')}
+    return [
+        (record, key not in unsettled) for key, record in tx.execute('SELECT key, record FROM adapters ORDER BY key')
+    ]
+
+
+def all_creations(tx: Transaction) -> list[CreationRecord]:
+    """Return the last requests that made adapters, oldest first."""
+    rows = tx.execute('SELECT tenant_id, request_id, fingerprint, adapter_id FROM creations ORDER BY position')
+    return [
+        CreationRecord(tenant_id=tenant, request_id=request, fingerprint=fingerprint, adapter_id=adapter)
+        for tenant, request, fingerprint, adapter in rows
+    ]
+
+
+def add_adapter(tx: Transaction, adapter_id: str, record: bytes, origin: bytes, *, is_fresh: bool) -> int:
+    """Add an adapter and return its key."""
+    cursor = tx.execute(
+        'INSERT INTO adapters (adapter_id, number, record, origin, is_fresh) VALUES (?, 0, ?, ?, ?)',
+        adapter_id,
+        record,
+        origin,
+        is_fresh,
+    )
+    assert cursor.lastrowid is not None  # noqa: S101 - a row was inserted
+    return cursor.lastrowid
+
+
+def add_creation(tx: Transaction, creation: CreationRecord) -> None:
+    """Add a request, and forget the oldest beyond those that are kept."""
+    tx.execute(
+        'INSERT OR REPLACE INTO creations (tenant_id, request_id, fingerprint, adapter_id) VALUES (?, ?, ?, ?)',
+        creation.tenant_id,
+        creation.request_id,
+        creation.fingerprint,
+        creation.adapter_id,
+    )
+    tx.execute('DELETE FROM creations WHERE position <= (SELECT max(position) FROM creations) - ?', CREATIONS_KEPT)
+
+
+def remove_adapter(tx: Transaction, adapter_id: str) -> Dropped:
+    """Remove an adapter and all that belongs to it."""
+    row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
+    if row is None:
+        return Dropped()
+    files = tuple(name for (name,) in tx.execute('SELECT file FROM snapshots WHERE adapter = ?', row[0]))
+    digests = _digests(tx, 'adapter = ?', row[0])
+    tx.execute('DELETE FROM adapters WHERE key = ?', row[0])
+    return Dropped(files, _unneeded(tx, digests))
+
+
+def put_operation(tx: Transaction, key: int, row: OperationRow) -> Dropped:
+    """Add an operation; it takes the place of one with its number."""
+    replaced = _digests(tx, 'adapter = ? AND number = ?', key, row.number)
+    tx.execute(
+        'INSERT OR REPLACE INTO operations (adapter, number, kind, fingerprint, payload, digest, outcome)'
+        ' VALUES (?, ?, ?, ?, ?, ?, ?)',
+        key,
+        row.number,
+        int(row.kind),
+        row.fingerprint,
+        row.payload,
+        row.digest,
+        row.outcome,
+    )
+    return Dropped(digests=_unneeded(tx, replaced))
+
+
+def strike_operation(tx: Transaction, key: int, number: int) -> Dropped:
+    """Remove an operation."""
+    digests = _digests(tx, 'adapter = ? AND number = ?', key, number)
+    tx.execute('DELETE FROM operations WHERE adapter = ? AND number = ?', key, number)
+    return Dropped(digests=_unneeded(tx, digests))
+
+
+def note_outcome(tx: Transaction, key: int, number: int, outcome: bytes) -> None:
+    """Record the outcome of an operation."""
+    tx.execute('UPDATE operations SET outcome = ? WHERE adapter = ? AND number = ?', outcome, key, number)
+
+
+def renew_adapter(tx: Transaction, key: int, number: int, record: bytes) -> None:
+    """Record what an adapter is after an operation, unless a later one is recorded."""
+    tx.execute('UPDATE adapters SET number = ?, record = ? WHERE key = ? AND number <= ?', number, record, key, number)
+
+
+def add_step(tx: Transaction, key: int, number: int) -> None:
+    """Record that an operation applied a step."""
+    tx.execute('INSERT OR IGNORE INTO steps VALUES (?, ?)', key, number)
+
+
+def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> Dropped:
+    """Add a snapshot; it takes the place of one after the same operation."""
+    replaced = tx.execute('SELECT file FROM snapshots WHERE adapter = ? AND number = ?', key, row.number).fetchall()
+    if row.file is not None:
+        values = (key, row.number, row.file.name, row.file.digest, row.record)
+        tx.execute('INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)', *values)
+    return Dropped(snapshots=tuple(name for (name,) in replaced))
+
+
+def undo(tx: Transaction, key: int, undone_from: int, number: int) -> Dropped:
+    """Drop the history that an undo, which is operation `number`, took back."""
+    where = 'adapter = ? AND number >= ? AND number < ?'
+    span = (key, undone_from, number)
+    files = tuple(name for (name,) in tx.execute(f'SELECT file FROM snapshots WHERE {where}', *span))  # noqa: S608
+    digests = _digests(tx, where, *span)
+    tx.execute(f'DELETE FROM snapshots WHERE {where}', *span)  # noqa: S608 - constants of this function
+    tx.execute(f'DELETE FROM steps WHERE {where}', *span)  # noqa: S608
+    tx.execute(f'UPDATE operations SET payload = NULL, digest = NULL WHERE {where}', *span)  # noqa: S608
+    return Dropped(files, _unneeded(tx, digests))
+
+
+def trim(tx: Transaction, key: int, *, undo_steps: int) -> Dropped:
+    """Drop what no restore, undo or repeat needs."""
+    roots = _roots(tx, key)
+    retention = retain(_steps(tx, key), roots, undo_steps=undo_steps)
+    for number in set(_steps(tx, key)) - set(retention.steps):
+        tx.execute('DELETE FROM steps WHERE adapter = ? AND number = ?', key, number)
+    files = list[str]()
+    for number in set(roots) - retention.snapshots:
+        where = (key, number)
+        files += [name for (name,) in tx.execute('SELECT file FROM snapshots WHERE adapter = ? AND number = ?', *where)]
+        tx.execute('DELETE FROM snapshots WHERE adapter = ? AND number = ?', *where)
+    if 0 not in retention.snapshots:
+        tx.execute('UPDATE adapters SET is_fresh = 0 WHERE key = ?', key)
+    rows = tx.execute('SELECT number FROM operations WHERE adapter = ? AND outcome IS NOT NULL', key).fetchall()
+    unneeded = [number for (number,) in rows if not retention.is_replayable(number)]
+    return Dropped(tuple(files)) + _forget_operations(tx, key, unneeded)
+
+
+def snapshots_before(tx: Transaction, adapter_id: str, at_most: int | None) -> list[SnapshotRow]:
+    """Return where a restore can begin from, the newest first."""
+    key = key_of(tx, adapter_id)
+    limit = at_most if at_most is not None else 1 << 62
+    rows = tx.execute(
+        'SELECT number, file, digest, record FROM snapshots WHERE adapter = ? AND number <= ? ORDER BY number DESC',
+        key,
+        limit,
+    )
+    found = [SnapshotRow(number, SnapshotFile(file, digest), record) for number, file, digest, record in rows]
+    origin, is_fresh = tx.execute('SELECT origin, is_fresh FROM adapters WHERE key = ?', key).fetchone()
+    return [*found, SnapshotRow(0, None, origin)] if is_fresh else found
+
+
+def operations_between(tx: Transaction, adapter_id: str, after: int, until: int | None) -> list[OperationRow]:
+    """Return the operations after a number, in order."""
+    rows = tx.execute(
+        'SELECT number, kind, fingerprint, payload, digest, outcome FROM operations'
+        ' WHERE adapter = ? AND number > ? AND number <= ? ORDER BY number',
+        key_of(tx, adapter_id),
+        after,
+        until if until is not None else 1 << 62,
+    )
+    return [OperationRow(row[0], Kind(row[1]), *row[2:]) for row in rows]
+
+
+def last_operations(tx: Transaction, adapter_id: str, size: int) -> list[tuple[int, str, bytes | None]]:
+    """Return number, fingerprint and outcome of the last operations, in order."""
+    rows = tx.execute(
+        'SELECT number, fingerprint, outcome FROM operations WHERE adapter = ? ORDER BY number DESC LIMIT ?',
+        key_of(tx, adapter_id),
+        size,
+    )
+    return rows.fetchall()[::-1]
+
+
+def undoable_steps(tx: Transaction, adapter_id: str, undo_steps: int) -> tuple[int, ...]:
+    """Return the steps that can be undone, in order."""
+    key = key_of(tx, adapter_id)
+    return retain(_steps(tx, key), _roots(tx, key), undo_steps=undo_steps).steps
+
+
+def all_files(tx: Transaction) -> tuple[set[str], set[str]]:
+    """Return the snapshots and the payloads that are on record."""
+    snapshots = {name for (name,) in tx.execute('SELECT file FROM snapshots')}
+    digests = {digest for (digest,) in tx.execute('SELECT digest FROM operations WHERE digest IS NOT NULL')}
+    return snapshots, digests
+
+
+def _steps(tx: Transaction, key: int) -> list[int]:
+    return [number for (number,) in tx.execute('SELECT number FROM steps WHERE adapter = ? ORDER BY number', key)]
+
+
+def _roots(tx: Transaction, key: int) -> list[int]:
+    numbers = [
+        number for (number,) in tx.execute('SELECT number FROM snapshots WHERE adapter = ? ORDER BY number', key)
+    ]
+    is_fresh = tx.execute('SELECT is_fresh FROM adapters WHERE key = ?', key).fetchone()[0]
+    return [0, *numbers] if is_fresh else numbers
+
+
+def _forget_operations(tx: Transaction, key: int, numbers: Sequence[int]) -> Dropped:
+    """Drop payloads, and whole operations that are too old for the record, too."""
+    newest = tx.execute('SELECT max(number) FROM operations WHERE adapter = ?', key).fetchone()[0]
+    digests = list[str]()
+    for number in numbers:
+        digests += _digests(tx, 'adapter = ? AND number = ?', key, number)
+        if number <= newest - RECORD_LENGTH:
+            tx.execute('DELETE FROM operations WHERE adapter = ? AND number = ?', key, number)
+        else:
+            tx.execute(
+                'UPDATE operations SET payload = NULL, digest = NULL WHERE adapter = ? AND number = ?', key, number
+            )
+    return Dropped(digests=_unneeded(tx, digests))
+
+
+def _digests(tx: Transaction, where: str, *values: object) -> list[str]:
+    statement = f'SELECT digest FROM operations WHERE {where} AND digest IS NOT NULL'  # noqa: S608 - constants of this module
+    return [digest for (digest,) in tx.execute(statement, *values)]
+
+
+def _unneeded(tx: Transaction, digests: Sequence[str]) -> tuple[str, ...]:
+    statement = 'SELECT 1 FROM operations WHERE digest = ? LIMIT 1'
+    return tuple(digest for digest in sorted(set(digests)) if tx.execute(statement, digest).fetchone() is None)

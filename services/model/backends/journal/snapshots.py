@@ -1,0 +1,106 @@
+"""Snapshots as safetensors files, each with the digest that the database knows it by."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from services.kit.failpoints import reach
+from services.kit.ids import new_id
+from services.model.backends.journal.files import Folder
+from services.model.ports import AdapterState
+from twinkle.checkpoint_engine import StateSection, TensorEntry, build_header, parse_header
+from twinkle.data_format import LoraConfig, TensorData
+
+_PREFIXES = {'adapter/': StateSection.ADAPTER, 'trainer/': StateSection.TRAINER}
+
+
+class SnapshotDamaged(Exception):
+    """A snapshot is missing, or its bytes are not those that were written."""
+
+
+@dataclass(frozen=True)
+class SnapshotFile:
+    """A file and the digest of its bytes."""
+
+    name: str
+    digest: str
+
+
+class SnapshotFiles:
+    """Whole states of adapters. Safe for several threads."""
+
+    def __init__(self, path: Path, *, sync: Callable[[int], None]) -> None:
+        """Keep files in the folder at `path`."""
+        self._folder = Folder(path, sync=sync)
+
+    def write(self, state: AdapterState) -> SnapshotFile:
+        """Write a state, durably; it is swept at the next start unless it is on record by then.
+
+        Raises:
+            OSError: the disk refused it.
+        """
+        tensors = {
+            **{f'adapter/{name}': tensor for name, tensor in state.adapter.items()},
+            **{f'trainer/{name}': tensor for name, tensor in state.trainer.items()},
+        }
+        parts: list[bytes | memoryview] = [build_header(_entries(tensors))]
+        parts.extend(tensor.data for tensor in tensors.values())
+        hasher = blake3()
+        for part in parts:
+            hasher.update(part)
+        file = SnapshotFile(f'{new_id("sn")}.safetensors', hasher.hexdigest())
+        self._folder.write(file.name, parts)
+        reach('snapshot.written')
+        return file
+
+    def read(self, file: SnapshotFile, *, lora_config: LoraConfig, step_count: int) -> AdapterState:
+        """Return a state.
+
+        Raises:
+            SnapshotDamaged: it is not what was written.
+        """
+        try:
+            data = self._folder.read(file.name)
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f'snapshot {file.name} is missing') from error
+        if blake3(data).hexdigest() != file.digest:
+            raise SnapshotDamaged(f'snapshot {file.name} has other bytes than were written')
+        tensors = _tensors(data)
+        return AdapterState(
+            lora_config=lora_config,
+            adapter=_section(tensors, 'adapter/'),
+            trainer=_section(tensors, 'trainer/'),
+            step_count=step_count,
+        )
+
+    def drop(self, name: str) -> None:
+        """Take a file away."""
+        self._folder.drop(name)
+
+    def sweep(self, wanted: set[str]) -> int:
+        """Take away what is not on record; only before anything is written."""
+        return self._folder.sweep(wanted)
+
+
+def _entries(tensors: Mapping[str, TensorData]) -> list[TensorEntry]:
+    entries, offset = list[TensorEntry](), 0
+    for name, tensor in tensors.items():
+        section = _PREFIXES[name[: name.index('/') + 1]]
+        entries.append(TensorEntry(name, tensor.dtype, tensor.shape, offset, len(tensor.data), section))
+        offset += len(tensor.data)
+    return entries
+
+
+def _tensors(data: bytes) -> dict[str, TensorData]:
+    try:
+        entries, _ = parse_header(data)
+    except ValueError as error:
+        raise SnapshotDamaged(str(error)) from error
+    view = memoryview(data)
+    return {entry.name: TensorData(entry.dtype, entry.shape, view[entry.begin : entry.end]) for entry in entries}
+
+
+def _section(tensors: Mapping[str, TensorData], prefix: str) -> dict[str, TensorData]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

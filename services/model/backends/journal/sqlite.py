@@ -1,0 +1,347 @@
+"""A journal on disk: rows in SQLite, large payloads and snapshots as files beside it.
+
+A file is durable before the row that names it is, and is taken away after the row is gone; what a crash
+leaves in between is swept at the next start.
+"""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from services.kit.errors import DomainError
+from services.kit.failpoints import reach
+from services.kit.worker import Threads
+from services.model.backends.journal import rows
+from services.model.backends.journal.kinds import Kind, is_applied_step
+from services.model.backends.journal.payloads import PayloadDamaged, Payloads
+from services.model.backends.journal.schema import FolderLock, open_database, open_to_read
+from services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
+from services.model.backends.journal.writer import Transaction, Writer
+from services.model.domain.adapter import Adapter
+from services.model.domain.errors import AdapterDamaged, JournalUnavailable
+from services.model.domain.operation import Operation
+from services.model.domain.result import OperationResult
+from services.model.ports import (
+    AdapterState,
+    CreationRecord,
+    JournaledAdapter,
+    JournalEntry,
+    RecordCodec,
+    RecordEntry,
+    Snapshot,
+)
+
+_log = structlog.get_logger('journal')
+_Result = TypeVar('_Result')
+
+INLINE_BYTES = 16 << 10
+"""Payloads up to this size stand in the database: cheaper than a file and two syncs of its own (docs/LOG.md)."""
+_DATABASE = 'journal.sqlite'
+
+
+class SqliteJournal:
+    """Implements `services.model.ports.Journal`."""
+
+    def __init__(
+        self, writer: Writer, payloads: Payloads, snapshots: SnapshotFiles, *, codec: RecordCodec, undo_steps: int
+    ) -> None:
+        """Use `open`, or `open_copy`."""
+        self._writer = writer
+        self._payloads = payloads
+        self._snapshots = snapshots
+        self._codec = codec
+        self._undo_steps = undo_steps
+        self._threads = Threads('journal-files', count=4)
+        self._lock: FolderLock | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        folder: Path,
+        *,
+        codec: RecordCodec,
+        engine: str,
+        undo_steps: int = 8,
+        sync: Callable[[int], None] = os.fsync,
+    ) -> 'SqliteJournal':
+        """Open the journal in `folder`, making it if need be, and sweep what a crash left.
+
+        Args:
+            folder: used by this journal alone.
+            codec: turns what is kept into bytes.
+            engine: what replay depends on, such as base model and dtype.
+            undo_steps: most steps of an adapter that can be undone.
+            sync: makes what a descriptor has written durable.
+
+        Raises:
+            JournalRefused: it is in use, or cannot be used; the message says why.
+        """
+        lock, connection = await asyncio.to_thread(_open, folder, engine)
+        journal = cls(
+            Writer(connection),
+            Payloads(folder / 'payloads', sync=sync),
+            SnapshotFiles(folder / 'snapshots', sync=sync),
+            codec=codec,
+            undo_steps=undo_steps,
+        )
+        journal._lock = lock
+        await journal._sweep()
+        return journal
+
+    @classmethod
+    async def open_copy(cls, folder: Path, *, codec: RecordCodec) -> 'SqliteJournal':
+        """Open a journal to read it alone: a copy of the folder, or that of a service that does not run.
+
+        Raises:
+            JournalRefused: it is none of ours.
+        """
+        writer = Writer(open_to_read(folder / _DATABASE), is_reading_alone=True)
+        payloads = Payloads(folder / 'payloads', sync=os.fsync)
+        snapshots = SnapshotFiles(folder / 'snapshots', sync=os.fsync)
+        return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
+
+    async def adapters(self) -> Sequence[JournaledAdapter]:
+        """Return every adapter; see the port."""
+        found = await self._run('', rows.all_adapters)
+        return [
+            JournaledAdapter(adapter=self._codec.adapter_from_bytes(record), is_settled=is_settled)
+            for record, is_settled in found
+        ]
+
+    async def creations(self) -> Sequence[CreationRecord]:
+        """Return the last requests that made adapters; see the port."""
+        return await self._run('', rows.all_creations)
+
+    async def add_adapter(
+        self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
+    ) -> None:
+        """Record a new adapter; see the port."""
+        record, first = self._codec.adapter_to_bytes(adapter), self._codec.adapter_to_bytes(origin)
+
+        async with self._snapshot_row(adapter, 0, state) as row:
+
+            def add(tx: Transaction) -> None:
+                key = rows.add_adapter(tx, adapter.adapter_id, record, first, is_fresh=state is None)
+                rows.add_creation(tx, creation)
+                if row is not None:
+                    rows.add_snapshot(tx, key, row)
+
+            await self._run(adapter.adapter_id, add)
+
+    async def remove_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter; see the port."""
+        await self._run(adapter_id, lambda tx: self._drop(tx, rows.remove_adapter(tx, adapter_id)))
+
+    async def accept(self, operation: Operation) -> None:
+        """Record an operation; see the port."""
+        if len(operation.payload) <= INLINE_BYTES:
+            await self._accept(operation, payload=operation.payload, digest=None)
+            return
+        with _refused_by_disk(operation.adapter_id):
+            digest = await self._threads.run(self._payloads.put, operation.payload)
+        try:
+            await self._accept(operation, payload=None, digest=digest)
+        finally:
+            self._payloads.unpin(digest)
+
+    async def revoke(self, operation: Operation) -> None:
+        """Strike an operation; see the port."""
+
+        def strike(tx: Transaction) -> None:
+            key = rows.key_of(tx, operation.adapter_id)
+            self._drop(tx, rows.strike_operation(tx, key, operation.sequence_number))
+
+        await self._run(operation.adapter_id, strike)
+
+    def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
+        """Record an outcome; see the port."""
+        record, noted = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
+        number, is_step = operation.sequence_number, is_applied_step(operation, outcome)
+
+        def write(tx: Transaction) -> None:
+            key = rows.key_of(tx, adapter.adapter_id)
+            rows.note_outcome(tx, key, number, noted)
+            rows.renew_adapter(tx, key, adapter.sequence_number, record)
+            if is_step:
+                rows.add_step(tx, key, number)
+
+        self._writer.add(write)
+
+    async def settle(
+        self,
+        adapter: Adapter,
+        operation: Operation,
+        outcome: OperationResult | DomainError,
+        *,
+        state: AdapterState | None = None,
+        undone_from: int | None = None,
+    ) -> None:
+        """Record a state verb; see the port."""
+        record, noted = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
+        kind, number = Kind.PASSED_OVER if state is None else Kind.BARRIER, operation.sequence_number
+        settled = rows.OperationRow(number, kind, operation.fingerprint, outcome=noted)
+        async with self._snapshot_row(adapter, number, state) as row:
+
+            def write(tx: Transaction) -> None:
+                key = rows.key_of(tx, adapter.adapter_id)
+                dropped = rows.put_operation(tx, key, settled)
+                rows.renew_adapter(tx, key, adapter.sequence_number, record)
+                if undone_from is not None:
+                    dropped += rows.undo(tx, key, undone_from, number)
+                if row is not None:
+                    dropped += rows.add_snapshot(tx, key, row) + rows.trim(tx, key, undo_steps=self._undo_steps)
+                self._drop(tx, dropped)
+
+            await self._run(adapter.adapter_id, write)
+
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; see the port."""
+        adapter = snapshot.adapter
+        async with self._snapshot_row(adapter, snapshot.sequence_number, snapshot.state) as row:
+            if row is None:
+                return
+
+            def write(tx: Transaction) -> None:
+                key = rows.key_of(tx, adapter.adapter_id)
+                dropped = rows.add_snapshot(tx, key, row)
+                self._drop(tx, dropped + rows.trim(tx, key, undo_steps=self._undo_steps))
+
+            await self._run(adapter.adapter_id, write)
+        reach('snapshot.recorded')
+
+    async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
+        """Return the newest snapshot that is whole; see the port."""
+        for row in await self._run(adapter_id, lambda tx: rows.snapshots_before(tx, adapter_id, at_most)):
+            adapter = self._codec.adapter_from_bytes(row.record)
+            if row.file is None:
+                return Snapshot(sequence_number=0, adapter=adapter, state=None)
+            try:
+                state = await self._threads.run(
+                    self._snapshots.read, row.file, lora_config=adapter.lora_config, step_count=adapter.step_count
+                )
+            except (SnapshotDamaged, OSError) as error:
+                _log.error('snapshot damaged', adapter=adapter_id, operation=row.number, error=str(error))
+            else:
+                return Snapshot(sequence_number=row.number, adapter=adapter, state=state)
+        raise AdapterDamaged(adapter_id, f'no snapshot of at most operation {at_most} can be read')
+
+    async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
+        """Return the operations to replay; see the port."""
+        found = await self._run(adapter_id, lambda tx: rows.operations_between(tx, adapter_id, after, until))
+        last = until if until is not None else max((row.number for row in found), default=after)
+        if [row.number for row in found] != list(range(after + 1, last + 1)):
+            raise AdapterDamaged(adapter_id, f'operations between {after} and {last} are missing')
+        return await self._threads.run(self._entries, adapter_id, found)
+
+    async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
+        """Return the last operations; see the port."""
+        found = await self._run(adapter_id, lambda tx: rows.last_operations(tx, adapter_id, size))
+        return [
+            RecordEntry(sequence_number=number, fingerprint=fingerprint, outcome=self._outcome(outcome))
+            for number, fingerprint, outcome in found
+        ]
+
+    async def applied_steps(self, adapter_id: str) -> Sequence[int]:
+        """Return the steps that can be undone; see the port."""
+        return await self._run(adapter_id, lambda tx: rows.undoable_steps(tx, adapter_id, self._undo_steps))
+
+    async def close(self) -> None:
+        """Write what waits, and end."""
+        await self._writer.close()
+        self._threads.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    async def _accept(self, operation: Operation, *, payload: bytes | None, digest: str | None) -> None:
+        row = rows.OperationRow(
+            operation.sequence_number, Kind.REPLAYED, operation.fingerprint, payload=payload, digest=digest
+        )
+
+        def put(tx: Transaction) -> None:
+            self._drop(tx, rows.put_operation(tx, rows.key_of(tx, operation.adapter_id), row))
+
+        await self._run(operation.adapter_id, put)
+
+    @asynccontextmanager
+    async def _snapshot_row(
+        self, adapter: Adapter, number: int, state: AdapterState | None
+    ) -> AsyncIterator[rows.SnapshotRow | None]:
+        """Write a state to a file for the block to record; if it does not, the file goes."""
+        if state is None:
+            yield None
+            return
+        with _refused_by_disk(adapter.adapter_id):
+            file = await self._threads.run(self._snapshots.write, state)
+        is_recorded = False
+        try:
+            yield rows.SnapshotRow(number, file, self._codec.adapter_to_bytes(adapter))
+            is_recorded = True
+        finally:
+            if not is_recorded:
+                self._snapshots.drop(file.name)
+
+    def _entries(self, adapter_id: str, found: Sequence[rows.OperationRow]) -> list[JournalEntry]:
+        entries = list[JournalEntry]()
+        for row in found:
+            if row.kind is Kind.PASSED_OVER:
+                continue
+            if row.kind is Kind.BARRIER:
+                raise AdapterDamaged(adapter_id, f'operation {row.number} cannot be replayed')
+            operation = self._codec.operation_from_bytes(self._payload(adapter_id, row))
+            entries.append(JournalEntry(operation=operation, outcome=self._outcome(row.outcome)))
+        return entries
+
+    def _payload(self, adapter_id: str, row: rows.OperationRow) -> bytes:
+        if row.payload is not None:
+            return row.payload
+        if row.digest is None:
+            raise AdapterDamaged(adapter_id, f'operation {row.number} is no longer kept')
+        try:
+            return self._payloads.get(row.digest)
+        except (PayloadDamaged, OSError) as error:
+            raise AdapterDamaged(adapter_id, f'operation {row.number}: {error}') from error
+
+    def _outcome(self, data: bytes | None) -> OperationResult | DomainError | None:
+        return None if data is None else self._codec.outcome_from_bytes(data)
+
+    def _drop(self, tx: Transaction, dropped: rows.Dropped) -> None:
+        for name in dropped.snapshots:
+            tx.after_commit.append(lambda name=name: self._snapshots.drop(name))
+        for digest in dropped.digests:
+            tx.after_commit.append(lambda digest=digest: self._payloads.drop(digest))
+
+    async def _run(self, adapter_id: str, work: Callable[[Transaction], _Result]) -> _Result:
+        with _refused_by_disk(adapter_id):
+            return await self._writer.run(work)
+
+    async def _sweep(self) -> None:
+        snapshots, digests = await self._run('', rows.all_files)
+        swept = await self._threads.run(self._snapshots.sweep, snapshots)
+        swept += await self._threads.run(self._payloads.sweep, digests)
+        if swept:
+            _log.info('swept files that nothing needs', files=swept)
+
+
+def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder / 'lock')
+    try:
+        return lock, open_database(folder / _DATABASE, engine=engine)
+    except BaseException:
+        lock.release()
+        raise
+
+
+@contextmanager
+def _refused_by_disk(adapter_id: str) -> Iterator[None]:
+    """Raise what the disk refused as JournalUnavailable."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise JournalUnavailable(adapter_id) from error

@@ -1,0 +1,170 @@
+"""The one thread that uses the database: what waits at the same time shares one transaction and one sync."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+import structlog
+
+from services.kit.errors import DomainError
+from services.kit.failpoints import reach
+
+_log = structlog.get_logger('journal')
+_Result = TypeVar('_Result')
+
+GROUP = 256
+"""Most jobs of one transaction."""
+LAZY_SECONDS = 0.25
+"""A lazy job that nothing urgent followed is written after this long."""
+
+
+@dataclass
+class Transaction:
+    """What a job works with."""
+
+    connection: sqlite3.Connection
+    after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """Called in the writer's thread once what was done is durable."""
+
+    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        """Run a statement."""
+        return self.connection.execute(statement, values)
+
+
+@dataclass(eq=False)
+class _Job:
+    work: Callable[[Transaction], Any]
+    future: 'asyncio.Future[Any] | None' = None
+    """None for a lazy job: nobody waits for it, and it is tried again."""
+    result: Any = None
+    error: BaseException | None = None
+    after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+
+class Writer:
+    """Runs jobs in the order they came, in groups. For one event loop."""
+
+    def __init__(self, connection: sqlite3.Connection, *, is_reading_alone: bool = False) -> None:
+        """Use `connection`, which is to be used by nobody else, and is closed at the end."""
+        self._connection = connection
+        self._begin = 'BEGIN' if is_reading_alone else 'BEGIN IMMEDIATE'
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lazy: list[_Job] = []
+        self._again: list[_Job] = []
+        """Lazy jobs whose transaction failed. Of the writer's thread."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._thread = Thread(target=self._run, name='journal', daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[Transaction], _Result]) -> _Result:
+        """Return what `work` returns, once it and every lazy job before it is durable.
+
+        Raises:
+            sqlite3.Error: the disk refused it; nothing of it is there.
+            DomainError: what `work` raised; nothing of it is there.
+        """
+        job = _Job(work, self._loop.create_future())
+        self.flush()
+        self._jobs.put(job)
+        assert job.future is not None  # noqa: S101 - made above
+        return await job.future
+
+    def add(self, work: Callable[[Transaction], Any]) -> None:
+        """Run `work` with the next transaction."""
+        self._lazy.append(_Job(work))
+        if len(self._lazy) >= GROUP // 2:
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(LAZY_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Let lazy jobs wait no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for job in self._lazy:
+            self._jobs.put(job)
+        self._lazy.clear()
+
+    async def close(self) -> None:
+        """Run what waits, and end the thread."""
+        self.flush()
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # In the thread
+
+    def _run(self) -> None:
+        is_ending = False
+        while not is_ending:
+            taken = [self._jobs.get()]
+            with suppress(Empty):
+                while len(taken) < GROUP:
+                    taken.append(self._jobs.get_nowait())
+            is_ending = None in taken
+            self._write([*self._again, *(job for job in taken if job is not None)])
+        self._connection.close()
+
+    def _write(self, jobs: list[_Job]) -> None:
+        self._again = []
+        if not self._commit(jobs) and len(jobs) > 1:
+            # One of them may be the cause: the others need not suffer for it.
+            for job in jobs:
+                job.error = None
+                self._commit([job])
+        self._again = [job for job in jobs if job.future is None and isinstance(job.error, sqlite3.Error)]
+        for job in jobs:
+            for action in job.after_commit:
+                with suppress(OSError):
+                    action()
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self._loop.call_soon_threadsafe(_deliver, jobs)
+
+    def _commit(self, jobs: list[_Job]) -> bool:
+        try:
+            self._connection.execute(self._begin)
+            for job in jobs:
+                self._carry_out(job)
+            reach('journal.commit.before')
+            self._connection.execute('COMMIT')
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):
+                self._connection.execute('ROLLBACK')
+            _log.error('not written', jobs=len(jobs), error=str(error))
+            for job in jobs:
+                job.error, job.after_commit = error, []
+            return False
+        reach('journal.commit.after')
+        return True
+
+    def _carry_out(self, job: _Job) -> None:
+        """Run one job; one that is refused leaves nothing, and the others untouched."""
+        transaction = Transaction(self._connection)
+        self._connection.execute('SAVEPOINT job')
+        try:
+            job.result = job.work(transaction)
+            job.after_commit = transaction.after_commit
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            self._connection.execute('ROLLBACK TO job')
+            job.error = error
+            if job.future is None and not isinstance(error, DomainError):
+                _log.error('a note was lost', exc_info=error)
+        self._connection.execute('RELEASE job')
+
+
+def _deliver(jobs: list[_Job]) -> None:
+    for job in jobs:
+        if job.future is None or job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
