@@ -20,7 +20,7 @@ class AdapterDescription:
     """An adapter as the engine made it."""
 
     lora_config: LoraConfig
-    """Every default filled in, the seed included."""
+    """Every default filled in, the seed included; of no meaning for the base model's own parameters."""
     training_config: TrainingConfig
     """Every default filled in."""
     parameter_count: int
@@ -31,8 +31,11 @@ class AdapterState:
     """An adapter's weights, and what its trainer needs to resume."""
 
     lora_config: LoraConfig
+    """Of no meaning with `full_parameters`."""
     adapter: Mapping[str, TensorData]
-    """By peft's names."""
+    """By peft's names, or by the base model's own."""
+    full_parameters: tuple[str, ...] | None = None
+    """Names that chose the base model's own parameters, none for all; None for LoRA."""
     trainer: Mapping[str, TensorData] = field(default_factory=dict[str, TensorData])
     """Optimizer, schedule, counters, random state; empty where not asked for."""
     step_count: int = 0
@@ -77,9 +80,17 @@ class TrainerBackend(Protocol):
         ...
 
     async def create_adapter(
-        self, adapter_id: str, lora_config: LoraConfig, training_config: TrainingConfig
+        self,
+        adapter_id: str,
+        lora_config: LoraConfig,
+        training_config: TrainingConfig,
+        *,
+        full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
-        """Make an adapter with fresh weights.
+        """Make an adapter with fresh weights, or train the base model's own where `full_parameters` is given.
+
+        The base model's own, those that a name chooses or all without one, are trained only while no other
+        adapter is there; deleting the adapter puts them back.
 
         Raises:
             InvalidField, UnknownComponent: a part of the configuration is of no use; fields are named

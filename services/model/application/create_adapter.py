@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from services.kit.authority import require_scope
@@ -13,6 +14,7 @@ from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
 from services.model.application.world import World
 from services.model.domain.adapter import Adapter
+from services.model.domain.errors import ReplicaLeased
 from services.model.domain.training_config import TrainingConfig
 from services.model.ports import AdapterState, CreationRecord
 from twinkle.data_format import LoraConfig
@@ -73,6 +75,7 @@ class CreateAdapter:
             BaseModelNotFound, CheckpointNotFound: what it is to begin from is not there.
             InvalidField, UnknownComponent: the configuration is of no use.
             QuotaExceeded: the replica holds as many as it may.
+            ReplicaLeased: a full-parameter adapter has the replica for itself.
             JournalUnavailable: it could not be made durable; there is no adapter.
             RequestIdReused: the request id came with other content before.
         """
@@ -98,7 +101,7 @@ class CreateAdapter:
             fingerprint=command.fingerprint,
             adapter_id=adapter_id,
         )
-        async with self._residency.place(adapter_id):
+        async with self._leased(command, adapter_id), self._residency.place(adapter_id):
             adapter = await self._make(caller, command, adapter_id, lora_config)
             # As it was asked for: what is in use says the same in other words.
             origin = replace(adapter, training_config=command.training_config)
@@ -113,7 +116,9 @@ class CreateAdapter:
     async def _make(
         self, caller: Caller, command: CreateAdapterCommand, adapter_id: str, lora_config: LoraConfig
     ) -> Adapter:
-        description = await self._world.backend.create_adapter(adapter_id, lora_config, command.training_config)
+        description = await self._world.backend.create_adapter(
+            adapter_id, lora_config, command.training_config, full_parameters=command.full_parameters
+        )
         now = self._world.clock.now()
         return Adapter(
             adapter_id=adapter_id,
@@ -122,19 +127,37 @@ class CreateAdapter:
             lora_config=description.lora_config,
             training_config=description.training_config,
             parameter_count=description.parameter_count,
+            full_parameters=command.full_parameters,
             create_time=now,
             update_time=now,
             user_metadata=command.user_metadata,
         )
 
     def _check(self, command: CreateAdapterCommand) -> None:
-        if command.full_parameters is not None:
-            raise NotBuiltYet('training of all parameters')
+        if command.full_parameters is not None and command.checkpoint_path:
+            raise NotBuiltYet('full-parameter training that begins from a checkpoint')
         known = tuple(model.base_model for model in self._world.backend.facts().base_models)
         if command.base_model not in known:
             raise BaseModelNotFound(command.base_model, known)
         if len(self._directory) >= self._max_adapters:
             raise QuotaExceeded(quota='adapters', limit=self._max_adapters)
+        if self._residency.lease.is_taken:
+            raise ReplicaLeased()
+
+    @asynccontextmanager
+    async def _leased(self, command: CreateAdapterCommand, adapter_id: str) -> AsyncIterator[None]:
+        """Have the replica leased to a full-parameter adapter from now on, unless the block fails."""
+        if command.full_parameters is None:
+            yield
+            return
+        self._residency.lease.take(adapter_id)
+        is_made = False
+        try:
+            yield
+            is_made = True
+        finally:
+            if not is_made:
+                await self._residency.forget(adapter_id)
 
     def _check_rank(self, lora_config: LoraConfig) -> None:
         highest = max([lora_config.r, *lora_config.rank_pattern.values()])

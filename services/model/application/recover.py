@@ -36,6 +36,8 @@ class Recover:
             if item.adapter.base_model not in known:
                 raise BaseModelNotFound(item.adapter.base_model, known)
             self._directory.put(item.adapter)
+            if item.adapter.is_full_parameter:
+                self._residency.lease.take(item.adapter.adapter_id)
         self._create_adapter.remember(await self._world.journal.creations())
         unsettled = [item for item in kept if not item.is_settled]
         _log.info('recovering', adapters=len(kept), unsettled=len(unsettled))

@@ -18,6 +18,7 @@ from services.kit.errors import AdapterNotFound, DomainError
 from services.kit.failpoints import reach
 from services.model.application.changes import Changes
 from services.model.application.directory import AdapterDirectory
+from services.model.application.lease import ReplicaLease
 from services.model.application.restore import Restore, Restored
 from services.model.domain.adapter import Adapter
 from services.model.ports import AdapterState, Journal, Snapshot, TrainerBackend
@@ -90,6 +91,8 @@ class Residency:
         self._clock = clock
         self._bounds = bounds
         self.restore = Restore(backend, journal, clock=clock)
+        self.lease = ReplicaLease()
+        """While an adapter holds it, all others are out of the engine, and wait to come in."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._making_room = asyncio.Lock()
         self._changes = Changes()
@@ -149,21 +152,23 @@ class Residency:
             await self._leave(resident)
 
     async def forget(self, adapter_id: str) -> None:
-        """Drop an adapter that is deleted, once its snapshots are written."""
+        """Drop an adapter that is deleted, once its snapshots are written; its lease of the replica ends."""
         resident = self._residents.get(adapter_id)
-        if resident is None:
-            return
-        await _ended(resident.copying)
-        await _ended(resident.writing)
-        async with resident.lock:
-            await self._leave(resident)
-        self._tidy(resident)
+        if resident is not None:
+            await _ended(resident.copying)
+            await _ended(resident.writing)
+            async with resident.lock:
+                await self._leave(resident)
+            self._tidy(resident)
+        self.lease.end(adapter_id)
+        self._changes.tell()
 
     async def evict_idle(self) -> None:
         """Let adapters go that nothing was asked of for long."""
         limit = self._clock.monotonic() - self._bounds.idle_seconds
         for resident in [item for item in self._residents.values() if _is_evictable(item)]:
-            if resident.last_used <= limit and _is_evictable(resident):
+            is_leaseholder = self.lease.is_held_by(resident.adapter_id)
+            if resident.last_used <= limit and _is_evictable(resident) and not is_leaseholder:
                 await self._page_out(resident)
 
     async def close(self) -> None:
@@ -212,14 +217,23 @@ class Residency:
 
     async def _enter(self, resident: Resident) -> None:
         """Take a place in the engine, when there is one."""
-        async with self._making_room:
-            while self.resident_count >= self._bounds.resident_adapters:
-                victim = self._victim()
-                if victim is None:
-                    await self._changes.wait()
-                else:
-                    await self._page_out(victim)
-            resident.is_loaded = True
+        while not resident.is_loaded:
+            while self.lease.excludes(resident.adapter_id):
+                await self._changes.wait()
+            async with self._making_room:
+                await self._make_room(resident)
+                resident.is_loaded = not self.lease.excludes(resident.adapter_id)
+
+    async def _make_room(self, resident: Resident) -> None:
+        """Let others go until there is a place, or until another adapter has leased the replica meanwhile."""
+        is_alone = self.lease.is_held_by(resident.adapter_id)
+        room = 1 if is_alone else self._bounds.resident_adapters
+        while self.resident_count >= room and not self.lease.excludes(resident.adapter_id):
+            victim = self._victim()
+            if victim is None:
+                await self._changes.wait()
+            else:
+                await self._page_out(victim)
 
     # Going out
 

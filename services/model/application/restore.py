@@ -79,12 +79,15 @@ class Restore:
                 await self._backend.delete_adapter(adapter_id)
 
     async def _begin(self, adapter_id: str, snapshot: Snapshot) -> None:
+        adapter = snapshot.adapter
         if snapshot.state is not None:
-            await self._backend.restore_adapter(adapter_id, snapshot.state)
+            state = replace(snapshot.state, full_parameters=adapter.full_parameters)
+            await self._backend.restore_adapter(adapter_id, state)
             return
         await self._backend.delete_adapter(adapter_id)
-        adapter = snapshot.adapter
-        await self._backend.create_adapter(adapter_id, adapter.lora_config, adapter.training_config)
+        await self._backend.create_adapter(
+            adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
+        )
 
     async def _replay(self, adapter: Adapter, snapshot: Snapshot, until: int | None) -> Restored:
         adapter_id, number = adapter.adapter_id, snapshot.sequence_number

@@ -6,6 +6,7 @@ does to the engine counts only once the journal has the state that it led to.
 
 from dataclasses import dataclass, replace
 
+from services.kit.errors import NotBuiltYet
 from services.model.application.residency import Residency
 from services.model.application.world import World
 from services.model.domain.adapter import Adapter
@@ -52,6 +53,8 @@ class StateVerbs:
         Raises:
             DomainError: it could not be done; what the engine holds, or what it restores, is as before.
         """
+        if adapter.is_full_parameter and isinstance(verb, Save | Load | PublishVersion):
+            raise NotBuiltYet(f"{operation.verb_name} of the base model's own weights (ExportMerged writes them)")
         match verb:
             case Save():
                 return await self._save(adapter, verb, request_id=operation.request_id)

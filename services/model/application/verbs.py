@@ -10,6 +10,7 @@ from services.model.application.create_adapter import CreateAdapter
 from services.model.application.delete_adapter import DeleteAdapter
 from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
+from services.model.application.estimate import Estimate
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.find_operation import FindOperation
 from services.model.application.queues import Queues
@@ -49,6 +50,7 @@ class Verbs:
     """What the service can do."""
 
     create_adapter: CreateAdapter
+    estimate: Estimate
     delete_adapter: DeleteAdapter
     execute_operation: ExecuteOperation
     find_operation: FindOperation
@@ -88,6 +90,7 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
 
     return Verbs(
         create_adapter=create,
+        estimate=Estimate(world.backend, world.estimator),
         delete_adapter=DeleteAdapter(directory, queues, residency, world.journal),
         execute_operation=execute,
         find_operation=FindOperation(directory, queues, dispatcher),

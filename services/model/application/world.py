@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from services.kit.clock import Clock
-from services.model.ports import Journal, ModelExporter, TrainerBackend, UploadStore, WeightStore
+from services.model.ports import CostEstimator, Journal, ModelExporter, TrainerBackend, UploadStore, WeightStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,6 +11,7 @@ class World:
     """What the service needs of the world."""
 
     backend: TrainerBackend
+    estimator: CostEstimator
     store: WeightStore
     exporter: ModelExporter
     uploads: UploadStore

@@ -1,7 +1,8 @@
 """What the engine raises, as facts of the domain."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField, UnknownComponent
 from services.model.domain.errors import AdapterNotReady, BatchTooLarge, LossNotFinite, ReplicaLeased
@@ -31,64 +32,49 @@ def engine_errors_as_facts(*, token_count: int = 0, token_limit: int = 0) -> Ite
 
 def domain_error_of(error: Exception, *, token_count: int = 0, token_limit: int = 0) -> DomainError | None:
     """Return what an error of the engine means to callers; None for a defect of ours."""
-    match error:
-        case errors.UnknownAdapter():
-            return AdapterNotFound(error.adapter_id)
-        case errors.ModelLeased():
-            return ReplicaLeased()
-        case errors.AdapterNotReady():
-            return AdapterNotReady(error.adapter_id, error.needs)
-        case errors.LossNotFinite():
-            return LossNotFinite(error.adapter_id, error.feature_index)
-        case errors.BatchTooLarge():
-            return BatchTooLarge(token_count=error.token_count, token_limit=error.token_limit)
-        case _ if is_out_of_memory(error):
-            return BatchTooLarge(token_count=token_count, token_limit=token_limit)
-        case _:
-            return _component_error(error) or _feature_error(error) or _argument_error(error)
+    if is_out_of_memory(error):
+        return BatchTooLarge(token_count=token_count, token_limit=token_limit)
+    return next((fact_of(error) for kind, fact_of in _FACTS if isinstance(error, kind)), None)
 
 
-def _component_error(error: Exception) -> DomainError | None:
-    match error:
-        case component.UnknownComponent():
-            field = f'training_config.{error.kind}.name'
-            return UnknownComponent(field, kind=error.kind, name=error.name, known=error.known)
-        case component.InvalidComponentOptions():
-            return InvalidField(f'training_config.{error.kind}.options', error.problem)
-        case _:
-            return None
+def _unknown_component(error: component.UnknownComponent) -> DomainError:
+    field = f'training_config.{error.kind}.name'
+    return UnknownComponent(field, kind=error.kind, name=error.name, known=error.known)
 
 
-def _feature_error(error: Exception) -> InvalidField | None:
-    match error:
-        case processor.InvalidFeatures():
-            return InvalidField(_place(error.index, error.field), error.problem)
-        case loss.MissingStream():
-            return InvalidField(_place(0, error.name), f'must be set: {error.loss} needs it')
-        case loss.InvalidLossInput():
-            return InvalidField(_place(error.index, ''), error.problem)
-        case errors.LossFailed():
-            return InvalidField('features', f'{error.loss} cannot be calculated from them: {error.problem}')
-        case _:
-            return None
-
-
-def _argument_error(error: Exception) -> InvalidField | None:
-    match error:
-        case nn.UnknownTargetModules():
-            return InvalidField('lora_config.target_modules', str(error))
-        case nn.UnknownParameters():
-            return InvalidField('full_parameters.target_modules', str(error))
-        case nn.UnsupportedModel():
-            return InvalidField('full_parameters', str(error))
-        case errors.SnapshotMismatch():
-            return InvalidField('checkpoint_path', str(error))
-        case errors.InvalidArgument():
-            return InvalidField('operation', str(error))
-        case _:
-            return None
-
-
-def _place(index: int | None, field: str | None) -> str:
+def _place(index: int | None, field: str | None = None) -> str:
     feature = 'features' if index is None else f'features[{index}]'
     return '.'.join(filter(None, (feature, field)))
+
+
+_FACTS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = (
+    (errors.UnknownAdapter, lambda error: AdapterNotFound(error.adapter_id)),
+    (errors.ModelLeased, lambda _: ReplicaLeased()),
+    (errors.AdapterNotReady, lambda error: AdapterNotReady(error.adapter_id, error.needs)),
+    (errors.LossNotFinite, lambda error: LossNotFinite(error.adapter_id, error.feature_index)),
+    (
+        errors.BatchTooLarge,
+        lambda error: BatchTooLarge(token_count=error.token_count, token_limit=error.token_limit),
+    ),
+    (component.UnknownComponent, _unknown_component),
+    (
+        component.InvalidComponentOptions,
+        lambda error: InvalidField(f'training_config.{error.kind}.options', error.problem),
+    ),
+    (processor.InvalidFeatures, lambda error: InvalidField(_place(error.index, error.field), error.problem)),
+    (
+        loss.MissingStream,
+        lambda error: InvalidField(_place(0, error.name), f'must be set: {error.loss} needs it'),
+    ),
+    (loss.InvalidLossInput, lambda error: InvalidField(_place(error.index), error.problem)),
+    (
+        errors.LossFailed,
+        lambda error: InvalidField('features', f'{error.loss} cannot be calculated from them: {error.problem}'),
+    ),
+    (nn.UnknownTargetModules, lambda error: InvalidField('lora_config.target_modules', str(error))),
+    (nn.UnknownParameters, lambda error: InvalidField('full_parameters.target_modules', str(error))),
+    (nn.UnsupportedModel, lambda error: InvalidField('full_parameters', str(error))),
+    (errors.SnapshotMismatch, lambda error: InvalidField('checkpoint_path', str(error))),
+    (errors.InvalidArgument, lambda error: InvalidField('operation', str(error))),
+)
+"""What each of the engine's errors means; the first that fits."""

@@ -21,7 +21,8 @@ class Adapter:
     """As in use."""
     parameter_count: int
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's own parameters that it trains under a lease of the replica, empty for all; None: LoRA."""
+    """Names of the base model's own parameters that it trains, empty for all, as it has leased the replica.
+    None: LoRA."""
     create_time: datetime
     update_time: datetime
     sequence_number: int = 0

@@ -1,0 +1,121 @@
+"""The lease of a replica: a full-parameter run has it for itself until it ends."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from fixtures.fake_estimator import FakeEstimator
+from fixtures.fake_trainer import BASE_MODEL, FakeStore, FakeTrainer
+from services.kit.caller import Caller
+from services.kit.clock import FakeClock
+from services.kit.errors import NotBuiltYet
+from services.model.application.admission import QueueLimits
+from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.application.residency import ResidencyBounds
+from services.model.application.verbs import Limits, Verbs, make_verbs
+from services.model.application.world import World
+from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.errors import ReplicaLeased
+from services.model.domain.operation import Operation, Save, Verb, ZeroGrad
+from services.model.domain.training_config import TrainingConfig
+
+ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
+BOB = Caller(tenant_id='bob', scopes=frozenset({'train'}))
+LIMITS = Limits(
+    adapters=10,
+    lora_rank=64,
+    pass_tokens=1024,
+    queue=QueueLimits(operation_count=100, request_bytes=1 << 20),
+    gap_seconds=5.0,
+    residency=ResidencyBounds(),
+)
+LORA = CreateAdapterCommand(
+    request_id='lora', base_model=BASE_MODEL, lora_config=None, training_config=TrainingConfig()
+)
+FULL = replace(LORA, request_id='full', full_parameters=())
+
+
+@pytest.fixture
+def world() -> World:
+    """Fakes, and a journal in memory."""
+    return World(
+        backend=FakeTrainer(),
+        estimator=FakeEstimator(),
+        store=FakeStore(),
+        exporter=None,  # pyright: ignore[reportArgumentType] - nothing is exported here
+        uploads=None,  # pyright: ignore[reportArgumentType] - nor uploaded
+        journal=MemoryJournal(),
+        clock=FakeClock(),
+    )
+
+
+async def _execute(verbs: Verbs, caller: Caller, adapter_id: str, number: int, verb: Verb) -> None:
+    operation = Operation(adapter_id=adapter_id, sequence_number=number, verb=verb, fingerprint=f'{number}')
+    await verbs.execute_operation(caller, operation, is_waiting_allowed=True)
+
+
+async def test_others_leave_and_wait_until_the_lease_ends(world: World) -> None:
+    """An adapter that was there goes out, its operations wait, and it goes on when the lease ends."""
+    verbs = make_verbs(world, LIMITS)
+    lora = await verbs.create_adapter(ALICE, LORA)
+    await _execute(verbs, ALICE, lora.adapter_id, 1, ZeroGrad())
+    full = await verbs.create_adapter(BOB, FULL)
+    assert list(world.backend.adapters) == [full.adapter_id]
+    waiting = asyncio.ensure_future(_execute(verbs, ALICE, lora.adapter_id, 2, ZeroGrad()))
+    await _execute(verbs, BOB, full.adapter_id, 1, ZeroGrad())
+    assert not waiting.done()
+    await verbs.delete_adapter(BOB, full.adapter_id)
+    await waiting
+    assert list(world.backend.adapters) == [lora.adapter_id]
+    await verbs.close()
+
+
+async def test_no_adapter_is_made_beside_a_lease(world: World) -> None:
+    """While the replica is leased, creating any other adapter is refused; afterwards it is not."""
+    verbs = make_verbs(world, LIMITS)
+    full = await verbs.create_adapter(ALICE, FULL)
+    for command in (LORA, replace(FULL, request_id='another')):
+        with pytest.raises(ReplicaLeased):
+            await verbs.create_adapter(BOB, command)
+    await verbs.delete_adapter(ALICE, full.adapter_id)
+    await verbs.create_adapter(BOB, LORA)
+    await verbs.close()
+
+
+async def test_failed_creation_leaves_no_lease(world: World) -> None:
+    """Where the engine refuses, the replica is free again."""
+    verbs = make_verbs(world, LIMITS)
+
+    async def refuse(*_args: object, **_options: object) -> None:
+        raise ReplicaLeased()
+
+    create, world.backend.create_adapter = world.backend.create_adapter, refuse
+    with pytest.raises(ReplicaLeased):
+        await verbs.create_adapter(ALICE, FULL)
+    world.backend.create_adapter = create
+    await verbs.create_adapter(ALICE, LORA)
+    await verbs.close()
+
+
+async def test_lease_holds_after_a_restart(world: World) -> None:
+    """A service that takes up the journal of a leased replica keeps others out, and lets its holder go on."""
+    verbs = make_verbs(world, LIMITS)
+    full = await verbs.create_adapter(ALICE, FULL)
+    await _execute(verbs, ALICE, full.adapter_id, 1, ZeroGrad())
+    await verbs.close()
+    again = make_verbs(replace(world, backend=FakeTrainer()), LIMITS)
+    await again.recover()
+    with pytest.raises(ReplicaLeased):
+        await again.create_adapter(BOB, LORA)
+    await _execute(again, ALICE, full.adapter_id, 2, ZeroGrad())
+    await again.close()
+
+
+async def test_weights_of_the_base_are_not_saved_as_an_adapter(world: World) -> None:
+    """What the checkpoint service cannot hold yet says so, naming the verb that can."""
+    verbs = make_verbs(world, LIMITS)
+    full = await verbs.create_adapter(ALICE, FULL)
+    with pytest.raises(NotBuiltYet, match='ExportMerged'):
+        await _execute(verbs, ALICE, full.adapter_id, 1, Save(name='x'))
+    await verbs.close()
