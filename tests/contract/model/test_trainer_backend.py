@@ -12,6 +12,7 @@ from fixtures.fake_trainer import FakeTrainer
 from fixtures.model_service import draw_example
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField
 from services.model.backends.local import LoadOptions, LocalBackend
+from services.model.domain.errors import ReplicaLeased
 from services.model.domain.operation import (
     Backward,
     CalculateMetric,
@@ -280,3 +281,25 @@ async def test_a_change_of_configuration_is_told_and_kept(backend):
     assert run.training_config.optimizer.options['lr'] == 0.05
     restored = await backend.restore_adapter('b', await backend.snapshot('a'))
     assert restored.training_config.gradient_accumulation_steps == 2
+
+
+async def test_full_parameters_have_the_replica_for_themselves(backend):
+    """Neither beside another adapter nor another beside it; when it ends, the base model is as it was."""
+    await backend.create_adapter('a', LORA['a'], CONFIG)
+    before = await play(backend, 'a', [ForwardOnly(features=BATCHES['a'])])
+    with pytest.raises(ReplicaLeased):
+        await backend.create_adapter('full', LoraConfig(), CONFIG, full_parameters=())
+    await backend.delete_adapter('a')
+    made = await backend.create_adapter('full', LoraConfig(), CONFIG, full_parameters=())
+    assert made.parameter_count > 0
+    with pytest.raises(ReplicaLeased):
+        await backend.create_adapter('a', LORA['a'], CONFIG)
+    await play(backend, 'full', [ForwardBackward(features=BATCHES['a'])])
+    snapshot = await backend.snapshot('full')
+    assert snapshot.full_parameters == ()
+    expected = await play(backend, 'full', REST)
+    await backend.restore_adapter('full', snapshot)
+    assert await play(backend, 'full', REST) == expected
+    await backend.delete_adapter('full')
+    await backend.create_adapter('a', LORA['a'], CONFIG)
+    assert await play(backend, 'a', [ForwardOnly(features=BATCHES['a'])]) == before
