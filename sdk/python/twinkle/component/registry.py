@@ -15,6 +15,9 @@ class UnknownComponent(ValueError):
         super().__init__(f'there is no {kind} {name!r}; there are {", ".join(known) or "none"}')
         self.kind, self.name, self.known = kind, name, known
 
+    def __reduce__(self) -> tuple[type, tuple[str, str, tuple[str, ...]]]:
+        return type(self), (self.kind, self.name, self.known)
+
 
 class InvalidComponentOptions(ValueError):
     """A component does not take the options it was given."""
@@ -23,6 +26,9 @@ class InvalidComponentOptions(ValueError):
         super().__init__(f'{kind} {name}: {problem}')
         self.kind, self.name, self.problem = kind, name, problem
 
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.kind, self.name, self.problem)
+
 
 class InvalidComponent(ValueError):
     """Something cannot be registered as a component."""
@@ -30,6 +36,9 @@ class InvalidComponent(ValueError):
     def __init__(self, kind: str, name: str, problem: str) -> None:
         super().__init__(f'{kind} {name} cannot be registered: {problem}')
         self.kind, self.name, self.problem = kind, name, problem
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.kind, self.name, self.problem)
 
 
 class ComponentRegistry(Generic[_Component]):

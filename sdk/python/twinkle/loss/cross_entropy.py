@@ -2,7 +2,7 @@
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
-from twinkle.loss.options import check_choice
+from twinkle.loss.options import check_choice, check_flag, check_whole
 
 
 class CrossEntropyLoss(Loss):
@@ -28,9 +28,9 @@ class CrossEntropyLoss(Loss):
     """
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, reduction: str = 'mean', *, dft: bool = False) -> None:
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole('ignore_index', ignore_index)
         self.reduction = check_choice('reduction', reduction, ('mean', 'sum'))
-        self.dft = dft
+        self.dft = check_flag('dft', dft)
 
     def __call__(self, batch: LossBatch) -> LossOutput:
         """Return the weighted sum."""

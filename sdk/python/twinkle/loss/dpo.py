@@ -5,7 +5,7 @@ from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import LossBatch
-from twinkle.loss.options import check_choice, check_number
+from twinkle.loss.options import check_choice, check_flag, check_number
 from twinkle.loss.pairs import PairLoss, check_pairs, preference_nll
 from twinkle.loss.reporting import mean_of
 
@@ -56,7 +56,7 @@ class DPOLoss(PairLoss):
         self.beta = check_number('beta', beta, low=0.0, is_low_allowed=False)
         self.label_smoothing = check_number('label_smoothing', label_smoothing, low=0.0, high=0.499999)
         self.loss_type = check_choice('loss_type', loss_type, LOSS_TYPES)
-        self.reference_free = reference_free
+        self.reference_free = check_flag('reference_free', reference_free)
         self.sft_weight = check_number('sft_weight', sft_weight, low=0.0)
         if label_smoothing and loss_type != 'sigmoid':
             raise ValueError(f"label_smoothing has a meaning with loss_type 'sigmoid' only, got {loss_type!r}")

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.loss.base import LossBatch
-from twinkle.loss.options import check_number
+from twinkle.loss.options import check_whole
 from twinkle.loss.policy import ClippedPolicyLoss
 
 
@@ -39,9 +39,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
         ignore_index: int = IGNORE_INDEX,
     ) -> None:
         super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index)
-        if check_number('max_completion_length', max_completion_length, low=1) != int(max_completion_length):
-            raise ValueError(f'max_completion_length must be whole, got {max_completion_length}')
-        self.max_completion_length = int(max_completion_length)
+        self.max_completion_length = check_whole('max_completion_length', max_completion_length, low=1)
 
     def aggregate(self, batch: LossBatch, loss_R: Tensor) -> tuple[Tensor, int]:
         """Return the sum over labels, and the constant for each sequence."""

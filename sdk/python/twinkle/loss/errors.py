@@ -1,5 +1,7 @@
 """What a loss cannot be computed from."""
 
+from functools import partial
+
 
 class InvalidLossInput(ValueError):
     """A batch does not fit the loss; nothing was changed."""
@@ -10,6 +12,9 @@ class InvalidLossInput(ValueError):
         self.index = index
         """Which feature; None for the batch as a whole."""
 
+    def __reduce__(self) -> tuple[partial['InvalidLossInput'], tuple[str]]:
+        return partial(type(self), index=self.index), (self.problem,)
+
 
 class MissingStream(InvalidLossInput):
     """A loss needs a per-token stream that the features do not carry."""
@@ -18,6 +23,9 @@ class MissingStream(InvalidLossInput):
         super().__init__(f'{loss} needs {name} on every feature')
         self.loss, self.name = loss, name
 
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.loss, self.name)
+
 
 class MissingOutput(InvalidLossInput):
     """A loss needs something of the forward pass that it was not given."""
@@ -25,3 +33,6 @@ class MissingOutput(InvalidLossInput):
     def __init__(self, name: str) -> None:
         super().__init__(f'the loss needs {name}, which this forward pass does not give')
         self.name = name
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self.name,)

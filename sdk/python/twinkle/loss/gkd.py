@@ -11,7 +11,7 @@ from torch.autograd import Function
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
 from twinkle.loss.errors import InvalidLossInput
-from twinkle.loss.options import check_choice, check_number
+from twinkle.loss.options import check_choice, check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 
@@ -49,10 +49,10 @@ class GKDLoss(Loss):
         chunk_size: int = 512,
         teacher: str = 'topk',
     ) -> None:
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole('ignore_index', ignore_index)
         self.beta = check_number('beta', beta, low=0.0, high=1.0)
         self.temperature = check_number('temperature', temperature, low=0.0, is_low_allowed=False)
-        self.chunk_size = int(check_number('chunk_size', chunk_size, low=1))
+        self.chunk_size = check_whole('chunk_size', chunk_size, low=1)
         self.is_full = check_choice('teacher', teacher, ('topk', 'full')) == 'full'
         if self.is_full:
             self.required_streams, self.required_outputs = ('teacher_logits',), ('logits',)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, normalize
 from twinkle.data_format import LossOutput
 from twinkle.loss.base import Loss, LossBatch
 from twinkle.loss.errors import InvalidLossInput
-from twinkle.loss.options import check_number
+from twinkle.loss.options import check_flag, check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 _NO_CANDIDATE = float('-inf')
@@ -72,7 +72,9 @@ class InfonceLoss(Loss):
         check_number('temperature', self.temperature, low=0.0, is_low_allowed=False)
         check_number('fake_neg_margin', self.fake_neg_margin, low=0.0)
         if self.hard_negatives is not None:
-            check_number('hard_negatives', self.hard_negatives, low=1)
+            check_whole('hard_negatives', self.hard_negatives, low=1)
+        for name in ('use_batch', 'mask_fake_negative', 'include_qq', 'include_dd'):
+            check_flag(name, getattr(self, name))
         if (self.include_qq or self.include_dd) and not self.use_batch:
             raise ValueError('include_qq and include_dd need use_batch')
 
@@ -153,7 +155,7 @@ class InfonceLoss(Loss):
             return documents
         if not negatives:
             raise InvalidLossInput('is an anchor without negatives, but hard_negatives asks for some', index=anchor)
-        return [positive, *(negatives[turn % len(negatives)] for turn in range(self.hard_negatives))]
+        return [positive, *(negatives[turn % len(negatives)] for turn in range(int(self.hard_negatives)))]
 
 
 def _check_marks(batch: LossBatch, marks: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the numbers a loss is configured with."""
+"""Checks of the options a loss is configured with."""
 
 import math
 
@@ -25,4 +25,30 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     """
     if value not in choices:
         raise ValueError(f'{name} must be one of {", ".join(choices)}, got {value!r}')
+    return value
+
+
+def check_whole(name: str, value: float, *, low: float = -math.inf) -> int:
+    """Return `value` as an integer if it is whole and at least `low`.
+
+    Raises:
+        ValueError: it is not; names the option.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f'{name} must be a whole number, got {value!r}')
+    if value != int(value) or value < low:
+        raise ValueError(
+            f'{name} must be a whole number{"" if low == -math.inf else f", at least {low:g}"}, got {value!r}'
+        )
+    return int(value)
+
+
+def check_flag(name: str, value: bool) -> bool:  # noqa: FBT001 - it is what is checked
+    """Return `value` if it is True or False.
+
+    Raises:
+        ValueError: it is not; names the option.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f'{name} must be true or false, got {value!r}')
     return value

@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
 from twinkle.loss.errors import InvalidLossInput
+from twinkle.loss.options import check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 
@@ -49,7 +50,7 @@ class PairLoss(Loss):
     group_size = 2
 
     def __init__(self, ignore_index: int = IGNORE_INDEX) -> None:
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole('ignore_index', ignore_index)
 
     def response_logps(self, batch: LossBatch, logps_R: Tensor, *, is_mean: bool = False) -> tuple[Tensor, Tensor]:
         """Return [P] and [P]: sums, or means, of weighted log-probabilities of chosen and rejected responses."""

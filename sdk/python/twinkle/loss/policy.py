@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
-from twinkle.loss.options import check_number
+from twinkle.loss.options import check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
@@ -65,7 +65,7 @@ class PolicyLoss(Loss):
     """One of `AGGREGATIONS`."""
 
     def __init__(self, *, beta: float = 0.0, entropy_coef: float = 0.0, ignore_index: int = IGNORE_INDEX) -> None:
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole('ignore_index', ignore_index)
         self.beta = check_number('beta', beta, low=0.0)
         self.entropy_coef = check_number('entropy_coef', entropy_coef, low=0.0)
         self.required_streams = ('advantages', 'ref_logps') if self.beta else ('advantages',)

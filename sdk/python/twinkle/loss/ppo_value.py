@@ -4,7 +4,7 @@ import torch
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
-from twinkle.loss.options import check_number
+from twinkle.loss.options import check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 
@@ -32,7 +32,7 @@ class PPOValueLoss(Loss):
     required_outputs = ('values',)
 
     def __init__(self, epsilon: float = 0.2, ignore_index: int = IGNORE_INDEX) -> None:
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole('ignore_index', ignore_index)
         self.epsilon = check_number('epsilon', epsilon, low=0.0, is_low_allowed=False)
 
     def __call__(self, batch: LossBatch) -> LossOutput:

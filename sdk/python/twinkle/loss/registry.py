@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twinkle.component import ComponentRegistry, InvalidComponentOptions
-from twinkle.data_format import LossOutput
+from twinkle.data_format import STREAMS, LossOutput
 from twinkle.loss.base import Loss, LossBatch
 from twinkle.loss.bnpo import BNPOLoss
 from twinkle.loss.cispo import CISPOLoss
@@ -70,7 +70,7 @@ class _FunctionLoss(Loss):
     """A plain function as a loss; nothing is known of it, so it is never run in parts and may read every stream."""
 
     is_separable = False
-    optional_streams = ('advantages', 'old_logps', 'old_values', 'ref_logps', 'returns')
+    optional_streams = tuple(STREAMS)
 
     def __init__(self, function: LossFunction) -> None:
         self._function = function

@@ -2,7 +2,7 @@
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
-from twinkle.loss.options import check_choice
+from twinkle.loss.options import check_choice, check_whole
 
 
 class SoftCrossEntropyLoss(Loss):
@@ -27,7 +27,7 @@ class SoftCrossEntropyLoss(Loss):
     candidate_stream = 'target_ids'
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, reduction: str = 'mean') -> None:
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole('ignore_index', ignore_index)
         self.reduction = check_choice('reduction', reduction, ('mean', 'sum'))
 
     def __call__(self, batch: LossBatch) -> LossOutput:

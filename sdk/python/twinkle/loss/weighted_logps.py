@@ -2,6 +2,7 @@
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
+from twinkle.loss.options import check_whole
 
 
 class WeightedLogpsLoss(Loss):
@@ -21,7 +22,7 @@ class WeightedLogpsLoss(Loss):
     required_streams = ('logprob_gradients',)
 
     def __init__(self, ignore_index: int = IGNORE_INDEX) -> None:
-        self.ignore_index = ignore_index
+        self.ignore_index = check_whole('ignore_index', ignore_index)
 
     def __call__(self, batch: LossBatch) -> LossOutput:
         """Return the weighted sum."""

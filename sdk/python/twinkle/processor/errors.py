@@ -1,5 +1,7 @@
 """What the processor refuses."""
 
+from functools import partial
+
 
 class InvalidFeatures(ValueError):
     """A batch cannot be trained on; nothing was changed."""
@@ -12,3 +14,6 @@ class InvalidFeatures(ValueError):
         """Which feature; None for the batch as a whole."""
         self.field = field
         """Which of its fields; empty for the feature as a whole."""
+
+    def __reduce__(self) -> tuple[partial['InvalidFeatures'], tuple[str]]:
+        return partial(type(self), index=self.index, field=self.field), (self.problem,)
