@@ -66,8 +66,8 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
         lora_dropout=dropout,
         target_modules=ALL_LINEAR if targets in ((), (ALL_LINEAR,)) else targets,
         use_rslora=message.is_rank_stabilized,
-        rank_pattern=dict(message.rank_pattern),
-        alpha_pattern=dict(message.alpha_pattern),
+        rank_pattern=dict(sorted(message.rank_pattern.items())),
+        alpha_pattern=dict(sorted(message.alpha_pattern.items())),
         seed=message.seed if message.HasField('seed') else None,
     )
 
