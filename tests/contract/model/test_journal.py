@@ -1,0 +1,272 @@
+"""What every journal does, the one in memory and the one on disk; the one on disk also after it was opened again."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures import journals
+from fixtures.journals import add, batch_operation, forward_result, make_adapter, state_of, step_operation, step_result
+from services.kit.errors import AdapterNotFound, Code, DomainError
+from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.divergence import first_difference
+from services.model.domain.errors import AdapterDamaged, LossNotFinite
+from services.model.domain.result import PublishResult
+from services.model.ports import Journal, Snapshot
+
+Reopen = Callable[[], Awaitable[Journal]]
+"""Gives a journal as the next process would find it."""
+
+
+@pytest.fixture(params=['memory', 'sqlite', 'sqlite-reopened'])
+async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Reopen]:
+    """Each journal in turn: the same one again, or opened anew at each call."""
+    opened: list[Journal] = []
+
+    async def give() -> Journal:
+        if opened and request.param != 'sqlite-reopened':
+            return opened[-1]
+        if opened:
+            await opened.pop().close()
+        journal = MemoryJournal(undo_steps=2) if request.param == 'memory' else None
+        opened.append(journal or await journals.open_journal(tmp_path / 'journal', undo_steps=2))
+        return opened[-1]
+
+    yield give
+    for journal in opened:
+        await journal.close()
+
+
+async def test_an_adapter_and_its_creation_come_back(reopen):
+    """Tenant, configuration and the request that made it are what was recorded."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter(user_metadata={'team': 'red'}))
+    journal = await reopen()
+    kept = await journal.adapters()
+    assert [(item.adapter, item.is_settled) for item in kept] == [(adapter, True)]
+    assert await journal.creations() == [journals.creation_of(adapter, 'ad-1')]
+
+
+async def test_a_removed_adapter_leaves_only_its_request(reopen):
+    """Nothing of it can be restored, and the request that made it is still known."""
+    journal = await reopen()
+    await add(journal, make_adapter())
+    await journal.accept(batch_operation(1))
+    await journal.remove_adapter('ad-1')
+    await journal.remove_adapter('ad-1')
+    journal = await reopen()
+    assert await journal.adapters() == []
+    assert [creation.adapter_id for creation in await journal.creations()] == ['ad-1']
+    with pytest.raises(AdapterNotFound):
+        await journal.snapshot_before('ad-1')
+    with pytest.raises(AdapterNotFound):
+        await journal.accept(batch_operation(2))
+
+
+@pytest.mark.parametrize('length', [12, 20_000], ids=['small', 'large'])
+async def test_accepted_operations_come_back_in_order(reopen, length):
+    """Whatever their size, they are what was accepted, and unsettled until their outcomes are noted."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    operations = [batch_operation(number, length=length, seed=number) for number in (1, 2, 3)]
+    for operation in operations:
+        await journal.accept(operation)
+    journal.note(replace(adapter, sequence_number=1), operations[0], forward_result(operations[0]))
+    journal = await reopen()
+    entries = await journal.entries('ad-1', after=0)
+    assert [entry.operation.payload for entry in entries] == [operation.payload for operation in operations]
+    assert [entry.outcome is None for entry in entries] == [False, True, True]
+    assert (await journal.adapters())[0].is_settled is False
+    assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=1, until=2)] == [2]
+
+
+async def test_a_noted_outcome_comes_back_to_the_bit(reopen):
+    """Log-probabilities, errors and the adapter after them are what was noted."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    first, second = batch_operation(1), batch_operation(2)
+    noted, failure = forward_result(first, -float('inf')), LossNotFinite('ad-1', 3)
+    await journal.accept(first)
+    journal.note(replace(adapter, sequence_number=1), first, noted)
+    await journal.accept(second)
+    journal.note(replace(adapter, sequence_number=2), second, failure)
+    journal = await reopen()
+    record = await journal.record('ad-1', size=64)
+    assert first_difference(noted, record[0].outcome) is None
+    assert isinstance(record[1].outcome, DomainError)
+    assert (record[1].outcome.code, record[1].outcome.reason) == (Code.FAILED_PRECONDITION, 'LOSS_NOT_FINITE')
+    assert [entry.fingerprint for entry in record] == [first.fingerprint, second.fingerprint]
+    kept = (await journal.adapters())[0]
+    assert (kept.adapter.sequence_number, kept.is_settled) == (2, True)
+    assert [entry.sequence_number for entry in await journal.record('ad-1', size=1)] == [2]
+
+
+async def test_a_revoked_number_is_free_again(reopen):
+    """Nothing is left of the operation, and another one may have its number."""
+    journal = await reopen()
+    await add(journal, make_adapter())
+    await journal.accept(batch_operation(1))
+    await journal.revoke(batch_operation(1))
+    journal = await reopen()
+    assert (await journal.entries('ad-1', after=0), await journal.record('ad-1', size=9)) == ([], [])
+    other = batch_operation(1, seed=9)
+    await journal.accept(other)
+    assert [entry.operation.payload for entry in await journal.entries('ad-1', after=0)] == [other.payload]
+
+
+async def test_an_operation_takes_the_place_of_one_that_was_never_noted(reopen):
+    """The last one that was accepted under a number counts."""
+    journal = await reopen()
+    await add(journal, make_adapter())
+    await journal.accept(batch_operation(1, length=20_000))
+    await journal.accept(batch_operation(1, seed=4))
+    journal = await reopen()
+    entries = await journal.entries('ad-1', after=0)
+    assert [entry.operation.payload for entry in entries] == [batch_operation(1, seed=4).payload]
+
+
+async def test_a_settled_verb_is_on_record_and_passed_over(reopen):
+    """A state verb that changed nothing in the engine answers repeats, and is no entry."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    await journal.accept(batch_operation(1))
+    journal.note(replace(adapter, sequence_number=1), batch_operation(1), forward_result(batch_operation(1)))
+    publish = journals.operation(2, publish_version={})
+    made = journals.result(publish, PublishResult(version=1, digest='ab', size_bytes=9))
+    await journal.settle(replace(adapter, sequence_number=2, version=1), publish, made)
+    await journal.accept(batch_operation(3))
+    journal = await reopen()
+    assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=0)] == [1, 3]
+    assert first_difference(made, (await journal.record('ad-1', size=9))[1].outcome) is None
+    assert (await journal.adapters())[0].adapter.version == 1
+
+
+async def test_a_late_note_does_not_turn_an_adapter_back(reopen):
+    """What the adapter is after its newest operation stays, whenever older outcomes are noted."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    for number in (1, 2):
+        await journal.accept(batch_operation(number))
+    for number in (2, 1):
+        journal.note(
+            replace(adapter, sequence_number=number), batch_operation(number), forward_result(batch_operation(number))
+        )
+    journal = await reopen()
+    assert (await journal.adapters())[0].adapter.sequence_number == 2
+
+
+async def test_a_restore_begins_from_the_newest_snapshot(reopen):
+    """Snapshots come back whole; before the first one there is the adapter as it was asked for."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    first = await journal.snapshot_before('ad-1')
+    assert (first.sequence_number, first.state, first.adapter) == (0, None, adapter)
+    await _noted(journal, adapter, 1, 2, 3)
+    after = replace(adapter, sequence_number=2, step_count=7)
+    await journal.add_snapshot(Snapshot(sequence_number=2, adapter=after, state=replace(state_of(2), step_count=7)))
+    journal = await reopen()
+    found = await journal.snapshot_before('ad-1')
+    assert (found.sequence_number, found.adapter) == (2, after)
+    assert _same(found.state, replace(state_of(2), step_count=7))
+    assert (await journal.snapshot_before('ad-1', at_most=1)).sequence_number == 0
+    assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=2)] == [3]
+
+
+async def test_an_adapter_that_began_from_a_checkpoint_has_a_snapshot_of_it(reopen):
+    """It is never made afresh."""
+    journal = await reopen()
+    await add(journal, make_adapter(), state_of(4))
+    journal = await reopen()
+    found = await journal.snapshot_before('ad-1')
+    assert (found.sequence_number, _same(found.state, state_of(4))) == (0, True)
+
+
+async def test_what_no_restore_needs_is_dropped_and_the_rest_is_kept(reopen):
+    """After many snapshots a restore begins from either of the last two, and from nothing older."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    for number in range(1, 13):
+        await _noted(journal, adapter, number)
+        if number % 3 == 0:
+            after = replace(adapter, sequence_number=number)
+            await journal.add_snapshot(Snapshot(sequence_number=number, adapter=after, state=state_of(number)))
+    journal = await reopen()
+    assert (await journal.snapshot_before('ad-1')).sequence_number == 12
+    assert (await journal.snapshot_before('ad-1', at_most=11)).sequence_number == 9
+    assert len(await journal.entries('ad-1', after=9)) == 3
+    with pytest.raises(AdapterDamaged):
+        await journal.snapshot_before('ad-1', at_most=8)
+    with pytest.raises(AdapterDamaged):
+        await journal.entries('ad-1', after=6)
+    assert len(await journal.record('ad-1', size=64)) == 12
+
+
+async def test_steps_can_be_undone_as_far_as_was_promised(reopen):
+    """The last two applied steps are known, and the state before each can be made."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    for number in range(1, 21):
+        await _noted(journal, adapter, number, is_step=number % 4 == 0)
+        if number % 2 == 0:
+            after = replace(adapter, sequence_number=number)
+            await journal.add_snapshot(Snapshot(sequence_number=number, adapter=after, state=state_of(number)))
+    journal = await reopen()
+    assert list(await journal.applied_steps('ad-1')) == [16, 20]
+    before = await journal.snapshot_before('ad-1', at_most=15)
+    assert before.sequence_number == 14
+    assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=14, until=15)] == [15]
+
+
+async def test_an_undone_step_is_gone(reopen):
+    """Steps that an undo took back are no steps any more, and a restore begins from the undo."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    for number in range(1, 7):
+        await _noted(journal, adapter, number, is_step=number % 2 == 0)
+    undo = journals.operation(7, undo={'step_count': 1})
+    await journal.settle(replace(adapter, sequence_number=7), undo, step_result(undo), state=state_of(5), undone_from=6)
+    await _noted(journal, adapter, 8, is_step=True)
+    journal = await reopen()
+    assert list(await journal.applied_steps('ad-1')) == [4, 8]
+    assert (await journal.snapshot_before('ad-1')).sequence_number == 7
+    assert (await journal.snapshot_before('ad-1', at_most=3)).sequence_number == 0
+    assert len(await journal.entries('ad-1', after=0, until=3)) == 3
+    with pytest.raises(AdapterDamaged):
+        await journal.entries('ad-1', after=0)
+
+
+async def test_a_step_from_before_the_undo_can_be_undone_again_and_again(reopen):
+    """Undo after undo goes on into the past, and what was undone takes no room."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter())
+    await _noted(journal, adapter, 1)
+    await _noted(journal, adapter, 2, is_step=True)
+    number = 3
+    for _ in range(5):
+        await _noted(journal, adapter, number, is_step=True)
+        undo = journals.operation(number + 1, undo={'step_count': 1})
+        after = replace(adapter, sequence_number=number + 1)
+        await journal.settle(after, undo, step_result(undo), state=state_of(2), undone_from=number)
+        number += 2
+    journal = await reopen()
+    assert list(await journal.applied_steps('ad-1')) == [2]
+    assert (await journal.snapshot_before('ad-1', at_most=1)).sequence_number == 0
+    assert len(await journal.entries('ad-1', after=0, until=1)) == 1
+
+
+async def _noted(journal, adapter, *numbers, is_step=False):
+    for number in numbers:
+        made = step_operation(number, adapter.adapter_id) if is_step else batch_operation(number, adapter.adapter_id)
+        await journal.accept(made)
+        outcome = step_result(made) if is_step else forward_result(made)
+        journal.note(replace(adapter, sequence_number=number), made, outcome)
+
+
+def _same(one, other):
+    return (
+        one.lora_config == other.lora_config
+        and one.step_count == other.step_count
+        and {name: (t.dtype, t.shape, bytes(t.data)) for name, t in {**one.adapter, **one.trainer}.items()}
+        == {name: (t.dtype, t.shape, bytes(t.data)) for name, t in {**other.adapter, **other.trainer}.items()}
+    )
