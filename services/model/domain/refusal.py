@@ -9,6 +9,7 @@ _CODES = {
     Code.ALREADY_EXISTS,
     Code.RESOURCE_EXHAUSTED,
     Code.UNAVAILABLE,
+    Code.UNIMPLEMENTED,
 }
 
 
