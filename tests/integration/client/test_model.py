@@ -9,7 +9,7 @@ import pytest
 from fixtures.fake_gateway import RUN_ID, FakeGateway, failure
 from twinkle.api.model.v1 import training_config_pb2
 from twinkle.data_format import LoraConfig
-from twinkle_client import ServerError, TwinkleClient, UsageError
+from twinkle_client import ServerError, StateError, TwinkleClient, UsageError
 from twinkle_client.model import MultiLoraTransformersModel
 
 FEATURE = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
@@ -125,14 +125,41 @@ async def test_broken_pipeline_applies_each_operation_once(
     assert len(gateway.calls['Train']) == 2
 
 
-async def test_refusal_inside_a_pipeline_leaves_no_gap(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """Later operations do not wait for the number of one that was refused."""
+async def test_refusal_inside_a_pipeline_takes_those_behind_it_along(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Nothing that counted on a refused operation is applied, and the next one takes its number."""
     gateway.fail('Operation', BAD_FIELD)
     async with model.pipeline():
-        outcomes = await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True)
-    assert isinstance(outcomes[0], UsageError)
+        outcomes = await asyncio.gather(
+            model.forward_backward.aio([FEATURE]), model.step.aio(), model.zero_grad.aio(), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [UsageError, StateError, StateError]
+        await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio())
+    assert gateway.applied == ['forward_backward', 'step']
     assert sorted(gateway.operations) == [1, 2]
+
+
+async def test_refusal_among_calls_lets_those_behind_it_go_on(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """Calls begun at once do not wait for the number of one that was refused."""
+    gateway.fail('Execute', BAD_FIELD)
+    outcomes = await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True)
+    assert isinstance(outcomes[0], UsageError)
     assert gateway.operations[1].WhichOneof('verb') == 'configure'
+    assert gateway.operations[2].WhichOneof('verb') == 'step'
+
+
+async def test_operation_of_a_pipeline_that_could_not_be_journaled_is_sent_again(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """An answer that says to try again is no failure of the loop."""
+    gateway.fail('Answer', failure(grpc.StatusCode.UNAVAILABLE, 'JOURNAL_UNAVAILABLE', retry_seconds=0.01))
+    async with model.pipeline():
+        await model.forward_backward.aio([FEATURE])
+    assert gateway.applied == ['forward_backward']
+    assert len(gateway.calls['Train']) == 1
 
 
 async def test_policy_inputs_are_laid_onto_the_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:

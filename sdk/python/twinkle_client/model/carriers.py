@@ -24,6 +24,9 @@ _GONE = 'UPLOAD_NOT_FOUND'
 class Carrier(Protocol):
     """Takes an operation to the service and brings its result."""
 
+    is_stream: bool
+    """Whether what was sent behind a refused operation fails with it; else it waits for the missing number."""
+
     async def send(self, operation: Operation) -> OperationResult:
         """Send, however often it takes; the service applies it once.
 
@@ -35,6 +38,8 @@ class Carrier(Protocol):
 
 class CallCarrier:
     """One unary call for each operation."""
+
+    is_stream = False
 
     def __init__(self, connection: Connection) -> None:
         """Send over `connection`."""
@@ -72,6 +77,8 @@ class StreamCarrier:
     A stream that breaks is opened again, for as long as the client is patient, and what was not answered
     is sent again in its order: the service answers what it has applied from its record.
     """
+
+    is_stream = True
 
     def __init__(self, connection: Connection) -> None:
         """Open nothing yet."""

@@ -26,6 +26,8 @@ _LEAVES_NUMBER_FREE = frozenset(
     }
 )
 """With these the service refused an operation before it was accepted."""
+_OUT_OF_STEP = frozenset({'SEQUENCE_GAP', 'SEQUENCE_REUSED'})
+"""With these the service and this program count differently."""
 
 
 class Run(Protocol):
@@ -41,7 +43,8 @@ class OperationLog:
 
     A number is taken before anything is awaited, so that operations begun in some order are
     numbered in it. What was refused gives its number back; where that cannot be told, the
-    service is asked before the next one is taken.
+    service is asked before the next one is taken. On a stream, what was begun behind a refused
+    operation fails with it, since nothing was to be applied that counted on it.
     """
 
     def __init__(self, connection: Connection, adapter_id: str, *, last_number: int) -> None:
@@ -54,6 +57,8 @@ class OperationLog:
         self._last_number = last_number
         self._in_doubt: set[int] = set()
         self._is_stale = False
+        self._under_way = 0
+        self._is_idle = asyncio.Event()
         # First come, first served, and taken at once where nobody waits: numbers follow the order of begin.
         self._turn = asyncio.Lock()
 
@@ -81,39 +86,48 @@ class OperationLog:
             yield run
 
     async def _take_number(self) -> int:
-        if self._in_doubt or self._is_stale:
-            await self._settle_doubt()
+        if self._is_stale:
+            await self._count_anew()
+        await self._settle_doubts()
         self._last_number += 1
         return self._last_number
 
     async def _send(self, number: int, verb: dict[str, Any]) -> OperationResult:
         operation = operation_pb2.Operation(adapter_id=self._adapter_id, sequence_number=number, **verb)
+        carrier = self.carrier
+        self._under_way += 1
         try:
             async with telling_the_wait(lambda: self._find(number)):
-                return await self.carrier.send(operation)
+                return await carrier.send(operation)
         except Error as error:
-            await self._after_failure(number, error)
+            await self._after_failure(number, error, is_stream=carrier.is_stream)
             raise
         except asyncio.CancelledError:
             self._in_doubt.add(number)
             raise
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._is_idle.set()
 
     async def _find(self, number: int) -> training_service_pb2.GetOperationResponse:
         request = training_service_pb2.GetOperationRequest(adapter_id=self._adapter_id, sequence_number=number)
         return await self._connection.unary(self._training.GetOperation, request)
 
-    async def _after_failure(self, number: int, error: Error) -> None:
-        if error.reason == 'SEQUENCE_REUSED':
-            # Somebody else trains this adapter too.
+    async def _after_failure(self, number: int, error: Error, *, is_stream: bool) -> None:
+        is_free = error.code in _LEAVES_NUMBER_FREE
+        is_dropped = error.code is grpc.StatusCode.CANCELLED
+        is_followed = number < self._last_number
+        if error.reason in _OUT_OF_STEP or (is_stream and is_followed and (is_free or is_dropped)):
             self._is_stale = True
-        elif error.code in _LEAVES_NUMBER_FREE:
+        elif is_free:
             await self._give_back(number)
         elif error.code is not grpc.StatusCode.FAILED_PRECONDITION:
             self._in_doubt.add(number)
-        if error.code is grpc.StatusCode.CANCELLED and number < self._last_number:
-            # It was dropped while it waited, and those after it wait for its number.
-            with suppress(Error):
-                await self._settle_doubt()
+            if is_dropped and is_followed:
+                # Those after it wait for its number.
+                with suppress(Error):
+                    await self._settle_doubts()
 
     async def _give_back(self, number: int) -> None:
         if number == self._last_number:
@@ -125,14 +139,19 @@ class OperationLog:
             operation_pb2.Operation(adapter_id=self._adapter_id, sequence_number=number, configure=nothing)
         )
 
-    async def _settle_doubt(self) -> None:
-        """Find out which number the service expects next."""
-        if self._is_stale:
-            adapter = adapter_service_pb2.GetAdapterRequest(adapter_id=self._adapter_id)
-            response = await self._connection.unary(self._adapters.GetAdapter, adapter)
-            self._last_number = response.adapter.sequence_number
-            self._is_stale = False
-            self._in_doubt.clear()
+    async def _count_anew(self) -> None:
+        """Ask which number the service expects next, once nothing is under way that counts as before."""
+        while self._under_way:
+            self._is_idle.clear()
+            await self._is_idle.wait()
+        adapter = adapter_service_pb2.GetAdapterRequest(adapter_id=self._adapter_id)
+        response = await self._connection.unary(self._adapters.GetAdapter, adapter)
+        self._last_number = response.adapter.sequence_number
+        self._is_stale = False
+        self._in_doubt.clear()
+
+    async def _settle_doubts(self) -> None:
+        """Find out which of the numbers in doubt were used."""
         # From the last to the first, so that numbers at the end are given back and none is left out.
         for number in sorted(self._in_doubt, reverse=True):
             is_used = await self._is_on_record(number)
