@@ -1,5 +1,7 @@
 """Adapters and results from the domain to messages."""
 
+from typing import Any
+
 from services.kit.rpc.fields import duration_to_proto, timestamp_to_proto
 from services.kit.rpc.status import status_from_error
 from services.kit.rpc.tensors import tensor_to_proto
@@ -19,6 +21,7 @@ from twinkle.api.model.v1 import (
 )
 
 _STATES = {
+    OperationState.QUEUED: training_service_pb2.OPERATION_STATE_QUEUED,
     OperationState.RUNNING: training_service_pb2.OPERATION_STATE_RUNNING,
     OperationState.DONE: training_service_pb2.OPERATION_STATE_DONE,
     OperationState.FAILED: training_service_pb2.OPERATION_STATE_FAILED,
@@ -71,15 +74,18 @@ def result_to_proto(result: domain.OperationResult | Refused) -> operation_resul
     return message
 
 
-def record_to_proto(
-    record: OperationRecord, adapter_id: str, sequence_number: int
-) -> tuple[training_service_pb2.OperationState.ValueType, operation_result_pb2.OperationResult | None]:
-    """Return the state and, once there is one, the result of an operation on record."""
-    if record.result is not None:
-        return _STATES[record.state], result_to_proto(record.result)
+def record_to_proto(record: OperationRecord, adapter_id: str, sequence_number: int) -> dict[str, Any]:
+    """Return the fields of an operation on record that both ways of asking for it answer with."""
+    outcome = record.result
     if record.error is not None:
-        return _STATES[record.state], result_to_proto(Refused(adapter_id, sequence_number, record.error))
-    return _STATES[record.state], None
+        outcome = Refused(adapter_id, sequence_number, record.error)
+    fields: dict[str, Any] = {'state': _STATES[record.state]}
+    if outcome is not None:
+        fields['result'] = result_to_proto(outcome)
+    if record.state is OperationState.QUEUED:
+        fields['queue_position'] = record.queue_position
+        fields['estimated_wait'] = duration_to_proto(record.estimated_wait)
+    return fields
 
 
 def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.Outcome) -> None:

@@ -11,7 +11,7 @@ import grpc
 from services.kit.caller import Caller
 from services.kit.errors import DomainError
 from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto
+from services.kit.rpc.fields import id_from_proto, not_negative
 from services.model.api.convert_operation import patience_from_proto
 from services.model.api.convert_result import record_to_proto, result_to_proto
 from services.model.api.convert_upload import upload_parts_from_proto, upload_to_proto
@@ -65,8 +65,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         """Look an operation up."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         record = await self._verbs.find_operation(current_caller(), adapter_id, request.sequence_number)
-        state, result = record_to_proto(record, adapter_id, request.sequence_number)
-        return wire.GetOperationResponse(state=state, result=result)
+        return wire.GetOperationResponse(**record_to_proto(record, adapter_id, request.sequence_number))
 
     async def WaitOperation(  # noqa: N802 - the contract's name
         self, request: wire.WaitOperationRequest, context: Context[Any, Any]
@@ -77,8 +76,25 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         record = await self._verbs.find_operation(
             current_caller(), adapter_id, request.sequence_number, patience=patience
         )
-        state, result = record_to_proto(record, adapter_id, request.sequence_number)
-        return wire.WaitOperationResponse(state=state, result=result)
+        return wire.WaitOperationResponse(**record_to_proto(record, adapter_id, request.sequence_number))
+
+    async def WatchOperations(  # noqa: N802 - the contract's name
+        self, request: wire.WatchOperationsRequest, context: Context[Any, Any]
+    ) -> AsyncIterator[wire.WatchOperationsResponse]:
+        """Follow an adapter's operations."""
+        adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
+        after = not_negative(request.after_sequence_number, 'after_sequence_number')
+        async with aclosing(self._verbs.watch_operations(current_caller(), adapter_id, after=after)) as results:
+            async for result in results:
+                yield wire.WatchOperationsResponse(result=result_to_proto(result))
+
+    async def CancelOperation(  # noqa: N802 - the contract's name
+        self, request: wire.CancelOperationRequest, context: Context[Any, Any]
+    ) -> wire.CancelOperationResponse:
+        """Drop an operation that waits."""
+        adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
+        is_cancelled = await self._verbs.cancel_operation(current_caller(), adapter_id, request.sequence_number)
+        return wire.CancelOperationResponse(is_cancelled=is_cancelled)
 
     async def _operations(
         self, caller: Caller, requests: AsyncIterator[wire.TrainRequest]
