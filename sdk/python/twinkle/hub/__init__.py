@@ -1,26 +1,40 @@
 """From a model's or dataset's id to a folder on this machine.
 
 Places are asked in this order: aliases, local paths, the mirror named by
-`TWINKLE_HUB_DIR`, the caches, the network. Loads no torch.
+`TWINKLE_HUB_DIR`, the caches, the network. `upload` goes the other way. Loads no torch.
 """
 
 from twinkle.hub.cache import cache_dir
-from twinkle.hub.errors import DatasetNotFound, DigestMismatch, HubError, HubUnreachable, ModelNotFound
+from twinkle.hub.errors import (
+    DatasetNotFound,
+    DigestMismatch,
+    HubError,
+    HubUnreachable,
+    ModelNotFound,
+    NotSupportedYet,
+    UploadRefused,
+)
 from twinkle.hub.ids import HubId, local_path
 from twinkle.hub.resolve import BUILT_IN_MODELS, get_model, resolve_dataset, resolve_model, resolve_tokenizer
+from twinkle.hub.upload import UPLOAD_FILES, Uploaded, upload
 
 __all__ = [
     'BUILT_IN_MODELS',
+    'UPLOAD_FILES',
     'DatasetNotFound',
     'DigestMismatch',
     'HubError',
     'HubId',
     'HubUnreachable',
     'ModelNotFound',
+    'NotSupportedYet',
+    'UploadRefused',
+    'Uploaded',
     'cache_dir',
     'get_model',
     'local_path',
     'resolve_dataset',
     'resolve_model',
     'resolve_tokenizer',
+    'upload',
 ]

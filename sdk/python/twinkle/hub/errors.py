@@ -1,4 +1,4 @@
-"""What can go wrong when an id is turned into a folder."""
+"""What can go wrong when an id is turned into a folder, or a folder into a repository."""
 
 
 class HubError(Exception):
@@ -19,3 +19,11 @@ class HubUnreachable(HubError):
 
 class DigestMismatch(HubError):
     """A download is not the file that was expected."""
+
+
+class UploadRefused(HubError):
+    """A hub does not take an upload, however often it is tried."""
+
+
+class NotSupportedYet(HubError):
+    """A hub cannot be used for this yet."""

@@ -1,0 +1,119 @@
+"""Uploads, by the hub's own client over a loopback socket."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.fake_hub import running_hub
+from twinkle.hub import HubError, HubUnreachable, NotSupportedYet, UploadRefused, upload
+
+FILES = {
+    'config.json': b'{}',
+    'tokenizer.json': b'{"a": 1}',
+    'README.md': b'hello',
+    'twinkle_merge.json': b'{}',
+    'adapter_model.bin': b'pickle',
+    'modeling.py': b'code',
+    '.hidden.json': b'{}',
+}
+TOKEN = 'hf_right'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with files of every kind, and a link that leads out of it."""
+    (tmp_path / 'secret.json').write_bytes(b'secret')
+    folder = tmp_path / 'model'
+    (folder / 'deeper').mkdir(parents=True)
+    (folder / 'deeper' / 'config.json').write_bytes(b'deep')
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    (folder / 'link.json').symlink_to(tmp_path / 'secret.json')
+    return folder
+
+
+def test_a_folder_arrives_byte_by_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configuration and texts; no pickles, no code, nothing through a link, nothing that was to be left out."""
+    with running_hub() as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+        uploaded = upload(folder, 'hf://org/name', token=TOKEN, ignore=('twinkle_*', '.*'))
+        assert hub.files == {'org/name': {name: FILES[name] for name in ('config.json', 'tokenizer.json', 'README.md')}}
+        assert (uploaded.url, uploaded.commit) == (f'{hub.url}/org/name', f'{1:040x}')
+        assert hub.is_private == {'org/name': True}
+
+
+def test_a_second_upload_replaces_files_of_the_same_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the repository that is there; others stay."""
+    with running_hub() as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+        upload(folder, 'hf://org/name', token=TOKEN, is_private=False)
+        (folder / 'config.json').write_bytes(b'{"new": 1}')
+        (folder / 'README.md').unlink()
+        upload(folder, 'hf://org/name', token=TOKEN)
+        assert hub.files['org/name']['config.json'] == b'{"new": 1}'
+        assert hub.files['org/name']['README.md'] == b'hello'
+        assert hub.is_private == {'org/name': False}
+
+
+def test_weights_go_as_large_files(folder: Path) -> None:
+    """Of a process of its own: the client chooses its way of sending large files when it is loaded."""
+    weights = os.urandom(100_000)
+    (folder / 'model.safetensors').write_bytes(weights)
+    code = 'import sys; from twinkle.hub import upload; upload(sys.argv[1], "hf://org/name", token=sys.argv[2])'
+    with running_hub() as hub:
+        environment = {**os.environ, 'HF_ENDPOINT': hub.url, 'HF_HUB_DISABLE_XET': '1'}
+        subprocess.run([sys.executable, '-c', code, str(folder), TOKEN], env=environment, check=True, timeout=60)
+        assert hub.files['org/name']['model.safetensors'] == weights
+        assert len(hub.objects) == 1
+
+
+@pytest.mark.parametrize(('hub_id', 'token'), [('hf://org/name', 'hf_wrong'), ('hf://stranger/name', TOKEN)])
+def test_what_no_retry_would_help_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, hub_id: str, token: str
+) -> None:
+    """A wrong token, another's name; the token is not in what is said."""
+    with running_hub() as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+        with pytest.raises(UploadRefused) as refusal:
+            upload(folder, hub_id, token=token)
+        assert token not in str(refusal.value) + str(refusal.value.__cause__)
+        assert not hub.files
+
+
+@pytest.mark.parametrize('broken', ['create', 'commit'])
+def test_a_hub_that_fails_may_be_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """Whichever part of it; the next try goes through."""
+    with running_hub(broken=broken) as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+        with pytest.raises(HubUnreachable):
+            upload(folder, 'hf://org/name', token=TOKEN)
+        hub.broken = ''
+        upload(folder, 'hf://org/name', token=TOKEN)
+        assert hub.commits == 1
+
+
+def test_a_hub_that_is_not_there_is_unreachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens on its port."""
+    with running_hub() as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+    with pytest.raises(HubUnreachable):
+        upload(folder, 'hf://org/name', token=TOKEN)
+
+
+@pytest.mark.parametrize('hub_id', ['org/name', 'hf://name', 'hf://../x', 's3://org/name', ''])
+def test_ids_that_name_no_repository_are_refused(folder: Path, hub_id: str) -> None:
+    """A hub and an owner are needed."""
+    with pytest.raises(HubError):
+        upload(folder, hub_id, token=TOKEN)
+
+
+def test_what_cannot_be_uploaded_is_said_before_anything_is_sent(folder: Path, tmp_path: Path) -> None:
+    """ModelScope as yet, no token, no folder, nothing in it."""
+    with pytest.raises(NotSupportedYet):
+        upload(folder, 'ms://org/name', token=TOKEN)
+    for path, token in ((folder, ''), (tmp_path / 'none', TOKEN), (folder / 'deeper', TOKEN)):
+        with pytest.raises(HubError):
+            upload(path, 'hf://org/name', token=token, ignore=('config.json',))
