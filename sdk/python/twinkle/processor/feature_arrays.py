@@ -98,7 +98,7 @@ class FeatureReader:
         """Return whether the model itself produced the token each label asks for, True where nothing is said of it."""
         own = np.ones(length, np.bool_)
         # A label asks for the next token, and the mask is of tokens. What follows the last one is not given.
-        own[:-1] = self._flags('completion_mask', length)[1:] != 0
+        own[:-1] = self._flags('completion_mask', length)[1:]
         return own
 
     def _token_ids(self, field: str, *, length: int | None = None) -> Ints:
@@ -116,11 +116,15 @@ class FeatureReader:
             raise self._refusal(f'{field}[{at}]', f'is {values[at]}; token ids are 0 to {self.vocab_size - 1}')
         return values
 
-    def _flags(self, field: str, length: int) -> Ints:
-        values = self._integers(field, np.ones(length, np.int64))
-        if not np.isin(values, (0, 1)).all():
+    def _flags(self, field: str, length: int) -> npt.NDArray[np.bool_]:
+        """Return what is 1; all, where the field is unset."""
+        if self.feature.get(field) is None:
+            return np.ones(length, np.bool_)
+        values = self._integers(field, np.empty(0, np.int64), length=length)
+        flags = values == 1
+        if not (flags | (values == 0)).all():
             raise self._refusal(field, 'must hold 0 and 1 only')
-        return values
+        return flags
 
     def _integers(self, field: str, default: Ints, *, length: int | None = None) -> Ints:
         values = self._vector(field, default, len(default) if length is None and len(default) else length)
