@@ -12,6 +12,7 @@ from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
 from services.model.api.convert_adapter import create_command_from_proto, creation_warnings
+from services.model.api.convert_estimate import cost_to_proto, estimate_command_from_proto
 from services.model.api.convert_result import adapter_to_proto, event_to_proto
 from services.model.application.directory import sort_key
 from services.model.application.verbs import Verbs
@@ -61,6 +62,12 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         """Delete an adapter."""
         await self._verbs.delete_adapter(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.DeleteAdapterResponse()
+
+    async def Estimate(  # noqa: N802 - the contract's name
+        self, request: wire.EstimateRequest, context: Context[Any, Any]
+    ) -> wire.EstimateResponse:
+        """Say what a run would cost."""
+        return cost_to_proto(await self._verbs.estimate(current_caller(), estimate_command_from_proto(request)))
 
     async def WatchAdapters(  # noqa: N802 - the contract's name
         self, request: wire.WatchAdaptersRequest, context: Context[Any, Any]

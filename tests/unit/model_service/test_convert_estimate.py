@@ -1,0 +1,65 @@
+"""Questions of what a run would cost, from the wire and back."""
+
+from datetime import timedelta
+
+import pytest
+
+from services.kit.errors import InvalidField
+from services.model.api.convert_estimate import cost_to_proto, estimate_command_from_proto
+from services.model.domain.plan import PlanCost
+from twinkle.api.model.v1 import adapter_service_pb2 as wire
+
+GOOD = {'base_model': 'tiny', 'batch_size': 4, 'sequence_tokens': 128}
+
+
+def test_unset_parts_are_the_contract_s_defaults():
+    """LoRA of rank 8, AdamW, and every label counts."""
+    plan = estimate_command_from_proto(wire.EstimateRequest(**GOOD)).plan
+    assert (plan.lora_config.r, plan.optimizer.name, plan.label_share) == (8, 'AdamW', 1.0)
+    assert plan.full_parameters is None
+
+
+def test_what_is_asked_arrives():
+    """Rank, optimizer, share and full parameters are taken."""
+    request = wire.EstimateRequest(
+        **GOOD, lora_config={'lora_rank': 4}, optimizer={'name': 'SGD', 'learning_rate': 0.5}, label_share=0.25
+    )
+    command = estimate_command_from_proto(request)
+    assert command.base_model == 'tiny'
+    assert (command.plan.batch_size, command.plan.sequence_tokens, command.plan.label_share) == (4, 128, 0.25)
+    assert (command.plan.lora_config.r, command.plan.optimizer.options) == (4, {'lr': 0.5})
+    full = estimate_command_from_proto(wire.EstimateRequest(**GOOD, full_parameters={}))
+    assert full.plan.full_parameters == ()
+
+
+@pytest.mark.parametrize(
+    ('fields', 'field'),
+    [
+        ({'base_model': ''}, 'base_model'),
+        ({'batch_size': 0}, 'batch_size'),
+        ({'sequence_tokens': -1}, 'sequence_tokens'),
+        ({'label_share': 0.0}, 'label_share'),
+        ({'label_share': 1.5}, 'label_share'),
+        ({'label_share': float('nan')}, 'label_share'),
+        ({'lora_config': {}, 'full_parameters': {}}, 'lora_config'),
+        ({'lora_config': {'lora_rank': 0}}, 'lora_config.lora_rank'),
+        ({'optimizer': {'learning_rate': -1.0}}, 'optimizer.learning_rate'),
+    ],
+)
+def test_question_without_an_answer_is_named(fields, field):
+    """What could not be run is refused by its field."""
+    with pytest.raises(InvalidField) as refusal:
+        estimate_command_from_proto(wire.EstimateRequest(**{**GOOD, **fields}))
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize('available', [99, 100])
+def test_cost_travels(available):
+    """Every figure is in the message; it fits where the peak does."""
+    cost = PlanCost(
+        parameter_count=7, adapter_bytes=28, peak_bytes=100, step_time=timedelta(seconds=1.5), available_bytes=available
+    )
+    message = cost_to_proto(cost)
+    assert message.does_fit is (available == 100)
+    assert (message.parameter_count, message.adapter_bytes, message.peak_bytes) == (7, 28, 100)
+    assert message.step_time.ToTimedelta() == timedelta(seconds=1.5)
