@@ -17,11 +17,11 @@ class DPOLoss(PairLoss):
 
     - 'sigmoid': `-log sigmoid(beta h)`, DPO, arXiv 2305.18290, equation 7. With `label_smoothing` e it
       becomes `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`, as if that share of the labels were
-      flipped (arXiv 2403.00409, section 3.1).
+      flipped (arXiv 2403.00409, section 3).
     - 'hinge': `max(0, 1 - beta h)`, hinge-norm of RSO, arXiv 2309.06657.
     - 'ipo': `(h - 1 / (2 beta))^2`, IPO, arXiv 2310.12036, equation 17; beta is its tau.
     - 'kto_pair': half of `1 - sigmoid(beta (ratio(chosen) - z_rejected))` plus `1 - sigmoid(beta (z_chosen -
-      ratio(rejected)))`, KTO, arXiv 2402.01306, equation 8, on pairs. z is the mean log-ratio of the batch's other
+      ratio(rejected)))`, KTO, arXiv 2402.01306, equation 7, on pairs. z is the mean log-ratio of the batch's other
       half, at least 0 and without gradient, so such a batch is never run in parts.
 
     `sft_weight` adds that much of the chosen response's negative log-probability per label (arXiv

@@ -9,7 +9,7 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 
 
 class ReinforceLoss(PolicyLoss):
-    """`- A log p`: the score-function gradient (Williams 1992, equation 11), for samples of the present policy.
+    """`- A log p`: the score-function gradient (Williams 1992, section 4), for samples of the present policy.
 
     With each sequence's advantage against the mean reward of its siblings it is RLOO, arXiv 2402.14740:
     give it what `twinkle.advantage.RLOOAdvantage` returns, equal over a sequence's labels.
