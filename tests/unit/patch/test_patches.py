@@ -1,0 +1,166 @@
+"""Patches change a model as its own configuration would, and undo it to the bit."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from fixtures.tiny_model import MAX_POSITIONS, build_tiny_model
+from twinkle.component import InvalidComponentOptions, UnknownComponent
+from twinkle.nn import AdapterSpan, PackedCausalLM, SequenceSpan
+from twinkle.nn.attention import IMPLEMENTATION
+from twinkle.patch import (
+    PATCHES,
+    Patch,
+    PatchError,
+    RopeScalingPatch,
+    apply_context,
+    apply_patch,
+    apply_patches,
+    undo_patches,
+)
+
+IDS = torch.arange(40)[None] + 3
+
+
+@pytest.fixture(params=['llama', 'qwen3'])
+def folder(request, tmp_path):
+    """Return a tiny model's folder."""
+    return build_tiny_model(tmp_path / 'model', family=request.param)
+
+
+def load(folder):
+    """Return the model of a folder."""
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def logits(model):
+    """Return the logits of a sequence."""
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def configured(folder, **rope):
+    """Return the model whose own configuration asks for the scaling."""
+    config = json.loads((folder / 'config.json').read_text())
+    config['rope_parameters'] |= {**rope, 'original_max_position_embeddings': MAX_POSITIONS}
+    config['max_position_embeddings'] = int(rope['factor'] * MAX_POSITIONS)
+    (folder / 'config.json').write_text(json.dumps(config))
+    return load(folder)
+
+
+@pytest.mark.parametrize('rope_type', ['yarn', 'linear'])
+def test_scaled_positions_are_those_of_the_models_own_configuration(folder, rope_type):
+    """Bit by bit, and the longest sequence grows with them."""
+    model = load(folder)
+    plain = logits(model)
+    apply_patch(model, 'RopeScalingPatch', factor=4.0, rope_type=rope_type)
+    own = configured(folder, rope_type=rope_type, factor=4.0)
+    assert torch.equal(logits(model), logits(own))
+    assert not torch.equal(logits(model), plain)
+    assert model.config.max_position_embeddings == own.config.max_position_embeddings == 4 * MAX_POSITIONS
+
+
+def test_undoing_gives_the_model_back_to_the_bit(folder):
+    """Also where the block raised."""
+    model = load(folder)
+    plain, config = logits(model), model.config.to_dict()
+    with apply_context(model, RopeScalingPatch, factor=2):
+        assert not torch.equal(logits(model), plain)
+    assert torch.equal(logits(model), plain)
+    with pytest.raises(KeyError), apply_context(model, RopeScalingPatch, factor=2):
+        raise KeyError
+    assert torch.equal(logits(model), plain)
+    assert model.config.to_dict() == config
+
+
+def test_adapters_are_built_on_the_patched_model(folder):
+    """The packed path takes the longer sequences that the patch allows, and computes what the model computes."""
+    model = load(folder)
+    apply_patch(model, RopeScalingPatch(2.0))
+    expected = logits(model)[0]
+    for_packs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=IMPLEMENTATION)
+    packed = PackedCausalLM(RopeScalingPatch(2.0)(for_packs))
+    assert packed.max_position_embeddings == 2 * MAX_POSITIONS
+    count = IDS.shape[1]
+    with torch.no_grad():
+        hidden = packed.hidden(
+            IDS[0],
+            torch.arange(count),
+            sequences=[SequenceSpan(0, count)],
+            adapters=[AdapterSpan(0, count, None)],
+        )
+        torch.testing.assert_close(packed.logits(hidden), expected, rtol=1e-4, atol=1e-4)
+
+
+class Breaking(Patch):
+    """Refuses every model."""
+
+    def apply(self, model):
+        """Refuse."""
+        raise PatchError('Breaking', 'refuses')
+
+    def undo(self, model):
+        """Never called."""
+        raise AssertionError
+
+
+def test_of_several_patches_all_are_applied_or_none(folder):
+    """A second scaling is refused, and takes the first one with it."""
+    model = load(folder)
+    plain = logits(model)
+    twice = [('RopeScalingPatch', {'factor': 2.0}), ('RopeScalingPatch', {'factor': 3.0})]
+    with pytest.raises(PatchError):
+        apply_patches(model, twice)
+    assert torch.equal(logits(model), plain)
+    undo_patches(apply_patches(model, twice[:1]))
+    assert torch.equal(logits(model), plain)
+
+
+def test_a_patch_is_in_one_model_at_a_time(folder):
+    """It keeps what it has to put back."""
+    patch = RopeScalingPatch(2.0)
+    with pytest.raises(PatchError):
+        patch.unpatch()
+    patch(load(folder))
+    with pytest.raises(PatchError):
+        patch(load(folder))
+    patch.unpatch()
+    assert not patch.is_applied
+    with pytest.raises(PatchError):
+        apply_patch(load(folder), Breaking())
+
+
+def test_models_that_cannot_be_scaled_are_refused(folder):
+    """No rotary embeddings, or ones that are scaled."""
+    with pytest.raises(PatchError):
+        apply_patch(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), RopeScalingPatch(2.0))
+    with pytest.raises(PatchError):
+        apply_patch(configured(folder, rope_type='linear', factor=2.0), RopeScalingPatch(2.0))
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'factor': 1.0},
+        {'factor': float('nan')},
+        {'factor': float('inf')},
+        {'factor': True},
+        {'factor': '2'},
+        {'factor': 2.0, 'rope_type': 'dynamic'},
+        {'factor': 2.0, 'beta': 1},
+    ],
+)
+def test_bad_options_are_refused(options):
+    """Missing, senseless and unknown ones; the scheme that follows the pass's length too."""
+    with pytest.raises(InvalidComponentOptions):
+        apply_patches(object(), [('RopeScalingPatch', options)])
+
+
+def test_unknown_patches_are_refused():
+    """The refusal says what there is."""
+    with pytest.raises(UnknownComponent) as refusal:
+        apply_patch(object(), 'NoSuchPatch')
+    assert refusal.value.known == PATCHES.names
