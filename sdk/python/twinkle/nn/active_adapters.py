@@ -5,7 +5,7 @@ spans reach them.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from twinkle.nn.dropout import RowDropout
@@ -62,6 +62,10 @@ class ActiveAdapters:
             yield
         finally:
             self._running = None
+
+    def again(self) -> AbstractContextManager[None]:
+        """Return a context that uses the adapters of the pass that is running now, once it is over."""
+        return self.during(self._running or Pass())
 
     @property
     def row_count(self) -> int:

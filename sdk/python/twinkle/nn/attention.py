@@ -4,11 +4,12 @@ It is registered under its own name through transformers' `AttentionInterface`, 
 sequence spans from a keyword argument that the model hands through to every attention layer.
 No mask function is registered under that name, so transformers builds no mask.
 
-Legend: T rows of the pack, L rows of one sequence, S keys of one sequence (cached ones
+Legend: T rows of the pack, N sequences of one call, L rows of one sequence, S keys of one sequence (cached ones
 included), Q query heads, K key-value heads, H head size.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,39 +48,60 @@ def packed_attention(
     if unsupported or attention_mask is not None:
         raise UnsupportedModel(f'attention with {unsupported or "a mask"} is not supported')
     sequences: Sequence[SequenceSpan] = arguments[SEQUENCES_ARGUMENT]
-    window: int | None = arguments.get('sliding_window')
-    outputs: list[Tensor] = []
-    for span in sequences:
-        rows = slice(span.begin_row, span.end_row)
-        keys, values = key_1KTH[0, :, rows], value_1KTH[0, :, rows]
-        if span.cache is not None:
-            keys, values = span.cache.append(module.layer_idx, keys, values)
-        outputs.append(_attend(query_1QTH[0, :, rows], keys, values, scaling=scaling, window=window))
-    padding_rows = query_1QTH.shape[2] - sequences[-1].end_row
-    if padding_rows:
-        outputs.append(torch.zeros_like(query_1QTH[0, :, -padding_rows:]))
-    output_QTH = torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
-    return output_QTH.transpose(0, 1)[None], None
+    attend = partial(_attend, scaling=scaling, window=arguments.get('sliding_window'))
+    lengths = [span.end_row - span.begin_row for span in sequences]
+    padding = query_1QTH.shape[2] - sum(lengths)
+    # One node of the graph a tensor, whose backward is one concatenation; slices would each fill a whole tensor.
+    queries, keys, values = (x.split([*lengths, padding], dim=2) for x in (query_1QTH, key_1KTH, value_1KTH))
+    outputs: list[Tensor] = [torch.empty(0)] * len(lengths)
+    for group in _groups(sequences, lengths):
+        if sequences[group[0]].cache is not None:
+            (index,) = group
+            cached = sequences[index].cache.append(module.layer_idx, keys[index][0], values[index][0])
+            outputs[index] = attend(queries[index], *(x[None] for x in cached)).transpose(1, 2)
+            continue
+        attended = attend(*(_stacked(pieces, group) for pieces in (queries, keys, values)))
+        for index, output_1QLH in zip(group, attended.split(1), strict=True):
+            outputs[index] = output_1QLH.transpose(1, 2)
+    if padding:
+        outputs.append(torch.zeros_like(queries[-1].transpose(1, 2)))
+    return torch.cat(outputs, dim=1), None
+
+
+def _groups(sequences: Sequence[SequenceSpan], lengths: Sequence[int]) -> list[list[int]]:
+    """Group sequences that can share a call: those of one length, and each with a cache for itself.
+
+    The kernel's bits do not depend on how many sequences a call has.
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, (span, length) in enumerate(zip(sequences, lengths, strict=True)):
+        key = (length, -1) if span.cache is None else (length, index)
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def _stacked(pieces: Sequence[Tensor], group: Sequence[int]) -> Tensor:
+    return torch.cat([pieces[index] for index in group]) if len(group) > 1 else pieces[group[0]]
 
 
 def _attend(
-    query_QLH: Tensor, key_KSH: Tensor, value_KSH: Tensor, *, scaling: float | None, window: int | None
+    query_NQLH: Tensor, key_NKSH: Tensor, value_NKSH: Tensor, *, scaling: float | None, window: int | None
 ) -> Tensor:
-    new, total = query_QLH.shape[1], key_KSH.shape[1]
+    new, total = query_NQLH.shape[2], key_NKSH.shape[2]
     is_windowed = window is not None and total > window
     is_square = new == total and not is_windowed
     mask_LS = None
     if not is_square and (new > 1 or is_windowed):
-        mask_LS = _causal_mask(new, total, window=window, device=query_QLH.device)
+        mask_LS = _causal_mask(new, total, window=window, device=query_NQLH.device)
     return scaled_dot_product_attention(
-        query_QLH[None],
-        key_KSH[None],
-        value_KSH[None],
+        query_NQLH,
+        key_NKSH,
+        value_NKSH,
         attn_mask=mask_LS,
         is_causal=is_square and new > 1,
         scale=scaling,
-        enable_gqa=query_QLH.shape[0] != key_KSH.shape[0],
-    )[0]
+        enable_gqa=query_NQLH.shape[1] != key_NKSH.shape[1],
+    )
 
 
 def _causal_mask(new: int, total: int, *, window: int | None, device: torch.device) -> Tensor:

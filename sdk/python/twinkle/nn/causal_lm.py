@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from twinkle.nn.active_adapters import ActiveAdapters, Pass
 from twinkle.nn.attention import IMPLEMENTATION, SEQUENCES_ARGUMENT
+from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import PackError, UnsupportedModel
-from twinkle.nn.gated_mlp import fused_mlp
+from twinkle.nn.fused_layers import fuse_layers, replace_module
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadWeights
 from twinkle.nn.lora_linear import LoraLinear
-from twinkle.nn.rms_norm import fused_norm
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 
@@ -27,31 +27,46 @@ class PackedCausalLM:
     """Any decoder-only model of transformers, frozen, with every linear layer but the head adaptable.
 
     Concurrency: one forward pass at a time; drive it from one thread.
+
+    Args:
+        model: taken over and changed in place.
+        is_checkpointed: whether the backward pass runs each layer again instead of keeping its activations.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, is_checkpointed: bool = False) -> None:
         self.config: Any = model.config.get_text_config()
         self._generation_config = model.generation_config
         self._active = ActiveAdapters()
         self._head = _head_of(model, self.config)
         self.base_parameters = dict(model.named_parameters())
         """The frozen weights by the model's own names, tied ones once."""
-        _fuse_layers(model)
+        fuse_layers(model)
         self.layers = _wrap_linears(model, self._active)
         """Module path to `(in_features, out_features)`, in the model's order."""
         self._widths = {width for widths in self.layers.values() for width in widths}
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
         self._backbone = model.eval().base_model
+        if is_checkpointed:
+            checkpoint_layers(model, self._active)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, dtype: str = 'float32', device: str = 'cpu') -> 'PackedCausalLM':
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        dtype: str = 'float32',
+        device: str = 'cpu',
+        is_checkpointed: bool = False,
+    ) -> 'PackedCausalLM':
         """Load a model folder.
 
         Args:
             path: a local folder in the Hugging Face layout; nothing is fetched and no code in it is run.
             dtype: of the frozen weights, by torch's name. Adapters are always float32.
             device: where it runs.
+            is_checkpointed: whether the backward pass runs each layer again instead of keeping its activations.
+                Takes about a third more time and changes no bit.
 
         Raises:
             UnsupportedModel: the architecture cannot be run in packs.
@@ -60,7 +75,7 @@ class PackedCausalLM:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=IMPLEMENTATION, local_files_only=True
         )
-        return cls(model.to(device))
+        return cls(model.to(device), is_checkpointed=is_checkpointed)
 
     @property
     def vocab_size(self) -> int:
@@ -187,19 +202,6 @@ def _head_of(model: PreTrainedModel, config: Any) -> HeadWeights:
     return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None))
 
 
-def _fuse_layers(model: PreTrainedModel) -> None:
-    """Put one-node forms in the place of norms and gated layers; what they do not cover stays as it is."""
-    for path, module in list(model.named_modules()):
-        fused = fused_norm(module) or fused_mlp(module)
-        if fused is not None:
-            _replace(model, path, fused)
-
-
-def _replace(model: PreTrainedModel, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition('.')
-    setattr(model.get_submodule(parent), name, module)
-
-
 def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, tuple[int, int]]:
     head = model.get_output_embeddings()
     linears = {
@@ -208,5 +210,5 @@ def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, t
     if not linears:
         raise UnsupportedModel(f'{type(model).__name__} has no linear layers that could be adapted')
     for layer, (path, linear) in enumerate(linears.items()):
-        _replace(model, path, LoraLinear(linear, path=path, layer=layer, active=active))
+        replace_module(model, path, LoraLinear(linear, path=path, layer=layer, active=active))
     return {path: (linear.in_features, linear.out_features) for path, linear in linears.items()}

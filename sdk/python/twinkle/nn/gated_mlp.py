@@ -18,18 +18,23 @@ _GELU_CUBIC = 0.044715
 
 
 class GatedMLP(nn.Module):
-    """`down(act(gate(x)) up(x))`, with the layers of the module it stands for under their own names."""
+    """`down(act(gate(x)) up(x))`, with the layers of the module it stands for under their own names.
+
+    Args:
+        mlp: the module it stands for.
+        gate: which `act(g) u`.
+    """
 
     def __init__(self, mlp: nn.Module, gate: type['_Gate']) -> None:
         super().__init__()
         self.gate_proj = mlp.gate_proj
         self.up_proj = mlp.up_proj
         self.down_proj = mlp.down_proj
-        self._gate = gate
+        self.gate = gate
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., D]` for `x [..., D]`."""
-        return self.down_proj(self._gate.apply(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(self.gate.apply(self.gate_proj(x), self.up_proj(x)))
 
 
 class _Gate(Function):

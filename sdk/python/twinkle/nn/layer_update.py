@@ -30,6 +30,9 @@ class LayerDraw:
 class LayerUpdate(Protocol):
     """What one adapter does at one linear layer, on its own rows. Autograd does not see inside."""
 
+    saved_count: int
+    """How many tensors `add_output` returns."""
+
     def parameters(self) -> tuple[Tensor, ...]:
         """Return the tensors that gradients are wanted for, in a fixed order."""
         ...

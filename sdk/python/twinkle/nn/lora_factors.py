@@ -9,6 +9,7 @@ Legend: S rows of one adapter, I inputs and O outputs of the layer, r LoRA rank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ class LoraFactors:
     b: Tensor
     """float32 [O, r]."""
     scaling: float
+    saved_count: ClassVar[int] = 1
 
     def parameters(self) -> tuple[Tensor, Tensor]:
         """Return A and B."""

@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
-from twinkle.nn.rows import is_stable, stable_rows
+from twinkle.nn.span_kernels import kernel_for
 
 
 class LoraLinear(nn.Module):
@@ -60,14 +60,10 @@ class _AdaptedLinear(Function):
     ) -> Tensor:
         x_TI = x.reshape(-1, x.shape[-1])
         y_TO = nn.functional.linear(x_TI, weight_OI, bias_O)
-        kept: list[Tensor] = []
-        ctx.counts = []
-        for span in spans:
-            saved = _add_output(span, x_TI[span.begin_row : span.end_row], y_TO[span.begin_row : span.end_row])
-            kept += saved
-            ctx.counts.append(len(saved))
-        ctx.spans, ctx.shape = spans, x.shape
-        ctx.save_for_backward(x_TI, weight_OI, *kept, *parameters)
+        ctx.kernel = kernel_for(spans, x_TI)
+        saved = ctx.kernel.add_output(spans, x_TI, y_TO)
+        ctx.spans, ctx.shape, ctx.saved_count = spans, x.shape, len(saved)
+        ctx.save_for_backward(x_TI, weight_OI, *saved, *parameters)
         return y_TO.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -75,30 +71,5 @@ class _AdaptedLinear(Function):
         x_TI, weight_OI, *kept = ctx.saved_tensors
         dy_TO = dy.reshape(-1, dy.shape[-1])
         dx_TI = dy_TO @ weight_OI if ctx.needs_input_grad[0] else None
-        gradients: list[Tensor | None] = []
-        for span, count in zip(ctx.spans, ctx.counts, strict=True):
-            rows = slice(span.begin_row, span.end_row)
-            dx_SI = None if dx_TI is None else dx_TI[rows]
-            gradients += _add_gradient(span, x_TI[rows], dy_TO[rows], dx_SI, kept[:count])
-            kept = kept[count:]
+        gradients = ctx.kernel.add_gradient(ctx.spans, x_TI, dy_TO, dx_TI, kept[: ctx.saved_count])
         return (None if dx_TI is None else dx_TI.view(ctx.shape), None, None, None, *gradients)
-
-
-def _add_output(span: LayerSpan, x_SI: Tensor, y_SO: Tensor) -> tuple[Tensor, ...]:
-    if is_stable(x_SI) and is_stable(y_SO):
-        return span.update.add_output(x_SI, y_SO, span.draw)
-    result_SO = stable_rows(y_SO)
-    saved = span.update.add_output(stable_rows(x_SI), result_SO, span.draw)
-    y_SO.copy_(result_SO[: y_SO.shape[0]])
-    return saved
-
-
-def _add_gradient(
-    span: LayerSpan, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    x_stable, dy_stable = stable_rows(x_SI), stable_rows(dy_SO)
-    dx_stable = None if dx_SI is None else stable_rows(dx_SI)
-    gradients = span.update.add_gradient(x_stable, dy_stable, dx_stable, saved, span.draw)
-    if dx_SI is not None and dx_stable is not dx_SI:
-        dx_SI.copy_(dx_stable[: dx_SI.shape[0]])
-    return gradients

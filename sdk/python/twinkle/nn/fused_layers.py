@@ -1,0 +1,20 @@
+"""Puts one-node forms of norms and gated layers in the place of a model's own."""
+
+from torch import nn
+
+from twinkle.nn.gated_mlp import fused_mlp
+from twinkle.nn.rms_norm import fused_norm
+
+
+def fuse_layers(model: nn.Module) -> None:
+    """Replace what the fused forms compute the same; everything else stays as it is. Weights are shared."""
+    for path, module in list(model.named_modules()):
+        fused = fused_norm(module) or fused_mlp(module)
+        if fused is not None:
+            replace_module(model, path, fused)
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put `module` at a path of the model."""
+    parent, _, name = path.rpartition('.')
+    setattr(model.get_submodule(parent), name, module)

@@ -1,0 +1,66 @@
+"""How the updates of one layer's spans are run: a loop over spans, or grouped products where kernels exist.
+
+The loop runs everywhere and is what the other is tested against. `kernel_for` is the one place
+that chooses.
+
+Legend: T rows of the pack, S rows of one adapter, I inputs and O outputs of the layer.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from twinkle.nn.active_adapters import LayerSpan
+from twinkle.nn.grouped_lora import GroupedLora, is_groupable
+from twinkle.nn.rows import is_stable, stable_rows
+
+
+class SpanKernel(Protocol):
+    """Runs the updates of one layer in one pass."""
+
+    def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
+        """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
+        ...
+
+    def add_gradient(
+        self, spans: Sequence[LayerSpan], x_TI: Tensor, dy_TO: Tensor, dx_TI: Tensor | None, saved: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Add each span's part to its rows of `dx_TI` in place; return the gradients of all parameters, in order."""
+        ...
+
+
+def kernel_for(spans: Sequence[LayerSpan], x_TI: Tensor) -> SpanKernel:
+    """Choose how to run the updates of rows like `x_TI`."""
+    return GroupedLora() if x_TI.is_cuda and is_groupable(spans, x_TI) else SpanLoop()
+
+
+class SpanLoop:
+    """One span after the other, each on exactly its own rows, so that reductions over them see no neighbour."""
+
+    def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
+        """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
+        kept: list[Tensor] = []
+        for span in spans:
+            rows = slice(span.begin_row, span.end_row)
+            x_SI, y_SO = stable_rows(x_TI[rows]), stable_rows(y_TO[rows])
+            kept += span.update.add_output(x_SI, y_SO, span.draw)
+            if not is_stable(y_TO[rows]):
+                y_TO[rows] = y_SO[: span.end_row - span.begin_row]
+        return kept
+
+    def add_gradient(
+        self, spans: Sequence[LayerSpan], x_TI: Tensor, dy_TO: Tensor, dx_TI: Tensor | None, saved: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Add each span's part to its rows of `dx_TI` in place; return the gradients of all parameters, in order."""
+        gradients: list[Tensor | None] = []
+        remaining = iter(saved)
+        for span in spans:
+            rows = slice(span.begin_row, span.end_row)
+            own = [next(remaining) for _ in range(span.update.saved_count)]
+            x_SI, dy_SO = stable_rows(x_TI[rows]), stable_rows(dy_TO[rows])
+            dx_SI = None if dx_TI is None else stable_rows(dx_TI[rows])
+            gradients += span.update.add_gradient(x_SI, dy_SO, dx_SI, own, span.draw)
+            if dx_TI is not None and not is_stable(dx_TI[rows]):
+                dx_TI[rows] = dx_SI[: span.end_row - span.begin_row]
+        return gradients

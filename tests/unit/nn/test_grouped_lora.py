@@ -1,0 +1,74 @@
+"""Grouped products, the accelerators' way to run updates, against the loop over spans."""
+
+import pytest
+import torch
+
+from twinkle.nn import LayerDraw, LoraFactors
+from twinkle.nn.active_adapters import LayerSpan
+from twinkle.nn.dropout import RowDropout
+from twinkle.nn.grouped_lora import GroupedLora, is_groupable
+from twinkle.nn.span_kernels import SpanLoop, kernel_for
+
+ROWS, INPUTS, OUTPUTS = 70, 24, 40
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def draw_spans() -> list[LayerSpan]:
+    """Return spans of several ranks, with gaps before, between and after them, and one with dropout."""
+    spans = []
+    for index, (begin, end, rank) in enumerate([(2, 20, 3), (20, 41, 8), (48, 66, 11)]):
+        a = draw(rank, INPUTS, seed=index).requires_grad_()
+        b = draw(OUTPUTS, rank, seed=index + 10).requires_grad_()
+        layer_draw = LayerDraw(RowDropout(0.3, seed=5), layer=2) if index == 1 else None
+        spans.append(LayerSpan(begin, end, LoraFactors(a, b, scaling=0.5 + index), layer_draw))
+    return spans
+
+
+def run(kernel, dtype: torch.dtype, device: str = 'cpu') -> list[torch.Tensor]:
+    """Return the output, the input's gradient and the factors' gradients that a kernel gives."""
+    spans = draw_spans()
+    for index, span in enumerate(spans):
+        a, b = (tensor.detach().to(device).requires_grad_() for tensor in span.update.parameters())
+        spans[index] = LayerSpan(span.begin_row, span.end_row, LoraFactors(a, b, span.update.scaling), span.draw)
+    x, dy = (draw(ROWS, width, seed=9, dtype=dtype).to(device) for width in (INPUTS, OUTPUTS))
+    y, dx = (draw(ROWS, width, seed=8, dtype=dtype).to(device) for width in (OUTPUTS, INPUTS))
+    with torch.no_grad():
+        saved = kernel.add_output(spans, x, y)
+        gradients = kernel.add_gradient(spans, x, dy, dx, saved)
+    return [y, dx, *gradients]
+
+
+def assert_near(own: list[torch.Tensor], expected: list[torch.Tensor], *, tolerance: float) -> None:
+    """Assert equality within a share of each tensor's largest value."""
+    for one, other in zip(own, expected, strict=True):
+        bound = tolerance * float(other.abs().max())
+        torch.testing.assert_close(one, other, atol=bound, rtol=0.0)
+
+
+@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_grouped_products_equal_the_loop(dtype, tolerance):
+    """Ranks that differ, gaps, dropout and scaling come out the same, forward and backward."""
+    assert_near(run(GroupedLora(), dtype), run(SpanLoop(), dtype), tolerance=tolerance)
+
+
+@pytest.mark.gpu
+def test_grouped_products_equal_the_loop_on_an_accelerator():
+    """The accelerator's kernel gives what the loop gives there."""
+    if not torch.cuda.is_available():
+        pytest.skip('needs an accelerator')
+    found = [run(kernel, torch.bfloat16, 'cuda') for kernel in (GroupedLora(), SpanLoop())]
+    assert_near(found[0], found[1], tolerance=0.03)
+
+
+def test_loop_runs_what_grouped_products_do_not_take():
+    """The CPU, float32 rows and widths that are no multiple of 8 are the loop's."""
+    spans = draw_spans()
+    assert isinstance(kernel_for(spans, draw(ROWS, INPUTS, seed=1)), SpanLoop)
+    assert not is_groupable(spans, draw(ROWS, INPUTS, seed=1))
+    assert is_groupable(spans, draw(ROWS, INPUTS, seed=1, dtype=torch.bfloat16))
+    odd = LoraFactors(draw(3, 23, seed=1), draw(OUTPUTS, 3, seed=2), scaling=1.0)
+    assert not is_groupable([LayerSpan(0, 20, odd, None)], draw(ROWS, 23, seed=1, dtype=torch.bfloat16))
