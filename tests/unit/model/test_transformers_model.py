@@ -7,7 +7,9 @@ import numpy as np
 import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from fixtures.peft_oracle import label_logprobs
 from twinkle import get_device_placement, get_logger
 from twinkle.data_format import LoraConfig, LossOutput
 from twinkle.dataloader import DataLoader
@@ -196,3 +198,123 @@ def test_multi_lora_is_bounded(tiny_llama_dir):
         model.add_adapter_to_model('b', LoraConfig(r=4))
     model.remove_adapter('a')
     model.add_adapter_to_model('b', LoraConfig(r=4))
+
+
+def test_numbers_beside_the_features_reach_the_loss(trainer, draw_feature):
+    """One number an example, one a label, one a token, and a sampler's own form say the same."""
+    features = [draw_feature(12, 1), draw_feature(9, 2)]
+    trainer.set_loss('GRPOLoss', epsilon=0.2)
+    counts = [int((feature['labels'] != -100).sum()) for feature in features]
+    full = [np.where(feature['labels'] != -100, 0.5, 0.0) for feature in features]
+    forms = [
+        [0.5, 0.5],
+        [[0.5] * count for count in counts],
+        full,
+        [[[(7, 0.5), (8, -1.0)]] * count for count in counts],
+    ]
+    losses = {trainer.forward_only(features, advantages=form)['loss'] for form in forms}
+    carried = [{**feature, 'advantages': values} for feature, values in zip(features, full, strict=True)]
+    assert losses == {trainer.forward_only(carried)['loss']}
+    with pytest.raises(InvalidArgument, match='entries'):
+        trainer.forward_only(features, advantages=[0.5])
+    with pytest.raises(InvalidArgument, match='advantages'):
+        trainer.forward_only(features, advantages=[[0.5, 0.5], 0.5])
+    with pytest.raises(InvalidArgument, match='advantage_s'):
+        trainer.forward_only(features, advantage_s=[0.5, 0.5])
+
+
+def test_logits_and_embeddings_on_request(trainer, draw_feature):
+    """Logits give the log-probabilities; an embedding task needs no labels; both are one array of the batch."""
+    features = [draw_feature(12, 1), draw_feature(9, 2)]
+    output = trainer.forward_only(features, return_logits=True, temperature=0.7)
+    assert output['logits'].shape == (2, 12, 320)
+    logps = torch.from_numpy(output['logits'][1]).log_softmax(-1)[torch.arange(9), features[1]['labels'].clip(0)]
+    is_label = features[1]['labels'] != -100
+    np.testing.assert_allclose(logps.numpy()[is_label], output['logps'][1][is_label], atol=1e-5)
+    embeddings = trainer.forward_only([{'input_ids': f['input_ids']} for f in features], task='embedding')['embeddings']
+    assert embeddings.shape == (2, 64)
+    trainer.set_loss('PPOValueLoss')
+    numbers = {'returns': [0.5, 0.1], 'old_values': [0.0, 0.0]}
+    assert trainer.forward_only(features, **numbers)['values'].shape == (2, 12)
+
+
+def test_a_custom_loss_adds_what_the_same_loss_would(trainer, draw_feature):
+    """A function of the log-probabilities gives the gradient that the built-in loss gives; a bad one adds nothing."""
+    trainer.remove_adapter('default')
+    trainer.add_adapter_to_model('default', LoraConfig(r=4, seed=1))
+    features = [draw_feature(12, 1), draw_feature(9, 2)]
+    trainer.set_loss('CrossEntropyLoss', reduction='sum')
+    expected = trainer.forward_backward(features)['loss']
+    gradients = [parameter.grad.clone() for parameter in trainer.engine.adapter('default').parameters()]
+    trainer.zero_grad()
+    output = trainer.forward_backward_custom(features, lambda _, logps: (-sum(item.sum() for item in logps), {'n': 2}))
+    assert (output['loss'], output['metrics']) == (pytest.approx(expected, rel=1e-6), {'n': 2.0})
+    for parameter, other in zip(trainer.engine.adapter('default').parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, other, atol=1e-6, rtol=1e-5)
+    trainer.zero_grad()
+    with pytest.raises(ValueError, match='custom loss'):
+        trainer.forward_backward_custom(features, lambda _, logps: torch.tensor(1.0))
+    with pytest.raises(AdapterNotReady):
+        trainer.backward()
+
+
+def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, tmp_path, draw_feature):
+    """`merge_lora` writes a whole model that needs neither peft nor us, and refuses to keep an optimizer in it."""
+    feature = draw_feature(12)
+    for _ in range(2):
+        trainer.forward_backward(feature)
+        trainer.clip_grad_and_step()
+    expected = trainer.forward_only(feature)['logps'][0]
+    folder = trainer.save('merged', str(tmp_path), merge_lora=True)
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    own = label_logprobs(merged, list(feature['input_ids']), list(feature['labels']))
+    np.testing.assert_allclose(own.detach().numpy(), expected, atol=1e-4)
+    with pytest.raises(InvalidArgument, match='merged'):
+        trainer.save('merged', str(tmp_path), merge_lora=True, save_optimizer=True)
+
+
+def test_an_external_peft_folder_begins_an_adapter(trainer, tiny_llama_dir, tmp_path, draw_feature):
+    """What plain peft saved trains on here, and gives peft's own log-probabilities."""
+    config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=['q_proj', 'down_proj'], init_lora_weights=False)
+    plain = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama_dir), config)
+    plain.save_pretrained(tmp_path / 'external')
+    trainer.add_adapter_to_model('external', str(tmp_path / 'external'))
+    feature = draw_feature(12)
+    own = trainer.forward_only(feature, adapter_name='external')['logps'][0]
+    expected = label_logprobs(plain, list(feature['input_ids']), list(feature['labels']))
+    np.testing.assert_allclose(own, expected.detach().numpy(), atol=2e-5)
+    trainer.forward_backward(feature, adapter_name='external')
+    assert trainer.clip_grad_and_step(adapter_name='external').is_applied
+    trainer.remove_adapter('external')
+
+
+def test_checkpointed_activations_change_no_bit(tiny_llama_dir, draw_feature):
+    """Layers run again in the backward pass, dropout included, give the loss and gradient of kept activations."""
+    results = []
+    for is_checkpointed in (False, True):
+        model = TransformersModel(str(tiny_llama_dir), activation_checkpointing=is_checkpointed)
+        model.add_adapter_to_model('a', LoraConfig(r=4, lora_dropout=0.3, seed=1))
+        losses = []
+        for seed in range(2):
+            losses.append(model.forward_backward([draw_feature(20, seed), draw_feature(7, seed)])['loss'])
+            model.clip_grad_and_step()
+        state = model.get_state_dict()
+        results.append((losses, {name: tensor.numpy().tobytes() for name, tensor in state.items()}))
+    assert results[0] == results[1]
+
+
+def test_a_step_reports_health_on_request(trainer, draw_feature):
+    """Each layer's gradient, weights and change."""
+    trainer.forward_backward(draw_feature())
+    result = trainer.clip_grad_and_step(max_grad_value=0.1, return_health=True)
+    assert len(result.health) == len(trainer.engine.model.layers)
+    assert result.grad_norm is not None
+
+
+def test_multi_lora_bounds_the_length(tiny_llama_dir, draw_feature):
+    """Examples above max_length are refused by index."""
+    model = MultiLoraTransformersModel(str(tiny_llama_dir), max_length=10)
+    model.add_adapter_to_model('a', LoraConfig(r=4))
+    model.forward_only(draw_feature(10))
+    with pytest.raises(InvalidArgument, match=r'features\[1\]'):
+        model.forward_only([draw_feature(10), draw_feature(11)])

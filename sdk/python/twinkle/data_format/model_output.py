@@ -18,6 +18,8 @@ class ModelOutput(TypedDict, total=False):
     """float32 [N, D]; embedding tasks only."""
     num_tokens: int
     """Number of labels that count."""
+    metrics: dict[str, float]
+    """What the loss reports, by name."""
 
 
 class LossOutput(TypedDict, total=False):

@@ -55,18 +55,11 @@ class TwinkleModel(ABC):
         """Report one more metric of training, or of forward-only batches."""
 
     @abstractmethod
-    def forward_only(
-        self,
-        inputs: Inputs,
-        *,
-        adapter_name: str | None = None,
-        temperature: float = 1.0,
-        disable_lora: bool = False,
-    ) -> ModelOutput:
+    def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return loss and log-probabilities; no gradient."""
 
     @abstractmethod
-    def forward(self, inputs: Inputs, *, adapter_name: str | None = None, temperature: float = 1.0) -> ModelOutput:
+    def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return log-probabilities and keep what `calculate_loss` and `backward` need."""
 
     @abstractmethod
@@ -74,23 +67,34 @@ class TwinkleModel(ABC):
         """Return the loss of the last `forward`."""
 
     @abstractmethod
-    def backward(self, *, adapter_name: str | None = None) -> None:
-        """Add the gradient of the last `calculate_loss` to the accumulated one."""
+    def backward(self, *, logprob_gradients: Sequence[Any] | None = None, adapter_name: str | None = None) -> None:
+        """Add the gradient of the last `calculate_loss`, or of a loss of one's own, to the accumulated one."""
 
     @abstractmethod
-    def forward_backward(
-        self, inputs: Inputs, *, adapter_name: str | None = None, temperature: float = 1.0
-    ) -> ModelOutput:
+    def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Do forward, calculate_loss and backward in one."""
 
     @abstractmethod
+    def forward_backward_custom(
+        self, inputs: Inputs, loss_fn: Any, *, adapter_name: str | None = None, **options: Any
+    ) -> ModelOutput:
+        """Add the gradient of a function of the log-probabilities."""
+
+    @abstractmethod
     def clip_grad_norm(
-        self, max_grad_norm: float = 1.0, norm_type: float = 2.0, *, adapter_name: str | None = None
+        self,
+        max_grad_norm: float = 1.0,
+        norm_type: float = 2.0,
+        *,
+        max_grad_value: float | None = None,
+        adapter_name: str | None = None,
     ) -> float | None:
         """Limit the gradient's norm; return the norm before, None while accumulating."""
 
     @abstractmethod
-    def step(self, *, adapter_name: str | None = None) -> None:
+    def step(
+        self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
+    ) -> Any:
         """Apply the accumulated gradient, once enough batches are in it."""
 
     @abstractmethod
@@ -103,9 +107,15 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def clip_grad_and_step(
-        self, max_grad_norm: float = 1.0, norm_type: float = 2.0, *, adapter_name: str | None = None
-    ) -> float | None:
-        """Do clip_grad_norm, step, zero_grad and lr_step in one; return the norm before clipping."""
+        self,
+        max_grad_norm: float = 1.0,
+        norm_type: float = 2.0,
+        *,
+        max_grad_value: float | None = None,
+        return_health: bool = False,
+        adapter_name: str | None = None,
+    ) -> Any:
+        """Do clip_grad_norm, step, zero_grad and lr_step in one; return what came of the step."""
 
     @abstractmethod
     def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established name and place
@@ -120,6 +130,7 @@ class TwinkleModel(ABC):
         adapter_name: str | None = None,
         save_optimizer: bool = False,
         consumed_train_samples: int = 0,
+        merge_lora: bool = False,
     ) -> str:
         """Save a checkpoint; return where it is."""
 

@@ -1,53 +1,45 @@
 """The trainer that several tenants of one process share."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import InputFeature, LoraConfig
+from twinkle.model.base import Inputs
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.transformers_model import TransformersModel
 
 
 class MultiLoraTransformersModel(TransformersModel):
-    """A `TransformersModel` whose adapters are bounded in number and rank.
+    """A `TransformersModel` whose adapters are bounded in number, rank and length.
 
     Args:
         model_id: a hub id or a folder.
         max_loras: most adapters at a time, at least 1.
         max_r: largest LoRA rank.
+        max_length: most tokens of one example; unset: what the model takes.
         options: of `TransformersModel`.
     """
 
-    def __init__(self, model_id: str, *, max_loras: int = 5, max_r: int = 32, **options: Any) -> None:
-        for name, value in (('max_loras', max_loras), ('max_r', max_r)):
-            if value < 1:
+    def __init__(
+        self, model_id: str, *, max_loras: int = 5, max_r: int = 32, max_length: int | None = None, **options: Any
+    ) -> None:
+        for name, value in (('max_loras', max_loras), ('max_r', max_r), ('max_length', max_length)):
+            if value is not None and value < 1:
                 raise InvalidArgument(f'{name} must be at least 1, got {value}')
         super().__init__(model_id, **options)
-        self._max_loras, self._max_r = max_loras, max_r
+        self._max_loras, self._max_r, self._max_length = max_loras, max_r, max_length
 
-    def add_adapter_to_model(
-        self, adapter_name: str, config_or_dir: Any, *, gradient_accumulation_steps: int = 1
-    ) -> None:
-        """Add an adapter; as `TransformersModel`'s.
-
-        Raises:
-            InvalidArgument: there are `max_loras` already, or its rank is above `max_r`.
-        """
+    def _check_config(self, config: LoraConfig) -> None:
         if len(self.engine.adapter_ids) >= self._max_loras:
             raise InvalidArgument(f'there are {self._max_loras} adapters already; remove one or raise max_loras')
-        if not isinstance(config_or_dir, str):
-            config = LoraConfig.of(config_or_dir)
-            rank = max([config.r, *config.rank_pattern.values()])
-            if rank > self._max_r:
-                raise InvalidArgument(f'the LoRA rank {rank} is above max_r {self._max_r}')
-        super().add_adapter_to_model(
-            adapter_name, config_or_dir, gradient_accumulation_steps=gradient_accumulation_steps
-        )
+        rank = max([config.r, *config.rank_pattern.values()])
+        if rank > self._max_r:
+            raise InvalidArgument(f'the LoRA rank {rank} is above max_r {self._max_r}')
 
-    def remove_adapter(self, adapter_name: str) -> None:
-        """Forget an adapter.
-
-        Raises:
-            UnknownAdapter: there is none of that name.
-        """
-        self.engine.delete_adapter(adapter_name)
-        self._templates.pop(adapter_name, None)
+    def _features(self, name: str, inputs: Inputs) -> Sequence[InputFeature]:
+        features = super()._features(name, inputs)
+        for index, feature in enumerate(features):
+            length = len(feature.get('input_ids', ()))
+            if self._max_length is not None and length > self._max_length:
+                raise InvalidArgument(f'features[{index}] has {length} tokens, above max_length {self._max_length}')
+        return features

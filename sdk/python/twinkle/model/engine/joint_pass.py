@@ -5,11 +5,12 @@ adapter's parameters alone, so that what is not finite in one is not seen by ano
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from twinkle.loss import InvalidLossInput, LossBatch
 from twinkle.metric import LabelFacts
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.gradient import check_gradient
-from twinkle.model.engine.label_facts import label_facts
+from twinkle.model.engine.label_facts import label_facts, more_outputs
 from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, SegmentOutputs, forward_outputs
 from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
@@ -40,6 +41,8 @@ class PassResult:
     facts: LabelFacts
     output: LossOutput
     """Of numbers alone."""
+    more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Other outputs that were asked for."""
     gradient: Sequence[Tensor] | None = None
     """In the order of the adapter's parameters; None without training."""
     seconds: float = 0.0
@@ -90,7 +93,7 @@ def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[P
 
 def has_loss(state: AdapterState, batch: PackedBatch) -> bool:
     """Whether a batch has anything for the loss: labels that count, or features where it learns from those."""
-    return bool(batch.label_count) or 'embeddings' in state.loss.required_outputs
+    return bool(np.any(batch.weights_R != 0)) or 'embeddings' in state.loss.required_outputs
 
 
 def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
@@ -200,6 +203,7 @@ def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float, padde
         batch=batch,
         facts=label_facts(batch, share.outputs),
         output=plain_output(share.output),
+        more=more_outputs(share.segment.purpose.options.more_outputs, share.outputs),
         gradient=share.gradient,
         seconds=seconds * batch.token_count / token_count,
         padding_token_count=padded_count - token_count if share is shares[0] else 0,

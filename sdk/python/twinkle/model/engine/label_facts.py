@@ -28,6 +28,20 @@ def label_facts(batch: PackedBatch, outputs: SegmentOutputs) -> LabelFacts:
     )
 
 
+def more_outputs(names: Sequence[str], outputs: SegmentOutputs) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the outputs that the caller asked for, row by row, or for embeddings feature by feature."""
+    own = outputs.loss_batch
+    there = {
+        'embeddings': own.embeddings_FD, 'entropies': own.entropies_R, 'logits': own.logits_RV, 'values': own.values_R,
+    }  # fmt: skip
+    return {name: _plain(there[name]) for name in names}
+
+
+def by_feature(name: str, batch: PackedBatch, values: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
+    """Return an output as one array a feature."""
+    return list(values) if name == 'embeddings' else batch.by_feature(values)
+
+
 def joined_facts(parts: Sequence[LabelFacts], feature_counts: Sequence[int]) -> LabelFacts:
     """Return the facts of a batch that ran in several passes.
 

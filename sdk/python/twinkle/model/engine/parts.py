@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from twinkle.data_format import InputFeature
-from twinkle.loss import Loss, MissingStream
+from twinkle.loss import MissingStream
 from twinkle.model.engine.purpose import Purpose
 from twinkle.nn import PackedCausalLM
 from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
@@ -49,7 +49,9 @@ class BatchCutter:
         Raises:
             InvalidFeatures: names the feature, the field and the cure.
             MissingStream: the loss needs what the features do not carry.
+            InvalidArgument: outputs are asked for that the adapter does not have.
         """
+        purpose.check()
         loss = purpose.state.loss
         if len(features) % loss.group_size:
             raise InvalidFeatures(
@@ -64,7 +66,7 @@ class BatchCutter:
     def cut(self, purpose: Purpose, features: Sequence[InputFeature]) -> list[Part]:
         """Check a whole batch and cut it into as many parts as it needs; raises as `pack`."""
         whole = Part(features, 0, self.pack(purpose, features))
-        limit = self._limit(purpose.state.loss)
+        limit = self._limit(purpose)
         if whole.batch.token_count <= limit or not purpose.state.loss.is_separable:
             return [whole]
         return self._parts(purpose, whole, _cuts(features, purpose.state.loss.group_size, max_tokens=limit))
@@ -77,8 +79,8 @@ class BatchCutter:
             return []
         return self._parts(purpose, part, [0, group_count // 2 * size, len(part.features)])
 
-    def _limit(self, loss: Loss) -> int:
-        if 'logits' in loss.required_outputs:
+    def _limit(self, purpose: Purpose) -> int:
+        if purpose.is_needed('logits'):
             return min(self._max_pass_tokens, self._max_logit_rows)
         return self._max_pass_tokens
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from twinkle.data_format import InputFeature, LossOutput
@@ -9,15 +10,18 @@ from twinkle.loss import merge_metrics
 from twinkle.metric import ForwardFacts, Metric
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.joint_pass import PassResult, plain_output
-from twinkle.model.engine.label_facts import joined_facts, label_facts
+from twinkle.model.engine.label_facts import by_feature, joined_facts, label_facts, more_outputs
 from twinkle.model.engine.results import ForwardResult, StepResult
 
 
-def result_of_pending(pending: PendingForward) -> PassResult:
+def result_of_pending(pending: PendingForward, *, more: Sequence[str] = ()) -> PassResult:
     """Return a pending forward pass as a result; its loss is 0 before it was calculated."""
     output = LossOutput(loss=torch.zeros(())) if pending.output is None else pending.output
     return PassResult(
-        batch=pending.batch, facts=label_facts(pending.batch, pending.outputs), output=plain_output(output)
+        batch=pending.batch,
+        facts=label_facts(pending.batch, pending.outputs),
+        output=plain_output(output),
+        more=more_outputs(more, pending.outputs),
     )
 
 
@@ -35,7 +39,7 @@ def forward_result(
     facts = ForwardFacts(
         features=features,
         loss_sum=loss_sum,
-        label_count=sum(result.batch.label_count for result in results),
+        label_count=sum(int(np.count_nonzero(result.batch.weights_R)) for result in results),
         token_count=sum(result.batch.token_count for result in results),
         loss_metrics=reported,
         labels=joined_facts(
@@ -50,6 +54,10 @@ def forward_result(
         num_tokens=facts.label_count,
         logps=[logps for result in results for logps in result.batch.by_feature(result.facts.logps_R)],
         metrics=reported,
+        outputs={
+            name: [array for result in results for array in by_feature(name, result.batch, result.more[name])]
+            for name in results[0].more
+        },
         token_count=facts.token_count,
         padding_token_count=sum(result.padding_token_count for result in results),
         pass_count=len(results),

@@ -10,6 +10,9 @@ from twinkle.data_format import InputFeature
 from twinkle.model.errors import InvalidArgument
 from twinkle.module import LayerHealth
 
+MORE_OUTPUTS = ('embeddings', 'entropies', 'logits', 'values')
+"""What a batch may return beside log-probabilities."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardOptions:
@@ -21,9 +24,14 @@ class ForwardOptions:
     """Run the base model without the adapter; forward_only alone."""
     are_weightless_labels_kept: bool = False
     """Give the log-probabilities of labels of weight 0 too; without, the head does not run on them."""
+    more_outputs: tuple[str, ...] = ()
+    """Those of `MORE_OUTPUTS` to return beside the log-probabilities. 'logits' take memory for every label and id."""
 
     def __post_init__(self) -> None:
-        """Refuse a temperature no logits could be divided by."""
+        """Refuse a temperature no logits could be divided by, and outputs there are not."""
+        unknown = sorted(set(self.more_outputs) - set(MORE_OUTPUTS))
+        if unknown:
+            raise InvalidArgument(f'there are no outputs {unknown}; there are {sorted(MORE_OUTPUTS)}')
         if not 0.0 < self.temperature < float('inf'):
             raise InvalidArgument(f'temperature must be positive and finite, got {self.temperature}')
 
@@ -54,6 +62,9 @@ class ForwardResult:
     """float32 [T] for each feature: natural log-probability of each label, 0.0 where it does not count."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the loss reports."""
+    outputs: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
+    """Of `MORE_OUTPUTS` those asked for, one array a feature: `embeddings` [D], `entropies` and `values` [T],
+    `logits` [T, V], divided by the temperature; 0.0 at labels that do not count."""
     token_count: int
     """Tokens computed."""
     padding_token_count: int = 0

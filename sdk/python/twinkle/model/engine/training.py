@@ -109,7 +109,7 @@ class Training(AdapterTable):
             generator.set_state(draws)
             raise
         purpose.state.pending = PendingForward(batch, outputs)
-        result = result_of_pending(purpose.state.pending)
+        result = result_of_pending(purpose.state.pending, more=purpose.options.more_outputs)
         return forward_result((), [result], metrics=(), warnings=purpose.warnings(features))
 
     def calculate_loss(self, adapter_id: str) -> ForwardResult:
@@ -154,6 +154,10 @@ class Training(AdapterTable):
             gradient = gradients_of([state], [values], by_outputs=by_outputs)[0]
         add_gradient(state, gradient, divisor=result.output['num_tokens'] if by_outputs is None else 0)
         return forward_result((), [result], metrics=state.train_metrics)
+
+    def drop_forward(self, adapter_id: str) -> None:
+        """Forget the last `forward` and its activations; nothing happens where there is none."""
+        self.adapter(adapter_id).pending = None
 
     def _run_alone(
         self,

@@ -1,0 +1,8 @@
+"""The verbs of `TransformersModel`, by what they do. Each drives `twinkle.model.engine` under the names users type."""
+
+from twinkle.model.verbs.configuring import ConfiguringVerbs
+from twinkle.model.verbs.saving import SavingVerbs
+from twinkle.model.verbs.stepping import SteppingVerbs
+from twinkle.model.verbs.training import TrainingVerbs
+
+__all__ = ['ConfiguringVerbs', 'SavingVerbs', 'SteppingVerbs', 'TrainingVerbs']

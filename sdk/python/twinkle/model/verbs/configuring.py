@@ -1,0 +1,130 @@
+"""Verbs that say what is trained and how."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from twinkle.data_format import LoraConfig
+from twinkle.infra import NotSupportedYet
+from twinkle.model.checkpoint_folder import read_checkpoint
+from twinkle.model.verbs.handle import ModelHandle
+from twinkle.template import Template, build_template
+
+
+class ConfiguringVerbs(ModelHandle):
+    """Each takes `adapter_name`; without it the only adapter is meant. What is refused changed nothing."""
+
+    def add_adapter_to_model(
+        self, adapter_name: str, config_or_dir: Any, *, gradient_accumulation_steps: int = 1
+    ) -> None:
+        """Add an adapter.
+
+        Args:
+            adapter_name: not yet in use.
+            config_or_dir: a `LoraConfig` of ours or of peft, or a peft folder to begin from, which any
+                tool may have written.
+            gradient_accumulation_steps: batches that make a step, at least 1.
+
+        Raises:
+            AdapterExists: the name is in use.
+            UnknownTargetModules: the configuration names layers the model does not have.
+            SnapshotMismatch: the folder is no adapter of this model.
+        """
+        is_folder = isinstance(config_or_dir, str | os.PathLike)
+        snapshot = read_checkpoint(Path(config_or_dir)) if is_folder else None
+        config = snapshot.lora_config if snapshot is not None else LoraConfig.of(config_or_dir)
+        self._check_config(config)
+        self.engine.create_adapter(adapter_name, config, gradient_accumulation_steps=gradient_accumulation_steps)
+        if snapshot is None:
+            return
+        try:
+            self.engine.import_state(adapter_name, snapshot, is_optimizer_included=False)
+        except ValueError:
+            self.engine.delete_adapter(adapter_name)
+            raise
+
+    def remove_adapter(self, adapter_name: str) -> None:
+        """Forget an adapter.
+
+        Raises:
+            UnknownAdapter: there is none of that name.
+        """
+        self.engine.delete_adapter(adapter_name)
+        self._templates.pop(adapter_name, None)
+
+    def set_optimizer(self, optimizer_cls: Any = 'AdamW', *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the optimizer.
+
+        Args:
+            optimizer_cls: a name that `twinkle.module` knows, or a class.
+            adapter_name: may be left out while there is one adapter.
+            options: of its constructor, such as `lr`, and `groups` of parameters with options of their own.
+
+        Raises:
+            UnknownComponent: the name is not known.
+            InvalidComponentOptions: an option is unknown or out of range.
+        """
+        self.engine.set_optimizer(self._adapter(adapter_name), optimizer_cls, **options)
+
+    def set_lr_scheduler(self, scheduler_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the schedule, given by name or class; arguments and errors as `set_optimizer`."""
+        self.engine.set_lr_scheduler(self._adapter(adapter_name), scheduler_cls, **options)
+
+    def set_loss(self, loss_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the loss, given by name, class, instance or function; errors as `set_optimizer`.
+
+        A loss that learns values gives the adapter a value head.
+        """
+        self.engine.set_loss(self._adapter(adapter_name), loss_cls, **options)
+
+    def set_processor(self, processor_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Replace the input processor, given by name, class or instance; errors as `set_optimizer`."""
+        self.engine.set_processor(self._adapter(adapter_name), processor_cls, **options)
+
+    def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+        """Set what encodes inputs that are chats.
+
+        Raises:
+            UnknownTemplate: the name is not known.
+        """
+        name = self._adapter(adapter_name)
+        if not isinstance(template_cls, Template):
+            options.setdefault('model_id', self.model_id)
+        self._templates[name] = build_template(template_cls, **options)
+
+    def add_metric(
+        self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
+    ) -> None:
+        """Report one more metric; errors as `set_optimizer`."""
+        self.engine.add_metric(self._adapter(adapter_name), metric_cls, is_training=is_training, **options)
+
+    def apply_patch(self, patch: Any, **options: Any) -> None:
+        """Refuse: patches are not supported yet.
+
+        Raises:
+            NotSupportedYet: always.
+        """
+        raise NotSupportedYet(f'patches are not supported yet, got {patch!r} with {sorted(options)}')
+
+    def get_train_configs(self, *, adapter_name: str | None = None) -> str:
+        """Describe how the adapter is trained, for people."""
+        name = self._adapter(adapter_name)
+        state = self.engine.adapter(name)
+        config = state.config
+        lines = [
+            f'model: {self.model_id} on {self.engine.model.device}',
+            f'adapter: {name}, {state.weights.parameter_count:,} trainable parameters',
+            f'lora: r={config.r}, alpha={config.lora_alpha}, dropout={config.lora_dropout}, seed={config.seed}',
+            f'target_modules: {config.target_modules}',
+            f'gradient_accumulation_steps: {state.gradient_accumulation_steps}',
+        ]
+        choices = {
+            'optimizer': state.optimizer_choice,
+            'lr_scheduler': state.scheduler_choice,
+            'loss': state.loss_choice,
+            'processor': state.processor_choice,
+        }
+        for kind, choice in choices.items():
+            described = 'none' if choice is None else f'{choice.name} {dict(choice.options)}'
+            lines.append(f'{kind}: {described}')
+        return '\n'.join(lines)

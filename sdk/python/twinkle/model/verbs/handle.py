@@ -1,0 +1,46 @@
+"""What all verbs share: the engine, and which adapter is meant."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twinkle.data_format import InputFeature, LoraConfig
+from twinkle.infra import NotSupportedYet
+from twinkle.model.base import Inputs
+from twinkle.model.engine import TrainerEngine
+from twinkle.model.errors import AdapterNotReady, InvalidArgument
+from twinkle.template import Template
+
+
+class ModelHandle:
+    """An engine, the templates of its adapters, and the folder of its base model."""
+
+    def __init__(self, engine: TrainerEngine, *, model_id: str, folder: Path) -> None:
+        self.engine = engine
+        self.model_id = model_id
+        self._folder = folder
+        self._templates: dict[str, Template] = {}
+
+    def _adapter(self, adapter_name: str | None) -> str:
+        """Return the adapter that is meant: the named one, or the only one."""
+        if adapter_name is not None:
+            self.engine.adapter(adapter_name)
+            return adapter_name
+        names = self.engine.adapter_ids
+        if not names:
+            raise NotSupportedYet('full-parameter training is not supported here yet; call add_adapter_to_model first')
+        if len(names) > 1:
+            raise InvalidArgument(f'there are the adapters {list(names)}; say which with adapter_name=')
+        return names[0]
+
+    def _features(self, name: str, inputs: Inputs) -> Sequence[InputFeature]:
+        """Return inputs as features; chats are encoded by the adapter's template."""
+        examples: Sequence[Any] = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+        if not any('messages' in example and 'input_ids' not in example for example in examples):
+            return examples
+        if name not in self._templates:
+            raise AdapterNotReady(name, 'a template to encode chats: call set_template first')
+        return self._templates[name].batch_encode(examples)
+
+    def _check_config(self, config: LoraConfig) -> None:
+        """Refuse an adapter the model has no room for; here there is always room."""

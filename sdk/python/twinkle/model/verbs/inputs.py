@@ -1,0 +1,98 @@
+"""What is given to a forward verb beside its examples: options, and numbers for the labels."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from twinkle.data_format import IGNORE_INDEX, STREAMS, InputFeature
+from twinkle.model.engine import ForwardOptions
+from twinkle.model.errors import InvalidArgument
+
+PER_LABEL = ('loss_weights', *(name for name, spec in STREAMS.items() if not spec.is_wide))
+"""What may be given beside the features, one entry for each of them."""
+WIDE = tuple(name for name, spec in STREAMS.items() if spec.is_wide)
+"""The same with several columns: one array [T, K] for each feature."""
+_OPTIONS = ('temperature', 'disable_lora', 'return_logits', 'task', 'micro_batch_size')
+_TASKS = ('causal_lm', 'embedding')
+
+
+def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> ForwardOptions:
+    """Return the options of a forward verb.
+
+    Args:
+        given: `temperature`, `disable_lora`, `return_logits`, `task`: 'causal_lm' or 'embedding';
+            `micro_batch_size` is a hint that has no effect, since batches are packed by tokens.
+        learns_values: whether the adapter has a value head, whose values are returned then.
+
+    Raises:
+        InvalidArgument: an option is unknown, or no task.
+    """
+    unknown = sorted(set(given) - {*_OPTIONS, *PER_LABEL, *WIDE})
+    if unknown:
+        raise InvalidArgument(f'unknown options {unknown}; there are {sorted({*_OPTIONS, *PER_LABEL, *WIDE})}')
+    task = given.get('task', 'causal_lm')
+    if task not in _TASKS:
+        raise InvalidArgument(f'task must be one of {_TASKS}, got {task!r}')
+    wanted = {'logits': given.get('return_logits', False), 'embeddings': task == 'embedding', 'values': learns_values}
+    return ForwardOptions(
+        temperature=given.get('temperature', 1.0),
+        is_adapter_disabled=given.get('disable_lora', False),
+        more_outputs=tuple(name for name, is_wanted in wanted.items() if is_wanted),
+    )
+
+
+def with_streams(features: Sequence[InputFeature], given: Mapping[str, Any]) -> list[InputFeature]:
+    """Return copies of features that carry what was given beside them.
+
+    Args:
+        features: only read.
+        given: of `PER_LABEL`, one entry a feature: a number for all its labels, one number a label, or one a
+            token; a sampler's `logprobs` are understood. Of `WIDE`, an array [T, K] a feature.
+
+    Raises:
+        InvalidArgument: they do not fit the features.
+    """
+    streams = {name: given[name] for name in (*PER_LABEL, *WIDE) if given.get(name) is not None}
+    for name, values in streams.items():
+        if len(values) != len(features):
+            raise InvalidArgument(f'{name}: {len(values)} entries for {len(features)} features')
+    merged: list[InputFeature] = []
+    for index, feature in enumerate(features):
+        own = {name: _fitted(name, values[index], feature, index) for name, values in streams.items()}
+        merged.append(cast(InputFeature, {**feature, **own}))
+    return merged
+
+
+def with_labels(features: Sequence[InputFeature]) -> list[InputFeature]:
+    """Return features for a task without labels: those that have none get labels that do not count."""
+    return [
+        cast(InputFeature, {'labels': np.full(len(feature['input_ids']), IGNORE_INDEX), **feature})
+        for feature in features
+    ]
+
+
+def _fitted(name: str, value: Any, feature: InputFeature, index: int) -> npt.NDArray[Any]:
+    if name in WIDE:
+        return np.asarray(value)
+    labels = np.asarray(feature.get('labels', ()))
+    places = np.flatnonzero(labels != IGNORE_INDEX)
+    numbers = np.asarray(_numbers(value), np.float32)
+    if numbers.ndim == 1 and len(numbers) == len(labels):
+        return numbers
+    if numbers.ndim > 1 or (numbers.ndim == 1 and len(numbers) != len(places)):
+        raise InvalidArgument(
+            f'{name}[{index}] must be a number, {len(places)} numbers, one a label, or {len(labels)}, one a token'
+        )
+    fitted = np.zeros(len(labels), np.float32)
+    fitted[places] = numbers
+    return fitted
+
+
+def _numbers(value: Any) -> Any:
+    """Return a sampler's log-probabilities as plain numbers, and anything else as it is."""
+    if isinstance(value, Sequence) and value and isinstance(value[0], Sequence):
+        # For each token a list of (token id, log-probability), the sampled token's first.
+        return [float(candidates[0][1]) for candidates in value]
+    return value

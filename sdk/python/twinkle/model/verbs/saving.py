@@ -1,0 +1,132 @@
+"""Verbs about an adapter's state: saved, loaded, resumed."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twinkle.checkpoint_engine import export_merged
+from twinkle.infra import NotSupportedYet
+from twinkle.model.checkpoint_folder import read_checkpoint, write_checkpoint
+from twinkle.model.engine.snapshot import trainer_state
+from twinkle.model.errors import InvalidArgument
+from twinkle.model.verbs.handle import ModelHandle
+
+SAVE_DIR_VARIABLE = 'TWINKLE_DEFAULT_SAVE_DIR'
+"""Environment variable: where checkpoints go unless `output_dir` says otherwise; unset: ./output."""
+
+
+class SavingVerbs(ModelHandle):
+    """Each takes `adapter_name`; without it the only adapter is meant."""
+
+    def save(
+        self,
+        name: str,
+        output_dir: str | None = None,
+        *,
+        adapter_name: str | None = None,
+        save_optimizer: bool = False,
+        consumed_train_samples: int = 0,
+        merge_lora: bool = False,
+    ) -> str:
+        """Save a checkpoint, replacing one of the same name: a peft folder, or a whole model.
+
+        Args:
+            name: of the folder.
+            output_dir: where it goes. Unset: `TWINKLE_DEFAULT_SAVE_DIR`, else ./output.
+            adapter_name: may be left out while there is one adapter.
+            save_optimizer: keep what it takes to resume, too.
+            consumed_train_samples: the data cursor, kept with it where the optimizer is.
+            merge_lora: write the base model with the adapter merged in, which any tool loads; it cannot
+                be resumed.
+
+        Returns:
+            The folder.
+
+        Raises:
+            InvalidArgument: the name is none, or a merged model is to keep an optimizer.
+        """
+        if merge_lora and save_optimizer:
+            raise InvalidArgument('a merged model keeps no optimizer; save it twice, or leave out save_optimizer')
+        snapshot = self.engine.export_state(
+            self._adapter(adapter_name),
+            is_optimizer_included=save_optimizer,
+            consumed_train_samples=consumed_train_samples,
+        )
+        folder = _checkpoint_folder(name, output_dir)
+        if merge_lora:
+            export_merged(self._folder, snapshot.adapter, snapshot.lora_config, folder)
+        else:
+            write_checkpoint(folder, snapshot, base_model=self.model_id)
+        return str(folder)
+
+    def load(
+        self,
+        name: str,
+        output_dir: str | None = None,
+        *,
+        adapter_name: str | None = None,
+        load_optimizer: bool = False,
+    ) -> None:
+        """Replace the adapter's weights by a checkpoint's.
+
+        Args:
+            name: of the folder.
+            output_dir: where it is, as in `save`.
+            adapter_name: may be left out while there is one adapter.
+            load_optimizer: go on with optimizer, schedule, counters and random state too.
+
+        Raises:
+            SnapshotMismatch: it does not fit the adapter; nothing was changed.
+        """
+        snapshot = read_checkpoint(_checkpoint_folder(name, output_dir))
+        self.engine.import_state(self._adapter(adapter_name), snapshot, is_optimizer_included=load_optimizer)
+
+    def resume_from_checkpoint(
+        self, checkpoint_dir: str, *, resume_only_model: bool = False, adapter_name: str | None = None
+    ) -> Mapping[str, int]:
+        """Go on from a checkpoint saved with its optimizer.
+
+        Args:
+            checkpoint_dir: the folder.
+            resume_only_model: load the weights alone and return no counters.
+            adapter_name: may be left out while there is one adapter.
+
+        Returns:
+            `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples` as saved.
+
+        Raises:
+            SnapshotMismatch: it does not fit the adapter, or was saved without its optimizer.
+        """
+        snapshot = read_checkpoint(Path(checkpoint_dir))
+        name = self._adapter(adapter_name)
+        self.engine.import_state(name, snapshot, is_optimizer_included=not resume_only_model)
+        if resume_only_model:
+            return {}
+        numbers = trainer_state(snapshot)
+        return {
+            'cur_step': numbers['step_count'],
+            'gradient_accumulation_steps': numbers['gradient_accumulation_steps'],
+            'consumed_train_samples': numbers['extra'].get('consumed_train_samples', 0),
+        }
+
+    def upload_to_hub(self, checkpoint_dir: str, hub_model_id: str, **options: Any) -> None:
+        """Refuse: uploads are not supported yet.
+
+        Raises:
+            NotSupportedYet: always.
+        """
+        raise NotSupportedYet(f'cannot upload {checkpoint_dir} to {hub_model_id} yet; {sorted(options)} were not used')
+
+    def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, torch.Tensor]:
+        """Return copies of the adapter's weights under peft's names."""
+        state = self.engine.adapter(self._adapter(adapter_name)).weights.peft_state()
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def _checkpoint_folder(name: str, output_dir: str | None) -> Path:
+    if not name or Path(name).name != name:
+        raise InvalidArgument(f'name must be the name of a folder, without separators, got {name!r}')
+    return Path(output_dir or os.environ.get(SAVE_DIR_VARIABLE) or 'output') / name

@@ -1,0 +1,89 @@
+"""Verbs that use the accumulated gradient."""
+
+from twinkle.model.engine import StepResult
+from twinkle.model.verbs.handle import ModelHandle
+
+
+class SteppingVerbs(ModelHandle):
+    """Each takes `adapter_name`; without it the only adapter is meant."""
+
+    def clip_grad_norm(
+        self,
+        max_grad_norm: float = 1.0,
+        norm_type: float = 2.0,
+        *,
+        max_grad_value: float | None = None,
+        adapter_name: str | None = None,
+    ) -> float | None:
+        """Limit the gradient's norm; return the norm before, None while accumulating.
+
+        Args:
+            max_grad_norm: positive.
+            norm_type: the p of the p-norm, at least 1.
+            max_grad_value: first limit each element to plus or minus this; unset: not limited.
+            adapter_name: may be left out while there is one adapter.
+
+        Raises:
+            AdapterNotReady: there is no gradient.
+            InvalidArgument: a number is out of range.
+        """
+        return self.engine.clip_grad_norm(
+            self._adapter(adapter_name),
+            max_grad_norm=max_grad_norm,
+            norm_type=norm_type,
+            max_grad_value=max_grad_value,
+        )
+
+    def step(
+        self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
+    ) -> StepResult:
+        """Apply the accumulated gradient, once enough batches are in it.
+
+        Args:
+            learning_rate: of this step alone. Unset: as the schedule says.
+            return_health: report each layer's gradient, weights and change.
+            adapter_name: may be left out while there is one adapter.
+
+        Raises:
+            AdapterNotReady: there is no gradient.
+        """
+        name = self._adapter(adapter_name)
+        return self.engine.step(name, learning_rate=learning_rate, is_health_returned=return_health)
+
+    def zero_grad(self, *, adapter_name: str | None = None) -> None:
+        """Drop the accumulated gradient, once a step is due."""
+        self.engine.zero_grad(self._adapter(adapter_name))
+
+    def lr_step(self, *, adapter_name: str | None = None) -> None:
+        """Move the schedule by one step, once a step is due.
+
+        Raises:
+            AdapterNotReady: there is no schedule, or all its moves were made.
+        """
+        self.engine.lr_step(self._adapter(adapter_name))
+
+    def clip_grad_and_step(
+        self,
+        max_grad_norm: float = 1.0,
+        norm_type: float = 2.0,
+        *,
+        max_grad_value: float | None = None,
+        return_health: bool = False,
+        adapter_name: str | None = None,
+    ) -> StepResult:
+        """Do clip_grad_norm, step, zero_grad and, where there is a schedule, lr_step; arguments as theirs.
+
+        Raises:
+            AdapterNotReady, InvalidArgument: as they do, before any of them has changed anything.
+        """
+        return self.engine.clip_grad_and_step(
+            self._adapter(adapter_name),
+            max_grad_norm=max_grad_norm,
+            norm_type=norm_type,
+            max_grad_value=max_grad_value,
+            is_health_returned=return_health,
+        )
+
+    def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established name and place
+        """Return what was gathered since the last call, as numbers."""
+        return self.engine.calculate_metric(self._adapter(adapter_name), is_training=is_training)
