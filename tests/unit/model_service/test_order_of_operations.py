@@ -2,96 +2,56 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
-from fixtures.fake_trainer import BASE_MODEL, FakeStore, FakeTrainer
+from fixtures.model_verbs import (
+    ALICE,
+    BOB,
+    FakeWorld,
+    create_command,
+    execute,
+    let_others_run,
+)
 from services.kit.caller import Caller
-from services.kit.clock import FakeClock
 from services.kit.errors import (
     AdapterNotFound,
     BaseModelNotFound,
     DomainError,
     Draining,
     InvalidField,
-    QueueFull,
     QuotaExceeded,
     RequestIdReused,
     ScopeMissing,
     ServiceUnreachable,
 )
-from services.model.application.admission import Admission
-from services.model.application.create_adapter import CreateAdapter, CreateAdapterCommand
-from services.model.application.delete_adapter import DeleteAdapter
-from services.model.application.directory import AdapterDirectory
-from services.model.application.execute_operation import ExecuteOperation
-from services.model.application.train_stream import Refused, TrainStream
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
-from services.model.domain.operation import LrStep, Operation, PublishVersion, Save, Step, Verb, ZeroGrad
+from services.model.domain.operation import LrStep, PublishVersion, Save, Step, Verb, ZeroGrad
 from services.model.domain.result import OperationResult, PublishResult
-from services.model.domain.training_config import TrainingConfig
 
-ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
-BOB = Caller(tenant_id='bob', scopes=frozenset({'train'}))
 GATEWAY = Caller(tenant_id='', is_internal=True)
 
 
-class World:
+class World(FakeWorld):
     """The verbs over fakes."""
 
-    def __init__(self, *, queue_limit: int = 100, gap_seconds: float = 5.0, max_adapters: int = 10) -> None:
-        self.directory = AdapterDirectory()
-        self.trainer = FakeTrainer()
-        self.store = FakeStore()
-        clock = FakeClock()
-        self.execute = ExecuteOperation(
-            self.directory,
-            self.trainer,
-            self.store,
-            Admission(queue_limit),
-            clock=clock,
-            gap_seconds=gap_seconds,
-        )
-        self.create = CreateAdapter(
-            self.directory, self.trainer, self.store, clock=clock, max_lora_rank=64, max_adapters=max_adapters
-        )
-        self.delete = DeleteAdapter(self.directory, self.trainer, self.execute)
+    def __init__(self, **limits: object) -> None:
+        super().__init__()
+        self.all = self.verbs(**limits)
+        self.directory, self.create, self.delete = self.all.directory, self.all.create_adapter, self.all.delete_adapter
 
     async def adapter(self, caller: Caller = ALICE, request_id: str = 'r1') -> Adapter:
         """Create an adapter."""
-        return await self.create(caller, _command(request_id))
+        return await self.create(caller, create_command(request_id))
 
-    async def do(self, adapter: Adapter, number: int, verb: Verb, *, caller: Caller = ALICE) -> OperationResult:
+    async def do(self, adapter: Adapter, number: int, verb: Verb, *, caller: Caller | None = None) -> OperationResult:
         """Carry out an operation, refused where the queue is full."""
-        return await self.execute(caller, _operation(adapter, number, verb), is_waiting_allowed=False)
+        return await execute(self.all, adapter, number, verb, caller=caller)
 
-    def verbs(self) -> list[str]:
+    def ran(self) -> list[str]:
         """Names of the verbs that ran."""
         return [type(verb).__name__ for _, verb in self.trainer.ran]
-
-
-def _command(request_id: str, **changes: object) -> CreateAdapterCommand:
-    values: dict[str, object] = {
-        'request_id': request_id,
-        'base_model': BASE_MODEL,
-        'lora_config': None,
-        'training_config': TrainingConfig(),
-        **changes,
-    }
-    return CreateAdapterCommand(**values)  # type: ignore[arg-type]
-
-
-async def _let_others_run() -> None:
-    """Give every task that can run its turn."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-def _operation(adapter: Adapter, number: int, verb: Verb) -> Operation:
-    fingerprint = repr((number, verb))
-    return Operation(adapter_id=adapter.adapter_id, sequence_number=number, verb=verb, fingerprint=fingerprint)
 
 
 async def test_operations_that_come_out_of_order_run_in_order() -> None:
@@ -111,7 +71,7 @@ async def test_repeat_is_answered_from_the_record() -> None:
     adapter = await world.adapter()
     first = await world.do(adapter, 1, Step())
     again = await world.do(adapter, 1, Step())
-    assert world.verbs() == ['Step']
+    assert world.ran() == ['Step']
     assert again.outcome == first.outcome
     assert (first.is_replayed, again.is_replayed) == (False, True)
 
@@ -122,10 +82,10 @@ async def test_repeat_while_running_waits_for_the_one_run() -> None:
     adapter = await world.adapter()
     world.trainer.gate.clear()
     copies = [asyncio.ensure_future(world.do(adapter, 1, Step())) for _ in range(5)]
-    await _let_others_run()
+    await let_others_run()
     world.trainer.gate.set()
     results = await asyncio.gather(*copies)
-    assert world.verbs() == ['Step']
+    assert world.ran() == ['Step']
     assert len({id(result.outcome) for result in results}) == 1
 
 
@@ -157,7 +117,7 @@ async def test_refused_operation_leaves_its_number_free(error: DomainError) -> N
         await world.do(adapter, 1, Step())
     assert world.directory.get(ALICE, adapter.adapter_id).sequence_number == 0
     await world.do(adapter, 1, ZeroGrad())
-    assert world.verbs() == ['ZeroGrad']
+    assert world.ran() == ['ZeroGrad']
 
 
 async def test_failed_operation_uses_its_number_up() -> None:
@@ -170,7 +130,7 @@ async def test_failed_operation_uses_its_number_up() -> None:
             await world.do(adapter, 1, Step())
     assert world.directory.get(ALICE, adapter.adapter_id).sequence_number == 1
     await world.do(adapter, 2, Step())
-    assert world.verbs() == ['Step']
+    assert world.ran() == ['Step']
     assert world.directory.get(ALICE, adapter.adapter_id).sequence_number == 2
 
 
@@ -180,11 +140,11 @@ async def test_caller_that_leaves_does_not_stop_what_runs() -> None:
     adapter = await world.adapter()
     world.trainer.gate.clear()
     leaving = asyncio.ensure_future(world.do(adapter, 1, Step()))
-    await _let_others_run()
+    await let_others_run()
     leaving.cancel()
     world.trainer.gate.set()
     assert (await world.do(adapter, 1, Step())).is_replayed
-    assert world.verbs() == ['Step']
+    assert world.ran() == ['Step']
 
 
 async def test_unforeseen_failure_is_on_record_and_blocks_nobody() -> None:
@@ -195,7 +155,7 @@ async def test_unforeseen_failure_is_on_record_and_blocks_nobody() -> None:
     with pytest.raises(RuntimeError):
         await world.do(adapter, 1, Step())
     await world.do(adapter, 2, Step())
-    assert world.verbs() == ['Step']
+    assert world.ran() == ['Step']
 
 
 async def test_old_number_no_longer_on_record_is_not_found() -> None:
@@ -222,24 +182,6 @@ async def test_foreign_adapter_is_as_absent_as_none() -> None:
         await world.delete(BOB, adapter.adapter_id)
 
 
-async def test_full_queue_refuses_or_waits_as_asked() -> None:
-    """A tenant's overload is its own; waiting gets a place when one is free."""
-    world = World(queue_limit=2)
-    adapter = await world.adapter()
-    other = await world.adapter(BOB)
-    world.trainer.gate.clear()
-    held = [asyncio.ensure_future(world.do(adapter, number, Step())) for number in (1, 2)]
-    await _let_others_run()
-    with pytest.raises(QueueFull):
-        await world.do(adapter, 3, Step())
-    patient = asyncio.ensure_future(world.execute(ALICE, _operation(adapter, 3, Step()), is_waiting_allowed=True))
-    foreign = asyncio.ensure_future(world.do(other, 1, Step(), caller=BOB))
-    await _let_others_run()
-    world.trainer.gate.set()
-    await asyncio.gather(*held, patient, foreign)
-    assert len(world.verbs()) == 4
-
-
 async def test_publish_counts_versions_and_retries_with_the_same_one() -> None:
     """A publish that failed on the way is tried again as the same version."""
     world = World()
@@ -261,7 +203,7 @@ async def test_adapter_begins_from_a_checkpoint_with_its_steps() -> None:
     await world.do(adapter, 1, Step())
     await world.do(adapter, 2, Save(name='a', is_optimizer_included=True))
     path = f'twinkle://{adapter.adapter_id}/weights/a'
-    heir = await world.create(ALICE, _command('r2', checkpoint_path=path, is_optimizer_included=True))
+    heir = await world.create(ALICE, create_command('r2', checkpoint_path=path, is_optimizer_included=True))
     assert heir.step_count == 1
 
 
@@ -272,35 +214,17 @@ async def test_create_is_idempotent_by_request_id() -> None:
     assert (await world.adapter()).adapter_id == adapter.adapter_id
     assert (await world.adapter(BOB)).adapter_id != adapter.adapter_id
     with pytest.raises(RequestIdReused):
-        await world.create(ALICE, _command('r1', fingerprint='other'))
+        await world.create(ALICE, create_command('r1', fingerprint='other'))
 
 
 async def test_create_refuses_before_anything_is_made() -> None:
     """Unknown model, a rank too high, one adapter too many: none of them reaches the engine."""
-    world = World(max_adapters=0)
+    world = World(adapters=0)
     with pytest.raises(BaseModelNotFound):
-        await world.create(ALICE, _command('r1', base_model='other'))
+        await world.create(ALICE, create_command('r1', base_model='other'))
     with pytest.raises(QuotaExceeded):
-        await world.create(ALICE, _command('r1'))
+        await world.create(ALICE, create_command('r1'))
     assert not world.trainer.adapters
-
-
-async def test_stream_reports_each_failure_and_goes_on() -> None:
-    """A refused operation of a stream is one result among others; each adapter's come in order."""
-    world = World()
-    first, second = await world.adapter(), await world.adapter(request_id='r2')
-
-    async def operations() -> AsyncIterator[Operation | Refused]:
-        for number in range(1, 51):
-            yield _operation(first, number, LrStep())
-            yield _operation(second, number, LrStep())
-        yield Refused('ad-x', 9, InvalidField('operation.verb', 'must be set'))
-
-    results = [result async for result in TrainStream(world.execute)(ALICE, operations())]
-    for adapter in (first, second):
-        numbers = [item.sequence_number for item in results if item.adapter_id == adapter.adapter_id]
-        assert numbers == list(range(1, 51))
-    assert [item.sequence_number for item in results if isinstance(item, Refused)] == [9]
 
 
 async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:
@@ -311,9 +235,9 @@ async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:
     running = asyncio.ensure_future(world.do(adapter, 1, Step()))
     waiting = asyncio.ensure_future(world.do(adapter, 2, Step()))
     behind_a_gap = asyncio.ensure_future(world.do(adapter, 9, Step()))
-    await _let_others_run()
+    await let_others_run()
     deleting = asyncio.ensure_future(world.delete(ALICE, adapter.adapter_id))
-    await _let_others_run()
+    await let_others_run()
     world.trainer.gate.set()
     await asyncio.gather(running, deleting)
     for orphan in (waiting, behind_a_gap):
@@ -365,7 +289,7 @@ async def test_watch_is_for_services_and_ends_with_the_service() -> None:
     watch = world.directory.watch(GATEWAY, '')
     assert (await anext(watch)).is_synced
     waiting = asyncio.ensure_future(anext(watch))
-    await _let_others_run()
+    await let_others_run()
     world.directory.close()
     with pytest.raises(Draining):
         await waiting
@@ -377,6 +301,6 @@ async def test_a_key_without_the_scope_trains_nothing() -> None:
     adapter = await world.adapter()
     sampling_only = Caller(tenant_id='alice', scopes=frozenset({'sample'}))
     with pytest.raises(ScopeMissing):
-        await world.create(sampling_only, _command('r2'))
+        await world.create(sampling_only, create_command('r2'))
     with pytest.raises(ScopeMissing):
         await world.do(adapter, 1, Step(), caller=sampling_only)
