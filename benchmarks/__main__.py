@@ -19,6 +19,7 @@ BENCHMARKS = {
     'gateway_hop': 'time that the gateway adds to a unary call',
     'checkpoint_stream': 'bytes per second through the checkpoint service',
     'start_and_memory': 'from `up` to the first token, and memory by service',
+    'lora_kernel': 'the training pass: adapters together against alone, and against transformers + peft',
     'train_throughput': 'tokens per second trained, against a bare loop on the same batches',
 }
 """Module to what it measures, in the order they run."""
