@@ -7,7 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fixtures.fake_gateway import API_KEY, FakeGateway, failure
+from fixtures.fake_gateway import API_KEY, FakeGateway
+from fixtures.fake_wire import failure
 from twinkle_client import (
     AccessError,
     BusyError,

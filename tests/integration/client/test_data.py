@@ -5,7 +5,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fixtures.fake_gateway import FakeGateway, failure
+from fixtures.fake_gateway import FakeGateway
+from fixtures.fake_wire import failure
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle_client import TwinkleClient
 from twinkle_client.dataloader import DataLoader

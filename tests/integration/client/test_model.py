@@ -6,7 +6,8 @@ import grpc
 import numpy as np
 import pytest
 
-from fixtures.fake_gateway import RUN_ID, FakeGateway, failure
+from fixtures.fake_gateway import FakeGateway
+from fixtures.fake_wire import RUN_ID, failure
 from twinkle.api.model.v1 import training_config_pb2
 from twinkle.data_format import LoraConfig
 from twinkle_client import ServerError, StateError, TwinkleClient, UsageError

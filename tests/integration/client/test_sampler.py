@@ -5,7 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.fake_gateway import RUN_ID, FakeGateway, failure
+from fixtures.fake_gateway import FakeGateway
+from fixtures.fake_wire import RUN_ID, failure
 from twinkle.data_format import StopReason
 from twinkle_client import TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel

@@ -1,0 +1,158 @@
+"""What the trainer offers beyond a plain loop: undo, health, estimates, custom losses, watching, cancelling."""
+
+import asyncio
+import logging
+
+import grpc
+import numpy as np
+import pytest
+
+from fixtures.fake_gateway import FakeGateway
+from fixtures.fake_wire import failure
+from twinkle.data_format import LoraConfig
+from twinkle_client import TwinkleClient
+from twinkle_client.model import MultiLoraTransformersModel
+
+FEATURE = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
+CUT = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01)
+
+
+@pytest.fixture
+async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
+    """A model with one adapter."""
+    model = MultiLoraTransformersModel('tiny', client=client)
+    await model.add_adapter_to_model.aio('default', LoraConfig(r=4))
+    return model
+
+
+async def test_undo_and_export_are_operations(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """They take numbers like every other verb and tell where they led."""
+    assert (await model.undo.aio(2))['is_applied']
+    assert await model.export_merged.aio('merged') == '/exports/merged'
+    assert gateway.operations[1].undo.step_count == 2
+    assert gateway.operations[2].export_merged.name == 'merged'
+
+
+async def test_limits_and_health_are_asked_for(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """What is left out stays unset; health comes back by layer."""
+    output = await model.clip_grad_and_step.aio(max_grad_value=0.5, return_health=True)
+    await model.step.aio()
+    sent = gateway.operations[1].clip_grad_and_step
+    assert (sent.max_grad_value, sent.is_health_returned) == (0.5, True)
+    assert [(layer['path'], layer['relative_update']) for layer in output['layers']] == [('layer', 0.25)]
+    assert not gateway.operations[2].step.is_health_returned
+
+
+async def test_full_parameters_ask_for_no_adapter(
+    gateway: FakeGateway, client: TwinkleClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No LoRA configuration goes with them, and what the service warns of is told."""
+    model = MultiLoraTransformersModel('tiny', client=client)
+    with caplog.at_level(logging.WARNING, logger='twinkle_client'):
+        await model.add_adapter_to_model.aio('all', full_parameters=True)
+    request = gateway.calls['CreateAdapter'][0]
+    assert request.HasField('full_parameters')
+    assert not request.HasField('lora_config')
+    assert 'only a fake' in caplog.text
+    with pytest.raises(ValueError, match='config_or_dir'):
+        await model.add_adapter_to_model.aio('both', LoraConfig(), full_parameters=True)
+
+
+async def test_estimate_needs_no_adapter(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Nothing is made; figures come as numbers and times."""
+    model = MultiLoraTransformersModel('tiny', client=client)
+    cost = await model.estimate.aio(LoraConfig(r=4), batch_size=8, sequence_tokens=200, optimizer='SGD')
+    assert (cost['does_fit'], cost['peak_bytes'], cost['step_time'].total_seconds()) == (False, 1600, 1.5)
+    request = gateway.calls['Estimate'][0]
+    assert (request.lora_config.lora_rank, request.optimizer.name) == (4, 'SGD')
+    assert gateway.calls['CreateAdapter'] == []
+
+
+async def test_custom_loss_in_numpy_runs_here(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """The gradients of a loss of one's own go back as they are, but where no label counts."""
+    seen = []
+
+    def loss_fn(features, logps):
+        seen.append((features[0]['user_data'], [array.tolist() for array in logps]))
+        return -1.5, [np.ones(3), [1.0, 2.0, 3.0]], {'seen': 2}
+
+    inputs = [{**FEATURE, 'user_data': [('answer', '42')]}, FEATURE]
+    output = await model.forward_backward_custom.aio(inputs, loss_fn, framework='numpy')
+    assert seen == [([('answer', '42')], [[-0.5] * 3] * 2)]
+    assert (output['loss'], output['metrics'], output['num_tokens']) == (-1.5, {'seen': 2.0}, 2)
+    sent = gateway.operations[2].backward.logprob_gradients
+    assert [np.frombuffer(tensor.data, '<f4').tolist() for tensor in sent] == [[0, 1, 1], [0, 2, 3]]
+    assert gateway.applied == ['forward', 'backward']
+
+
+async def test_custom_loss_in_torch_is_differentiated(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """A scalar tensor is enough: its gradient by the log-probabilities is what travels."""
+    output = await model.forward_backward_custom.aio(FEATURE, lambda _, logps: -(logps[0] * 2).sum())
+    assert output['loss'] == pytest.approx(3.0)
+    (sent,) = gateway.operations[2].backward.logprob_gradients
+    assert np.frombuffer(sent.data, '<f4').tolist() == [0, -2, -2]
+
+
+@pytest.mark.parametrize(
+    'returned',
+    [
+        1.0,
+        (1.0, []),
+        (float('nan'), [np.ones(3)]),
+        (1.0, [np.ones(2)]),
+        (1.0, [np.full(3, np.inf)]),
+        (1.0, [np.ones((3, 1))]),
+    ],
+)
+async def test_custom_loss_that_gives_no_gradient_adds_none(
+    gateway: FakeGateway, model: MultiLoraTransformersModel, returned: object
+) -> None:
+    """What does not fit the features is refused here, and the adapter goes on."""
+    with pytest.raises(ValueError, match=r'loss|gradients'):
+        await model.forward_backward_custom.aio(FEATURE, lambda *_: returned, framework='numpy')
+    await model.zero_grad.aio()
+    assert gateway.applied == ['forward', 'zero_grad']
+
+
+async def test_nothing_comes_between_the_halves_of_a_custom_loss(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """A step begun while the loss is computed comes after its gradient."""
+    step = []
+
+    def loss_fn(features, logps):
+        del features
+        step.append(model.step.submit())
+        return 0.0, [np.zeros(3) for _ in logps]
+
+    await model.forward_backward_custom.aio(FEATURE, loss_fn, framework='numpy')
+    await asyncio.wrap_future(step[0])
+    assert gateway.applied == ['forward', 'backward', 'step']
+
+
+async def test_broken_watch_goes_on_where_it_was(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """Every operation is told once, in order."""
+    for _ in range(4):
+        await model.zero_grad.aio()
+    gateway.fail('AfterWatched', CUT, CUT)
+    numbers = [result.sequence_number async for result in model.watch_operations.aio(after=1)]
+    assert numbers == [2, 3, 4]
+    assert [call.after_sequence_number for call in gateway.calls['WatchOperations']] == [1, 2, 3]
+
+
+async def test_cancel_says_whether_it_came_in_time(model: MultiLoraTransformersModel) -> None:
+    """One that was applied is not cancelled."""
+    await model.zero_grad.aio()
+    assert not await model.cancel_operation.aio(1)
+    assert await model.cancel_operation.aio(2)
+
+
+async def test_dropped_call_lets_those_behind_it_go_on(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """An operation that ended as cancelled gives its number to an empty change, and nobody waits for it."""
+    gateway.fail('Execute', failure(grpc.StatusCode.CANCELLED, 'CANCELLED'))
+    outcomes = await asyncio.gather(model.zero_grad.aio(), model.step.aio(), return_exceptions=True)
+    assert outcomes[0].code is grpc.StatusCode.CANCELLED
+    assert {number: operation.WhichOneof('verb') for number, operation in gateway.operations.items()} == {
+        1: 'configure',
+        2: 'step',
+    }
