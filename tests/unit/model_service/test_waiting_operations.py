@@ -1,0 +1,352 @@
+"""Operations that wait can be found, waited for, followed and cancelled; queues come back with their record."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.model_verbs import ALICE, BOB, FakeWorld, create_command, execute, let_others_run, training
+from services.kit.errors import AdapterNotFound, Cancelled, Draining, InvalidField
+from services.model.application.find_operation import OperationState
+from services.model.application.train_stream import Refused
+from services.model.application.verbs import Verbs
+from services.model.domain.adapter import Adapter
+from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
+from services.model.domain.operation import LrStep, Operation, Step, Verb, ZeroGrad
+from services.model.domain.result import ForwardResult, OperationResult, Receipt
+from services.model.domain.sequence import RECORD_BYTES, RECORD_LENGTH, OperationSequence, Turn
+from services.model.ports import RecordEntry
+
+LONG = timedelta(seconds=1000)
+
+
+async def _adapters(verbs: Verbs, count: int) -> list[Adapter]:
+    return [await verbs.create_adapter(ALICE, create_command(f'r{index}')) for index in range(count)]
+
+
+def _start(verbs: Verbs, adapter: Adapter, number: int, verb: Verb) -> 'asyncio.Future[OperationResult]':
+    return asyncio.ensure_future(execute(verbs, adapter, number, verb))
+
+
+async def _state(verbs: Verbs, adapter: Adapter, number: int) -> OperationState:
+    return (await verbs.find_operation(ALICE, adapter.adapter_id, number)).state
+
+
+# Finding
+
+
+async def test_queued_running_done_and_failed_are_told_apart() -> None:
+    """At the scheduler, behind its own adapter's operations, and behind a gap an operation is queued."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    first, second = await _adapters(verbs, 2)
+    world.trainer.gate.clear()
+    calls = [_start(verbs, first, 1, training()), _start(verbs, first, 2, Step()), _start(verbs, first, 9, Step())]
+    await let_others_run()
+    calls.append(_start(verbs, second, 1, training()))
+    await let_others_run()
+    states = [await _state(verbs, first, number) for number in (1, 2, 9)]
+    assert states == [OperationState.RUNNING, OperationState.QUEUED, OperationState.QUEUED]
+    assert await _state(verbs, second, 1) is OperationState.QUEUED
+    for number in (3, 8, 10):
+        with pytest.raises(OperationNotFound):
+            await _state(verbs, first, number)
+    world.trainer.gate.set()
+    await asyncio.gather(*calls[:2], calls[3])
+    assert await _state(verbs, first, 2) is OperationState.DONE
+    world.trainer.failures.append(LossNotFinite(first.adapter_id, 0))
+    with pytest.raises(LossNotFinite):
+        await execute(verbs, first, 3, training())
+    assert await _state(verbs, first, 3) is OperationState.FAILED
+    calls[2].cancel()
+
+
+async def test_the_place_in_the_queue_counts_what_is_before() -> None:
+    """Of the own adapter and of the others; the time follows from what earlier ones took."""
+    world = FakeWorld()
+    verbs = world.verbs(pass_tokens=64)
+    adapters = await _adapters(verbs, 3)
+    world.trainer.gate.clear()
+    warm = _start(verbs, adapters[0], 1, training(60))
+    await let_others_run()
+    world.clock.advance(timedelta(seconds=6))
+    world.trainer.gate.set()
+    await warm
+    world.trainer.gate.clear()
+    calls = [_start(verbs, adapters[0], 2, training(60))]
+    await let_others_run()
+    calls += [_start(verbs, adapters[1], 1, training(60)), _start(verbs, adapters[2], 1, training(60))]
+    calls += [_start(verbs, adapters[2], number, Step()) for number in (2, 3)]
+    await let_others_run()
+    records = [await verbs.find_operation(ALICE, adapters[2].adapter_id, number) for number in (1, 2, 3)]
+    assert [record.queue_position for record in records] == [2, 3, 4]
+    waits = [record.estimated_wait.total_seconds() for record in records]
+    assert waits == pytest.approx([12.0, 18.0, 24.0])
+    running = await verbs.find_operation(ALICE, adapters[0].adapter_id, 2)
+    assert (running.queue_position, running.estimated_wait) == (0, timedelta())
+    world.trainer.gate.set()
+    await asyncio.gather(*calls)
+
+
+async def test_waiting_ends_with_the_operation() -> None:
+    """Who waits is told when it is done, whether it was queued or ran; a refused one is not found."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    (adapter,) = await _adapters(verbs, 1)
+    world.trainer.gate.clear()
+    calls = [_start(verbs, adapter, number, Step()) for number in (1, 2)]
+    await let_others_run()
+    finding = [asyncio.ensure_future(_wait(verbs, adapter, number)) for number in (1, 2)]
+    await let_others_run()
+    assert not any(future.done() for future in finding)
+    world.trainer.gate.set()
+    assert [record.state for record in await asyncio.gather(*finding)] == [OperationState.DONE] * 2
+    await asyncio.gather(*calls)
+    world.trainer.gate.clear()
+    world.trainer.failures.append(InvalidField('x', 'is bad'))
+    refused = _start(verbs, adapter, 3, Step())
+    await let_others_run()
+    waiting = asyncio.ensure_future(_wait(verbs, adapter, 3))
+    await let_others_run()
+    world.trainer.gate.set()
+    with pytest.raises(OperationNotFound):
+        await waiting
+    with pytest.raises(InvalidField):
+        await refused
+
+
+async def _wait(verbs: Verbs, adapter: Adapter, number: int) -> Any:
+    return await verbs.find_operation(ALICE, adapter.adapter_id, number, patience=LONG)
+
+
+# Cancelling
+
+
+async def test_cancel_at_the_scheduler_frees_the_number() -> None:
+    """The operation never runs, its caller is told, and another takes its number; those behind it run after that."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    busy, adapter = await _adapters(verbs, 2)
+    world.trainer.gate.clear()
+    running = _start(verbs, busy, 1, Step())
+    await let_others_run()
+    waiting, behind = _start(verbs, adapter, 1, training()), _start(verbs, adapter, 2, LrStep())
+    await let_others_run()
+    assert await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
+    with pytest.raises(Cancelled):
+        await waiting
+    assert verbs.directory.get(ALICE, adapter.adapter_id).sequence_number == 0
+    world.trainer.gate.set()
+    await running
+    await let_others_run()
+    assert not behind.done()
+    await execute(verbs, adapter, 1, ZeroGrad())
+    await behind
+    assert [verb for adapter_id, verb in world.trainer.ran if adapter_id == adapter.adapter_id] == [
+        ZeroGrad(),
+        LrStep(),
+    ]
+
+
+async def test_cancel_of_an_early_number() -> None:
+    """What waits for its number is dropped; it may be sent again, with other content."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    (adapter,) = await _adapters(verbs, 1)
+    early = _start(verbs, adapter, 2, Step())
+    await let_others_run()
+    assert await verbs.cancel_operation(ALICE, adapter.adapter_id, 2)
+    with pytest.raises(Cancelled):
+        await early
+    await execute(verbs, adapter, 1, Step())
+    await execute(verbs, adapter, 2, ZeroGrad())
+    assert [verb for _, verb in world.trainer.ran] == [Step(), ZeroGrad()]
+
+
+async def test_cancel_comes_too_late_for_what_runs_or_ran() -> None:
+    """It says so, and changes nothing; what was never sent is not found."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    (adapter,) = await _adapters(verbs, 1)
+    world.trainer.gate.clear()
+    running = _start(verbs, adapter, 1, Step())
+    await let_others_run()
+    assert not await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
+    world.trainer.gate.set()
+    await running
+    assert not await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
+    with pytest.raises(OperationNotFound):
+        await verbs.cancel_operation(ALICE, adapter.adapter_id, 2)
+    with pytest.raises(AdapterNotFound):
+        await verbs.cancel_operation(BOB, adapter.adapter_id, 1)
+
+
+async def test_a_cancelled_operation_is_not_in_the_journal() -> None:
+    """No restart brings it back."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    busy, adapter = await _adapters(verbs, 2)
+    world.trainer.gate.clear()
+    running = _start(verbs, busy, 1, Step())
+    await let_others_run()
+    waiting = _start(verbs, adapter, 1, training())
+    await let_others_run()
+    assert await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
+    assert list(await world.journal.record(adapter.adapter_id, size=10)) == []
+    world.trainer.gate.set()
+    await asyncio.gather(running, waiting, return_exceptions=True)
+
+
+# Watching
+
+
+async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
+    return [await anext(watch) for _ in range(count)]
+
+
+async def test_watch_tells_the_record_and_then_what_comes() -> None:
+    """From any number on, each outcome once, failures in their places, refusals not at all."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    (adapter,) = await _adapters(verbs, 1)
+    for number in (1, 2):
+        await execute(verbs, adapter, number, LrStep())
+    watch = verbs.watch_operations(ALICE, adapter.adapter_id, after=1)
+    told = await _take(watch, 1)
+    following = asyncio.ensure_future(_take(watch, 3))
+    await let_others_run()
+    world.trainer.failures += [InvalidField('x', 'is bad'), LossNotFinite(adapter.adapter_id, 0)]
+    with pytest.raises(InvalidField):
+        await execute(verbs, adapter, 3, LrStep())
+    with pytest.raises(LossNotFinite):
+        await execute(verbs, adapter, 3, Step())
+    for number in (4, 5):
+        await execute(verbs, adapter, number, LrStep())
+    told += await following
+    assert [result.sequence_number for result in told] == [2, 3, 4, 5]
+    assert [isinstance(result, Refused) for result in told] == [False, True, False, False]
+    await watch.aclose()
+
+
+async def test_watch_says_where_it_lost_something() -> None:
+    """A watcher that is too slow is told, and holds no memory meanwhile."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    (adapter,) = await _adapters(verbs, 1)
+    await execute(verbs, adapter, 1, LrStep())
+    watch = verbs.watch_operations(ALICE, adapter.adapter_id, after=0)
+    assert (await anext(watch)).sequence_number == 1
+    for number in range(2, RECORD_LENGTH + 5):
+        await execute(verbs, adapter, number, LrStep())
+    with pytest.raises(OperationNotFound):
+        await anext(watch)
+
+
+async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
+    """Neither a deleted adapter nor a service that drains leaves a watcher waiting."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    first, second = await _adapters(verbs, 2)
+    watches = [verbs.watch_operations(ALICE, adapter.adapter_id, after=0) for adapter in (first, second)]
+    waiting = [asyncio.ensure_future(_take(watch, 1)) for watch in watches]
+    await let_others_run()
+    await verbs.delete_adapter(ALICE, first.adapter_id)
+    with pytest.raises(AdapterNotFound):
+        await waiting[0]
+    verbs.watch_operations.close()
+    with pytest.raises(Draining):
+        await waiting[1]
+    with pytest.raises(AdapterNotFound):
+        await anext(verbs.watch_operations(BOB, second.adapter_id, after=0))
+
+
+# Gaps
+
+
+async def test_each_waits_its_own_time_for_a_gap() -> None:
+    """One that comes later is not refused with the first; once the missing one came, nobody is."""
+    world = FakeWorld()
+    verbs = world.verbs(gap_seconds=0.05)
+    (adapter,) = await _adapters(verbs, 1)
+    early = _start(verbs, adapter, 3, Step())
+    with pytest.raises(SequenceGap) as caught:
+        await early
+    assert (caught.value.sequence_number, caught.value.expected) == (3, 1)
+    waiting = _start(verbs, adapter, 2, LrStep())
+    await let_others_run()
+    await execute(verbs, adapter, 1, Step())
+    await waiting
+
+
+async def test_a_long_run_is_no_gap() -> None:
+    """While an operation runs, those behind it wait without a limit."""
+    world = FakeWorld()
+    verbs = world.verbs(gap_seconds=0.01)
+    (adapter,) = await _adapters(verbs, 1)
+    world.trainer.gate.clear()
+    calls = [_start(verbs, adapter, number, LrStep()) for number in (1, 2)]
+    with pytest.raises(TimeoutError):
+        # Longer than the patience for gaps, which must not count here.
+        await asyncio.wait_for(asyncio.shield(calls[1]), 0.05)
+    world.trainer.gate.set()
+    await asyncio.gather(*calls)
+
+
+# The record
+
+
+def _operation(number: int, verb: Verb, fingerprint: str) -> Operation:
+    return Operation(adapter_id='a', sequence_number=number, verb=verb, fingerprint=fingerprint)
+
+
+def _result(number: int, size_bytes: int = 0) -> OperationResult:
+    outcome = ForwardResult(loss=0.0, label_count=1, logprobs=[np.zeros(size_bytes // 4, np.float32)])
+    return OperationResult(adapter_id='a', sequence_number=number, outcome=outcome, receipt=Receipt())
+
+
+def test_a_restored_sequence_goes_on_where_it_was() -> None:
+    """Repeats are answered, changed ones refused, the next number is next."""
+    entries = [
+        RecordEntry(sequence_number=7, fingerprint='f7', outcome=_result(7)),
+        RecordEntry(sequence_number=8, fingerprint='f8', outcome=LossNotFinite('a')),
+    ]
+    sequence = OperationSequence.restored('a', entries, 8)
+    assert sequence.turn(_operation(7, Step(), 'f7')) is Turn.REPEAT
+    assert isinstance(sequence.entry(8).error, LossNotFinite)
+    with pytest.raises(SequenceReused):
+        sequence.turn(_operation(8, Step(), 'other'))
+    with pytest.raises(OperationNotFound):
+        sequence.turn(_operation(6, Step(), 'f6'))
+    assert sequence.turn(_operation(9, Step(), 'f9')) is Turn.RUN
+    assert sequence.turn(_operation(10, Step(), 'f10')) is Turn.WAIT
+
+
+def test_a_restored_sequence_may_have_no_record() -> None:
+    """Only the last number is known then."""
+    sequence = OperationSequence.restored('a', [], 5)
+    assert sequence.turn(_operation(6, Step(), 'f')) is Turn.RUN
+    with pytest.raises(OperationNotFound):
+        sequence.turn(_operation(5, Step(), 'f'))
+
+
+def test_the_record_is_bounded_in_bytes() -> None:
+    """Large results push old ones out; the newest stays whatever its size."""
+    sequence = OperationSequence('a')
+    for number in range(1, 11):
+        sequence.begin(_operation(number, Step(), f'f{number}'))
+        sequence.finish(number, _result(number, RECORD_BYTES // 3))
+    assert sequence.entry(10).result is not None
+    assert sequence.entry(8).result is not None
+    with pytest.raises(OperationNotFound):
+        sequence.entry(7)
+    sequence.begin(_operation(11, Step(), 'f11'))
+    sequence.finish(11, _result(11, 2 * RECORD_BYTES))
+    assert sequence.entry(11).result is not None
+    with pytest.raises(OperationNotFound):
+        sequence.entry(10)
+    sequence.begin(_operation(12, Step(), 'f12'))
+    sequence.finish(12, _result(12, 8))
+    assert sequence.entry(12).result is not None
