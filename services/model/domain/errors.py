@@ -133,3 +133,14 @@ class AdapterDamaged(DataLoss):
     def metadata(self) -> Mapping[str, str]:
         """Return the adapter alone."""
         return {'adapterId': self.adapter_id}
+
+
+@dataclass(eq=False)
+class ExportUnavailable(Unavailable):
+    """A merged model could not be written."""
+
+    reason = 'EXPORT_UNAVAILABLE'
+    adapter_id: str
+
+    def __str__(self) -> str:
+        return f'the merged model of adapter {self.adapter_id!r} could not be written now; try again'

@@ -305,3 +305,29 @@ def test_numbers_are_rounded_as_torch_rounds_them(dtype):
     finite = ~expected.isnan()
     assert torch.equal(found[finite], expected[finite])
     assert np.array_equal(to_float32(from_float32(values, dtype), dtype), expected.float().numpy(), equal_nan=True)
+
+
+def test_whole_weights_take_the_place_of_the_base_models(tmp_path_factory, tmp_path):
+    """Without a configuration the state is weights by the model's own names; those not given stay as they were."""
+    base = sharded(tmp_path_factory, 'qwen2')
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    torch.manual_seed(1)
+    changed = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if 'mlp' in name or name == 'model.norm.weight':
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+                changed[name] = TensorData('float32', tuple(parameter.shape), parameter.numpy().tobytes())
+    result = export_merged(base, changed, None, tmp_path / 'out')
+    assert result.merged_layer_count == len(changed)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(result.folder)), logits(model))
+
+
+def test_whole_weight_that_the_model_has_not_is_refused(tmp_path_factory, tmp_path):
+    """A name or a shape that the base model has not is named, and nothing is written."""
+    base = sharded(tmp_path_factory, 'llama')
+    for name, shape in (('model.nothing.weight', (4,)), ('model.norm.weight', (4,))):
+        state = {name: TensorData('float32', shape, bytes(16))}
+        with pytest.raises(AdapterMismatch, match=name):
+            export_merged(base, state, None, tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()

@@ -21,6 +21,7 @@ from twinkle.checkpoint_engine.errors import (
     StateError,
     StateIncomplete,
 )
+from twinkle.checkpoint_engine.lora_layers import is_named, scaling_at, value_at
 from twinkle.checkpoint_engine.manifest import StateSection, TensorEntry, WeightManifest
 from twinkle.checkpoint_engine.merge import MERGE_FILE, OUTPUT_DTYPES, MergeResult, export_merged
 from twinkle.checkpoint_engine.packing import PackedState, pack_state, state_digest, unpack_state
@@ -69,13 +70,16 @@ __all__ = [
     'chunk_checksum',
     'export_merged',
     'import_adapter',
+    'is_named',
     'iter_chunks',
     'pack_state',
     'parse_adapter_config',
     'parse_header',
     'read_peft_folder',
+    'scaling_at',
     'seed_metadata',
     'state_digest',
     'unpack_state',
+    'value_at',
     'write_peft_folder',
 ]

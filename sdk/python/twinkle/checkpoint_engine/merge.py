@@ -17,16 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
-from twinkle.checkpoint_engine.errors import AdapterMismatch, InvalidModelFolder, MergeRunning
+from twinkle.checkpoint_engine.errors import InvalidModelFolder, MergeRunning
 from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, from_float32, to_float32
 from twinkle.checkpoint_engine.hf_folder import CONFIG_FILE, INDEX_FILE, ModelFolder, Shard
-from twinkle.checkpoint_engine.lora_layers import PREFIX, layer_ranks, scaling_at
 from twinkle.checkpoint_engine.manifest import DTYPE_BYTES, TensorEntry
 from twinkle.checkpoint_engine.safetensors_file import FileEntry, build_header
+from twinkle.checkpoint_engine.weight_changes import WeightChange, changes_of
 from twinkle.data_format import LoraConfig, TensorData
 
 MERGE_FILE = 'twinkle_merge.json'
@@ -52,37 +50,21 @@ class MergeResult:
     """Whether the folder was there already, made from the same."""
 
 
-@dataclass(frozen=True)
-class _Update:
-    """What is added to one weight, and how."""
-
-    a: npt.NDArray[np.float32]
-    b: npt.NDArray[np.float32]
-    scaling: float
-
-    def add_to(self, rows: npt.NDArray[np.float32], begin: int) -> npt.NDArray[np.float32]:
-        """Return rows from `begin` on, updated."""
-        delta = self.b[begin : begin + len(rows)] @ self.a
-        delta *= np.float32(self.scaling)
-        delta += rows
-        return delta
-
-
 def export_merged(
     base_folder: str | os.PathLike[str],
     adapter_state: Mapping[str, TensorData],
-    lora_config: LoraConfig,
+    lora_config: LoraConfig | None,
     out_folder: str | os.PathLike[str],
     *,
     dtype: str | None = None,
     on_progress: Progress | None = None,
 ) -> MergeResult:
-    """Write a model folder with an adapter merged in, replacing one of the same path.
+    """Write a model folder with an adapter merged in, or with weights replaced, in the place of one of the same path.
 
     Args:
         base_folder: The base model in the Hugging Face layout; only read.
-        adapter_state: The adapter's weights by peft's canonical names.
-        lora_config: The adapter's configuration.
+        adapter_state: The adapter's weights by peft's canonical names, or whole weights by the base model's own.
+        lora_config: The adapter's configuration; None for whole weights.
         out_folder: The folder to make. Its parents are made, too.
         dtype: Of the floating-point weights, of `OUTPUT_DTYPES`. Unset: each as in the base model.
         on_progress: Called after every block.
@@ -99,7 +81,7 @@ def export_merged(
     if dtype is not None and dtype not in OUTPUT_DTYPES:
         raise ValueError(f'dtype must be one of {OUTPUT_DTYPES}, got {dtype!r}')
     base, target = ModelFolder.open(base_folder), Path(out_folder)
-    updates = _updates(base, adapter_state, lora_config)
+    changes = changes_of(base, adapter_state, lora_config)
     digest = _digest(base, adapter_state, lora_config, dtype)
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.parent / f'.{target.name}.merging'
@@ -107,39 +89,13 @@ def export_merged(
         is_repeat = _is_made_from(target, digest)
         if not is_repeat:
             _begin(staging, digest)
-            size_bytes = _write(base, updates, staging, dtype=dtype, report=on_progress or _say_nothing)
+            size_bytes = _write(base, changes, staging, dtype=dtype, report=on_progress or _say_nothing)
             _put_in_place(staging, target, digest, size_bytes)
         size_bytes = int(json.loads((target / MERGE_FILE).read_bytes())['size_bytes'])
-    return MergeResult(target, size_bytes, len(updates), is_repeat)
+    return MergeResult(target, size_bytes, len(changes), is_repeat)
 
 
-def _updates(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig) -> dict[str, _Update]:
-    """Return the updates by name of the weight, checked against the model."""
-    try:
-        ranks = layer_ranks({name: tensor.shape for name, tensor in state.items()})
-    except ValueError as error:
-        raise AdapterMismatch(str(error)) from None
-    entries = base.entries
-    updates: dict[str, _Update] = {}
-    for path in ranks:
-        a, b = (_matrix(state[f'{PREFIX}{path}.lora_{part}.weight']) for part in 'AB')
-        name = f'{path}.weight'
-        weight = entries.get(name)
-        if weight is None:
-            raise AdapterMismatch(f'the base model has no weight {name} of its own')
-        if weight.shape != (b.shape[0], a.shape[1]) or weight.dtype not in FLOAT_DTYPES:
-            raise AdapterMismatch(f'{name} is {weight.dtype} {weight.shape}, the update {(b.shape[0], a.shape[1])}')
-        updates[name] = _Update(a, b, scaling_at(path, config))
-    return updates
-
-
-def _matrix(tensor: TensorData) -> npt.NDArray[np.float32]:
-    if tensor.dtype not in FLOAT_DTYPES:
-        raise AdapterMismatch(f'an adapter of {tensor.dtype} cannot be merged')
-    return to_float32(tensor.data, tensor.dtype).reshape(tensor.shape)
-
-
-def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig, dtype: str | None) -> str:
+def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig | None, dtype: str | None) -> str:
     """Return what tells this merge from any other. The base model's files are told apart by size and time."""
     hasher = blake3()
     for shard in base.shards:
@@ -148,7 +104,9 @@ def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConf
     for name in sorted(state):
         hasher.update(f'{name} {state[name].dtype} {state[name].shape}\n'.encode())
         hasher.update(state[name].data)
-    scales = (config.r, config.lora_alpha, config.use_rslora, dict(config.rank_pattern), dict(config.alpha_pattern))
+    scales = None
+    if config is not None:
+        scales = (config.r, config.lora_alpha, config.use_rslora, dict(config.rank_pattern), dict(config.alpha_pattern))
     hasher.update(repr((scales, dtype)).encode())
     return hasher.hexdigest()
 
@@ -189,14 +147,14 @@ def _begin(staging: Path, digest: str) -> None:
 
 
 def _write(
-    base: ModelFolder, updates: Mapping[str, _Update], staging: Path, *, dtype: str | None, report: Progress
+    base: ModelFolder, changes: Mapping[str, WeightChange], staging: Path, *, dtype: str | None, report: Progress
 ) -> int:
     done = size_bytes = 0
     for shard in base.shards:
         entries = _laid_out(shard, dtype)
         size_bytes += sum(entry.size_bytes for entry in entries)
         if not (staging / shard.path.name).exists():
-            for block_bytes in _write_shard(shard, entries, updates, staging / shard.path.name):
+            for block_bytes in _write_shard(shard, entries, changes, staging / shard.path.name):
                 done += block_bytes
                 report(done, base.size_bytes)
         else:
@@ -232,7 +190,7 @@ def _laid_out(shard: Shard, dtype: str | None) -> list[TensorEntry]:
 
 
 def _write_shard(
-    shard: Shard, entries: list[TensorEntry], updates: Mapping[str, _Update], target: Path
+    shard: Shard, entries: list[TensorEntry], changes: Mapping[str, WeightChange], target: Path
 ) -> Iterator[int]:
     """Write one file under a temporary name and move it into place, whole and synced; yield bytes read."""
     metadata = {name: value for name, value in shard.metadata.items() if name != 'format'}
@@ -240,14 +198,14 @@ def _write_shard(
     with shard.path.open('rb') as source, unfinished.open('wb') as file:
         file.write(build_header(entries, metadata=metadata))
         for read, written in zip(shard.entries, entries, strict=True):
-            yield from _write_tensor(source, read, file, written.dtype, updates.get(read.name))
+            yield from _write_tensor(source, read, file, written.dtype, changes.get(read.name))
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(target)
 
 
 def _write_tensor(
-    source: IO[bytes], read: FileEntry, file: IO[bytes], dtype: str, update: _Update | None
+    source: IO[bytes], read: FileEntry, file: IO[bytes], dtype: str, change: WeightChange | None
 ) -> Iterator[int]:
     row_count = read.shape[0] if read.shape else 1
     row_bytes = (read.end - read.begin) // row_count if row_count else 0
@@ -259,8 +217,8 @@ def _write_tensor(
         data = source.read(count * row_bytes)
         if len(data) != count * row_bytes:
             raise InvalidModelFolder(Path(source.name).name, 'was cut short while it was read')
-        if update is not None:
-            values = update.add_to(to_float32(data, read.dtype).reshape(count, -1), begin)
+        if change is not None:
+            values = change.changed(to_float32(data, read.dtype).reshape(count, -1), begin)
             data = from_float32(values, dtype)
         elif dtype != read.dtype:
             data = from_float32(to_float32(data, read.dtype), dtype)

@@ -138,6 +138,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE with RetryInfo. The operation could not be made durable, and was not applied. Metadata:
     adapterId.
     """
+    ERROR_REASON_EXPORT_UNAVAILABLE: _ErrorReason.ValueType  # 95
+    """UNAVAILABLE with RetryInfo. The merged model could not be written: the disk refused it, or the same
+    export is being written. Metadata: adapterId.
+    """
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
     """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 101
@@ -270,6 +274,10 @@ ERROR_REASON_ENGINE_PAUSED: ErrorReason.ValueType  # 93
 ERROR_REASON_JOURNAL_UNAVAILABLE: ErrorReason.ValueType  # 94
 """UNAVAILABLE with RetryInfo. The operation could not be made durable, and was not applied. Metadata:
 adapterId.
+"""
+ERROR_REASON_EXPORT_UNAVAILABLE: ErrorReason.ValueType  # 95
+"""UNAVAILABLE with RetryInfo. The merged model could not be written: the disk refused it, or the same
+export is being written. Metadata: adapterId.
 """
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""

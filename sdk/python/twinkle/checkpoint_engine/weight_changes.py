@@ -1,0 +1,101 @@
+"""What a merge writes in the place of base weights: an adapter's update, or weights that were trained whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twinkle.checkpoint_engine.errors import AdapterMismatch
+from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, to_float32
+from twinkle.checkpoint_engine.hf_folder import ModelFolder
+from twinkle.checkpoint_engine.lora_layers import PREFIX, layer_ranks, scaling_at
+from twinkle.data_format import LoraConfig, TensorData
+
+Rows = npt.NDArray[np.float32]
+
+
+class WeightChange(Protocol):
+    """What becomes of one weight."""
+
+    def changed(self, rows: Rows, begin: int) -> Rows:
+        """Return what is written for rows `begin` and on of the base model's weight."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoraChange:
+    """`W + scaling B A`."""
+
+    a: Rows
+    b: Rows
+    scaling: float
+
+    def changed(self, rows: Rows, begin: int) -> Rows:
+        """Return the rows, updated."""
+        delta = self.b[begin : begin + len(rows)] @ self.a
+        delta *= np.float32(self.scaling)
+        delta += rows
+        return delta
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Another weight in its place."""
+
+    values: Rows
+
+    def changed(self, rows: Rows, begin: int) -> Rows:
+        """Return the same rows of the other weight."""
+        return self.values[begin : begin + len(rows)]
+
+
+def changes_of(
+    base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig | None
+) -> Mapping[str, WeightChange]:
+    """Return the changes by name of the weight, checked against the model.
+
+    Args:
+        base: the base model.
+        state: an adapter by peft's canonical names; or, without a configuration, weights by the model's own names.
+        config: of the adapter.
+
+    Raises:
+        AdapterMismatch: the model has no such weight, or one of another shape.
+    """
+    return _replacements(base, state) if config is None else _updates(base, state, config)
+
+
+def _updates(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig) -> dict[str, WeightChange]:
+    try:
+        ranks = layer_ranks({name: tensor.shape for name, tensor in state.items()})
+    except ValueError as error:
+        raise AdapterMismatch(str(error)) from None
+    changes: dict[str, WeightChange] = {}
+    for path in ranks:
+        a, b = (_float32(state[f'{PREFIX}{path}.lora_{part}.weight']) for part in 'AB')
+        name = f'{path}.weight'
+        _check(base, name, (b.shape[0], a.shape[1]))
+        changes[name] = LoraChange(a, b, scaling_at(path, config))
+    return changes
+
+
+def _replacements(base: ModelFolder, state: Mapping[str, TensorData]) -> dict[str, WeightChange]:
+    for name, tensor in state.items():
+        _check(base, name, tensor.shape)
+    return {name: Replacement(_float32(tensor).reshape(tensor.shape[0], -1)) for name, tensor in state.items()}
+
+
+def _check(base: ModelFolder, name: str, shape: tuple[int, ...]) -> None:
+    weight = base.entries.get(name)
+    if weight is None:
+        raise AdapterMismatch(f'the base model has no weight {name} of its own')
+    if weight.shape != shape or weight.dtype not in FLOAT_DTYPES:
+        raise AdapterMismatch(f'{name} is {weight.dtype} {weight.shape}, the change {shape}')
+
+
+def _float32(tensor: TensorData) -> Rows:
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise AdapterMismatch(f'weights of {tensor.dtype} cannot be merged')
+    return to_float32(tensor.data, tensor.dtype).reshape(tensor.shape)
