@@ -1,15 +1,14 @@
 """Which layers a LoRA configuration means, and with which rank and alpha."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
+from twinkle.checkpoint_engine import is_named, scaling_at, value_at
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import ALL_LINEAR
 from twinkle.nn.errors import UnknownTargetModules
 
 Layers = Mapping[str, tuple[int, int]]
 """Module path to `(in_features, out_features)`, in the model's order."""
-_Value = TypeVar('_Value')
 
 
 def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
@@ -23,21 +22,19 @@ def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
     else:
         names = [config.target_modules] if isinstance(config.target_modules, str) else config.target_modules
         _check_known(names, list(layers))
-        selected = [path for path in layers if any(_ends_with(path, name) for name in names)]
+        selected = [path for path in layers if any(is_named(path, name) for name in names)]
     _check_known([*config.rank_pattern, *config.alpha_pattern], selected)
     return selected
 
 
 def rank_of(path: str, config: LoraConfig) -> int:
     """Return the LoRA rank of a layer."""
-    return _by_suffix(config.rank_pattern, path, config.r)
+    return value_at(config.rank_pattern, path, config.r)
 
 
 def scaling_of(path: str, config: LoraConfig) -> float:
     """Return the factor of a layer's update."""
-    rank = rank_of(path, config)
-    alpha = _by_suffix(config.alpha_pattern, path, config.lora_alpha)
-    return alpha / rank**0.5 if config.use_rslora else alpha / rank
+    return scaling_at(path, config)
 
 
 def matches_any(path: str, names: Sequence[str]) -> bool:
@@ -46,14 +43,6 @@ def matches_any(path: str, names: Sequence[str]) -> bool:
 
 
 def _check_known(names: list[str] | tuple[str, ...], paths: list[str]) -> None:
-    unknown = sorted(name for name in names if not any(_ends_with(path, name) for path in paths))
+    unknown = sorted(name for name in names if not any(is_named(path, name) for path in paths))
     if unknown:
         raise UnknownTargetModules(unknown, sorted({path.rpartition('.')[2] for path in paths}))
-
-
-def _by_suffix(pattern: Mapping[str, _Value], path: str, default: _Value) -> _Value:
-    return next((value for name, value in pattern.items() if _ends_with(path, name)), default)
-
-
-def _ends_with(path: str, name: str) -> bool:
-    return path == name or path.endswith(f'.{name}')
