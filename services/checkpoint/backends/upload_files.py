@@ -28,7 +28,7 @@ from twinkle.checkpoint_engine import (
     TensorEntry,
     WeightManifest,
     chunk_checksum,
-    parse_adapter_config,
+    import_adapter,
     parse_header,
 )
 
@@ -130,11 +130,12 @@ class UploadFile:
                 entries, metadata, header_bytes = _read_model_header(file, *model_place)
                 seed = metadata.get(SEED_KEY)
                 config_data = _read(file, *config_place, limit_bytes=_CONFIG_LIMIT_BYTES)
-                config, _ = parse_adapter_config(config_data, seed=None if seed is None else int(seed))
+                shapes = {entry.name: entry.shape for entry in entries}
+                adapter = import_adapter(config_data, shapes, seed=None if seed is None else int(seed))
                 begin, size_bytes = model_place[0] + header_bytes, model_place[1] - header_bytes
-                tensors = tuple(_entry(entry, header_bytes) for entry in entries)
+                tensors = tuple(_entry(entry, adapter.names[entry.name], header_bytes) for entry in entries)
                 digest = _digest(file, begin, size_bytes)
-                manifest = WeightManifest(base_model, config, tensors, size_bytes, digest)
+                manifest = WeightManifest(base_model, adapter.config, tensors, size_bytes, digest)
         except BaseException:
             file.close()
             raise
@@ -181,9 +182,6 @@ def _read_model_header(file: IO[bytes], begin: int, size_bytes: int) -> tuple[li
     header_bytes = min(8 + length, size_bytes)
     header = _read(file, begin, header_bytes, limit_bytes=_HEADER_LIMIT_BYTES)
     entries, metadata = parse_header(header, file_bytes=size_bytes)
-    unknown = [entry.name for entry in entries if not entry.name.endswith(('.lora_A.weight', '.lora_B.weight'))]
-    if unknown:
-        raise ValueError(f"tensor {unknown[0]!r} is no LoRA weight by peft's names")
     return entries, metadata, header_bytes
 
 
@@ -197,8 +195,8 @@ def _read(file: IO[bytes], begin: int, size_bytes: int, *, limit_bytes: int) -> 
     return data
 
 
-def _entry(entry: FileEntry, header_bytes: int) -> TensorEntry:
-    return TensorEntry(entry.name, entry.dtype, entry.shape, entry.begin - header_bytes, entry.end - entry.begin)
+def _entry(entry: FileEntry, name: str, header_bytes: int) -> TensorEntry:
+    return TensorEntry(name, entry.dtype, entry.shape, entry.begin - header_bytes, entry.end - entry.begin)
 
 
 def _digest(file: IO[bytes], begin: int, size_bytes: int) -> str:
