@@ -4,12 +4,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import GemmaConfig, GemmaForCausalLM
 
 from twinkle.data_format import InputFeature, LoraConfig
 from twinkle.model.engine import TrainerEngine
 from twinkle.nn import PackedCausalLM
 
 CONFIG = LoraConfig(r=4, lora_alpha=8, seed=3)
+
+
+@pytest.fixture(scope='session')
+def tiny_gemma_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Gemma: scaled embeddings, norms around one, a gated tanh."""
+    folder = tmp_path_factory.mktemp('tiny') / 'gemma'
+    torch.manual_seed(0)
+    config = GemmaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+    )
+    GemmaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
