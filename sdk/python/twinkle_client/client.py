@@ -19,11 +19,14 @@ from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2
 from twinkle.api.checkpoint.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from twinkle.api.gateway.v1 import catalogue_service_pb2, session_service_pb2
 from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import CatalogueServiceStub
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, training_service_pb2
+from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
+from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle_client.endpoint import find_endpoint
-from twinkle_client.errors import Error, RetryableError
+from twinkle_client.errors import Error, NotFoundError, RetryableError
 from twinkle_client.rpc import Address, Connection, LoopThread, remote_method
 from twinkle_client.rpc.connection import DEFAULT_RETRY_TIMEOUT
 from twinkle_client.session import SessionKeeper
@@ -63,6 +66,8 @@ class TwinkleClient:
         self._server = ServerServiceStub(self.connection.channel)
         self._catalogue = CatalogueServiceStub(self.connection.channel)
         self._checkpoints = CheckpointServiceStub(self.connection.channel)
+        self._adapters = AdapterServiceStub(self.connection.channel)
+        self._training = TrainingServiceStub(self.connection.channel)
         self._session = SessionKeeper(self.connection, client=_CLIENT_NAME)
         self._adapter_ids: dict[str, str] = {}
         self._is_closed = False
@@ -130,6 +135,29 @@ class TwinkleClient:
         """
         request = catalogue_service_pb2.GetRunRequest(run_id=run_id)
         return (await self.connection.unary(self._catalogue.GetRun, request)).run
+
+    @remote_method
+    async def list_adapters(self) -> list[adapter_pb2.Adapter]:
+        """Return the caller's adapters that can be trained on now, newest first."""
+        adapters: list[adapter_pb2.Adapter] = []
+        request = adapter_service_pb2.ListAdaptersRequest(page_size=_PAGE_SIZE)
+        while True:
+            page = await self.connection.unary(self._adapters.ListAdapters, request)
+            adapters += page.adapters
+            if not page.next_page_token:
+                return adapters
+            request.page_token = page.next_page_token
+
+    @remote_method
+    async def find_operation(
+        self, adapter_id: str, sequence_number: int
+    ) -> training_service_pb2.GetOperationResponse | None:
+        """Return how far an operation is; None where it was not accepted yet, or is no longer on record."""
+        request = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=sequence_number)
+        try:
+            return await self.connection.unary(self._training.GetOperation, request)
+        except NotFoundError:
+            return None
 
     @remote_method
     async def list_checkpoints(self, run_id: str = '') -> list[checkpoint_pb2.Checkpoint]:

@@ -11,7 +11,19 @@ from twinkle_client.cli import app
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.stack import StackOptions
 
-COMMANDS = ['up', 'status', 'down', 'sample', 'runs', 'checkpoints', 'download', 'trace', 'models get', 'keys create']
+COMMANDS = [
+    'up',
+    'status',
+    'down',
+    'estimate',
+    'sample',
+    'runs',
+    'checkpoints',
+    'download',
+    'trace',
+    'models get',
+    'keys create',
+]
 runner = CliRunner()
 
 
@@ -23,7 +35,7 @@ def test_command_explains_itself(command: str) -> None:
     assert 'Usage' in result.output
 
 
-@pytest.mark.parametrize('arguments', [['status'], ['sample', 'hi'], ['runs'], ['trace', '--last']])
+@pytest.mark.parametrize('arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last']])
 def test_without_a_stack_it_says_so(arguments: list[str], tmp_path: Path) -> None:
     """Nothing runs in the folder: one line, status 1, no traceback."""
     result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])

@@ -2,7 +2,7 @@
 
 import typer
 
-from twinkle_client.cli import catalogue, keys, models, sampling, stack, traces
+from twinkle_client.cli import catalogue, keys, models, planning, sampling, stack, traces
 
 app = typer.Typer(
     name='twinkle',
@@ -14,6 +14,7 @@ app.command('up')(stack.up)
 app.command('status')(stack.status)
 app.command('down')(stack.down)
 app.command('sample')(sampling.sample)
+app.command('estimate')(planning.estimate)
 app.command('runs')(catalogue.runs)
 app.command('checkpoints')(catalogue.checkpoints)
 app.command('download')(catalogue.download)

@@ -7,19 +7,26 @@ import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
 
+from twinkle.api.model.v1 import adapter_pb2
 from twinkle_client.cli.session import StateDirOption, console, open_client
+from twinkle_client.client import TwinkleClient
+from twinkle_client.model.waiting import wait_line
 
 
 def runs(state_dir: StateDirOption = None) -> None:
-    """List the training runs, newest first."""
+    """List the training runs, newest first: how far each is, and what its next operation waits for."""
     with open_client(state_dir) as client:
         found = client.list_training_runs()
+        adapters = {adapter.adapter_id: adapter for adapter in client.list_adapters()}
+        states = {name: _state(client, adapter) for name, adapter in adapters.items()}
     table = Table()
     for name in ('run', 'base model', 'rank', 'steps', 'version', 'state', 'created'):
         table.add_column(name, overflow='fold')
     for run in found:
-        state = 'active' if run.is_active else 'ended'
-        numbers = (str(run.lora_rank), str(run.step_count), str(run.version))
+        # The catalogue hears of steps a little later than the service that takes them.
+        steps = adapters[run.run_id].step_count if run.run_id in adapters else run.step_count
+        numbers = (str(run.lora_rank or ''), str(steps), str(run.version))
+        state = states.get(run.run_id, 'active' if run.is_active else 'ended')
         table.add_row(run.run_id, run.base_model, *numbers, state, _local(run.create_time))
     console.print(table)
 
@@ -49,6 +56,11 @@ def download(
     """Fetch a checkpoint as a peft folder; goes on where an earlier download stopped."""
     with open_client(state_dir) as client:
         console.print(str(client.download_checkpoint(path, folder)), highlight=False, soft_wrap=True)
+
+
+def _state(client: TwinkleClient, adapter: adapter_pb2.Adapter) -> str:
+    record = client.find_operation(adapter.adapter_id, adapter.sequence_number + 1)
+    return 'idle' if record is None else wait_line(record) or 'running'
 
 
 def _local(time: Timestamp) -> str:

@@ -1,0 +1,38 @@
+"""`twinkle estimate`: what a run would cost."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from twinkle.data_format import LoraConfig
+from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.model import MultiLoraTransformersModel
+
+
+def estimate(
+    model: Annotated[str, typer.Argument(help='The base model, as the server names it.')],
+    rank: Annotated[int, typer.Option('--rank', help='Rank of the adapter.')] = 8,
+    batch: Annotated[int, typer.Option('--batch', help='Examples a batch.')] = 8,
+    tokens: Annotated[int, typer.Option('--tokens', help='Tokens an example.')] = 512,
+    is_full: Annotated[bool, typer.Option('--full', help="Train the base model's own weights.")] = False,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Say what a run would cost, before anything is made: memory, time a step, and whether it fits."""
+    with open_client(state_dir) as client:
+        config = None if is_full else LoraConfig(r=rank)
+        handle = MultiLoraTransformersModel(model, client=client)
+        cost = handle.estimate(config, batch_size=batch, sequence_tokens=tokens, full_parameters=is_full)
+    table = Table(show_header=False)
+    table.add_row('trainable parameters', f'{cost["parameter_count"]:,}')
+    table.add_row('memory at rest', _size(cost['adapter_bytes']))
+    table.add_row('most memory in a step', _size(cost['peak_bytes']))
+    table.add_row('memory free for it', _size(cost['available_bytes']))
+    table.add_row('time of a step', f'{cost["step_time"].total_seconds():.2f} s')
+    console.print(table)
+    if not cost['does_fit']:
+        fail('it does not fit beside what runs there now')
+
+
+def _size(count: int) -> str:
+    return f'{count / 2**20:.1f} MiB' if count < 1 << 30 else f'{count / 2**30:.2f} GiB'
