@@ -9,8 +9,13 @@ where the head counts by the rows of a block, since it is computed block by bloc
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from twinkle.model.dry_run.trainable import TrainableSize
-from twinkle.nn.rows import BLOCK_ROWS
+from twinkle.nn.rows import block_rows
+
+_HEAD_ROWS = block_rows(torch.device('cpu'))
+"""Rows of one block of the head on the CPU, for which the estimates are held to what then happens."""
 
 _FULL_BACKWARD = 1.5
 """Passes that also compute the gradient of the base weights: three products a layer (output, input's and
@@ -37,7 +42,7 @@ class BatchShape:
             'rows': rows,
             'pairs': rows * self.sequence_tokens,
             'labels': rows * self.label_share,
-            'head_rows': min(rows * self.label_share, BLOCK_ROWS),
+            'head_rows': min(rows * self.label_share, _HEAD_ROWS),
         }
 
 
