@@ -92,7 +92,9 @@ def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[P
 
 
 def has_loss(state: AdapterState, batch: PackedBatch) -> bool:
-    """Whether a batch has anything for the loss: labels that count, or features where it learns from those."""
+    """Whether a batch has all for the loss, and anything: labels that count, or features where it learns from those."""
+    if any(name not in batch.streams for name in state.loss.required_streams):
+        return False
     return bool(np.any(batch.weights_R != 0)) or 'embeddings' in state.loss.required_outputs
 
 

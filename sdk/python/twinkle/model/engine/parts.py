@@ -58,8 +58,9 @@ class BatchCutter:
                 f'must come in groups of {loss.group_size} for {type(loss).__name__}, got {len(features)}'
             )
         batch = purpose.state.processor(features, self._limits, needs=purpose.feature_needs)
-        missing = [name for name in loss.required_streams if name not in batch.streams]
-        if missing:
+        missing = purpose.missing_streams(batch)
+        # Log-probabilities are often asked for to make such a stream of them.
+        if missing and purpose.is_training:
             raise MissingStream(type(loss).__name__, missing[0])
         return batch
 

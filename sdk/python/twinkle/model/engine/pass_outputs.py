@@ -34,7 +34,7 @@ class Segment:
     def candidate_ids(self) -> npt.NDArray[np.int64] | None:
         """int64 [R, K]: the ids whose log-probabilities the loss reads beside the labels'."""
         loss = self.purpose.state.loss
-        return self.batch.streams[loss.candidate_stream] if 'candidate_logps' in loss.required_outputs else None
+        return self.batch.streams.get(loss.candidate_stream) if 'candidate_logps' in loss.required_outputs else None
 
     @property
     def head_needs(self) -> tuple[bool, int]:

@@ -7,7 +7,7 @@ from twinkle.data_format import InputFeature
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.results import ForwardOptions
 from twinkle.model.errors import InvalidArgument
-from twinkle.processor import FeatureNeeds, ignored_streams
+from twinkle.processor import FeatureNeeds, PackedBatch, ignored_streams
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,16 @@ class Purpose:
         readers = (self.state.loss, *self.state.metrics(is_training=self.is_training))
         return any(output in reader.required_outputs for reader in readers)
 
-    def warnings(self, features: Sequence[InputFeature]) -> tuple[str, ...]:
-        """Say which streams of the features nothing reads."""
+    def missing_streams(self, batch: PackedBatch) -> tuple[str, ...]:
+        """Return what the loss needs and the features do not carry."""
+        return tuple(name for name in self.state.loss.required_streams if name not in batch.streams)
+
+    def warnings(self, features: Sequence[InputFeature], *, missing: Sequence[str] = ()) -> tuple[str, ...]:
+        """Say which streams of the features nothing reads, and for want of which others there is no loss."""
+        loss = type(self.state.loss).__name__
         names = ignored_streams(features, self.state.loss, more_streams=self._metric_streams)
-        return tuple(f'features[].{name}: {type(self.state.loss).__name__} does not read it' for name in names)
+        absent = tuple(f'no loss was calculated and no metric counts: {loss} needs {name}' for name in missing)
+        return (*absent, *(f'features[].{name}: {loss} does not read it' for name in names))
 
     @property
     def _metric_streams(self) -> list[str]:

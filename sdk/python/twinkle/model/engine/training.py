@@ -70,6 +70,9 @@ class Training(AdapterTable):
     ) -> ForwardResult:
         """Return losses and log-probabilities; changes nothing but the evaluation metrics.
 
+        Where the features lack a stream the loss needs, such as the reference's log-probabilities that
+        this call is made for, the loss is 0, no metric counts the batch, and a warning says so.
+
         Raises:
             InvalidFeatures, InvalidLossInput: as `check_features`.
             LossNotFinite: the model gave no finite loss.
@@ -202,8 +205,9 @@ def _finish(run: ItemRun, item: BatchItem) -> ForwardResult | Exception:
             run.refuse(error)
     if run.refusal is not None:
         return run.refusal
-    metrics = state.metrics(is_training=item.is_training)
-    warnings = (*run.purpose.warnings(item.features), *run.warnings)
+    missing = run.purpose.missing_streams(run.results[0].batch)
+    metrics = () if missing else state.metrics(is_training=item.is_training)
+    warnings = (*run.purpose.warnings(item.features, missing=missing), *run.warnings)
     return forward_result(item.features, run.results, metrics=metrics, warnings=warnings)
 
 
