@@ -309,6 +309,8 @@ class Residency:
             _log.warning('no snapshot was taken', adapter=resident.adapter_id, error=str(error))
         finally:
             resident.copying = None
+            # One that is being copied may not leave: somebody may wait for that.
+            self._changes.tell()
 
     async def _write(self, resident: Resident, snapshot: Snapshot) -> None:
         try:

@@ -16,7 +16,7 @@ from services.model.domain.divergence import first_difference
 from services.model.domain.errors import AdapterDamaged
 from services.model.domain.operation import ComputeVerb, Operation, StateVerb
 from services.model.domain.refusal import is_refusal
-from services.model.domain.result import OperationResult, StepResult
+from services.model.domain.result import OperationResult
 from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend, VerbRun
 
 _log = structlog.get_logger('restore')
@@ -34,8 +34,6 @@ class Restored:
     replayed_count: int = 0
     device_seconds: float = 0.0
     """Of the replay."""
-    learning_rate: float | None = None
-    """As the last one of the step family told."""
     found_count: int = 0
     """Outcomes that were not on record yet."""
     divergence_count: int = 0
@@ -70,24 +68,27 @@ class Restore:
         adapter_id, is_done = current.adapter_id, False
         try:
             snapshot = await self._journal.snapshot_before(adapter_id, at_most=until)
-            await self._begin(adapter_id, snapshot)
-            restored = await self._replay(replace(snapshot.adapter, version=current.version), snapshot, until)
+            begun = await self._begin(snapshot)
+            restored = await self._replay(replace(begun, version=current.version), snapshot, until)
             is_done = True
             return restored
         finally:
             if not is_done:
                 await self._backend.delete_adapter(adapter_id)
 
-    async def _begin(self, adapter_id: str, snapshot: Snapshot) -> None:
+    async def _begin(self, snapshot: Snapshot) -> Adapter:
+        """Put the adapter into the engine as it was at the snapshot, and return it."""
         adapter = snapshot.adapter
         if snapshot.state is not None:
             state = replace(snapshot.state, full_parameters=adapter.full_parameters)
-            await self._backend.restore_adapter(adapter_id, state)
-            return
-        await self._backend.delete_adapter(adapter_id)
-        await self._backend.create_adapter(
-            adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
+            await self._backend.restore_adapter(adapter.adapter_id, state)
+            return adapter
+        await self._backend.delete_adapter(adapter.adapter_id)
+        made = await self._backend.create_adapter(
+            adapter.adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
         )
+        # What was asked for is no more what is in use.
+        return replace(adapter, training_config=made.training_config)
 
     async def _replay(self, adapter: Adapter, snapshot: Snapshot, until: int | None) -> Restored:
         adapter_id, number = adapter.adapter_id, snapshot.sequence_number
@@ -113,7 +114,6 @@ class Restore:
             restored,
             adapter=adapter,
             replayed_count=restored.replayed_count + 1,
-            learning_rate=_learning_rate(run) or restored.learning_rate,
             device_seconds=restored.device_seconds + (run.device_seconds if run else 0.0),
             found_count=restored.found_count + (entry.outcome is None),
             divergence_count=restored.divergence_count + self._compare(operation, entry.outcome, outcome),
@@ -145,10 +145,6 @@ class Restore:
         if isinstance(found, DomainError) and not isinstance(recorded, DomainError):
             raise AdapterDamaged(operation.adapter_id, difference)
         return 1
-
-
-def _learning_rate(run: VerbRun | None) -> float | None:
-    return run.outcome.learning_rate if run is not None and isinstance(run.outcome, StepResult) else None
 
 
 def _compute_verb(operation: Operation) -> ComputeVerb:

@@ -4,14 +4,16 @@ Each is harmless when it is repeated after a crash: other services know it by it
 does to the engine counts only once the journal has the state that it led to.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from services.kit.errors import NotBuiltYet
+from services.kit.errors import FailedPrecondition, NotBuiltYet
 from services.model.application.residency import Residency
 from services.model.application.world import World
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import AdapterNotReady, UndoTooFar
 from services.model.domain.operation import (
+    ClipGradNorm,
     ExportMerged,
     Load,
     Operation,
@@ -23,6 +25,9 @@ from services.model.domain.operation import (
 )
 from services.model.domain.result import StepResult
 from services.model.ports import AdapterState, VerbRun
+
+_NO_LIMIT = 1e30
+"""A norm that no gradient is scaled down to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,7 @@ class StateVerbs:
         is_done = False
         try:
             restored = await self._residency.restore(adapter, until=first - 1)
+            rate = await self._learning_rate(restored.adapter)
             zeroed = await self._backend.run(adapter_id, ZeroGrad())
             state = await self._changed_state(adapter_id)
             is_done = True
@@ -113,11 +119,20 @@ class StateVerbs:
             if not is_done:
                 await self._residency.discard(adapter_id)
         before = restored.adapter
-        outcome = StepResult(is_applied=True, learning_rate=restored.learning_rate or 0.0, step_count=before.step_count)
+        outcome = StepResult(is_applied=True, learning_rate=rate, step_count=before.step_count)
         run = replace(
             zeroed, outcome=outcome, training_config=before.training_config, step_count=before.step_count, warnings=()
         )
         return StateChange(run=run, state=state, undone_from=first)
+
+    async def _learning_rate(self, adapter: Adapter) -> float:
+        """Return the rate as the schedule set it; the gradient, which is dropped anyway, may be clipped for it."""
+        with suppress(FailedPrecondition):
+            outcome = (await self._backend.run(adapter.adapter_id, ClipGradNorm(max_grad_norm=_NO_LIMIT))).outcome
+            if isinstance(outcome, StepResult):
+                return outcome.learning_rate
+        optimizer = adapter.training_config.optimizer
+        return 0.0 if optimizer is None else float(optimizer.options.get('lr', 0.0))
 
     async def _changed_state(self, adapter_id: str) -> AdapterState:
         state = await self._backend.snapshot(adapter_id)

@@ -1,0 +1,181 @@
+"""Whenever the service dies, a client that asks again finds what it would have found: nothing lost or doubled."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fixtures import journals
+from fixtures.crashing import Died, StrictStore, create, start
+from services.model.api.convert_config import training_config_to_proto
+from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.divergence import first_difference
+from services.model.domain.refusal import is_refusal
+from services.model.domain.result import OperationResult
+from services.model.domain.training_config import Component, TrainingConfig
+from twinkle.api.model.v1 import operation_pb2 as wire
+
+Verb = Callable[[str, int], Any]
+"""Makes an operation of an adapter, from its number."""
+
+
+def _verb(**fields: Callable[[str], Any]) -> Verb:
+    ((name, make),) = fields.items()
+    return lambda adapter_id, number: journals.operation(number, adapter_id, **{name: make(adapter_id)})
+
+
+VERBS: dict[str, Verb] = {
+    'train': lambda adapter_id, number: journals.batch_operation(number, adapter_id, seed=number),
+    'train more': lambda adapter_id, number: journals.batch_operation(number, adapter_id, length=31, seed=-number % 97),
+    'clip and step': lambda adapter_id, number: journals.step_operation(number, adapter_id),
+    'step': _verb(step=lambda _: wire.Step(learning_rate=0.25)),
+    'zero': _verb(zero_grad=lambda _: wire.ZeroGrad()),
+    'metric': _verb(calculate_metric=lambda _: wire.CalculateMetric(is_training=True)),
+    'forward': lambda adapter_id, number: journals.forward_operation(number, adapter_id, seed=number),
+    'backward': _verb(backward=lambda _: wire.Backward()),
+    'configure': _verb(
+        configure=lambda _: wire.Configure(
+            training_config=training_config_to_proto(
+                TrainingConfig(optimizer=Component(name='AdamW', options={'lr': 0.5}))
+            )
+        )
+    ),
+    'save': lambda adapter_id, number: journals.operation(
+        number, adapter_id, save=wire.Save(name=f's{number}', is_optimizer_included=True)
+    ),
+    'publish': _verb(publish_version=lambda _: wire.PublishVersion()),
+    'load': _verb(
+        load=lambda adapter_id: wire.Load(
+            checkpoint_path=f'twinkle://{adapter_id}/weights/s2', is_optimizer_included=True
+        )
+    ),
+    'undo 1': _verb(undo=lambda _: wire.Undo(step_count=1)),
+    'undo 2': _verb(undo=lambda _: wire.Undo(step_count=2)),
+}
+STORY = [
+    'train', 'save', 'clip and step', 'train more', 'publish', 'step', 'zero', 'forward', 'backward', 'clip and step',
+    'undo 1', 'train', 'step', 'undo 2', 'load', 'train', 'configure', 'clip and step', 'publish', 'metric',
+]  # fmt: skip
+
+
+class _Run:
+    """A client that sends a story to a service, and asks again whenever the service died."""
+
+    def __init__(
+        self, journal: Any, story: Sequence[str], deaths: Sequence[int], bounds: dict[str, Any], *, adapters: int = 1
+    ) -> None:
+        self._journal, self._story, self._deaths, self._bounds = journal, story, list(deaths), bounds
+        self._adapters = adapters
+        self._store = StrictStore()
+        self._service: Any = None
+        self.moments = 0
+        self.outcomes: list[Any] = []
+
+    async def to_its_end(self) -> tuple[list[Any], Any]:
+        """Return every outcome, and what the engine holds at the end."""
+        ids = [
+            await self._insist(lambda service, seed=seed: create(service, f'r{seed}', seed=seed))
+            for seed in range(1, self._adapters + 1)
+        ]
+        numbers = dict.fromkeys(ids, 1)
+        for place, name in enumerate(self._story):
+            adapter_id = ids[place % len(ids)]
+            operation = VERBS[name](adapter_id, numbers[adapter_id])
+            outcome = await self._insist(lambda service, operation=operation: service.execute(operation))
+            self.outcomes.append(outcome)
+            if isinstance(outcome, OperationResult) or not is_refusal(outcome):
+                numbers[adapter_id] += 1
+        states = [await self._insist(lambda service, name=name: _state(service, name)) for name in ids]
+        return self.outcomes, states
+
+    async def _insist(self, ask: Callable[[Any], Any]) -> Any:
+        while True:
+            try:
+                if self._service is None:
+                    lives = self._deaths.pop(0) if self._deaths else float('inf')
+                    self._service = await start(self._journal, self._store, lives=lives, **self._bounds)
+                answer = await ask(self._service)
+                self.moments = self._service.journal.moments
+                return answer
+            except Died:
+                self._service = None
+
+
+async def _state(service: Any, adapter_id: str) -> Any:
+    async with service.verbs.upkeep._residency.hold(adapter_id):  # noqa: SLF001 - the engine's state has no verb
+        adapter = service.trainer.adapters[adapter_id]
+    known = service.verbs.directory.find(adapter_id)
+    return {
+        'weights': adapter.weights.tobytes(),
+        'gradient': adapter.gradient.tobytes(),
+        'pending': len(adapter.pending),
+        'numbers': (adapter.batch_count, adapter.step_count, adapter.loss_sum),
+        'config': adapter.training_config,
+        'known': (known.sequence_number, known.step_count, known.version, known.training_config),
+    }
+
+
+def _assert_same(one: tuple[list[Any], Any], other: tuple[list[Any], Any], where: str) -> None:
+    for number, (first, second) in enumerate(zip(one[0], other[0], strict=True), start=1):
+        difference = first_difference(_of_one_adapter(first), _of_one_adapter(second))
+        assert difference is None, f'{where}, operation {number}: {difference}'
+    assert one[1] == other[1], where
+
+
+def _of_one_adapter(outcome: Any) -> Any:
+    """Leave out what names the adapter, whose id is drawn anew in every run."""
+    path = getattr(getattr(outcome, 'outcome', None), 'checkpoint_path', '')
+    return replace(outcome, outcome=None) if path else outcome
+
+
+async def _undisturbed(story: Sequence[str], bounds: dict[str, Any]) -> tuple[tuple[list[Any], Any], int]:
+    run = _Run(MemoryJournal(), story, (), bounds)
+    return await run.to_its_end(), run.moments
+
+
+@pytest.mark.parametrize(('snapshot_operations', 'stride'), [(1, 4), (3, 1), (256, 1)])
+async def test_a_death_at_any_moment_changes_nothing(snapshot_operations, stride):
+    """At each moment between two calls of the journal: every outcome and the final state are as undisturbed."""
+    bounds = {'snapshot_operations': snapshot_operations}
+    expected, moments = await _undisturbed(STORY, bounds)
+    assert moments > 2 * len(STORY)
+    for death in range(1, moments + 1, stride):
+        run = _Run(MemoryJournal(), STORY, (death,), bounds)
+        _assert_same(expected, await run.to_its_end(), f'death at moment {death}')
+
+
+async def test_the_journal_on_disk_survives_the_same_deaths(tmp_path: Path):
+    """As above, twice in a row, over files."""
+    bounds = {'snapshot_operations': 3}
+    expected, moments = await _undisturbed(STORY, bounds)
+    for death in range(1, moments + 1, 7):
+        journal = await journals.open_journal(tmp_path / f'{death}')
+        run = _Run(journal, STORY, (death, death), bounds)
+        try:
+            _assert_same(expected, await run.to_its_end(), f'death at moment {death}')
+        finally:
+            await journal.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    story=st.lists(st.sampled_from(sorted(VERBS)), min_size=1, max_size=20),
+    deaths=st.lists(st.integers(1, 60), max_size=4),
+    snapshot_operations=st.integers(1, 8),
+    adapters=st.integers(1, 3),
+)
+def test_any_story_survives_any_deaths(story, deaths, snapshot_operations, adapters):
+    """Random operations, refused and failing ones among them, several deaths, and room for one adapter at a time."""
+
+    async def compare() -> None:
+        undisturbed = await _Run(MemoryJournal(), story, (), {}, adapters=adapters).to_its_end()
+        bounds = {'snapshot_operations': snapshot_operations, 'resident_adapters': 1}
+        run = _Run(MemoryJournal(), story, deaths, bounds, adapters=adapters)
+        _assert_same(undisturbed, await run.to_its_end(), f'{deaths}')
+
+    asyncio.run(compare())
