@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-import torch
-
 from twinkle.model.dry_run.trainable import TrainableSize
 from twinkle.nn.rows import block_rows
 
