@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import random
 import tarfile
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, m
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.weights import chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
-from twinkle.checkpoint_engine import StateChunk, iter_chunks, unpack_state, write_peft_folder
+from twinkle.checkpoint_engine import StateChunk, iter_chunks, read_peft_folder, unpack_state, write_peft_folder
 
 ALICE_CALLS = as_tenant('alice')
 MIB = 1 << 20
@@ -81,6 +82,19 @@ async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: 
     assert received.state.manifest.lora_config == state.manifest.lora_config
     assert (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint == made
     assert not list((service.state_dir / 'uploads').iterdir())
+
+
+async def test_names_of_other_tools_become_pefts_own(service: Running, tmp_path: Path) -> None:
+    """A state dict's names hold the adapter's; whoever loads the checkpoint finds the usual ones."""
+    state = make_state(1)
+    tensors = unpack_state(state.manifest, state.data)
+    renamed = {name.replace('.weight', '.default.weight'): tensor for name, tensor in tensors.items()}
+    write_peft_folder(tmp_path / 'theirs', renamed, state.manifest.lora_config, base_model='m')
+    data = _tar({path.name: path.read_bytes() for path in (tmp_path / 'theirs').iterdir()})
+    checkpoint = (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint
+    assert read_peft_folder(checkpoint.folder)[0] == tensors
+    held = json.loads((Path(checkpoint.folder) / 'manifest.json').read_text())
+    assert '.default.' not in json.dumps(held)
 
 
 @pytest.mark.parametrize('seed', range(10))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 _TINY = 1e-6
 """Added to the norm before it divides, as torch's own clipping does."""
+_SMALL, _LARGE = 1e-12, 1e18
 
 
 class GradientNotFinite(ValueError):
@@ -39,7 +40,7 @@ def gradient_norm(gradients: Sequence[Tensor], *, norm_type: float = 2.0, diviso
     check_norm_type(norm_type)
     if divisor < 1:
         raise ValueError(f'divisor must be at least 1, got {divisor}')
-    return float(_norm(gradients, norm_type)) / divisor if gradients else 0.0
+    return _norm(gradients, norm_type) / divisor if gradients else 0.0
 
 
 def clip_by_norm(gradients: Sequence[Tensor], *, max_norm: float, norm_type: float = 2.0, divisor: int = 1) -> float:
@@ -100,12 +101,13 @@ def _check_limit(name: str, limit: float) -> None:
         raise ValueError(f'{name} must be a number from 0 on, got {limit}')
 
 
-def _norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
-    largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
-    if math.isinf(norm_type) or not bool(largest.isfinite()) or float(largest) == 0.0:
-        return largest
-    norm = torch.nn.utils.get_total_norm(gradients, norm_type=norm_type)
-    if bool(norm.isfinite()) and float(norm) >= float(largest):
+def _norm(gradients: Sequence[Tensor], norm_type: float) -> float:
+    norm = float(torch.nn.utils.get_total_norm(gradients, norm_type=norm_type))
+    # Between these no power up to a square can overflow, nor vanish and still count: one answer of the device will do.
+    if math.isinf(norm_type) or (norm_type <= 2.0 and _SMALL < norm < _LARGE):
         return norm
-    # The powers overflowed or vanished: take them of numbers whose largest is 1.
-    return largest * torch.nn.utils.get_total_norm([item / largest for item in gradients], norm_type=norm_type)
+    largest = float(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf))
+    if not math.isfinite(largest) or largest == 0.0 or (math.isfinite(norm) and norm >= largest):
+        return norm if largest else 0.0
+    # Take the powers of numbers whose largest is 1.
+    return largest * float(torch.nn.utils.get_total_norm([item / largest for item in gradients], norm_type=norm_type))
