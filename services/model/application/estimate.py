@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import BaseModelNotFound, InvalidField
+from services.model.domain.errors import BatchTooLarge
 from services.model.domain.plan import PlanCost, TrainingPlan
 from services.model.ports import CostEstimator, TrainerBackend
 
@@ -31,7 +32,7 @@ class Estimate:
         Raises:
             ScopeMissing: the key may not train.
             BaseModelNotFound: it is not served here.
-            InvalidField, UnknownComponent: the plan is of no use, or no example of it would be taken.
+            InvalidField, UnknownComponent, BatchTooLarge: the plan is of no use, or its batch would be refused.
         """
         require_scope(caller, 'train')
         facts = self._backend.facts()
@@ -41,4 +42,7 @@ class Estimate:
             raise BaseModelNotFound(command.base_model, tuple(models))
         if command.plan.sequence_tokens > model.context_tokens:
             raise InvalidField('sequence_tokens', f'must be at most {model.context_tokens}, the context of the model')
+        token_count = command.plan.batch_size * command.plan.sequence_tokens
+        if token_count > facts.batch_tokens > 0:
+            raise BatchTooLarge(token_count=token_count, token_limit=facts.batch_tokens)
         return await self._estimator.estimate(command.plan)

@@ -1,0 +1,94 @@
+"""Full-parameter training and the dry run, over sockets with a real engine."""
+
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fixtures import checkpoint_service
+from fixtures.model_service import batch_of, serving_model
+from fixtures.tiny_model import build_tiny_model
+from services.kit.rpc.tensors import tensor_from_proto
+from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.data_format import InputFeature
+
+FEATURES = [InputFeature(input_ids=list(range(5, 30)), labels=list(range(6, 31)))]
+RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
+
+
+async def test_base_is_trained_exported_and_put_back(tmp_path: Path) -> None:
+    """The loss falls, the exported folder computes the trained loss, and afterwards adapters see the old base."""
+    folder = build_tiny_model(tmp_path / 'model')
+    async with serving_model(folder, tmp_path / 'state') as running:
+        lora = (await running.create(request_id='lora', lora_config={'seed': 3})).adapter_id
+        before = await running.result(lora, 1, forward_only={'batch': batch_of(FEATURES)})
+        full = (await running.create(request_id='full', full_parameters={}, training_config=RATE)).adapter_id
+        losses: list[float] = []
+        for number in range(1, 12, 2):
+            result = await running.result(full, number, forward_backward={'batch': batch_of(FEATURES)})
+            losses.append(result.forward.loss)
+            await running.result(full, number + 1, clip_grad_and_step={})
+        assert losses[-1] < 0.8 * losses[0]
+        trained = await running.result(full, 13, forward_only={'batch': batch_of(FEATURES)})
+        exported = await running.result(full, 14, export_merged={'name': 'whole'})
+        await running.adapters.DeleteAdapter(
+            adapter_service_pb2.DeleteAdapterRequest(adapter_id=full), metadata=checkpoint_service.as_tenant('alice')
+        )
+        after = await running.result(lora, 2, forward_only={'batch': batch_of(FEATURES)})
+        assert _logprobs(before).tobytes() == _logprobs(after).tobytes()
+        assert _loss_of_folder(exported.save.folder) == pytest.approx(trained.forward.loss, rel=1e-4)
+
+
+async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
+    """The replica has one lease; who asks for another is told so."""
+    async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
+        made = await running.create(request_id='one', full_parameters={'target_modules': ['mlp']})
+        assert not made.HasField('lora_config')
+        assert list(made.full_parameters.target_modules) == ['mlp']
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await running.create(request_id='two', full_parameters={}, tenant='bob')
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await running.create(request_id='three', full_parameters={'target_modules': ['nothing']}, tenant='bob')
+        assert unknown.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_dry_run_allocates_nothing_and_counts_right(tmp_path: Path) -> None:
+    """Parameters and resting memory are those of the adapter that is then made; what cannot fit does not."""
+    async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
+        ask = adapter_service_pb2.EstimateRequest(
+            base_model=running.base_model,
+            lora_config={'lora_rank': 4},
+            optimizer={'name': 'AdamW'},
+            batch_size=2,
+            sequence_tokens=32,
+        )
+        estimate = await running.adapters.Estimate(ask, metadata=checkpoint_service.as_tenant('alice'))
+        assert running.backend.engine.adapter_ids == ()
+        made = await running.create(lora_config={'lora_rank': 4})
+        assert estimate.parameter_count == made.parameter_count
+        assert estimate.adapter_bytes == 3 * 4 * made.parameter_count
+        assert estimate.peak_bytes > estimate.adapter_bytes
+        assert estimate.does_fit
+        for field in ('sequence_tokens', 'batch_size'):
+            too_much = adapter_service_pb2.EstimateRequest()
+            too_much.CopyFrom(ask)
+            setattr(too_much, field, 100_000)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await running.adapters.Estimate(too_much, metadata=checkpoint_service.as_tenant('alice'))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _logprobs(result: object) -> np.ndarray:
+    return tensor_from_proto(result.forward.logprobs[0], 'logprobs', dtypes=('float32',), dimensions=1)
+
+
+def _loss_of_folder(folder: str) -> float:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids, labels = (torch.tensor([FEATURES[0][name]]) for name in ('input_ids', 'labels'))
+    with torch.no_grad():
+        logprobs = model(input_ids=ids).logits.log_softmax(-1).gather(2, labels[..., None])
+    return -float(logprobs.sum())
