@@ -84,6 +84,7 @@ async def load_backend(config: ModelConfig) -> LocalBackend:
         batch_tokens=config.max_batch_tokens,
         pass_tokens=config.pass_tokens,
         lora_rank=config.max_lora_rank,
+        loss_plugins=config.loss_plugins,
     )
     return await LocalBackend.load(options)
 

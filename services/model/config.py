@@ -21,6 +21,9 @@ class ModelConfig(ServiceConfig):
     """torch device, such as 'cpu' or 'cuda:0'."""
     thread_count: int = Field(default=0, ge=0)
     """Threads torch may use. 0: torch's own choice."""
+    loss_plugins: tuple[str, ...] = ()
+    """Losses of packages installed beside the service that tenants may choose, by their names among the entry
+    points `twinkle.losses`. Their code runs in this process; nothing of a package is imported unless named here."""
     checkpoint_address: str = Field(min_length=1)
     """Where the checkpoint service is, `host:port`."""
     max_lora_rank: int = Field(default=256, ge=1)

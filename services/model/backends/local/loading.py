@@ -34,6 +34,8 @@ class LoadOptions:
     """Of one pass of the model; larger batches take several."""
     lora_rank: int = 256
     """Told to callers; the application refuses higher ones."""
+    loss_plugins: tuple[str, ...] = ()
+    """Losses of installed packages that may be chosen, by the names of their entry points."""
 
 
 def load_engine(options: LoadOptions) -> TrainerEngine:
@@ -42,7 +44,10 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
     Raises:
         ModelNotFound: the id resolves to nothing.
         UnsupportedModel: the architecture cannot be run.
+        UnknownComponent: no installed package offers a plugin that is allowed.
+        InvalidComponent: one is no loss, or takes the name of another.
     """
+    LOSSES.load_plugins(options.loss_plugins)
     # The log is the service's own; a progress bar would be noise in it.
     disable_progress_bar()
     if options.thread_count:
