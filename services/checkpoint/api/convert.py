@@ -8,7 +8,7 @@ from services.checkpoint.application.frames import CheckpointTarget, Commit, Fra
 from services.checkpoint.application.subscribe import Subscription, Synced
 from services.checkpoint.domain import Checkpoint, Record
 from services.kit.errors import InvalidField, NotBuiltYet
-from services.kit.rpc.fields import name_from_proto, not_negative, ttl_from_proto
+from services.kit.rpc.fields import MAX_ID_LENGTH, name_from_proto, not_negative, text_from_proto, ttl_from_proto
 from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto, manifest_from_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
@@ -127,6 +127,7 @@ def _target_from_proto(header: weights_pb2.FrameHeader, path: str) -> VersionTar
             is_overwrite_allowed=target.is_overwrite_allowed,
             step_count=not_negative(target.step_count, f'{path}.checkpoint.step_count'),
             ttl=ttl_from_proto(target.ttl, f'{path}.checkpoint.ttl') if target.HasField('ttl') else None,
+            request_id=text_from_proto(target.request_id, f'{path}.checkpoint.request_id', limit=MAX_ID_LENGTH),
         )
     raise InvalidField(path, 'must say what the state becomes: version or checkpoint')
 

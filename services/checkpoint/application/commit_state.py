@@ -58,6 +58,7 @@ class CommitState:
             digest,
             is_overwrite_allowed=target.is_overwrite_allowed,
             now=self._clock.now(),
+            request_id=target.request_id,
         )
 
     def begin(self, adapter: AdapterKey, header: Header) -> StateWriter:
@@ -120,4 +121,5 @@ def _checkpoint(
         folder=folder,
         create_time=now,
         expire_time=None if target.ttl is None else now + target.ttl,
+        request_id=target.request_id,
     )

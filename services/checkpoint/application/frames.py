@@ -27,6 +27,8 @@ class CheckpointTarget:
     step_count: int = 0
     ttl: timedelta | None = None
     """Deleted after this long. None: kept."""
+    request_id: str = ''
+    """Of the request that it comes from; empty: none was given."""
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def _checkpoint_fields(record: Checkpoint) -> dict[str, Any]:
         'size_bytes': record.size_bytes,
         'create_time': record.create_time.isoformat(),
         'expire_time': None if record.expire_time is None else record.expire_time.isoformat(),
+        'request_id': record.request_id,
     }
 
 
@@ -121,4 +122,5 @@ def _checkpoint(value: dict[str, Any], adapter: AdapterKey, create_time: datetim
         folder='',
         create_time=create_time,
         expire_time=None if expire_time is None else datetime.fromisoformat(expire_time),
+        request_id=value.get('request_id', ''),
     )

@@ -82,18 +82,21 @@ class Catalogue:
         return found
 
     def match_checkpoint(
-        self, key: CheckpointKey, digest: str, *, is_overwrite_allowed: bool, now: datetime
+        self, key: CheckpointKey, digest: str, *, is_overwrite_allowed: bool, now: datetime, request_id: str = ''
     ) -> Checkpoint | None:
-        """Return the checkpoint if it is here with the same digest; None if it may be written.
+        """Return the checkpoint if it is here with the same digest from the same request; None if it may be written.
+
+        Where one of the two requests has no id, the digest alone decides.
 
         Raises:
-            CheckpointExists: one with another digest may not be replaced.
+            CheckpointExists: one with another digest, or from another request, may not be replaced.
         """
         try:
             found = self.checkpoint(key, now=now)
         except CheckpointNotFound:
             return None
-        if found.digest == digest:
+        is_same_request = not request_id or not found.request_id or request_id == found.request_id
+        if found.digest == digest and is_same_request:
             return found
         if not is_overwrite_allowed:
             raise CheckpointExists(key.checkpoint_id)

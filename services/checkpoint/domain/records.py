@@ -44,6 +44,8 @@ class Checkpoint:
     create_time: datetime
     expire_time: datetime | None
     """When it is deleted. None: kept."""
+    request_id: str = ''
+    """Of the request that made it; empty: none was given."""
 
     def is_expired(self, now: datetime) -> bool:
         """Say whether its time is over."""

@@ -39,7 +39,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_a_saved_state_comes_back_whole(store):
     """Weights, configuration, trainer's part and step count are what was saved."""
     save = Save(name='one', is_optimizer_included=True)
-    saved = await store.save('ad-1', STATE, base_model='org/tiny', save=save)
+    saved = await store.save('ad-1', STATE, base_model='org/tiny', save=save, request_id='ad-1:1:f')
     assert saved.checkpoint_path == 'twinkle://ad-1/weights/one'
     assert saved.size_bytes > 0
     back = await store.fetch(saved.checkpoint_path, is_trainer_included=True)
@@ -53,6 +53,19 @@ async def test_an_absent_checkpoint_is_not_found(store):
     with pytest.raises(DomainError) as refusal:
         await store.fetch('twinkle://ad-1/weights/none', is_trainer_included=False)
     assert (refusal.value.code, refusal.value.reason) == (Code.NOT_FOUND, 'CHECKPOINT_NOT_FOUND')
+
+
+async def test_saving_again_is_harmless_for_the_same_request_alone(store):
+    """The same request with the same state is answered the same; another one finds the name taken."""
+    save = Save(name='two')
+    weights = replace(STATE, trainer={})
+    first, second = [
+        await store.save('ad-1', weights, base_model='org/tiny', save=save, request_id='ad-1:1:f') for _ in range(2)
+    ]
+    assert first == second
+    with pytest.raises(DomainError) as refusal:
+        await store.save('ad-1', weights, base_model='org/tiny', save=save, request_id='ad-1:2:f')
+    assert refusal.value.code is Code.ALREADY_EXISTS
 
 
 async def test_publishing_again_is_harmless(store):

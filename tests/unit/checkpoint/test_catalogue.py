@@ -72,6 +72,25 @@ def test_an_expired_checkpoint_may_be_written_again() -> None:
     assert catalogue.find(KEY) is not None
 
 
+@pytest.mark.parametrize('is_overwrite_allowed', [True, False])
+def test_a_repeated_request_finds_what_it_made(*, is_overwrite_allowed: bool) -> None:
+    """The same state from another request is another save: refused, or written anew where it may be."""
+    catalogue = a_catalogue(replace(a_checkpoint(), request_id='ad-1:5:f'))
+
+    def match(request_id: str, digest: str = 'd') -> Checkpoint | None:
+        return catalogue.match_checkpoint(
+            KEY, digest, is_overwrite_allowed=is_overwrite_allowed, now=NOW, request_id=request_id
+        )
+
+    assert match('ad-1:5:f') == match('') == catalogue.find(KEY)
+    for request_id, digest in (('ad-1:6:f', 'd'), ('ad-1:5:f', 'other')):
+        if is_overwrite_allowed:
+            assert match(request_id, digest) is None
+        else:
+            with pytest.raises(CheckpointExists):
+                match(request_id, digest)
+
+
 def test_restore_says_which_versions_no_longer_fit() -> None:
     """After the ring was made smaller."""
     versions = [
