@@ -22,6 +22,13 @@ def broken(field, tensor):
     return {'forward_backward': verb}
 
 
+def extra(name, values):
+    """Return forward_backward over one example with a stream beside its labels."""
+    verb = forward_backward([draw_example()])
+    verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor_to_proto(values))
+    return {'forward_backward': verb}
+
+
 def example(**fields):
     """Return forward_backward over one example with other fields."""
     return {'forward_backward': forward_backward([{**draw_example(), **fields}])}
@@ -67,11 +74,15 @@ BAD_OPERATIONS = {
     'negative position': (example(position_ids=np.arange(12) - 1), 'INVALID_FIELD', 'position_ids'),
     'no label counts': (example(labels=np.full(12, -100)), 'INVALID_FIELD', 'labels'),
     'too long': ({'forward_backward': forward_backward([draw_example(513)])}, 'INVALID_FIELD', 'input_ids'),
-    'one stream missing': (
-        {'forward_backward': forward_backward([draw_example(advantages=np.ones(12)), draw_example()])},
-        'INVALID_FIELD',
-        'features[1].advantages',
+    'a stream that no loss reads': (extra('noise', np.ones(12, np.float32)), 'INVALID_FIELD', "extra_tensors['noise']"),
+    'a stream of another length': (extra('returns', np.ones(5, np.float32)), 'INVALID_FIELD', "['returns'].shape"),
+    'an upload that is not there': (
+        {'forward_only': operation_pb2.ForwardOnly(batch=operation_pb2.Batch(upload_id='x'))},
+        'UPLOAD_NOT_FOUND',
+        '',
     ),
+    'undo of nothing': ({'undo': operation_pb2.Undo()}, 'INVALID_FIELD', 'undo.step_count'),
+    'export out of its folder': ({'export_merged': operation_pb2.ExportMerged(name='../x')}, 'INVALID_FIELD', 'name'),
     'zero temperature': (
         {
             'forward_only': operation_pb2.ForwardOnly(
@@ -122,7 +133,7 @@ BAD_OPERATIONS = {
         'NOT_BUILT_YET',
         '',
     ),
-    'undo': ({'undo': operation_pb2.Undo(step_count=1)}, 'NOT_BUILT_YET', ''),
+    'hub': ({'upload_to_hub': operation_pb2.UploadToHub()}, 'NOT_BUILT_YET', ''),
 }
 
 
