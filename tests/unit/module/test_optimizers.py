@@ -259,6 +259,13 @@ def test_bad_options_of_optimizers_are_refused(options):
         build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], options)
 
 
+@pytest.mark.parametrize('dampening', ['x', float('nan')])
+def test_options_that_matter_at_the_second_step_are_tried_too(dampening):
+    """SGD looks at its dampening only when there is momentum to dampen."""
+    with pytest.raises(InvalidComponentOptions):
+        build_optimizer('SGD', lora_parameters(), {'lr': 0.1, 'momentum': 0.9, 'dampening': dampening})
+
+
 @pytest.mark.parametrize('name', ['LBFGS', 'Optimizer', 'AdamX'])
 def test_optimizers_that_cannot_be_driven_are_unknown(name):
     """The refusal says what there is."""

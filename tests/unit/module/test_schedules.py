@@ -88,6 +88,13 @@ def test_schedules_that_need_more_than_numbers_are_unknown(name):
         ('LinearWarmupScheduler', {'num_warmup_steps': 0.5, 'num_training_steps': 6}),
         ('LinearWarmupScheduler', {'num_warmup_steps': 1, 'num_training_steps': math.nan}),
         ('ExponentialLR', {'gamma': 1e308}),
+        ('CosineWarmupScheduler', {**STEPS, 'num_cycles': 'many'}),
+        ('CosineWarmupScheduler', {**STEPS, 'num_cycles': math.inf}),
+        ('StepLR', {'step_size': 5, 'gamma': 'x'}),
+        ('MultiStepLR', {'milestones': [5], 'gamma': math.nan}),
+        ('PolynomialLR', {'total_iters': 5, 'power': -1.0}),
+        ('OneCycleLR', {'max_lr': 'high', 'total_steps': 5}),
+        ('OneCycleLR', {'max_lr': 0.1, 'total_steps': 5, 'anneal_strategy': 'steep'}),
     ],
 )
 def test_bad_options_are_refused(name, options):
@@ -183,3 +190,10 @@ def test_a_schedule_that_breaks_the_second_group_is_refused():
     optimizer = build_optimizer('SGD', parameters, {'lr': 1e-5, 'groups': [{'pattern': 'b', 'lr': 10.0}]})
     with pytest.raises(InvalidComponentOptions):
         build_scheduler('ExponentialLR', optimizer, {'gamma': 1e308})
+
+
+def test_a_class_of_ones_own_takes_what_it_wants():
+    """In process, functions too."""
+    optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {'lr': 1.0})
+    build_scheduler(torch.optim.lr_scheduler.LambdaLR, optimizer, {'lr_lambda': lambda move: 0.5})
+    assert optimizer.param_groups[0]['lr'] == 0.5

@@ -15,6 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 REFUSALS = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AssertionError)
 """What torch raises for options of no use."""
 
+_STEPS = 3
+"""Some options, such as the dampening of SGD, matter from the second step on."""
+
 
 class _Rates(Optimizer):
     """The parameter groups of an optimizer, and no parameters worth the name."""
@@ -24,13 +27,14 @@ class _Rates(Optimizer):
 
 
 def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like: Tensor) -> None:
-    """Take one step on a parameter of the dtype and device of `like`; raises one of `REFUSALS`."""
+    """Take a few steps on a parameter of the dtype and device of `like`; raises one of `REFUSALS`."""
     parameter = torch.ones(2, 2, dtype=like.dtype, device=like.device, requires_grad=True)
     optimizer = cls([parameter], **options)
-    parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    for _ in range(_STEPS):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
     if not bool(parameter.isfinite().all()):
-        raise ValueError('one step with them makes weights that are not finite')
+        raise ValueError(f'{_STEPS} steps with them make weights that are not finite')
 
 
 def rehearse_scheduler(cls: type[LRScheduler], options: Mapping[str, Any], optimizer: Optimizer) -> None:

@@ -75,6 +75,8 @@ class CosineWarmupScheduler(LinearWarmupScheduler):
         num_cycles: float = 0.5,
         last_epoch: int = -1,
     ) -> None:
+        if not _is_number(num_cycles):
+            raise ValueError(f'num_cycles must be a number, got {num_cycles!r}')
         self.num_cycles = num_cycles
         super().__init__(optimizer, num_warmup_steps, num_training_steps, last_epoch)
 
@@ -101,6 +103,8 @@ def build_scheduler(
         raise UnknownComponent('lr_scheduler', str(scheduler), scheduler_names())
     check_options('lr_scheduler', cls.__name__, cls, options, given=('optimizer',))
     _check_counted(cls.__name__, options)
+    if isinstance(scheduler, str):
+        _check_values(cls, options)
     whole = {name: int(value) if _is_whole(value) else value for name, value in options.items()}
     try:
         rehearse_scheduler(cls, whole, optimizer)
@@ -123,6 +127,24 @@ def _check_counted(name: str, options: Mapping[str, Any]) -> None:
     milestones = options.get('milestones', ())
     if not isinstance(milestones, list | tuple) or not all(_is_count(item) for item in milestones):
         raise InvalidComponentOptions('lr_scheduler', name, 'milestones must be a list of whole numbers from 1 on')
+
+
+def _check_values(cls: type[LRScheduler], options: Mapping[str, Any]) -> None:
+    """Refuse what a schedule would stumble over only when it gets there, moves later."""
+    parameters = inspect.signature(cls).parameters
+    for option, value in options.items():
+        is_word = option in parameters and isinstance(parameters[option].default, str)
+        items = value if isinstance(value, list | tuple) else [value]
+        if not all(item is None or isinstance(item, bool) or _is_number(item) for item in items) and not is_word:
+            raise InvalidComponentOptions('lr_scheduler', cls.__name__, f'{option} must be a number, got {value!r}')
+    if cls.__name__ == 'PolynomialLR' and options.get('power', 1.0) < 0:
+        raise InvalidComponentOptions(
+            'lr_scheduler', cls.__name__, 'power must be 0 or more: the last move divides by 0'
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_count(value: Any) -> bool:
