@@ -21,8 +21,14 @@ BENCHMARKS = {
     'start_and_memory': 'from `up` to the first token, and memory by service',
     'lora_kernel': 'the training pass: adapters together against alone, and against transformers + peft',
     'train_throughput': 'tokens per second trained, against a bare loop on the same batches',
+    'co_batch': 'adapters trained together in one pass against one after the other; takes options',
+    'journal_overhead': 'steps through the model service with its journal, against without',
+    'adapter_memory': 'memory of active, idle and paged adapters, and a thousand of them',
 }
 """Module to what it measures, in the order they run."""
+
+WITH_OPTIONS = ('adapter_memory', 'co_batch', 'journal_overhead')
+"""Those that take options of their own: `python -m benchmarks co_batch --adapters 8 32`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,21 +41,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('names', nargs='*', metavar='NAME', help='which to run; none: all')
-    names: list[str] = parser.parse_args(arguments).names or list(BENCHMARKS)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in WITH_OPTIONS:
+        names, options = given[:1], given[1:]
+    else:
+        names, options = parser.parse_args(given).names or list(BENCHMARKS), []
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f'no benchmark is called {", ".join(unknown)}; there are {", ".join(BENCHMARKS)}')
     document: dict[str, Any] = {'hardware': describe_hardware(), 'benchmarks': {}}
     for name in names:
-        document['benchmarks'][name] = _run(name)
+        document['benchmarks'][name] = _run(name, options)
     print(json.dumps(document, indent=2))
     return 1 if any('error' in figures for figures in document['benchmarks'].values()) else 0
 
 
-def _run(name: str) -> dict[str, Any]:
+def _run(name: str, options: Sequence[str]) -> dict[str, Any]:
     print(f'benchmark: {name}: {BENCHMARKS[name]}', file=sys.stderr)
     begin = time.perf_counter()
     try:
-        figures = importlib.import_module(f'benchmarks.{name}').main()
+        measure = importlib.import_module(f'benchmarks.{name}').main
+        figures = measure(options) if name in WITH_OPTIONS else measure()
     except Exception as error:  # noqa: BLE001 (one that fails must not take the others' figures with it)
         traceback.print_exc()
         figures = {'error': f'{type(error).__name__}: {error}'}

@@ -4,8 +4,6 @@ Both train the same LoRA on the same batches with one torch thread, in turns wit
 that what else the machine does falls on both. Tokens are real ones: padding is nobody's work.
 """
 
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 
 from benchmarks.local_stack import THREADS, connected, running_stack
+from benchmarks.turns import ratio_by_round, time_in_turns
 from twinkle.data_format import IGNORE_INDEX, LoraConfig
 from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.hub import resolve_model
@@ -23,7 +22,9 @@ from twinkle_client.model import MultiLoraTransformersModel
 
 MODEL = 'smollm2-135m-instruct'
 BATCH_SIZE = 8
-ROUNDS = 6
+ROUNDS = 9
+CASES = (('all_labels', 0.0, '>= 1.0'), ('prompts_half', 0.5, '>= 1.5'))
+"""Name, share of each example's tokens that are its prompt, and the goal of the ratio."""
 DATA = Path(__file__).parents[1] / 'examples' / 'data' / 'self_cognition.jsonl'
 
 
@@ -31,40 +32,64 @@ def main() -> dict[str, Any]:
     """Run the comparison and return its figures."""
     batches = _batches()
     bare = _BareLoop()
-    seconds: dict[str, list[float]] = {'bare': [], 'service': []}
     with running_stack() as state, connected(state) as client:
         model = MultiLoraTransformersModel(MODEL, client=client)
         model.add_adapter_to_model('bench', LoraConfig(r=8, lora_alpha=16, seed=0))
         model.set_optimizer('AdamW', lr=1e-4)
-        steps = {'bare': bare.step, 'service': lambda batch: _service_step(model, batch)}
-        for step in steps.values():
-            step(batches[0])
-        for index in range(ROUNDS):
-            for name, step in steps.items():
-                begin = time.perf_counter()
-                step(batches[index % len(batches)])
-                seconds[name].append(time.perf_counter() - begin)
-    return _figures(batches, seconds)
-
-
-def _figures(batches: list[list[dict[str, Any]]], seconds: dict[str, list[float]]) -> dict[str, Any]:
+        figures = {
+            name: _compare(model, bare, [_labelled(batch, prompt_share=share) for batch in batches], goal=goal)
+            for name, share, goal in CASES
+        }
     tokens = [sum(len(feature['input_ids']) for feature in batch) for batch in batches]
-    rounds = [tokens[index % len(tokens)] for index in range(ROUNDS)]
-    rates = {
-        name: statistics.median(count / spent for count, spent in zip(rounds, times, strict=True))
-        for name, times in seconds.items()
-    }
     padded = [len(batch) * max(len(feature['input_ids']) for feature in batch) for batch in batches]
     return {
-        'tokens_per_second': {name: round(rate, 1) for name, rate in rates.items()},
-        'service_over_bare': round(rates['service'] / rates['bare'], 3),
-        'goal': '>= 1.0',
+        **figures,
         'batch_size': BATCH_SIZE,
         'real_tokens_per_batch': tokens,
         'padded_tokens_per_batch_of_bare_loop': padded,
         'threads': THREADS,
         'rounds': ROUNDS,
     }
+
+
+def _compare(
+    model: MultiLoraTransformersModel, bare: '_BareLoop', batches: list[list[dict[str, Any]]], *, goal: str
+) -> dict[str, Any]:
+    """Train on each batch by each way, in turns."""
+    at = {'bare': 0, 'service': 0, 'service_pipelined': 0}
+
+    def next_batch(name: str) -> list[dict[str, Any]]:
+        at[name] += 1
+        return batches[at[name] % len(batches)]
+
+    spent = time_in_turns(
+        {
+            'bare': lambda: bare.step(next_batch('bare')),
+            'service': lambda: _service_step(model, next_batch('service')),
+            'service_pipelined': lambda: _pipelined_step(model, next_batch('service_pipelined')),
+        },
+        rounds=ROUNDS,
+        warmups=len(batches),
+    )
+    tokens = sum(len(feature['input_ids']) for batch in batches for feature in batch) / len(batches)
+    return {
+        'service_over_bare': ratio_by_round(spent['bare'], spent['service']),
+        'pipelined_over_bare': ratio_by_round(spent['bare'], spent['service_pipelined']),
+        'goal': goal,
+        'tokens_per_second_of_the_median': {name: round(tokens / spread.median, 1) for name, spread in spent.items()},
+        **{name: spread.as_figures() for name, spread in spent.items()},
+    }
+
+
+def _labelled(batch: list[dict[str, Any]], *, prompt_share: float) -> list[dict[str, Any]]:
+    """Return the same tokens with the labels of the first part masked."""
+    examples: list[dict[str, Any]] = []
+    for feature in batch:
+        ids = np.asarray(feature['input_ids'])
+        labels = np.append(ids[1:], IGNORE_INDEX)
+        labels[: int(prompt_share * len(ids))] = IGNORE_INDEX
+        examples.append({'input_ids': ids, 'labels': labels})
+    return examples
 
 
 def _batches() -> list[list[dict[str, Any]]]:
@@ -79,6 +104,13 @@ def _batches() -> list[list[dict[str, Any]]]:
 def _service_step(model: MultiLoraTransformersModel, batch: list[dict[str, Any]]) -> None:
     model.forward_backward(inputs=batch, return_logps=False)
     model.clip_grad_and_step(max_grad_norm=1.0)
+
+
+def _pipelined_step(model: MultiLoraTransformersModel, batch: list[dict[str, Any]]) -> None:
+    """Send the step behind the batch, without waiting for the batch's answer."""
+    trained = model.forward_backward.submit(inputs=batch, return_logps=False)
+    model.clip_grad_and_step(max_grad_norm=1.0)
+    trained.result()
 
 
 class _BareLoop:

@@ -1,0 +1,109 @@
+"""Memory of an adapter: in training, idle, and paged out; and many more adapters than memory would hold."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.lone_model import LoneAdapter, LoneModel, random_batch, running_model
+from twinkle.hub import resolve_model
+
+_MOMENTS = 2
+"""AdamW keeps two numbers for each parameter."""
+_FLOAT_BYTES = 4
+_PAGING_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+_CURVE_POINTS = 10
+
+
+def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure and return the figures."""
+    parser = argparse.ArgumentParser(prog='./run bench adapter_memory')
+    parser.add_argument('--model', default='smollm2-135m-instruct', help='hub id, alias or folder')
+    parser.add_argument('--adapters', type=int, default=16, help='held at once')
+    parser.add_argument('--lora-rank', type=int, default=16)
+    parser.add_argument('--many', type=int, default=1000, help='adapters of rank 1 that are paged; 0: none')
+    parser.add_argument('--resident', type=int, default=16, help='of those, held at once')
+    options = parser.parse_args(arguments)
+    base_model = str(resolve_model(options.model))
+    figures: dict[str, Any] = {'options': vars(options), 'held': _held(base_model, options)}
+    if options.many:
+        figures['many'] = _many(base_model, options)
+    return figures
+
+
+def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Compare what the process grows by with what parameters and moments take."""
+    batch = random_batch(examples=1, length=16, vocabulary=5000)
+    idle_seconds = 3600.0
+    with running_model(base_model, idle_seconds=idle_seconds, max_resident_adapters=options.adapters + 1) as model:
+        warm = model.create(lora_rank=options.lora_rank)
+        _train(warm, batch)
+        begin = model.resident_bytes
+        adapters = [model.create(lora_rank=options.lora_rank, seed=seed) for seed in range(options.adapters)]
+        fresh = model.resident_bytes
+        for adapter in adapters:
+            adapter.forward_backward(batch)
+        active = model.resident_bytes
+        for adapter in adapters:
+            adapter.step()
+        idle = model.resident_bytes
+    parameters = adapters[0].parameter_count * _FLOAT_BYTES
+    state = parameters * (1 + _MOMENTS)
+    grown = {'fresh': fresh - begin, 'with_gradient': active - begin, 'idle_after_step': idle - begin}
+    return {
+        'parameter_mib': round(parameters / 2**20, 2),
+        'parameters_and_optimizer_mib': round(state / 2**20, 2),
+        'mib_each': {name: round(size / len(adapters) / 2**20, 2) for name, size in grown.items()},
+        'idle_over_parameters_and_optimizer': round(grown['idle_after_step'] / len(adapters) / state, 3),
+        'goal_idle': '<= 1.2',
+    }
+
+
+def _many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Create many more adapters than are held, then train each once: it is paged in and out again."""
+    batch = random_batch(examples=1, length=16, vocabulary=5000)
+    settings = {'max_resident_adapters': options.resident, 'idle_seconds': 5.0, 'undo_steps': 0}
+    with running_model(base_model, **settings) as model:
+        warm = model.create(lora_rank=1)
+        _train(warm, batch)
+        begin = model.resident_bytes
+        clock = time.monotonic()
+        curve: list[dict[str, float]] = []
+        adapters = [model.create(lora_rank=1, seed=seed) for seed in range(options.many)]
+        created = time.monotonic() - clock
+        curve.append(_point(model, 0, begin))
+        for count, adapter in enumerate(adapters, start=1):
+            _train(adapter, batch)
+            if count % max(1, options.many // _CURVE_POINTS) == 0:
+                curve.append(_point(model, count, begin))
+        stepped = time.monotonic() - clock - created
+        paged = _least_within(model, _PAGING_SECONDS)
+    state = adapters[0].parameter_count * _FLOAT_BYTES * (1 + _MOMENTS)
+    return {
+        'adapters': options.many,
+        'parameters_and_optimizer_kib_each': round(state / 2**10, 1),
+        'seconds_to_create_each': round(created / options.many, 4),
+        'seconds_to_step_each': round(stepped / options.many, 4),
+        'resident_mib_grown': curve,
+        'resident_kib_each_once_all_are_paged': round((paged - begin) / options.many / 2**10, 1),
+    }
+
+
+def _train(adapter: LoneAdapter, batch: Any) -> None:
+    adapter.forward_backward(batch)
+    adapter.step()
+
+
+def _point(model: LoneModel, count: int, begin: int) -> dict[str, float]:
+    return {'stepped': count, 'mib': round((model.resident_bytes - begin) / 2**20, 1)}
+
+
+def _least_within(model: LoneModel, seconds: float) -> int:
+    """Return the least memory that is seen, once idle adapters had time to be paged out."""
+    end = time.monotonic() + seconds
+    least = model.resident_bytes
+    while time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        least = min(least, model.resident_bytes)
+    return least

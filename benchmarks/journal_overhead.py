@@ -1,0 +1,58 @@
+"""What the journal costs: the same steps through two model services in turns, one with it and one without."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lone_model import LoneAdapter, random_batch, running_model
+from benchmarks.turns import ratio_by_round, time_in_turns
+from twinkle.hub import resolve_model
+
+SHAPES = {'usual': (8, 64), 'tiny': (1, 16)}
+"""Examples and tokens of each, by name; the tiny one shows what an operation costs that computes next to nothing."""
+
+
+def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the comparison and return its figures."""
+    parser = argparse.ArgumentParser(prog='./run bench journal_overhead')
+    parser.add_argument('--model', default='smollm2-135m-instruct', help='hub id, alias or folder')
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--device', default='cpu')
+    parser.add_argument('--dtype', default='float32')
+    options = parser.parse_args(arguments)
+    base_model = str(resolve_model(options.model))
+    engine = {'device': options.device, 'dtype': options.dtype}
+    with (
+        running_model(base_model, journal='sqlite', **engine) as journaled,
+        running_model(base_model, journal='none', **engine) as bare,
+    ):
+        figures = {
+            name: _ratio(journaled.create(lora_rank=8), bare.create(lora_rank=8), shape, rounds=options.rounds)
+            for name, shape in SHAPES.items()
+        }
+        size = _folder_bytes(journaled.state_dir)
+    return {'model': options.model, 'goal_usual': '< 1.03', **figures, 'state_folder_mib': round(size / 2**20, 2)}
+
+
+def _ratio(journaled: LoneAdapter, bare: LoneAdapter, shape: tuple[int, int], *, rounds: int) -> dict[str, Any]:
+    examples, length = shape
+    batch = random_batch(examples=examples, length=length, vocabulary=5000)
+
+    def train(adapter: LoneAdapter) -> None:
+        adapter.forward_backward(batch)
+        adapter.step()
+
+    spent = time_in_turns(
+        {'with_journal': lambda: train(journaled), 'without': lambda: train(bare)}, rounds=rounds, warmups=2
+    )
+    return {
+        'tokens_per_step': examples * length,
+        'with_journal_over_without': ratio_by_round(spent['with_journal'], spent['without']),
+        'ratio_of_medians': round(spent['with_journal'].median / spent['without'].median, 4),
+        **{name: spread.as_figures() for name, spread in spent.items()},
+    }
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
