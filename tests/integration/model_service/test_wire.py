@@ -1,0 +1,221 @@
+"""The trainer's newer verbs over a real socket: uploads, streams, groups, health, undo, watching, estimates."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from fixtures.checkpoint_service import as_tenant, failure_of
+from fixtures.model_service import batch_of, draw_example, forward_backward
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2, training_service_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.checkpoint_engine import chunk_checksum
+
+ALICE, BOB = as_tenant('alice'), as_tenant('bob')
+BATCH = [draw_example(10, 1), draw_example(17, 2)]
+
+
+def parts(data: bytes, *, begin: int = 0, end: int | None = None, upload_id: str = 'up', digest: str = ''):
+    """Yield the messages of an upload, or of a stretch of it."""
+    header = training_service_pb2.BatchHeader(
+        upload_id=upload_id, size_bytes=len(data), digest=digest or blake3(data).hexdigest()
+    )
+    yield training_service_pb2.UploadBatchRequest(header=header)
+    for offset in range(begin, len(data) if end is None else end, 100):
+        piece = data[offset : min(offset + 100, len(data) if end is None else end)]
+        chunk = tensor_pb2.TensorChunk(offset=offset, data=piece, checksum=chunk_checksum(piece))
+        yield training_service_pb2.UploadBatchRequest(chunk=chunk)
+
+
+async def logprobs_of(service, adapter_id: str, number: int) -> list[bytes]:
+    """Return what the adapter says of the batch."""
+    verb = operation_pb2.ForwardOnly(batch=batch_of(BATCH))
+    result = await service.result(adapter_id, number, forward_only=verb)
+    return [tensor.data for tensor in result.forward.logprobs]
+
+
+async def test_uploaded_batch_trains_like_an_inline_one(service):
+    """Cut and resumed, it gives the same loss; the operation needs it no longer once accepted."""
+    adapter_id = (await service.create()).adapter_id
+    data = batch_of(BATCH).features.SerializeToString(deterministic=True)
+    first = await service.training.UploadBatch(parts(data, end=150), metadata=ALICE)
+    assert first.committed_bytes == 150
+    asked = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
+    whole = await service.training.UploadBatch(parts(data, begin=asked.committed_bytes), metadata=ALICE)
+    assert whole.committed_bytes == len(data)
+    verb = operation_pb2.ForwardBackward(batch=operation_pb2.Batch(upload_id='up'))
+    uploaded = await service.result(adapter_id, 1, forward_backward=verb)
+    repeated = await service.result(adapter_id, 1, forward_backward=forward_backward(BATCH))
+    assert (repeated.is_replayed, repeated.forward.loss) == (True, uploaded.forward.loss)
+
+
+async def test_upload_is_its_tenant_s_alone(service):
+    """Another tenant finds nothing under that id, and its adapter is as it was."""
+    data = batch_of(BATCH).features.SerializeToString()
+    await service.training.UploadBatch(parts(data), metadata=ALICE)
+    adapter_id = (await service.create(tenant='bob')).adapter_id
+    verb = operation_pb2.ForwardBackward(batch=operation_pb2.Batch(upload_id='up'))
+    failure = await failure_of(service.execute(adapter_id, 1, tenant='bob', forward_backward=verb))
+    assert (failure.code, failure.reason) == ('NOT_FOUND', 'UPLOAD_NOT_FOUND')
+    await service.result(adapter_id, 1, tenant='bob', zero_grad=operation_pb2.ZeroGrad())
+
+
+@pytest.mark.parametrize(
+    ('messages', 'reason'),
+    [
+        (lambda data: list(parts(data))[1:], 'STREAM_OUT_OF_ORDER'),
+        (lambda data: parts(data, begin=100), 'STREAM_OUT_OF_ORDER'),
+        (lambda data: parts(data, digest='0' * 64), 'DIGEST_MISMATCH'),
+        (lambda data: parts(data, digest='nonsense'), 'INVALID_FIELD'),
+        (lambda data: parts(data, upload_id=''), 'INVALID_FIELD'),
+        (lambda data: [training_service_pb2.UploadBatchRequest()], 'INVALID_FIELD'),
+    ],
+)
+async def test_hostile_upload_is_refused(service, messages, reason):
+    """Each says why, and nothing of it can be used."""
+    data = batch_of(BATCH).features.SerializeToString()
+    failure = await failure_of(service.training.UploadBatch(iter(messages(data)), metadata=ALICE))
+    assert failure.reason == reason
+
+
+async def test_damaged_chunk_is_told_where(service):
+    """What came before it is kept."""
+    data = batch_of(BATCH).features.SerializeToString()
+    messages = list(parts(data))
+    messages[2].chunk.data = b'x' * 100
+    failure = await failure_of(service.training.UploadBatch(iter(messages), metadata=ALICE))
+    assert (failure.reason, failure.metadata['offset']) == ('CHUNK_CORRUPT', '100')
+    asked = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
+    assert asked.committed_bytes == 100
+
+
+async def test_streams_reach_their_loss(service):
+    """A loss that asks for a teacher's likeliest ids is given them; without them it is refused."""
+    config = training_config_pb2.TrainingConfig(
+        loss=training_config_pb2.LossConfig(name='GKDLoss'),
+    )
+    adapter_id = (await service.create(training_config=config)).adapter_id
+    verb = forward_backward([draw_example()])
+    lacking = await failure_of(service.execute(adapter_id, 1, forward_backward=verb))
+    assert (lacking.code, 'teacher' in lacking.message) == ('INVALID_ARGUMENT', True)
+    extra = verb.batch.features.features[0].extra_tensors
+    extra['teacher_topk_ids'].CopyFrom(tensor_to_proto(np.tile(np.arange(4, dtype=np.int32), (12, 1))))
+    extra['teacher_topk_logps'].CopyFrom(tensor_to_proto(np.full((12, 4), -1.5, np.float32)))
+    result = await service.result(adapter_id, 1, forward_backward=verb)
+    assert np.isfinite(result.forward.loss)
+
+
+async def test_policy_loss_takes_its_own_scaling(service):
+    """A loss that offers no choice of reduction is set by name alone, and refuses to be averaged."""
+    adapter_id = (await service.create()).adapter_id
+    loss = training_config_pb2.LossConfig(name='GRPOLoss')
+    verb = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))
+    await service.result(adapter_id, 1, configure=verb)
+    loss.reduction = training_config_pb2.LOSS_REDUCTION_MEAN
+    verb = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))
+    failure = await failure_of(service.execute(adapter_id, 2, configure=verb))
+    assert failure.code == 'INVALID_ARGUMENT'
+
+
+async def test_groups_are_told_as_they_are_used(service):
+    """A group's rate and pattern come back in the adapter; one that matches nothing is refused."""
+    group = training_config_pb2.ParameterGroup(pattern='lora_B', learning_rate=0.016)
+    optimizer = training_config_pb2.OptimizerConfig(learning_rate=0.001, groups=[group])
+    config = training_config_pb2.TrainingConfig(optimizer=optimizer)
+    adapter = await service.create(training_config=config)
+    (told,) = adapter.training_config.optimizer.groups
+    assert (told.pattern, told.learning_rate) == ('lora_B', 0.016)
+    config.optimizer.groups[0].pattern = 'lora_C'
+    verb = operation_pb2.Configure(training_config=config)
+    failure = await failure_of(service.execute(adapter.adapter_id, 1, configure=verb))
+    assert failure.code == 'INVALID_ARGUMENT'
+
+
+async def test_step_reports_its_layers_on_request(service):
+    """Every adapted layer is there with finite figures; unasked there is none."""
+    adapter_id = (await service.create()).adapter_id
+    await service.result(adapter_id, 1, forward_backward=forward_backward(BATCH))
+    asked = await service.result(
+        adapter_id, 2, clip_grad_and_step=operation_pb2.ClipGradAndStep(max_grad_value=0.1, is_health_returned=True)
+    )
+    assert asked.step.layers
+    assert all(np.isfinite(layer.grad_norm) and not layer.non_finite_location for layer in asked.step.layers)
+    await service.result(adapter_id, 3, forward_backward=forward_backward(BATCH))
+    assert not (await service.result(adapter_id, 4, step=operation_pb2.Step())).step.layers
+
+
+async def test_undo_brings_the_bits_back(service):
+    """After two steps back the adapter says what it said before them; further back is refused."""
+    adapter_id = (await service.create()).adapter_id
+    before = await logprobs_of(service, adapter_id, 1)
+    for number in (2, 4):
+        await service.result(adapter_id, number, forward_backward=forward_backward(BATCH))
+        await service.result(adapter_id, number + 1, clip_grad_and_step=operation_pb2.ClipGradAndStep())
+    assert await logprobs_of(service, adapter_id, 6) != before
+    undone = await service.result(adapter_id, 7, undo=operation_pb2.Undo(step_count=2))
+    assert undone.step.step_count == 0
+    assert await logprobs_of(service, adapter_id, 8) == before
+    failure = await failure_of(service.execute(adapter_id, 9, undo=operation_pb2.Undo(step_count=1)))
+    assert failure.reason == 'UNDO_TOO_FAR'
+
+
+async def test_watch_goes_on_behind_a_number(service):
+    """A watcher that broke gets what it has not seen, then what comes; another tenant sees nothing."""
+    adapter_id = (await service.create()).adapter_id
+    for number in range(1, 4):
+        await service.result(adapter_id, number, zero_grad=operation_pb2.ZeroGrad())
+    request = training_service_pb2.WatchOperationsRequest(adapter_id=adapter_id, after_sequence_number=1)
+    watch = service.training.WatchOperations(request, metadata=ALICE)
+    responses = aiter(watch)
+    seen = [(await anext(responses)).result.sequence_number for _ in range(2)]
+    following = asyncio.ensure_future(anext(responses))
+    await service.result(adapter_id, 4, zero_grad=operation_pb2.ZeroGrad())
+    assert [*seen, (await following).result.sequence_number] == [2, 3, 4]
+    watch.cancel()
+    foreign = await failure_of(service.training.WatchOperations(request, metadata=BOB))
+    assert foreign.reason == 'ADAPTER_NOT_FOUND'
+
+
+async def test_operation_that_waits_is_told_and_can_be_cancelled(service):
+    """One that came early is queued; cancelled, it ends so, and its number is free."""
+    adapter_id = (await service.create()).adapter_id
+    waiting = asyncio.ensure_future(failure_of(service.execute(adapter_id, 2, zero_grad=operation_pb2.ZeroGrad())))
+    record = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=2)
+    response = None
+    while response is None:
+        found = await asyncio.gather(service.training.GetOperation(record, metadata=ALICE), return_exceptions=True)
+        response = None if isinstance(found[0], BaseException) else found[0]
+    assert (response.state, response.queue_position) == (training_service_pb2.OPERATION_STATE_QUEUED, 1)
+    request = training_service_pb2.CancelOperationRequest(adapter_id=adapter_id, sequence_number=2)
+    foreign = await failure_of(service.training.CancelOperation(request, metadata=BOB))
+    assert foreign.reason == 'ADAPTER_NOT_FOUND'
+    assert (await service.training.CancelOperation(request, metadata=ALICE)).is_cancelled
+    assert (await waiting).code == 'CANCELLED'
+    for number in (1, 2):
+        await service.result(adapter_id, number, zero_grad=operation_pb2.ZeroGrad())
+    assert not (await service.training.CancelOperation(request, metadata=ALICE)).is_cancelled
+
+
+async def test_estimate_makes_nothing(service):
+    """It tells of the plan alone, and more tokens cost more."""
+    requests = [
+        adapter_service_pb2.EstimateRequest(base_model=service.base_model, batch_size=2, sequence_tokens=tokens)
+        for tokens in (16, 128)
+    ]
+    small, large = [await service.adapters.Estimate(request, metadata=ALICE) for request in requests]
+    assert small.parameter_count == large.parameter_count > 0
+    assert small.peak_bytes < large.peak_bytes
+    assert small.does_fit
+    listed = await service.adapters.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=ALICE)
+    assert list(listed.adapters) == []
+
+
+async def test_session_without_effect_is_a_warning(service):
+    """Nothing is silent."""
+    request = adapter_service_pb2.CreateAdapterRequest(
+        request_id='r9', base_model=service.base_model, session_id='ss-1'
+    )
+    response = await service.adapters.CreateAdapter(request, metadata=ALICE)
+    assert any('session_id' in warning for warning in response.warnings)
