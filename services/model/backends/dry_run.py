@@ -6,8 +6,15 @@ from datetime import timedelta
 from services.kit.worker import SingleWorker
 from services.model.backends.refusals import engine_errors_as_facts
 from services.model.domain.plan import PlanCost, TrainingPlan
-from twinkle.infra import available_bytes
-from twinkle.model.dry_run import BatchShape, CostModel, Probe, TrainableSize, full_size, lora_size
+from twinkle.model.dry_run import (
+    BatchShape,
+    CostModel,
+    Probe,
+    TrainableSize,
+    available_bytes,
+    full_size,
+    lora_size,
+)
 from twinkle.model.engine import TrainerEngine
 from twinkle.nn import select_parameters
 

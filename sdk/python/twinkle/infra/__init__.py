@@ -3,7 +3,6 @@
 One process on one device is what works today; larger meshes can be described but not run.
 """
 
-from twinkle.infra.available_memory import available_bytes
 from twinkle.infra.device_mesh import DeviceGroup, DeviceMesh
 from twinkle.infra.logs import get_logger
 from twinkle.infra.placement import get_device_placement
@@ -14,7 +13,6 @@ __all__ = [
     'DeviceMesh',
     'NotSupportedYet',
     'Runtime',
-    'available_bytes',
     'get_device_placement',
     'get_logger',
     'initialize',

@@ -4,6 +4,7 @@
 answers for any adapter and batch by arithmetic alone.
 """
 
+from twinkle.model.dry_run.available_memory import available_bytes
 from twinkle.model.dry_run.cost_model import BatchShape, CostEstimate, CostModel
 from twinkle.model.dry_run.probe import PROBE_COUNT, Probe
 from twinkle.model.dry_run.trainable import TrainableSize, full_size, lora_size
@@ -15,6 +16,7 @@ __all__ = [
     'CostModel',
     'Probe',
     'TrainableSize',
+    'available_bytes',
     'full_size',
     'lora_size',
 ]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 _MEMINFO = Path('/proc/meminfo')
 _CGROUP = Path('/sys/fs/cgroup')
 
@@ -16,8 +18,6 @@ def available_bytes(device_type: str = 'cpu') -> int:
         OSError: the operating system does not tell.
     """
     if device_type == 'cuda':
-        import torch  # noqa: PLC0415 - the package is torch-free without a device
-
         free, _ = torch.cuda.mem_get_info()
         return free
     return min(_host_bytes(), _container_bytes())
