@@ -226,3 +226,22 @@ def test_a_lone_target_is_written_as_a_list(tmp_path, base, packed):
     lone = LoraConfig(r=config.r, lora_alpha=config.lora_alpha, target_modules='q_proj')
     write_peft_folder(tmp_path / 'b', tensors, lone, base_model='m')
     assert json.loads((tmp_path / 'b' / ADAPTER_CONFIG_FILE).read_text())['target_modules'] == ['q_proj']
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'use_dora': True},
+        {'bias': 'all'},
+        {'modules_to_save': ['lm_head']},
+        {'init_lora_weights': 'pissa'},
+        {'init_lora_weights': False},
+        {'exclude_modules': ['k_proj']},
+        {'layers_to_transform': [0]},
+    ],
+)
+def test_a_peft_configuration_that_asks_for_more_is_refused(options):
+    """An adapter made from it would quietly be another one."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        LoraConfig.of(peft.LoraConfig(target_modules=['q_proj'], **options))
+    assert LoraConfig.of(peft.LoraConfig(r=3, target_modules={'q_proj'})).r == 3

@@ -9,27 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from twinkle.data_format import LoraConfig
-from twinkle.data_format.lora import ALL_LINEAR
+from twinkle.data_format.lora import ALL_LINEAR, PEFT_NEEDED
 
-_NEEDED: dict[str, tuple[Any, ...]] = {
-    'peft_type': ('LORA',),
-    'bias': (None, 'none'),
-    'use_dora': (None, False),
-    'modules_to_save': (None, []),
-    'fan_in_fan_out': (None, False),
-    'layer_replication': (None, []),
-    'trainable_token_indices': (None, [], {}),
-    'lora_bias': (None, False),
-    'target_parameters': (None, []),
-    'use_qalora': (None, False),
-    'use_bdlora': (None, False),
-    'alora_invocation_tokens': (None, []),
-    'arrow_config': (None, {}),
-    'kasa_config': (None, {}),
-    'velora_config': (None, {}),
-    'monteclora_config': (None, {}),
-    'megatron_config': (None, {}),
-}
+_NEEDED: Mapping[str, tuple[Any, ...]] = {'peft_type': ('LORA',), **PEFT_NEEDED}
 """Fields of peft that change the computation, with the values we can honour."""
 _PLAIN_STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva', 'mica')
 """Ways to begin that leave the base model as it is; the others train against one they changed."""

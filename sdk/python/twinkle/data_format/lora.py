@@ -11,6 +11,34 @@ from typing import Any, cast
 ALL_LINEAR = 'all-linear'
 """Every linear layer of the model except its output head."""
 
+PEFT_NEEDED: Mapping[str, tuple[Any, ...]] = {
+    'bias': (None, 'none'),
+    'use_dora': (None, False),
+    'modules_to_save': (None, []),
+    'fan_in_fan_out': (None, False),
+    'layer_replication': (None, []),
+    'trainable_token_indices': (None, [], {}),
+    'lora_bias': (None, False),
+    'target_parameters': (None, []),
+    'use_qalora': (None, False),
+    'use_bdlora': (None, False),
+    'alora_invocation_tokens': (None, []),
+    'arrow_config': (None, {}),
+    'kasa_config': (None, {}),
+    'velora_config': (None, {}),
+    'monteclora_config': (None, {}),
+    'megatron_config': (None, {}),
+}
+"""Fields of peft that change what the layers compute, with the values our layers can honour."""
+_NEEDED_TO_BEGIN: Mapping[str, tuple[Any, ...]] = {
+    **PEFT_NEEDED,
+    'init_lora_weights': (None, True),
+    'exclude_modules': (None, [], set[str]()),
+    'layers_to_transform': (None, []),
+    'layers_pattern': (None, []),
+}
+"""The same for an adapter that is yet to be made."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
@@ -61,13 +89,14 @@ class LoraConfig:
 
         Raises:
             TypeError: a mapping has a key that is no field.
-            ValueError: a value is out of range.
+            ValueError: a value is out of range, or a `peft.LoraConfig` asks for what is not supported.
         """
         if isinstance(config, LoraConfig):
             return config
         if isinstance(config, Mapping):
             values = dict(cast(Mapping[str, Any], config))
         else:
+            _check_honoured(config)
             known = (item.name for item in fields(cls))
             values = {name: getattr(config, name) for name in known if hasattr(config, name)}
         values = {name: value for name, value in values.items() if value is not None}
@@ -75,3 +104,11 @@ class LoraConfig:
         if not isinstance(targets, str):
             values['target_modules'] = tuple(sorted(targets))
         return cls(**values)
+
+
+def _check_honoured(config: Any) -> None:
+    """Refuse a `peft.LoraConfig` of which something would be dropped."""
+    for name, honoured in _NEEDED_TO_BEGIN.items():
+        value = getattr(config, name, None)
+        if value not in honoured:
+            raise ValueError(f'{name} = {value!r} of peft is not supported; it has to be {honoured[-1]!r}')
