@@ -206,7 +206,7 @@ class ModelExporter(Protocol):
 
         Raises:
             InvalidField: the adapter cannot be merged.
-            ExportUnavailable: the disk refused it.
+            JournalUnavailable: the disk refused it.
         """
         ...
 

@@ -1,41 +1,45 @@
 """Merged models as folders below the state folder of the service."""
 
+import asyncio
 from pathlib import Path
 
-import structlog
-
-from services.kit.errors import InvalidField
+from services.kit.errors import InUse, InvalidField
 from services.kit.worker import SingleWorker
-from services.model.domain.errors import ExportUnavailable
+from services.model.domain.errors import JournalUnavailable
 from services.model.domain.result import SaveResult
 from services.model.ports import AdapterState
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, MergeResult, MergeRunning, export_merged
 from twinkle.hub import resolve_model
 
-_log = structlog.get_logger('export')
-
 
 class MergedFolders:
-    """Implements `services.model.ports.ModelExporter`. One merge at a time, beside the training of others."""
+    """Implements `services.model.ports.ModelExporter`: `<root>/<adapter>/<name>`.
+
+    Concurrency: one merge at a time, in a thread of its own; training goes on beside it.
+    """
 
     def __init__(self, root: Path, *, base_model: str) -> None:
         """Write below `root`; the base weights are those of `base_model`."""
         self._root = root
         self._base_model = base_model
-        self._worker = SingleWorker('export')
+        self._worker = SingleWorker('merge')
 
     async def export_merged(self, adapter_id: str, state: AdapterState, *, name: str) -> SaveResult:
         """Write a merged model; see the port."""
-        folder = self._root / adapter_id / name
         try:
-            made = await self._worker.run(self._merge, state, folder)
+            made = await self._worker.run(self._export, state, self._root / adapter_id / name)
         except (AdapterMismatch, InvalidModelFolder) as error:
-            raise InvalidField('operation.export_merged', f'cannot be done for this base model: {error}') from error
-        except (OSError, MergeRunning) as error:
-            raise ExportUnavailable(adapter_id) from error
-        _log.info('exported', adapter=adapter_id, folder=str(folder), size_bytes=made.size_bytes)
-        return SaveResult(checkpoint_path='', size_bytes=made.size_bytes, folder=str(folder))
+            raise InvalidField('operation.export_merged', str(error)) from error
+        except MergeRunning as error:
+            raise InUse('export', name, 'another process') from error
+        except OSError as error:
+            raise JournalUnavailable(adapter_id) from error
+        return SaveResult(checkpoint_path='', size_bytes=made.size_bytes, folder=str(made.folder))
 
-    def _merge(self, state: AdapterState, folder: Path) -> MergeResult:
-        lora_config = state.lora_config if state.full_parameters is None else None
-        return export_merged(resolve_model(self._base_model), state.adapter, lora_config, folder)
+    async def close(self) -> None:
+        """End the thread once its merge is done."""
+        await asyncio.to_thread(self._worker.close)
+
+    def _export(self, state: AdapterState, folder: Path) -> MergeResult:
+        config = None if state.full_parameters is not None else state.lora_config
+        return export_merged(resolve_model(self._base_model), state.adapter, config, folder)

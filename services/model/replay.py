@@ -1,0 +1,92 @@
+"""Replays a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
+
+Prints what it does and the first divergence: adapter, operation, field, what is on record and what was found.
+Ends with 0 where everything is the same to the bit, 1 where something is not, 2 where it cannot be replayed.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.kit.config import load_config
+from services.kit.errors import DomainError
+from services.model.api.record_codec import ProtoRecordCodec
+from services.model.application.replay_journal import Replayed, ReplayJournal
+from services.model.backends.journal.schema import JournalRefused
+from services.model.backends.journal.sqlite import SqliteJournal
+from services.model.backends.local import LoadOptions, LocalBackend
+from services.model.config import ModelConfig
+from services.model.ports import TrainerBackend
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay, and return the exit status."""
+    parser = argparse.ArgumentParser(prog='python -m services.model.replay', description='Replays a journal.')
+    parser.add_argument('--journal', type=Path, required=True, metavar='FOLDER', help='a copy of <state_dir>/journal')
+    parser.add_argument('--config', type=Path, metavar='FILE', help='of the model service')
+    parser.add_argument('--adapter', metavar='ID', help='unset: every adapter')
+    parser.add_argument('--set', action='append', default=[], metavar='FIELD=VALUE', help='as of the model service')
+    options = parser.parse_args(arguments)
+    given = ['--config', str(options.config)] if options.config else []
+    for assignment in options.set:
+        given += ['--set', assignment]
+    config = load_config(ModelConfig, given)
+    try:
+        replayed = asyncio.run(_replay(config, options.journal, options.adapter))
+    except (DomainError, JournalRefused) as error:
+        _say(f'cannot be replayed: {error}')
+        return 2
+    return _tell(replayed)
+
+
+async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> Replayed:
+    backend = await LocalBackend.load(
+        LoadOptions(
+            base_model=config.base_model,
+            dtype=config.dtype,
+            device=config.device,
+            thread_count=config.thread_count,
+            batch_tokens=config.max_batch_tokens,
+            pass_tokens=config.pass_tokens,
+            lora_rank=config.max_lora_rank,
+        )
+    )
+    try:
+        return await replay_folder(folder, backend, adapter_id)
+    finally:
+        await backend.close()
+
+
+async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str | None = None) -> Replayed:
+    """Replay the journal in a folder on an engine.
+
+    Raises:
+        JournalRefused, AdapterNotFound, AdapterDamaged: it cannot be replayed.
+    """
+    codec = ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size)
+    journal = await SqliteJournal.open_copy(folder, codec=codec)
+    try:
+        return await ReplayJournal(journal, backend, report=_say)(adapter_id)
+    finally:
+        await journal.close()
+
+
+def _tell(replayed: Replayed) -> int:
+    divergence = replayed.divergence
+    if divergence is None:
+        _say(f'{replayed.operation_count} operations of {replayed.adapter_count} adapters are the same to the bit')
+        return 0
+    place = f'{divergence.adapter_id}, operation {divergence.sequence_number} ({divergence.verb_name})'
+    _say(f'DIVERGED: {place}: {divergence.difference}')
+    return 1
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + '\n')
+    sys.stdout.flush()
+
+
+if __name__ == '__main__':
+    sys.exit(main())
