@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 
 def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Compare what the process grows by with what parameters and moments take."""
-    batch = random_batch(examples=1, length=16, vocabulary=5000)
+    batch = random_batch(examples=1, length=16, vocabulary=300)
     idle_seconds = 3600.0
     with running_model(base_model, idle_seconds=idle_seconds, max_resident_adapters=options.adapters + 1) as model:
         warm = model.create(lora_rank=options.lora_rank)
@@ -62,7 +62,7 @@ def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def _many(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Create many more adapters than are held, then train each once: it is paged in and out again."""
-    batch = random_batch(examples=1, length=16, vocabulary=5000)
+    batch = random_batch(examples=1, length=16, vocabulary=300)
     settings = {'max_resident_adapters': options.resident, 'idle_seconds': 5.0, 'undo_steps': 0}
     with running_model(base_model, **settings) as model:
         warm = model.create(lora_rank=1)

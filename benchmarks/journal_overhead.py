@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
 
 def _ratio(journaled: LoneAdapter, bare: LoneAdapter, shape: tuple[int, int], *, rounds: int) -> dict[str, Any]:
     examples, length = shape
-    batch = random_batch(examples=examples, length=length, vocabulary=5000)
+    batch = random_batch(examples=examples, length=length, vocabulary=300)
 
     def train(adapter: LoneAdapter) -> None:
         adapter.forward_backward(batch)

@@ -21,10 +21,10 @@ from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan
 
 MODEL = 'smollm2-135m-instruct'
 ADAPTERS = 8
-TOKENS = (8, 16, 32, 64, 128, 256)
+TOKENS = (16, 32, 64, 128, 256)
 """Of each adapter in a pass."""
 SOLO_LENGTH = 64
-ROUNDS = 3
+ROUNDS = 2
 
 
 def main() -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import text_format
 from safetensors.numpy import load_file
 
 from twinkle.api.model.v1 import adapter_pb2, operation_result_pb2
@@ -66,12 +67,11 @@ def describe_adapter(adapter: adapter_pb2.Adapter) -> dict[str, str]:
     facts.CopyFrom(adapter)
     for transient in ('adapter_id', 'create_time', 'update_time'):
         facts.ClearField(transient)
-    config = facts.SerializeToString(deterministic=True)
     return {
         'step_count': str(adapter.step_count),
         'sequence_number': str(adapter.sequence_number),
         'version': str(adapter.version),
-        'adapter': hashlib.blake2b(config, digest_size=8).hexdigest(),
+        'adapter': text_format.MessageToString(facts, as_one_line=True),
     }
 
 
@@ -89,8 +89,4 @@ def describe_folder(folder: Path) -> dict[str, str]:
 def _short(result: operation_result_pb2.OperationResult) -> str:
     if result.HasField('forward'):
         return f'loss={result.forward.loss!r} labels={result.forward.label_count}'
-    if result.HasField('step'):
-        return f'step_count={result.step.step_count} norm={result.step.grad_norm!r} applied={result.step.is_applied}'
-    if result.HasField('publish'):
-        return f'version={result.publish.version} digest={result.publish.digest[:8]}'
-    return ''
+    return text_format.MessageToString(result, as_one_line=True)

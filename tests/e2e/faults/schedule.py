@@ -12,8 +12,21 @@ from services.kit.failpoints import FAILPOINTS
 
 SEEDS_PER_ROUND = 10
 KILLS_PER_ROUND = 5
-_LATEST = {'operation': 60, 'journal': 40, 'snapshot': 6, 'state_verb': 8, 'restore': 8, 'page_out': 4}
-"""By the first word of the failpoint: the largest count at which a round of `SEEDS_PER_ROUND` surely comes to it."""
+_LATEST = {
+    'journal.payload.written': 2,
+    'journal.commit.before': 25,
+    'journal.commit.after': 25,
+    'snapshot.taken': 5,
+    'snapshot.written': 5,
+    'snapshot.recorded': 5,
+    'state_verb.done': 6,
+    'restore.begun': 2,
+    'restore.replaying': 6,
+    'page_out.recorded': 4,
+}
+"""The largest count of a failpoint, so that a round of a few seeds comes to it beside the others."""
+_LATEST_OPERATION = 30
+"""The same of the other failpoints, which every operation comes to, and of answers before a signal."""
 _SIGNAL = ''
 PLACES = (*FAILPOINTS, _SIGNAL)
 """The last is a signal from outside, at no place in particular."""
@@ -38,7 +51,7 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
 
 def draw_kill(place: str, rng: random.Random) -> Kill:
     """Return a kill at a place, at a time that a round comes to."""
-    return Kill(failpoint=place, count=rng.randint(1, _LATEST.get(place.partition('.')[0], 60)))
+    return Kill(failpoint=place, count=rng.randint(1, _LATEST.get(place, _LATEST_OPERATION)))
 
 
 def covered(kills: Sequence[Kill]) -> dict[str, int]:

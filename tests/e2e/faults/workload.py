@@ -21,6 +21,9 @@ FINAL_SAVE = 'final'
 _LEAST_OPERATIONS = 15
 _LONGEST_EXAMPLE = 40
 _TOKEN_IDS = 300
+_LARGE_SHARE = 0.1
+_LARGE = [120] * 13
+"""So many tokens that the journal keeps the batch in a file of its own, beside its database."""
 
 
 @dataclass(frozen=True)
@@ -256,16 +259,21 @@ class _Writer:
     def _examples(self) -> list[np.ndarray]:
         noise = np.random.default_rng(self.rng.randrange(2**31))
         lengths = [self.rng.randint(4, _LONGEST_EXAMPLE) for _ in range(self.rng.randint(1, 3))]
+        if self.rng.random() < _LARGE_SHARE:
+            lengths = _LARGE
         return [noise.integers(3, _TOKEN_IDS, length) for length in lengths]
 
 
 def _batch_of(examples: Sequence[np.ndarray]) -> operation_pb2.Batch:
     """Return a batch of these token ids; the first third of each is a prompt."""
-    features: list[input_feature_pb2.InputFeature] = []
-    for ids in examples:
-        labels = np.append(ids[1:], IGNORE_INDEX)
-        labels[: len(ids) // 3] = IGNORE_INDEX
-        values = {'input_ids': ids, 'labels': labels}
-        tensors = {name: tensor_to_proto(array.astype(np.int32)) for name, array in values.items()}
-        features.append(input_feature_pb2.InputFeature(**tensors))
-    return operation_pb2.Batch(features=input_feature_pb2.FeatureBatch(features=features))
+    return operation_pb2.Batch(features=input_feature_pb2.FeatureBatch(features=map(_feature, examples)))
+
+
+def _feature(ids: np.ndarray) -> input_feature_pb2.InputFeature:
+    labels = np.append(ids[1:], IGNORE_INDEX)
+    labels[: len(ids) // 3] = IGNORE_INDEX
+    return input_feature_pb2.InputFeature(
+        input_ids=tensor_to_proto(ids.astype(np.int32)),
+        labels=tensor_to_proto(labels.astype(np.int32)),
+        loss_weights=tensor_to_proto((ids % 3).astype(np.float32)),
+    )
