@@ -49,7 +49,7 @@ class CustomLossVerbs(ModelHandle):
             options: as of `forward_backward`.
 
         Returns:
-            The loss and metrics of `loss_fn`, and the log-probabilities it saw.
+            The loss and metrics of `loss_fn`, the log-probabilities it saw, and what the forward pass cost.
 
         Raises:
             ValueError: inputs are chats, or `loss_fn` gave nothing finite that fits; no gradient was added.
@@ -64,7 +64,7 @@ class CustomLossVerbs(ModelHandle):
             loss, gradients, metrics = await asyncio.to_thread(function, loss_fn, features, output['logps'])
             tensors = [tensor_to_proto(gradient) for gradient in gradients]
             log_warnings(await run(backward=operation_pb2.Backward(logprob_gradients=tensors)))
-        return ForwardOutput(loss=loss, num_tokens=output['num_tokens'], logps=output['logps'], metrics=metrics)
+        return {**output, 'loss': loss, 'metrics': metrics}
 
 
 def _features_of(batch: operation_pb2.Batch, inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from twinkle.api.model.v1 import operation_pb2, operation_result_pb2
 from twinkle_client.convert import features_to_proto, tensor_from_proto, trajectory_to_proto
 from twinkle_client.convert.features import PER_LABEL
+from twinkle_client.model.receipt import Receipt, receipt_of
 
 _log = logging.getLogger('twinkle_client')
 _OPTIONS = frozenset({'temperature', 'disable_lora', 'return_logps', 'micro_batch_size'})
@@ -28,6 +29,8 @@ class ForwardOutput(TypedDict):
     """N arrays [T], natural; 0.0 where the label is ignored. Empty where not asked for."""
     metrics: dict[str, float]
     """What the loss reports."""
+    receipt: Receipt
+    """What it cost."""
 
 
 def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,6 +81,7 @@ def forward_output(result: operation_result_pb2.OperationResult) -> ForwardOutpu
         num_tokens=forward.label_count,
         logps=[cast(Any, tensor_from_proto(logprobs)) for logprobs in forward.logprobs],
         metrics=dict(forward.metrics),
+        receipt=receipt_of(result),
     )
 
 

@@ -9,6 +9,7 @@ from twinkle.api.model.v1 import operation_pb2, operation_result_pb2
 from twinkle_client.convert import tensor_to_proto, vector
 from twinkle_client.model.forward import ForwardOutput, Inputs, forward_fields, forward_output
 from twinkle_client.model.handle import ModelHandle
+from twinkle_client.model.receipt import Receipt, receipt_of
 from twinkle_client.rpc import remote_method
 
 
@@ -25,6 +26,8 @@ class StepOutput(TypedDict):
     """Optimizer steps applied so far."""
     layers: 'list[LayerHealth]'
     """In the model's order; empty unless asked for."""
+    receipt: Receipt
+    """What it cost."""
 
 
 class LayerHealth(TypedDict):
@@ -190,4 +193,5 @@ def step_output(result: operation_result_pb2.OperationResult) -> StepOutput:
             )
             for layer in step.layers
         ],
+        receipt=receipt_of(result),
     )
