@@ -148,23 +148,25 @@ def test_all_losses_share_passes_to_the_bit(model, draw_feature):
                 engine.clip_grad_and_step(item.adapter_id)
 
 
-def test_neighbours_that_break_change_no_bit(model, draw_feature):
+@pytest.mark.parametrize(
+    ('loss', 'options'),
+    [('CrossEntropyLoss', {}), ('GRPOLoss', {'entropy_coef': 0.1}), ('GKDLoss', {}), ('PPOValueLoss', {})],
+)
+def test_neighbours_that_break_change_no_bit(model, draw_feature, loss, options):
     """Weights that are not finite, gradients that overflow and refused batches stay their owner's alone."""
     names = ('healthy', 'not-a-number', 'infinite', 'overflowing', 'refused', 'also-healthy')
-    configs = {name: LoraConfig(r=4, seed=index, lora_dropout=0.2) for index, name in enumerate(names)}
     shared, alone = TrainerEngine(model), TrainerEngine(model)
-    for name, config in configs.items():
-        shared.create_adapter(name, config)
-    for name in ('healthy', 'also-healthy'):
-        alone.create_adapter(name, configs[name])
+    for engine, own in ((shared, names), (alone, ('healthy', 'also-healthy'))):
+        for name in own:
+            engine.create_adapter(name, LoraConfig(r=4, seed=names.index(name), lora_dropout=0.2))
+            engine.set_loss(name, loss, **options)
     with torch.no_grad():
         for name, value in (('not-a-number', float('nan')), ('infinite', float('inf')), ('overflowing', 3e38)):
             for parameter in shared.adapter(name).parameters():
                 parameter.fill_(value)
     before = {name: trained_bits(shared, name) for name in names}
-    items = [
-        BatchItem(adapter_id=n, features=[draw_feature(9, 1), draw_feature(5, 2)], is_training=True) for n in names
-    ]
+    batch = [feature_for_all(draw_feature, 1), feature_for_all(draw_feature, 2)]
+    items = [BatchItem(adapter_id=name, features=batch, is_training=True) for name in names]
     items[4] = BatchItem(adapter_id='refused', features=[{'input_ids': [1, 2]}], is_training=True)
     results = dict(zip(names, shared.run_batch(items), strict=True))
     for name in ('not-a-number', 'infinite', 'overflowing'):

@@ -34,13 +34,14 @@ def check_gradient(state: AdapterState, gradient: Sequence[Tensor]) -> None:
         raise LossNotFinite(state.adapter_id, None)
 
 
-def add_gradient(state: AdapterState, gradient: Sequence[Tensor], *, divisor: int) -> None:
+def add_gradient(state: AdapterState, gradient: Sequence[Tensor], *, divisor: int, is_finite: bool = False) -> None:
     """Add one batch's gradient.
 
     Args:
         state: of the adapter.
         gradient: in the order of its parameters; not aliased.
         divisor: what this batch adds to the number the sum is divided by.
+        is_finite: whether that of the gradient itself is known.
 
     Raises:
         LossNotFinite: the sum is not finite; nothing was changed.
@@ -50,7 +51,8 @@ def add_gradient(state: AdapterState, gradient: Sequence[Tensor], *, divisor: in
         tensor.clone() if parameter.grad is None else parameter.grad + tensor
         for parameter, tensor in zip(parameters, gradient, strict=True)
     ]
-    check_gradient(state, totals)
+    if state.batch_count or not is_finite:
+        check_gradient(state, totals)
     for parameter, total in zip(parameters, totals, strict=True):
         parameter.grad = total
     state.batch_count += 1

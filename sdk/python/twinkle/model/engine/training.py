@@ -200,7 +200,9 @@ def _finish(run: ItemRun, item: BatchItem) -> ForwardResult | Exception:
     state = run.purpose.state
     if run.refusal is None and run.gradient is not None:
         try:
-            add_gradient(state, run.gradient, divisor=sum(result.output['num_tokens'] for result in run.results))
+            divisor = sum(result.output['num_tokens'] for result in run.results)
+            # That of a lone pass was checked with it; sums may overflow.
+            add_gradient(state, run.gradient, divisor=divisor, is_finite=len(run.results) == 1)
         except LossNotFinite as error:
             run.refuse(error)
     if run.refusal is not None:
