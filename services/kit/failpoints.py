@@ -35,8 +35,10 @@ class Failpoints:
         """Arm places: the process ends the given time each is reached.
 
         Raises:
-            ValueError: a name is not one of `FAILPOINTS`.
+            ValueError: a name is not one of `FAILPOINTS`, or a time is not at least 1.
         """
+        if any(count < 1 for count in armed.values()):
+            raise ValueError(f'{VARIABLE} counts from 1, got {dict(armed)}')
         unknown = sorted(set(armed) - set(FAILPOINTS))
         if unknown:
             raise ValueError(f'{VARIABLE} names {unknown}; there are {FAILPOINTS}')

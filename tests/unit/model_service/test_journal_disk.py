@@ -1,0 +1,244 @@
+"""What the journal on disk makes of disks that refuse, tear, flip bits or are full, and of what a crash left."""
+
+import asyncio
+import os
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
+from services.model.backends.journal.schema import JournalRefused
+from services.model.domain.errors import AdapterDamaged, JournalUnavailable
+from services.model.ports import Snapshot
+
+LARGE = 20_000
+"""Tokens of a batch whose payload is a file."""
+
+
+class Disk:
+    """Syncs, until told to refuse."""
+
+    def __init__(self) -> None:
+        """Begin in order."""
+        self.is_broken = False
+
+    def sync(self, descriptor: int) -> None:
+        """Sync, or fail as a disk does."""
+        if self.is_broken:
+            raise OSError(5, 'input/output error')
+        os.fsync(descriptor)
+
+
+async def test_an_operation_whose_payload_cannot_be_synced_is_not_accepted(tmp_path: Path):
+    """It says so, nothing of it is left, and the next one is taken once the disk is well again."""
+    disk = Disk()
+    journal = await open_journal(tmp_path, sync=disk.sync)
+    await add(journal, make_adapter())
+    disk.is_broken = True
+    with pytest.raises(JournalUnavailable):
+        await journal.accept(batch_operation(1, length=LARGE))
+    assert list(await journal.entries('ad-1', after=0)) == []
+    disk.is_broken = False
+    await journal.accept(batch_operation(1, length=LARGE))
+    await journal.close()
+    journal = await open_journal(tmp_path)
+    assert len(await journal.entries('ad-1', after=0)) == 1
+    assert len(_files(tmp_path / 'payloads')) == 1
+    await journal.close()
+
+
+async def test_a_snapshot_that_cannot_be_synced_is_none(tmp_path: Path):
+    """What was there stays, and no half file with it."""
+    disk = Disk()
+    journal = await open_journal(tmp_path, sync=disk.sync)
+    adapter = await add(journal, make_adapter())
+    disk.is_broken = True
+    with pytest.raises(JournalUnavailable):
+        await journal.add_snapshot(Snapshot(sequence_number=0, adapter=adapter, state=state_of(1)))
+    assert (await journal.snapshot_before('ad-1')).state is None
+    assert _files(tmp_path / 'snapshots') == []
+    await journal.close()
+
+
+async def test_a_full_disk_refuses_an_operation_and_keeps_every_note(tmp_path: Path):
+    """What was noted meanwhile is written once there is room; other adapters' rows are as they were."""
+    journal = await open_journal(tmp_path)
+    adapter = await add(journal, make_adapter())
+    await journal.accept(batch_operation(1))
+    await _limit_pages(journal, extra=0)
+    journal.note(replace(adapter, sequence_number=1), batch_operation(1), forward_result(batch_operation(1)))
+    with pytest.raises(JournalUnavailable):
+        await _fill(journal)
+    await _limit_pages(journal, extra=10_000)
+    assert (await journal.record('ad-1', size=64))[0].outcome is not None
+    await journal.close()
+
+
+async def test_the_same_payload_is_kept_once_and_while_anything_needs_it(tmp_path: Path):
+    """Two operations with one content share a file; it goes when both are gone."""
+    journal = await open_journal(tmp_path)
+    for name in ('ad-1', 'ad-2'):
+        await add(journal, make_adapter(name))
+    first = batch_operation(1, length=LARGE)
+    second = replace(batch_operation(1, 'ad-2', length=LARGE), payload=first.payload)
+    await journal.accept(first)
+    await journal.accept(second)
+    assert len(_files(tmp_path / 'payloads')) == 1
+    await journal.remove_adapter('ad-1')
+    assert len(_files(tmp_path / 'payloads')) == 1
+    await journal.revoke(second)
+    assert _files(tmp_path / 'payloads') == []
+    await journal.close()
+
+
+async def test_files_go_with_the_operations_and_snapshots_that_needed_them(tmp_path: Path):
+    """After many snapshots there are two, and the payloads after the older one."""
+    journal = await open_journal(tmp_path, undo_steps=0)
+    adapter = await add(journal, make_adapter())
+    for number in range(1, 7):
+        operation = batch_operation(number, length=LARGE, seed=number)
+        await journal.accept(operation)
+        after = replace(adapter, sequence_number=number)
+        journal.note(after, operation, forward_result(operation))
+        await journal.add_snapshot(Snapshot(sequence_number=number, adapter=after, state=state_of(number)))
+    assert len(_files(tmp_path / 'snapshots')) == 2
+    assert len(_files(tmp_path / 'payloads')) == 1
+    await journal.close()
+
+
+@pytest.mark.parametrize('folder', ['payloads', 'snapshots'])
+async def test_what_a_crash_left_half_written_is_swept(tmp_path: Path, folder: str):
+    """Files that no row names are gone after the next start."""
+    await (await open_journal(tmp_path)).close()
+    (tmp_path / folder / '.half-abc').write_bytes(b'torn')
+    (tmp_path / folder / 'unknown').write_bytes(b'whole, and never recorded')
+    await (await open_journal(tmp_path)).close()
+    assert _files(tmp_path / folder) == []
+
+
+async def test_a_damaged_snapshot_costs_a_longer_replay(tmp_path: Path):
+    """A flipped bit is seen, and the restore begins from the snapshot before."""
+    journal = await open_journal(tmp_path)
+    await _with_snapshots(journal, 2, 4)
+    _flip_newest(tmp_path / 'snapshots')
+    found = await journal.snapshot_before('ad-1')
+    assert found.sequence_number == 2
+    assert [entry.operation.sequence_number for entry in await journal.entries('ad-1', after=2)] == [3, 4]
+    await journal.close()
+
+
+async def test_an_adapter_whose_snapshots_are_all_damaged_is_damaged_alone(tmp_path: Path):
+    """It says so; another adapter is restored."""
+    journal = await open_journal(tmp_path, undo_steps=0)
+    await _with_snapshots(journal, 1, 2, 3)
+    for path in _files(tmp_path / 'snapshots'):
+        _flip(path)
+    await add(journal, make_adapter('ad-2'), state_of(7))
+    with pytest.raises(AdapterDamaged) as refusal:
+        await journal.snapshot_before('ad-1')
+    assert str(tmp_path) not in str(refusal.value)
+    assert (await journal.snapshot_before('ad-2')).state is not None
+    await journal.close()
+
+
+@pytest.mark.parametrize('harm', ['flip', 'tear', 'lose'])
+async def test_a_damaged_payload_is_seen(tmp_path: Path, harm: str):
+    """What is not what was written is never replayed."""
+    journal = await open_journal(tmp_path)
+    await add(journal, make_adapter())
+    operation = batch_operation(1, length=LARGE)
+    await journal.accept(operation)
+    (path,) = _files(tmp_path / 'payloads')
+    {'flip': _flip, 'tear': lambda file: os.truncate(file, 100), 'lose': Path.unlink}[harm](path)
+    with pytest.raises(AdapterDamaged):
+        await journal.entries('ad-1', after=0)
+    # Sent again, it is written again.
+    await journal.accept(operation)
+    assert len(await journal.entries('ad-1', after=0)) == 1
+    await journal.close()
+
+
+async def test_two_services_cannot_have_one_journal(tmp_path: Path):
+    """The second one is told so, and can have it when the first has ended."""
+    journal = await open_journal(tmp_path)
+    with pytest.raises(JournalRefused, match='in use'):
+        await open_journal(tmp_path)
+    await journal.close()
+    await (await open_journal(tmp_path)).close()
+
+
+async def test_a_journal_of_another_engine_or_version_is_refused(tmp_path: Path):
+    """Replay on another base model would be another adapter; an empty journal is anybody's."""
+    journal = await open_journal(tmp_path, engine='one')
+    await journal.close()
+    journal = await open_journal(tmp_path, engine='two')
+    await add(journal, make_adapter())
+    await journal.close()
+    with pytest.raises(JournalRefused, match='two'):
+        await open_journal(tmp_path, engine='three')
+    with sqlite3.connect(tmp_path / 'journal.sqlite') as database:
+        database.execute('PRAGMA user_version=99')
+    database.close()
+    with pytest.raises(JournalRefused, match='99'):
+        await open_journal(tmp_path, engine='two')
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
+    """Nothing of it is overwritten."""
+    (tmp_path / 'journal.sqlite').write_bytes(b'something else' * 100)
+    with pytest.raises(JournalRefused):
+        await open_journal(tmp_path)
+    assert (tmp_path / 'journal.sqlite').read_bytes() == b'something else' * 100
+
+
+async def test_many_operations_at_once_share_their_writes(tmp_path: Path):
+    """All are durable once they return, in fewer transactions than operations."""
+    journal = await open_journal(tmp_path)
+    names = [f'ad-{index}' for index in range(40)]
+    for name in names:
+        await add(journal, make_adapter(name))
+    await asyncio.gather(*(journal.accept(batch_operation(1, name)) for name in names))
+    await journal.close()
+    journal = await open_journal(tmp_path)
+    assert [len(await journal.entries(name, after=0)) for name in names] == [1] * 40
+    await journal.close()
+
+
+async def _with_snapshots(journal, *snapshots):
+    adapter = await add(journal, make_adapter())
+    for number in range(1, max(snapshots) + 1):
+        operation = batch_operation(number)
+        await journal.accept(operation)
+        after = replace(adapter, sequence_number=number)
+        journal.note(after, operation, forward_result(operation))
+        if number in snapshots:
+            await journal.add_snapshot(Snapshot(sequence_number=number, adapter=after, state=state_of(number)))
+
+
+async def _fill(journal):
+    for number in range(2, 60):
+        await journal.accept(batch_operation(number, length=1500))
+
+
+async def _limit_pages(journal, *, extra):
+    def limit(tx):
+        pages = tx.execute('PRAGMA page_count').fetchone()[0]
+        tx.execute(f'PRAGMA max_page_count={pages + extra}')
+
+    await journal._writer.run(limit)  # noqa: SLF001 - stands for a full disk
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def _flip_newest(folder: Path) -> None:
+    _flip(max(_files(folder), key=lambda path: path.name))
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
