@@ -8,8 +8,9 @@ import torch
 
 from twinkle.data_format import STREAMS, LoraConfig
 from twinkle.loss import LOSSES
+from twinkle.metric import LossMetric
 from twinkle.model.engine import BatchItem, ForwardOptions, ForwardResult, TrainerEngine
-from twinkle.model.errors import InvalidArgument, LossNotFinite, UnknownAdapter
+from twinkle.model.errors import InvalidArgument, LossNotFinite, MetricFailed, UnknownAdapter
 from twinkle.nn import PackedCausalLM
 from twinkle.processor import InvalidFeatures
 
@@ -241,6 +242,30 @@ def test_a_loss_that_fails_is_its_owners_alone(model, draw_feature, loss):
     assert isinstance(results[0], InvalidArgument)
     assert trained_bits(shared, 'a') == before
     assert bits_of(results[1]) == bits_of(alone.run_batch([items[1]])[0])
+    assert trained_bits(shared, 'b') == trained_bits(alone, 'b')
+
+
+class BrokenMetric(LossMetric):
+    """Cannot take anything in."""
+
+    def accumulate(self, facts):
+        """Raise."""
+        raise RuntimeError('broken')
+
+
+def test_a_metric_that_fails_is_its_owners_alone(model, draw_feature):
+    """Its batch is refused and adds no gradient; the neighbour's is as alone."""
+    shared, alone = TrainerEngine(model), TrainerEngine(model)
+    for engine, names in ((shared, 'ab'), (alone, 'b')):
+        for name in names:
+            engine.create_adapter(name, LoraConfig(r=4, seed=2, lora_dropout=0.3))
+    shared.add_metric('a', BrokenMetric())
+    before = trained_bits(shared, 'a')
+    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'ab']
+    refusal, result = shared.run_batch(items)
+    assert isinstance(refusal, MetricFailed)
+    assert trained_bits(shared, 'a') == before
+    assert bits_of(result) == bits_of(alone.run_batch([items[1]])[0])
     assert trained_bits(shared, 'b') == trained_bits(alone, 'b')
 
 

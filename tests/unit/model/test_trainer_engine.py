@@ -35,7 +35,7 @@ def train(engine, batches, adapter_id='a'):
     return losses
 
 
-@pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir'])
+@pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir', 'tiny_gemma_dir'])
 def test_training_equals_transformers_and_peft(family, request, draw_feature):
     """Losses, gradients and three AdamW steps equal a plain transformers + peft loop on the same features."""
     folder = request.getfixturevalue(family)

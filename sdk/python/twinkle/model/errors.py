@@ -83,3 +83,15 @@ class LossFailed(InvalidArgument):
     def __reduce__(self) -> tuple[type['LossFailed'], tuple[str, str, str]]:
         """Pickle by the arguments."""
         return type(self), (self.adapter_id, self.loss, self.problem)
+
+
+class MetricFailed(InvalidArgument):
+    """A metric raised as it took a batch in; no gradient was added."""
+
+    def __init__(self, metric: str, problem: str) -> None:
+        super().__init__(f'{metric} failed on this batch: {problem}')
+        self.metric, self.problem = metric, problem
+
+    def __reduce__(self) -> tuple[type['MetricFailed'], tuple[str, str]]:
+        """Pickle by the arguments."""
+        return type(self), (self.metric, self.problem)

@@ -34,26 +34,29 @@ def check_gradient(state: AdapterState, gradient: Sequence[Tensor]) -> None:
         raise LossNotFinite(state.adapter_id, None)
 
 
-def add_gradient(state: AdapterState, gradient: Sequence[Tensor], *, divisor: int, is_finite: bool = False) -> None:
-    """Add one batch's gradient.
+def total_gradient(state: AdapterState, gradient: Sequence[Tensor], *, is_finite: bool = False) -> list[Tensor]:
+    """Return the accumulated gradient with one more batch's in it; `accumulate` puts it into use.
 
     Args:
-        state: of the adapter.
+        state: of the adapter; only read.
         gradient: in the order of its parameters; not aliased.
-        divisor: what this batch adds to the number the sum is divided by.
         is_finite: whether that of the gradient itself is known.
 
     Raises:
-        LossNotFinite: the sum is not finite; nothing was changed.
+        LossNotFinite: the sum is not finite.
     """
-    parameters = state.parameters()
     totals = [
         tensor.clone() if parameter.grad is None else parameter.grad + tensor
-        for parameter, tensor in zip(parameters, gradient, strict=True)
+        for parameter, tensor in zip(state.parameters(), gradient, strict=True)
     ]
     if state.batch_count or not is_finite:
         check_gradient(state, totals)
-    for parameter, total in zip(parameters, totals, strict=True):
+    return totals
+
+
+def accumulate(state: AdapterState, totals: Sequence[Tensor], *, divisor: int) -> None:
+    """Put a `total_gradient` into use; `divisor` is what its batch adds to the number the sum is divided by."""
+    for parameter, total in zip(state.parameters(), totals, strict=True):
         parameter.grad = total
     state.batch_count += 1
     state.divisor += divisor

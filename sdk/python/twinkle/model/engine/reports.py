@@ -9,9 +9,10 @@ from twinkle.data_format import InputFeature, LossOutput
 from twinkle.loss import merge_metrics
 from twinkle.metric import ForwardFacts, Metric
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
-from twinkle.model.engine.joint_pass import PassResult, plain_output
+from twinkle.model.engine.joint_pass import LOSS_FAILURES, PassResult, plain_output
 from twinkle.model.engine.label_facts import by_feature, joined_facts, label_facts, more_outputs
 from twinkle.model.engine.results import ForwardResult, StepResult
+from twinkle.model.errors import MetricFailed
 
 
 def result_of_pending(pending: PendingForward, *, more: Sequence[str] = ()) -> PassResult:
@@ -32,7 +33,11 @@ def forward_result(
     metrics: Sequence[Metric],
     warnings: tuple[str, ...] = (),
 ) -> ForwardResult:
-    """Add up the passes of one batch, and let `metrics` take the batch in."""
+    """Add up the passes of one batch, and let `metrics` take the batch in.
+
+    Raises:
+        MetricFailed: one of them raised; those before it took the batch in.
+    """
     loss_sum = sum(result.output['loss'] for result in results)
     divisor = sum(result.output['num_tokens'] for result in results)
     reported = merge_metrics([result.output for result in results])
@@ -46,8 +51,7 @@ def forward_result(
             [result.facts for result in results], [len(result.batch.feature_lengths) for result in results]
         ),
     )
-    for metric in metrics:
-        metric.accumulate(facts)
+    _take_in(facts, metrics)
     return ForwardResult(
         loss_sum=loss_sum,
         loss=loss_sum / divisor if divisor else loss_sum,
@@ -65,6 +69,14 @@ def forward_result(
         device_seconds=sum(result.seconds for result in results),
         warnings=warnings,
     )
+
+
+def _take_in(facts: ForwardFacts, metrics: Sequence[Metric]) -> None:
+    for metric in metrics:
+        try:
+            metric.accumulate(facts)
+        except LOSS_FAILURES as error:
+            raise MetricFailed(type(metric).__name__, str(error)) from error
 
 
 def step_result(state: AdapterState, *, is_applied: bool) -> StepResult:

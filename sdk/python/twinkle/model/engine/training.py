@@ -11,14 +11,21 @@ from twinkle.data_format import InputFeature
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.batch_runner import BatchRunner, ItemRun
-from twinkle.model.engine.gradient import add_gradient
+from twinkle.model.engine.gradient import accumulate, total_gradient
 from twinkle.model.engine.joint_pass import gradients_of, has_loss, loss_of
 from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, forward_outputs
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.engine.reports import forward_result, result_of_pending
 from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult
-from twinkle.model.errors import AdapterNotReady, BatchTooLarge, InvalidArgument, LossNotFinite, TrainerError
+from twinkle.model.errors import (
+    AdapterNotReady,
+    BatchTooLarge,
+    InvalidArgument,
+    LossNotFinite,
+    MetricFailed,
+    TrainerError,
+)
 from twinkle.nn import PackedCausalLM
 from twinkle.processor import InvalidFeatures, PackedBatch
 
@@ -155,8 +162,10 @@ class Training(AdapterTable):
         state.pending = None
         with _memory_named(pending.batch):
             gradient = gradients_of([state], [values], by_outputs=by_outputs)[0]
-        add_gradient(state, gradient, divisor=result.output['num_tokens'] if by_outputs is None else 0)
-        return forward_result((), [result], metrics=state.train_metrics)
+        totals = total_gradient(state, gradient)
+        answer = forward_result((), [result], metrics=state.train_metrics)
+        accumulate(state, totals, divisor=result.output['num_tokens'] if by_outputs is None else 0)
+        return answer
 
     def drop_forward(self, adapter_id: str) -> None:
         """Forget the last `forward` and its activations; nothing happens where there is none."""
@@ -197,20 +206,23 @@ class Training(AdapterTable):
 
 def _finish(run: ItemRun, item: BatchItem) -> ForwardResult | Exception:
     """Add the gradient, let the metrics take the batch in, and return the result."""
-    state = run.purpose.state
-    if run.refusal is None and run.gradient is not None:
-        try:
-            divisor = sum(result.output['num_tokens'] for result in run.results)
-            # That of a lone pass was checked with it; sums may overflow.
-            add_gradient(state, run.gradient, divisor=divisor, is_finite=len(run.results) == 1)
-        except LossNotFinite as error:
-            run.refuse(error)
     if run.refusal is not None:
         return run.refusal
+    state, totals = run.purpose.state, None
     missing = run.purpose.missing_streams(run.results[0].batch)
     metrics = () if missing else state.metrics(is_training=item.is_training)
     warnings = (*run.purpose.warnings(item.features, missing=missing), *run.warnings)
-    return forward_result(item.features, run.results, metrics=metrics, warnings=warnings)
+    try:
+        if run.gradient is not None:
+            # That of a lone pass was checked with it; sums may overflow.
+            totals = total_gradient(state, run.gradient, is_finite=len(run.results) == 1)
+        result = forward_result(item.features, run.results, metrics=metrics, warnings=warnings)
+    except (LossNotFinite, MetricFailed) as error:
+        run.refuse(error)
+        return error
+    if totals is not None:
+        accumulate(state, totals, divisor=sum(result.output['num_tokens'] for result in run.results))
+    return result
 
 
 def _check_trainable(purpose: Purpose, batches: Sequence[PackedBatch]) -> None:
