@@ -85,6 +85,7 @@ async def load_backend(config: ModelConfig) -> LocalBackend:
         pass_tokens=config.pass_tokens,
         lora_rank=config.max_lora_rank,
         loss_plugins=config.loss_plugins,
+        patches=config.patches,
     )
     return await LocalBackend.load(options)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, JsonValue, PositiveFloat
 
 from services.kit.config import ServiceConfig
 
@@ -24,6 +24,9 @@ class ModelConfig(ServiceConfig):
     loss_plugins: tuple[str, ...] = ()
     """Losses of packages installed beside the service that tenants may choose, by their names among the entry
     points `twinkle.losses`. Their code runs in this process; nothing of a package is imported unless named here."""
+    patches: Mapping[str, Mapping[str, JsonValue]] = {}
+    """Changes to the base model as it is loaded: options by the name of the patch, in order. The samplers of the
+    same base model need the same ones to agree with what is trained."""
     checkpoint_address: str = Field(min_length=1)
     """Where the checkpoint service is, `host:port`."""
     max_lora_rank: int = Field(default=256, ge=1)

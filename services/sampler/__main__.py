@@ -57,6 +57,7 @@ def make_engine(config: SamplerConfig) -> TorchEngine:
         folder=str(resolve_model(config.base_model)),
         dtype=config.torch.dtype,
         device=config.torch.device,
+        patches=config.torch.patches,
         limits=engine_limits(config.torch),
         mailbox_events=config.torch.mailbox_events,
         stall_seconds=config.torch.stall_seconds,

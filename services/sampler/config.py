@@ -1,8 +1,9 @@
 """What the sampler service can be told. Imports no torch."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from services.kit.config import ServiceConfig
 
@@ -16,6 +17,9 @@ class TorchEngineConfig(BaseModel):
     """Of the frozen weights; on a CPU float32 is exact and the fastest."""
     device: str = 'cpu'
     """Where it runs, such as 'cpu' or 'cuda:0'."""
+    patches: Mapping[str, Mapping[str, JsonValue]] = {}
+    """Changes to the base model as it is loaded: options by the name of the patch, in order. The same as those of
+    the model service."""
     max_num_seqs: int = Field(default=32, ge=1)
     """Sequences continued at once."""
     max_num_batched_tokens: int = Field(default=1024, ge=2)

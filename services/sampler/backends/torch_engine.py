@@ -1,9 +1,10 @@
 """The reference engine behind the port: `twinkle.sampler.engine` in a thread of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -25,6 +26,7 @@ from services.sampler.domain.generation import (
     TokensDrawn,
 )
 from twinkle.nn import LoraWeights, PackedCausalLM, tensor_of
+from twinkle.patch import apply_patches
 from twinkle.sampler import errors as library
 from twinkle.sampler.engine import EngineAdapter, EngineConfig, EngineEvent, PromptEvent, SamplerEngine, TokenEvent
 
@@ -41,6 +43,8 @@ class TorchEngineOptions:
     """Where the model is."""
     dtype: str = 'float32'
     device: str = 'cpu'
+    patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+    """Changes to the base model as it is loaded: options by name, applied in order."""
     limits: EngineConfig = field(default_factory=EngineConfig)
     mailbox_events: int = 256
     """Events that may wait for a slow reader before its request is held back."""
@@ -56,8 +60,14 @@ class TorchEngine:
 
         Raises:
             OSError, UnsupportedModel: the folder holds no model that can be run.
+            ValueError: a patch is unknown, or does not fit the model.
         """
-        self._model = PackedCausalLM.load(options.folder, dtype=options.dtype, device=options.device)
+        self._model = PackedCausalLM.load(
+            options.folder,
+            dtype=options.dtype,
+            device=options.device,
+            prepare=lambda model: apply_patches(model, list(options.patches.items())),
+        )
         self._device = options.device
         self._mailbox_events = options.mailbox_events
         self._encoder = PromptEncoder(options.folder, vocabulary_size=self._model.vocab_size)

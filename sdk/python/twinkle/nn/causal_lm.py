@@ -4,7 +4,7 @@ Legend: T rows of the pack, R rows of any choice of them, D hidden size, V vocab
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class PackedCausalLM:
         dtype: str = 'float32',
         device: str = 'cpu',
         is_checkpointed: bool = False,
+        prepare: Callable[[PreTrainedModel], object] | None = None,
     ) -> 'PackedCausalLM':
         """Load a model folder.
 
@@ -67,6 +68,7 @@ class PackedCausalLM:
             device: where it runs.
             is_checkpointed: whether the backward pass runs each layer again instead of keeping its activations.
                 Takes about a third more time and changes no bit.
+            prepare: changes the model in place before anything is built on it, such as `twinkle.patch` does.
 
         Raises:
             UnsupportedModel: the architecture cannot be run in packs.
@@ -75,6 +77,8 @@ class PackedCausalLM:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=IMPLEMENTATION, local_files_only=True
         )
+        if prepare is not None:
+            prepare(model)
         return cls(model.to(device), is_checkpointed=is_checkpointed)
 
     @property

@@ -1,6 +1,8 @@
 """How an engine begins, and what it is said to be able to."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -12,6 +14,7 @@ from twinkle.metric import METRICS
 from twinkle.model.engine import TrainerEngine
 from twinkle.module import optimizer_names, scheduler_names
 from twinkle.nn import PackedCausalLM
+from twinkle.patch import apply_patches
 from twinkle.processor import PROCESSORS
 from twinkle.template import template_names
 
@@ -36,6 +39,8 @@ class LoadOptions:
     """Told to callers; the application refuses higher ones."""
     loss_plugins: tuple[str, ...] = ()
     """Losses of installed packages that may be chosen, by the names of their entry points."""
+    patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+    """Changes to the base model as it is loaded: options by name, applied in order."""
 
 
 def load_engine(options: LoadOptions) -> TrainerEngine:
@@ -46,13 +51,19 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
         UnsupportedModel: the architecture cannot be run.
         UnknownComponent: no installed package offers a plugin that is allowed.
         InvalidComponent: one is no loss, or takes the name of another.
+        ValueError: a patch is unknown, or does not fit the model.
     """
     LOSSES.load_plugins(options.loss_plugins)
     # The log is the service's own; a progress bar would be noise in it.
     disable_progress_bar()
     if options.thread_count:
         torch.set_num_threads(options.thread_count)
-    model = PackedCausalLM.load(resolve_model(options.base_model), dtype=options.dtype, device=options.device)
+    model = PackedCausalLM.load(
+        resolve_model(options.base_model),
+        dtype=options.dtype,
+        device=options.device,
+        prepare=lambda model: apply_patches(model, list(options.patches.items())),
+    )
     return TrainerEngine(model, max_pass_tokens=options.pass_tokens)
 
 
