@@ -147,8 +147,11 @@ def test_groups_stay_together_when_a_part_is_halved(starved, draw_feature):
 
 
 def test_other_errors_are_not_taken_for_memory(starved, draw_feature):
-    """What is a defect is raised as it is."""
-    engine = new_engine(starved, 'a')
+    """What is a defect is raised as it is, and leaves every adapter as it was."""
+    engine = new_engine(starved, 'ab')
+    items = [BatchItem(adapter_id=name, features=[draw_feature(20)], is_training=True) for name in 'ab']
+    before = [state_of(engine, name) for name in 'ab']
     starved.max_rows, starved.error = 1, RuntimeError('a defect')
     with pytest.raises(RuntimeError, match='a defect'):
-        engine.forward_backward('a', [draw_feature(20), draw_feature(20)])
+        engine.run_batch(items)
+    assert [state_of(engine, name) for name in 'ab'] == before

@@ -12,7 +12,7 @@ from twinkle.metric import LossMetric
 from twinkle.model.engine import BatchItem, ForwardOptions, ForwardResult, TrainerEngine
 from twinkle.model.errors import InvalidArgument, LossNotFinite, MetricFailed, UnknownAdapter
 from twinkle.nn import PackedCausalLM
-from twinkle.processor import InvalidFeatures
+from twinkle.processor import InputProcessor, InvalidFeatures
 
 TARGETS = ('all-linear', ('q_proj', 'v_proj'), ('down_proj',), ('o_proj', 'gate_proj', 'up_proj'))
 
@@ -267,6 +267,26 @@ def test_a_metric_that_fails_is_its_owners_alone(model, draw_feature):
     assert trained_bits(shared, 'a') == before
     assert bits_of(result) == bits_of(alone.run_batch([items[1]])[0])
     assert trained_bits(shared, 'b') == trained_bits(alone, 'b')
+
+
+class BrokenProcessor(InputProcessor):
+    """Cannot prepare anything."""
+
+    def prepare(self, features):
+        """Raise."""
+        raise KeyError('broken')
+
+
+def test_a_processor_that_fails_is_its_owners_alone(model, draw_feature):
+    """Whatever a processor of one's own raises is a refusal of that batch."""
+    engine = TrainerEngine(model)
+    for name in 'ab':
+        engine.create_adapter(name, LoraConfig(r=4, seed=2))
+    engine.set_processor('a', BrokenProcessor())
+    items = [BatchItem(adapter_id=name, features=[draw_feature(9)], is_training=True) for name in 'ab']
+    refusal, result = engine.run_batch(items)
+    assert isinstance(refusal, InvalidArgument)
+    assert isinstance(result, ForwardResult)
 
 
 def test_parts_are_cut_by_the_item_alone(model, draw_feature):

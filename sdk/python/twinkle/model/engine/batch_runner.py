@@ -37,13 +37,13 @@ class ItemRun:
     """In the order of the features."""
     gradient: Sequence[Tensor] | None = None
     """Of the parts that ran, added up in their order."""
-    refusal: Exception | None = None
+    refusal: BaseException | None = None
 
     def __post_init__(self) -> None:
         """Remember the random state, for a refusal."""
         self._draws = self.purpose.state.weights.dropout_generator.get_state()
 
-    def refuse(self, error: Exception) -> None:
+    def refuse(self, error: BaseException) -> None:
         """Give up, leaving the adapter as it was."""
         self.refusal, self.gradient = error, None
         self.purpose.state.weights.dropout_generator.set_state(self._draws)
@@ -80,8 +80,16 @@ class BatchRunner:
     def run(self, runs: Sequence[ItemRun]) -> None:
         """Run batches of different adapters to their end; what came of each is left in it.
 
-        No gradient is added to an adapter's yet.
+        No gradient is added to an adapter's yet. A defect that is raised leaves all adapters as they were.
         """
+        try:
+            self._run_kinds(runs)
+        except BaseException as error:
+            for run in runs:
+                run.refuse(error)
+            raise
+
+    def _run_kinds(self, runs: Sequence[ItemRun]) -> None:
         for is_training in (True, False):
             self._run_alike([run for run in runs if run.purpose.is_training is is_training])
 

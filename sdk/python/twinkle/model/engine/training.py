@@ -8,11 +8,12 @@ import numpy.typing as npt
 import torch
 
 from twinkle.data_format import InputFeature
+from twinkle.loss import InvalidLossInput
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.batch_runner import BatchRunner, ItemRun
 from twinkle.model.engine.gradient import accumulate, total_gradient
-from twinkle.model.engine.joint_pass import gradients_of, has_loss, loss_of
+from twinkle.model.engine.joint_pass import LOSS_FAILURES, gradients_of, has_loss, loss_of
 from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, forward_outputs
 from twinkle.model.engine.purpose import Purpose
@@ -194,8 +195,12 @@ class Training(AdapterTable):
             parts = self._runner.cutter.cut(purpose, item.features)
             if item.is_training:
                 _check_trainable(purpose, [part.batch for part in parts])
-        except (TrainerError, ValueError) as error:
+        except (TrainerError, InvalidFeatures, InvalidLossInput) as error:
             return error
+        except LOSS_FAILURES as error:
+            refusal = InvalidArgument(f'the batch cannot be packed: {error}')
+            refusal.__cause__ = error
+            return refusal
         return ItemRun(purpose, parts)
 
     def _pending(self, state: AdapterState) -> PendingForward:
