@@ -13,6 +13,7 @@ import structlog
 
 from services.kit.clock import Clock
 from services.kit.errors import Cancelled, Draining, Internal
+from services.model.application.changes import Changes
 from services.model.domain.adapter import Adapter
 from services.model.domain.operation import (
     BatchVerb,
@@ -24,10 +25,13 @@ from services.model.domain.operation import (
     token_count,
 )
 from services.model.domain.pace import Pace
+from services.model.domain.returns import Returns
 from services.model.domain.scheduler import Ahead, Scheduler, Work
 from services.model.ports import BatchWork, TrainerBackend, VerbRun
 
 _log = structlog.get_logger('dispatcher')
+_GATHERING_SHARE = 0.2
+"""Of a batch's time that may be spent waiting for others to share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,10 @@ class Dispatcher:
         self._scheduler = scheduler
         self._clock = clock
         self._pace = Pace()
+        self._returns = Returns()
+        self._arrived = Changes()
+        self._gathered = 0.0
+        """Seconds spent waiting for others since the last batch with tokens."""
         self._waiting: dict[str, _Job] = {}
         self._running: dict[str, _Job] = {}
         self._begin = 0.0
@@ -94,6 +102,8 @@ class Dispatcher:
         job = self._job_of(adapter, operation)
         self._scheduler.add(job.work)
         self._waiting[adapter.adapter_id] = job
+        self._returns.came(adapter.adapter_id, job.arrival)
+        self._arrived.tell()
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run_all(), name='dispatcher')
             self._loop.add_done_callback(self._ended)
@@ -158,17 +168,49 @@ class Dispatcher:
 
     async def _run_all(self) -> None:
         """Run batches until none is left."""
-        while batch := self._scheduler.next_batch():
+        while len(self._scheduler):
+            await self._gather()
+            batch = self._scheduler.next_batch()
             self._begin = self._clock.monotonic()
             self._running = {work.adapter_id: self._waiting.pop(work.adapter_id) for work in batch}
             jobs = list(self._running.values())
             outcomes = await self._run_batch(jobs)
-            self._pace.observe(
-                self._clock.monotonic() - self._begin, token_count=sum(work.token_count for work in batch)
-            )
+            self._note(batch)
             for job, outcome in zip(jobs, outcomes, strict=True):
                 job.settle(self._with_wait(job, outcome))
             self._running = {}
+
+    async def _gather(self) -> None:
+        """Wait a moment for adapters that usually come back at once, so that their batches share a pass.
+
+        Else adapters that fell out of step stay so: what each has ready runs alone while the others are away. Waits
+        for a small part of the time that the batch takes, and not where something quick is ready or a batch is full.
+        """
+        while (seconds := self._gathering_time()) > 0.0:
+            begin = self._clock.monotonic()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return
+            finally:
+                self._gathered += self._clock.monotonic() - begin
+
+    def _gathering_time(self) -> float:
+        if self._scheduler.is_batch_ready:
+            return 0.0
+        limit = _GATHERING_SHARE * self._pace.estimate(Ahead(token_count=self._scheduler.token_count)).total_seconds()
+        now = self._clock.monotonic()
+        return min(self._returns.last_expected(now, limit=limit) - now, limit - self._gathered)
+
+    def _note(self, batch: Sequence[Work]) -> None:
+        """Learn from a batch that ran."""
+        now, token_count = self._clock.monotonic(), sum(work.token_count for work in batch)
+        self._pace.observe(now - self._begin, token_count=token_count)
+        if token_count:
+            self._gathered = 0.0
+        for work in batch:
+            self._returns.left(work.adapter_id, now)
 
     async def _run_batch(self, jobs: Sequence[_Job]) -> 'Sequence[VerbRun | BaseException]':
         """Run jobs together; what the engine raises is their outcome, a defect of it included."""

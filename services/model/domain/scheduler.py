@@ -85,6 +85,8 @@ class Scheduler:
         self._works: dict[str, Work] = {}
         self._heavy_count = 0
         """Works with tokens among them."""
+        self.token_count = 0
+        """Tokens of all works that wait; for others to read."""
         self._quick: dict[str, dict[str, Work]] = {}
         """Works without tokens by tenant, in the order of the tenants' turns; never an empty one."""
         self._quick_run = 0
@@ -95,6 +97,11 @@ class Scheduler:
     def __len__(self) -> int:
         """Return the number of works that wait."""
         return len(self._works)
+
+    @property
+    def is_batch_ready(self) -> bool:
+        """Whether waiting for more works would not make the next batch fuller."""
+        return not self._works or bool(self._quick) or self.token_count >= self._batch_tokens
 
     def add(self, work: Work) -> None:
         """Take a work of an adapter that has none here.
@@ -109,6 +116,7 @@ class Scheduler:
             self._quick.setdefault(work.tenant_id, {})[work.adapter_id] = work
             return
         self._heavy_count += 1
+        self.token_count += work.token_count
         if work.tenant_id not in self._tenants:
             share = self._weights.get(work.tenant_id, 1.0) * self._batch_tokens
             self._tenants[work.tenant_id] = _Tenant(share, share)
@@ -121,6 +129,7 @@ class Scheduler:
             return None
         if work.token_count:
             self._heavy_count -= 1
+            self.token_count -= work.token_count
             self._tenants[work.tenant_id].remove(work)
         else:
             del self._quick[work.tenant_id][adapter_id]
@@ -158,7 +167,8 @@ class Scheduler:
     def _copy(self) -> 'Scheduler':
         twin = Scheduler(batch_tokens=self._batch_tokens, weights=self._weights)
         twin._works = dict(self._works)
-        twin._heavy_count, twin._quick_run = self._heavy_count, self._quick_run
+        twin._heavy_count, twin.token_count = self._heavy_count, self.token_count
+        twin._quick_run = self._quick_run
         twin._quick = {tenant_id: dict(works) for tenant_id, works in self._quick.items()}
         twin._tenants = {tenant_id: tenant.copy() for tenant_id, tenant in self._tenants.items()}
         return twin

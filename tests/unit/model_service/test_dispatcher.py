@@ -262,3 +262,54 @@ async def test_refusals_come_back_from_a_run_alone() -> None:
     world.trainer.failures.append(InvalidField('features', 'are bad'))
     with pytest.raises(InvalidField):
         await world.start(adapter, training())
+
+
+async def _timed(world: World, adapters: list[Adapter], *, seconds: float, away: float) -> None:
+    """Run a batch of all adapters that takes so long, after they were away for so long."""
+    world.clock.advance(timedelta(seconds=away))
+    world.trainer.gate.clear()
+    runs = [world.start(adapter, training(10)) for adapter in adapters]
+    await let_others_run()
+    world.clock.advance(timedelta(seconds=seconds))
+    world.trainer.gate.set()
+    await asyncio.gather(*runs)
+
+
+async def test_adapters_that_come_back_at_once_share_the_next_pass_too() -> None:
+    """Those that are a moment later than the first are waited for, and nobody longer than they come."""
+    world = World()
+    adapters = await world.adapters(3)
+    for _ in range(2):
+        await _timed(world, adapters, seconds=1000.0, away=1.0)
+    first = world.start(adapters[0], training(10))
+    await let_others_run()
+    assert not first.done()
+    rest = [world.start(adapter, training(10)) for adapter in adapters[1:]]
+    await asyncio.gather(first, *rest)
+    assert world.trainer.batches[-1] == [adapter.adapter_id for adapter in adapters]
+
+
+async def test_what_is_quick_or_full_waits_for_nobody() -> None:
+    """A step runs at once, and so does a batch with no room left."""
+    world = World()
+    adapters = await world.adapters(3)
+    for _ in range(2):
+        await _timed(world, adapters, seconds=1000.0, away=1.0)
+    await world.start(adapters[0], Step())
+    await world.start(adapters[1], training(64))
+
+
+async def test_who_does_not_come_back_is_given_up() -> None:
+    """The wait is a small part of the batch's time; those that are usually away longer are not waited for at all."""
+    world = World()
+    adapters = await world.adapters(3)
+    for _ in range(2):
+        await _timed(world, adapters, seconds=0.05, away=0.002)
+    await world.start(adapters[0], training(10))
+    assert world.trainer.batches[-1] == [adapters[0].adapter_id]
+    slow = World()
+    adapters = await slow.adapters(3)
+    for _ in range(2):
+        await _timed(slow, adapters, seconds=1000.0, away=500.0)
+    await slow.start(adapters[0], training(10))
+    assert slow.trainer.batches[-1] == [adapters[0].adapter_id]

@@ -65,6 +65,7 @@ def test_nothing_is_lost_or_doubled_whatever_comes(moves: list[Work | str], weig
         else:
             assert scheduler.remove(move) is waiting.pop(move, None)
         assert len(scheduler) == len(waiting)
+        assert scheduler.token_count == sum(item.token_count for item in waiting.values())
     assert not waiting
 
 
