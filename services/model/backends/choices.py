@@ -23,7 +23,9 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
         UnknownComponent, InvalidComponentOptions, InvalidField: nothing was changed.
     """
     if config.patches:
-        raise InvalidField('training_config.patches', 'must be empty: patches are not built yet')
+        raise InvalidField(
+            'training_config.patches', 'must be empty: all tenants share the base model, so its operator chooses them'
+        )
     if config.template is not None and config.template.name not in template_names():
         name, known = config.template.name, template_names()
         raise UnknownComponent('training_config.template.name', kind='template', name=name, known=known)
