@@ -34,7 +34,9 @@ class ConfiguringVerbs(ModelHandle):
         await self._configure(adapter_name, TrainingConfig(loss=loss))
 
     @remote_method
-    async def set_optimizer(self, optimizer_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+    async def set_optimizer(
+        self, optimizer_cls: Any = 'AdamW', *, adapter_name: str | None = None, **options: Any
+    ) -> None:
         """Choose the optimizer; its state begins anew, and the schedule must be set again.
 
         Args:

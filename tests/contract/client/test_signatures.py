@@ -1,0 +1,88 @@
+"""The client has the library's verbs under the library's names, so that a loop moves by changing its imports."""
+
+import inspect
+from typing import Any
+
+from twinkle.model import MultiLoraTransformersModel as LibraryModel
+from twinkle_client import TwinkleClient
+from twinkle_client.model import MultiLoraTransformersModel as RemoteModel
+from twinkle_client.rpc import RemoteMethod, RemoteStream
+
+LOCAL_ONLY = {'get_state_dict'}
+"""What needs the weights in this process: a checkpoint is downloaded instead."""
+NAMED_OTHERWISE = {
+    'apply_patch': {'patch'},
+    'load': {'name', 'output_dir'},
+    'resume_from_checkpoint': {'checkpoint_dir'},
+    'save': {'output_dir', 'consumed_train_samples', 'merge_lora'},
+    'upload_to_hub': {'checkpoint_dir', 'options'},
+    'add_metric': {'is_training'},
+}
+"""Arguments that mean a folder of this machine, or have no place in the contract; this list may only shrink."""
+
+
+def verbs_of(model: type) -> dict[str, Any]:
+    """Return the public methods of a class, those of the client as they were written."""
+    found = {name: inspect.getattr_static(model, name) for name in dir(model) if not name.startswith('_')}
+    plain = {name: getattr(item, '_function', item) for name, item in found.items()}
+    return {name: item for name, item in plain.items() if inspect.isfunction(item)}
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    """Return a method's parameters but self."""
+    return list(inspect.signature(function).parameters.values())[1:]
+
+
+def test_every_verb_of_the_library_is_there() -> None:
+    """What a loop calls in process it can call on a handle."""
+    assert set(verbs_of(LibraryModel)) - set(verbs_of(RemoteModel)) == LOCAL_ONLY
+
+
+def test_arguments_have_the_library_s_names() -> None:
+    """Every argument of a library's verb is one of the client's, but for those that are named here."""
+    remote = verbs_of(RemoteModel)
+    missing = {
+        name: {parameter.name for parameter in parameters_of(function)}
+        - {parameter.name for parameter in parameters_of(remote[name])}
+        for name, function in verbs_of(LibraryModel).items()
+        if name in remote
+    }
+    assert {name: names for name, names in missing.items() if names} == NAMED_OTHERWISE
+
+
+def test_arguments_have_the_library_s_defaults() -> None:
+    """A number or flag that is left out means the same here and there."""
+    remote = verbs_of(RemoteModel)
+    differing = [
+        (name, parameter.name)
+        for name, function in verbs_of(LibraryModel).items()
+        if name in remote
+        for parameter in parameters_of(function)
+        for other in parameters_of(remote[name])
+        if other.name == parameter.name and isinstance(parameter.default, bool | float | str)
+        if other.default != parameter.default
+    ]
+    assert differing == []
+
+
+def test_every_remote_verb_has_its_faces() -> None:
+    """Each blocks, and has a coroutine beside; those that answer once can be begun and left."""
+    client = TwinkleClient('http://127.0.0.1:9', 'key')
+    try:
+        model = RemoteModel('tiny', client=client)
+        local = {name for name in verbs_of(RemoteModel) if not isinstance(getattr(model, name), RemoteMethod)}
+        assert local == {'adapter_id', 'pipeline', 'watch_operations'}
+        assert isinstance(model.watch_operations, RemoteStream)
+    finally:
+        client.close()
+
+
+def test_what_the_client_adds_takes_an_adapter_by_name() -> None:
+    """Verbs of one adapter name it alike everywhere."""
+    added = set(verbs_of(RemoteModel)) - set(verbs_of(LibraryModel))
+    lacking = {
+        name
+        for name in added
+        if 'adapter_name' not in {parameter.name for parameter in parameters_of(verbs_of(RemoteModel)[name])}
+    }
+    assert lacking == {'estimate'}
