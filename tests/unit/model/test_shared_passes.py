@@ -108,6 +108,15 @@ def test_any_mix_equals_each_alone(request, draw_feature, family, seed):
     assert_as_alone(model, configs, rounds, max_pass_tokens=draw.choice((24, 64, 1024)))
 
 
+def test_base_weights_in_bfloat16_keep_the_promise(tiny_qwen2_dir, draw_feature):
+    """Adapters of a model in half precision are as alone too, biases included."""
+    draw = random.Random(5)
+    model = PackedCausalLM.load(tiny_qwen2_dir, dtype='bfloat16')
+    configs = {f'tenant-{index}': draw_config(draw) for index in range(4)}
+    rounds = [[draw_item(draw, draw_feature, name) for name in configs] for _ in range(3)]
+    assert_as_alone(model, configs, rounds, max_pass_tokens=200)
+
+
 def feature_for_all(draw_feature, seed):
     """Return a feature that carries every stream there is."""
     rng = np.random.default_rng(seed)

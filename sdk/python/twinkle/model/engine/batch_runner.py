@@ -24,8 +24,6 @@ from twinkle.processor import InvalidFeatures
 _Outcome = list[PassResult] | Exception
 """What came of one part: a result for each piece it ran in, or why the part was refused."""
 
-SPLIT_WARNING = 'memory ran out: the batch ran in smaller pieces, which may change the last bits of its gradient'
-
 
 @dataclass
 class ItemRun:
@@ -49,9 +47,9 @@ class ItemRun:
         self.purpose.state.weights.dropout_generator.set_state(self._draws)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the owner should know."""
-        return (SPLIT_WARNING,) if len(self.results) > len(self.parts) else ()
+    def is_divided(self) -> bool:
+        """Whether a part ran in pieces."""
+        return len(self.results) > len(self.parts)
 
     def take(self, outcome: _Outcome) -> None:
         """Take in what came of the next part."""

@@ -14,6 +14,8 @@ from twinkle.model.engine.label_facts import by_feature, joined_facts, label_fac
 from twinkle.model.engine.results import ForwardResult, StepResult
 from twinkle.model.errors import MetricFailed
 
+_DIVIDED = 'memory ran out: the batch ran in smaller pieces, which may change the last bits of its gradient'
+
 
 def result_of_pending(pending: PendingForward, *, more: Sequence[str] = ()) -> PassResult:
     """Return a pending forward pass as a result; its loss is 0 before it was calculated."""
@@ -32,6 +34,7 @@ def forward_result(
     *,
     metrics: Sequence[Metric],
     warnings: tuple[str, ...] = (),
+    is_divided: bool = False,
 ) -> ForwardResult:
     """Add up the passes of one batch, and let `metrics` take the batch in.
 
@@ -67,7 +70,8 @@ def forward_result(
         pass_count=len(results),
         pass_adapter_count=max(result.adapter_count for result in results),
         device_seconds=sum(result.seconds for result in results),
-        warnings=warnings,
+        is_divided=is_divided,
+        warnings=(*warnings, _DIVIDED) if is_divided else warnings,
     )
 
 

@@ -75,6 +75,9 @@ class ForwardResult:
     """Adapters in the widest of these passes."""
     device_seconds: float = 0.0
     """Time of these passes, each shared among its adapters by their tokens."""
+    is_divided: bool = False
+    """Whether memory ran out and the batch ran in smaller pieces than its own: run again with more memory, its
+    gradient may differ in the last bits, so a replay must not cross it."""
     warnings: tuple[str, ...] = ()
     """What the owner should know of, such as streams the loss did not read."""
 

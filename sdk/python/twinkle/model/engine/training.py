@@ -216,12 +216,14 @@ def _finish(run: ItemRun, item: BatchItem) -> ForwardResult | Exception:
     state, totals = run.purpose.state, None
     missing = run.purpose.missing_streams(run.results[0].batch)
     metrics = () if missing else state.metrics(is_training=item.is_training)
-    warnings = (*run.purpose.warnings(item.features, missing=missing), *run.warnings)
+    warnings = run.purpose.warnings(item.features, missing=missing)
     try:
         if run.gradient is not None:
             # That of a lone pass was checked with it; sums may overflow.
             totals = total_gradient(state, run.gradient, is_finite=len(run.results) == 1)
-        result = forward_result(item.features, run.results, metrics=metrics, warnings=warnings)
+        result = forward_result(
+            item.features, run.results, metrics=metrics, warnings=warnings, is_divided=run.is_divided
+        )
     except (LossNotFinite, MetricFailed) as error:
         run.refuse(error)
         return error
