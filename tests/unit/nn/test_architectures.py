@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
 
+from fixtures.peft_oracle import build_peft_model, label_logprobs, lora_gradients
 from twinkle.data_format import LoraConfig
 from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, UnsupportedModel
 
@@ -70,6 +72,27 @@ def test_what_the_packed_path_does_not_compute_is_refused(name, tmp_path):
     folder = build(tmp_path, *REFUSED[name])
     with pytest.raises(UnsupportedModel):
         PackedCausalLM.load(folder)
+
+
+@pytest.mark.parametrize('name', ['gemma', 'gemma3', 'mistral', 'olmo2'])
+def test_gradients_equal_peft(name, tmp_path):
+    """Norms with an offset, tied embeddings, windows and grouped queries: gradients are those of plain peft."""
+    folder = build(tmp_path, *ARCHITECTURES[name])
+    model = PackedCausalLM.load(folder)
+    fields = {'r': 4, 'lora_alpha': 12, 'rank_pattern': {'q_proj': 2}, 'alpha_pattern': {'down_proj': 3}}
+    weights = LoraWeights.create(model.layers, LoraConfig(**fields, use_rslora=True), seed=0)
+    for index, factors in enumerate(weights.factors.values()):
+        factors.b.copy_(0.1 * torch.randn(factors.b.shape, generator=torch.Generator().manual_seed(index)))
+    weights.requires_grad_(is_trainable=True)
+    ids, labels = (torch.randint(1, 128, (30,), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    spans = {'sequences': [SequenceSpan(0, 30)], 'adapters': [AdapterSpan(0, 30, weights)]}
+    model.label_logprobs(model.hidden(ids, torch.arange(30), **spans), labels).mean().backward()
+    config = peft.LoraConfig(**fields, use_rslora=True, target_modules='all-linear')
+    oracle = build_peft_model(folder, config, weights.peft_state())
+    label_logprobs(oracle, ids.tolist(), labels.tolist()).mean().backward()
+    expected = lora_gradients(oracle)
+    for path, tensor in weights.named_parameters().items():
+        torch.testing.assert_close(tensor.grad, expected[path], atol=1e-5, rtol=1e-3)
 
 
 def test_bfloat16_base_trains_a_float32_adapter(tiny_llama_dir):

@@ -1,0 +1,87 @@
+"""The hand-written forward and backward of an update against autograd, and what a layer's graph costs."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from twinkle.data_format import LoraConfig
+from twinkle.nn import AdapterSpan, LayerDraw, LoraFactors, LoraWeights
+from twinkle.nn.active_adapters import ActiveAdapters, Pass
+from twinkle.nn.dropout import RowDropout
+from twinkle.nn.lora_linear import LoraLinear
+
+ROWS, INPUTS, OUTPUTS, RANK, SCALING = 33, 20, 28, 5, 0.7
+DROPOUT = LayerDraw(RowDropout(0.25, seed=3), layer=1)
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    """Return normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(dtype: torch.dtype, layer_draw: LayerDraw | None) -> list[Tensor]:
+    """Return output, input gradient and factors' gradients as the layer computes them, from a base of zeros."""
+    factors = LoraFactors(
+        *(draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK))), SCALING
+    )
+    x, dy = draw(ROWS, INPUTS, seed=2).to(dtype), draw(ROWS, OUTPUTS, seed=3).to(dtype)
+    y, dx = torch.zeros(ROWS, OUTPUTS, dtype=dtype), torch.zeros(ROWS, INPUTS, dtype=dtype)
+    with torch.no_grad():
+        saved = factors.add_output(x, y, layer_draw)
+        gradients = factors.add_gradient(x, dy, dx, saved, layer_draw)
+    return [y.float(), dx.float(), *gradients]
+
+
+def by_autograd(layer_draw: LayerDraw | None) -> list[Tensor]:
+    """Return the same by torch's autograd in float32."""
+    a, b = (draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK)))
+    x = draw(ROWS, INPUTS, seed=2).requires_grad_()
+    dropped = x if layer_draw is None else x * layer_draw.mask(x.detach())
+    y = SCALING * (dropped @ a.t() @ b.t())
+    return [y.detach(), *torch.autograd.grad(y, [x, a, b], draw(ROWS, OUTPUTS, seed=3))]
+
+
+@pytest.mark.parametrize('layer_draw', [None, DROPOUT], ids=['plain', 'dropout'])
+@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_update_and_gradients_equal_autograd(layer_draw, dtype, tolerance):
+    """Also with 16-bit rows, whose products are rounded to 8 bits; gradients are float32 in any case."""
+    own, expected = by_hand(dtype, layer_draw), by_autograd(layer_draw)
+    assert [tensor.dtype for tensor in own[2:]] == [torch.float32, torch.float32]
+    for one, other in zip(own, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance * float(other.abs().max()), rtol=0.0)
+
+
+def test_dropout_is_the_same_on_every_call_and_differs_by_layer_and_pass():
+    """A mask can be drawn again; another layer, or another pass, has another."""
+    x, generator = torch.ones(50, 40), torch.Generator().manual_seed(0)
+    first, second = RowDropout.draw(0.25, generator), RowDropout.draw(0.25, generator)
+    assert torch.equal(first.mask(x, layer=3), first.mask(x, layer=3))
+    assert not torch.equal(first.mask(x, layer=3), first.mask(x, layer=4))
+    assert not torch.equal(first.mask(x, layer=3), second.mask(x, layer=3))
+    assert first.mask(x, layer=3).unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert float(first.mask(x, layer=3).mean()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_layer_is_one_node_however_many_adapters():
+    """Autograd sees the layer once, with the adapters' factors as its leaves."""
+    active = ActiveAdapters()
+    layer = LoraLinear(nn.Linear(INPUTS, OUTPUTS).requires_grad_(False), path='m', layer=0, active=active)
+    adapters = [
+        LoraWeights.create({'m': (INPUTS, OUTPUTS)}, LoraConfig(r=2), seed=seed, is_trainable=True) for seed in range(4)
+    ]
+    spans = [AdapterSpan(20 * index, 20 * index + 20, adapter) for index, adapter in enumerate(adapters)]
+    x = draw(80, INPUTS, seed=0).requires_grad_()
+    with active.during(Pass.begin(spans, row_count=80, is_training=True)):
+        y = layer(x)
+    edges = [node for node, _ in y.grad_fn.next_functions if node is not None]
+    assert [type(node).__name__ for node in edges] == ['AccumulateGrad'] * 9
+
+
+def test_frozen_factors_get_no_gradient():
+    """What does not ask for a gradient costs none."""
+    factors = LoraFactors(draw(RANK, INPUTS, seed=1), draw(OUTPUTS, RANK, seed=2).requires_grad_(), SCALING)
+    with torch.no_grad():
+        saved = factors.add_output(draw(ROWS, INPUTS, seed=3), draw(ROWS, OUTPUTS, seed=4), None)
+        gradients = factors.add_gradient(draw(ROWS, INPUTS, seed=3), draw(ROWS, OUTPUTS, seed=4), None, saved, None)
+    assert gradients[0] is None
+    assert gradients[1].shape == (OUTPUTS, RANK)
