@@ -3,6 +3,8 @@
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,15 @@ def describe_hardware() -> dict[str, Any]:
         'accelerators': _accelerators(),
         'system': platform.platform(terse=True),
         'python': platform.python_version(),
-        'libraries': {name: metadata.version(name) for name in LIBRARIES},
+        'libraries': dict(_versions()),
         'load_average': [round(load, 2) for load in os.getloadavg()],
     }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            yield name, metadata.version(name)
 
 
 def _processor() -> str:

@@ -1,0 +1,38 @@
+"""What is written without Twinkle: transformers and peft, one adapter, one batch at a time."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from benchmarks.random_model import SIZES, build_random_model
+from twinkle.hub import resolve_model
+
+
+class BarePeft:
+    """A base model with one LoRA on every linear layer, as the options say."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Load it."""
+        if options.model in SIZES:
+            base = build_random_model(options.model, device=options.device, dtype=options.dtype, attention='sdpa')
+        else:
+            dtype = getattr(torch, options.dtype)
+            base = AutoModelForCausalLM.from_pretrained(resolve_model(options.model), dtype=dtype)
+        config = LoraConfig(r=options.lora_rank, lora_alpha=16, target_modules='all-linear', task_type='CAUSAL_LM')
+        self._device = options.device
+        self._model: Any = get_peft_model(base.to(options.device), config).train()
+
+    def train(self, features: Sequence[Any]) -> None:
+        """Run forward and backward on examples of one length, whose labels come shifted, and drop the gradient."""
+        ids, labels = (
+            torch.as_tensor(np.stack([feature[name] for feature in features]), device=self._device, dtype=torch.int64)
+            for name in ('input_ids', 'labels')
+        )
+        logits = self._model(input_ids=ids).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()).backward()
+        self._model.zero_grad()
