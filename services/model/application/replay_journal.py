@@ -1,6 +1,6 @@
 """Run a journal again on another engine, and find where it parts from what is on record."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from services.kit.errors import AdapterNotFound, DomainError
@@ -69,7 +69,7 @@ class ReplayJournal:
     async def _replay(self, adapter: Adapter) -> Replayed:
         """Replay one adapter, over each stretch of its history that can be replayed."""
         replayed, newest = Replayed(), await self._journal.snapshot_before(adapter.adapter_id)
-        for snapshot, entries in await self._stretches(adapter.adapter_id, newest):
+        for snapshot, entries in await self._stretches(adapter, newest):
             self._report(f'{adapter.adapter_id}: {len(entries)} operations after {snapshot.sequence_number}')
             await self._begin(snapshot)
             for entry in entries:
@@ -80,21 +80,35 @@ class ReplayJournal:
             await self._backend.delete_adapter(adapter.adapter_id)
         return replayed
 
-    async def _stretches(self, adapter_id: str, newest: Snapshot) -> list[tuple[Snapshot, list[JournalEntry]]]:
+    async def _stretches(self, adapter: Adapter, newest: Snapshot) -> list[tuple[Snapshot, Sequence[JournalEntry]]]:
         """Return, oldest first, where a replay can begin, and the operations from there to the next such place."""
-        stretches: list[tuple[Snapshot, list[JournalEntry]]] = []
+        stretches: list[tuple[Snapshot, Sequence[JournalEntry]]] = []
         snapshot: Snapshot | None = newest
-        until: int | None = None
+        until = adapter.sequence_number
         while snapshot is not None:
             number = snapshot.sequence_number
-            try:
-                stretches.append((snapshot, list(await self._journal.entries(adapter_id, after=number, until=until))))
-            except AdapterDamaged:
-                # Only what an undo may need is kept of older history.
-                self._report(f'{adapter_id}: operations after {number} are no longer kept')
+            stretches.append((snapshot, await self._unbroken(adapter.adapter_id, number, until)))
             until = number
-            snapshot = await self._before(adapter_id, number)
+            snapshot = await self._before(adapter.adapter_id, number)
         return stretches[::-1]
+
+    async def _unbroken(self, adapter_id: str, after: int, until: int) -> Sequence[JournalEntry]:
+        """Return the operations up to the first that cannot be replayed.
+
+        Of older history only what an undo needs is kept.
+        """
+        found: Sequence[JournalEntry] = ()
+        low, high = after, until
+        while low < high:
+            middle = (low + high + 1) // 2
+            try:
+                found = await self._journal.entries(adapter_id, after=after, until=middle)
+                low = middle
+            except AdapterDamaged:
+                high = middle - 1
+        if high < until:
+            self._report(f'{adapter_id}: operations {high + 1} to {until} cannot be replayed')
+        return found
 
     async def _before(self, adapter_id: str, number: int) -> Snapshot | None:
         if number == 0:

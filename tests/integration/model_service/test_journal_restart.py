@@ -1,0 +1,106 @@
+"""The engine itself, with its journal on disk, ended and started again in the middle of a training run."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fixtures import model_service
+from fixtures.model_service import draw_example, forward_backward, serving_model
+from services.model import replay
+from services.model.config import ModelConfig
+from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle.api.model.v1 import operation_result_pb2
+
+STEPS = 4
+
+
+async def _train(model, adapter_id, numbers):
+    results = []
+    for number in numbers:
+        if number % 2:
+            verb = {'forward_backward': forward_backward([draw_example(16, number), draw_example(9, number + 50)])}
+        else:
+            verb = {'clip_grad_and_step': wire.ClipGradAndStep(max_grad_norm=0.5)}
+        results.append(await model.result(adapter_id, number, **verb))
+    return results
+
+
+def _said(results):
+    """Return what the results say of the adapter, without what they say of the run."""
+    said = []
+    for result in results:
+        copy = type(result)()
+        copy.CopyFrom(result)
+        for name in ('receipt', 'adapter_id', 'is_replayed'):
+            copy.ClearField(name)
+        said.append(copy.SerializeToString(deterministic=True))
+    return said
+
+
+async def _saved_weights(model, adapter_id, number):
+    saved = (await model.result(adapter_id, number, save=wire.Save(name='end', is_optimizer_included=True))).save
+    return _safetensors_of(Path(saved.folder))
+
+
+def _safetensors_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix == '.safetensors'}
+
+
+CONFIG = {'lora_config': {'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 11}}
+
+
+@pytest.mark.parametrize('snapshot_operations', [3, 256])
+async def test_a_restart_in_the_middle_changes_no_bit(tiny_llama_dir, tmp_path, snapshot_operations):
+    """Results, repeats and the saved weights with their optimizer are those of a run without a restart."""
+    async with serving_model(tiny_llama_dir, tmp_path / 'one') as model:
+        adapter = await model.create(**CONFIG)
+        expected = await _train(model, adapter.adapter_id, range(1, 2 * STEPS + 1))
+        weights = await _saved_weights(model, adapter.adapter_id, 2 * STEPS + 1)
+    found, bounds = [], {'snapshot_operations': snapshot_operations}
+    adapter_id = ''
+    for begin in range(1, 2 * STEPS + 1, 3):
+        async with serving_model(tiny_llama_dir, tmp_path / 'two', **bounds) as model:
+            adapter_id = (await model.create(**CONFIG)).adapter_id
+            found += await _train(model, adapter_id, range(begin, min(begin + 3, 2 * STEPS + 1)))
+    async with serving_model(tiny_llama_dir, tmp_path / 'two', **bounds) as model:
+        repeats = await _train(model, adapter_id, range(1, 2 * STEPS + 1))
+        assert await _saved_weights(model, adapter_id, 2 * STEPS + 1) == weights
+    assert _said(found) == _said(expected) == _said(repeats)
+    assert all(result.is_replayed for result in repeats)
+
+
+async def test_the_replay_tool_agrees_with_a_true_journal_and_names_what_is_wrong(tiny_llama_dir, tmp_path):
+    """A copied journal is the same to the bit on another engine; a wrong record is named, with both values."""
+    async with serving_model(tiny_llama_dir, tmp_path / 'one', snapshot_operations=3) as model:
+        adapter = await model.create(**CONFIG)
+        await _train(model, adapter.adapter_id, range(1, 10))
+        assert (await model.result(adapter.adapter_id, 10, undo=wire.Undo(step_count=2))).step.step_count == 2
+        await _train(model, adapter.adapter_id, range(11, 14))
+    copy = tmp_path / 'copy'
+    shutil.copytree(tmp_path / 'one' / 'journal', copy)
+    backend = await model_service.load_backend(
+        ModelConfig(base_model=str(tiny_llama_dir), checkpoint_address='none:1', thread_count=1)
+    )
+    try:
+        replayed = await replay.replay_folder(copy, backend)
+        assert (replayed.adapter_count, replayed.divergence) == (1, None)
+        assert replayed.operation_count >= 4
+        _falsify(copy / 'journal.sqlite', 12)
+        replayed = await replay.replay_folder(copy, backend)
+        assert replayed.divergence.sequence_number == 12
+        assert replayed.divergence.adapter_id == adapter.adapter_id
+        assert 'grad_norm: recorded 0.125, found' in replayed.divergence.difference
+    finally:
+        await backend.close()
+
+
+def _falsify(database: Path, number: int) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        query = 'SELECT outcome FROM operations WHERE number = ?'
+        outcome = operation_result_pb2.OperationResult.FromString(connection.execute(query, (number,)).fetchone()[0])
+        outcome.step.grad_norm = 0.125
+        values = (outcome.SerializeToString(), number)
+        connection.execute('UPDATE operations SET outcome = ? WHERE number = ?', values)
