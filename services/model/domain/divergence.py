@@ -12,12 +12,14 @@ from services.kit.errors import DomainError
 from services.model.domain.result import OperationResult
 
 Array = npt.NDArray[Any]
+_TIMES = ('seconds', 'per_second')
+"""Endings of the names of metrics that measure time: no two runs have the same."""
 
 
 def first_difference(recorded: OperationResult | DomainError, found: OperationResult | DomainError) -> str | None:
     """Return where a replayed outcome parts from the one on record, and both values; None where it does not.
 
-    Receipts and warnings are no part of it: they tell of the run, not of the adapter. Errors are the
+    Receipts, warnings and metrics of time are no part of it: they tell of the run, not of the adapter. Errors are the
     same if their codes and reasons are.
     """
     if isinstance(recorded, DomainError) or isinstance(found, DomainError):
@@ -47,7 +49,7 @@ def _parts(one: Any, other: Any) -> list[tuple[str, Any, Any]] | None:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         first, second = cast(Mapping[str, Any], one), cast(Mapping[str, Any], other)
         if set(first) == set(second):
-            return [(f'[{key!r}]', first[key], second[key]) for key in sorted(first)]
+            return [(f'[{key!r}]', first[key], second[key]) for key in sorted(first) if not key.endswith(_TIMES)]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         items, others = cast(Sequence[Any], one), cast(Sequence[Any], other)
         if len(items) == len(others):

@@ -1,0 +1,54 @@
+"""When two outcomes are the same to the bit, and what is said where they are not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fixtures.journals import batch_operation, forward_result, result, step_operation, step_result
+from services.model.domain.divergence import first_difference
+from services.model.domain.errors import AdapterNotReady, LossNotFinite
+from services.model.domain.result import MetricResult
+
+FORWARD = forward_result(batch_operation(1))
+STEP = step_result(step_operation(1))
+
+
+def test_what_is_the_same_is_the_same():
+    """NaN is itself; receipts, warnings and time are no part of it."""
+    nan = replace(FORWARD, outcome=replace(FORWARD.outcome, loss=float('nan')), warnings=('slow',))
+    assert first_difference(nan, replace(nan, warnings=(), is_replayed=True)) is None
+    one, other = (
+        result(step_operation(1), MetricResult(values={'elapsed_seconds': s, 'loss': 2.0})) for s in (1.0, 2.0)
+    )
+    assert first_difference(one, other) is None
+    assert first_difference(LossNotFinite('ad-1', 1), LossNotFinite('ad-1', 2)) is None
+
+
+@pytest.mark.parametrize(
+    ('change', 'path'),
+    [
+        ({'loss': np.nextafter(18.0, 19.0)}, 'outcome.loss'),
+        ({'label_count': 13}, 'outcome.label_count'),
+        (
+            {'logprobs': [np.full(12, np.nextafter(np.float32(-1.5), np.float32(0)), np.float32)]},
+            'outcome.logprobs[0][0]',
+        ),
+        ({'logprobs': [np.full(11, -1.5, np.float32)]}, 'outcome.logprobs[0]'),
+        ({'logprobs': []}, 'outcome.logprobs'),
+        ({'metrics': {'accuracy': -0.0}}, "outcome.metrics['accuracy']"),
+    ],
+)
+def test_the_last_bit_is_told_with_its_place(change, path):
+    """Both values are named."""
+    recorded = replace(FORWARD, outcome=replace(FORWARD.outcome, metrics={'accuracy': 0.0}))
+    found = replace(recorded, outcome=replace(recorded.outcome, **change))
+    assert first_difference(recorded, found).startswith(f'{path}: recorded ')
+
+
+def test_errors_and_results_are_never_the_same():
+    """Nor are errors of other kinds."""
+    assert 'LOSS_NOT_FINITE' in first_difference(LossNotFinite('ad-1'), STEP)
+    assert first_difference(STEP, AdapterNotReady('ad-1', 'x')) is not None
+    assert first_difference(LossNotFinite('ad-1'), AdapterNotReady('ad-1', 'x')) is not None
+    assert first_difference(STEP, FORWARD) is not None
