@@ -11,7 +11,6 @@ from services.model.domain.operation import BatchVerb, ComputeVerb, Operation, S
 from services.model.domain.plan import PlanCost, TrainingPlan
 from services.model.domain.result import OperationResult, Outcome, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig
-from services.model.domain.upload import UploadHeader
 from twinkle.data_format import LoraConfig, TensorData
 
 
@@ -383,47 +382,4 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Write what waits, and end."""
-        ...
-
-
-class Upload(Protocol):
-    """A batch on its way in pieces; held by one stream at a time."""
-
-    @property
-    def committed_bytes(self) -> int:
-        """Bytes kept, from the beginning."""
-        ...
-
-    async def add(self, data: bytes) -> None:
-        """Keep the next bytes."""
-        ...
-
-    async def verify(self) -> None:
-        """Check the whole against the header's digest, once all of it is there.
-
-        Raises:
-            DigestMismatch: it is something else; nothing was kept.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let another stream go on with it."""
-        ...
-
-
-class UploadStore(Protocol):
-    """Keeps uploads of batches for a while; ids are the tenant's own."""
-
-    async def open(self, tenant_id: str, header: UploadHeader) -> Upload:
-        """Return an upload to add to, new or begun.
-
-        Raises:
-            InUse: another stream holds it.
-            InvalidField: the header says otherwise than when the upload began.
-            QuotaExceeded: the tenant has too much lying here.
-        """
-        ...
-
-    async def read(self, tenant_id: str, upload_id: str) -> bytes | None:
-        """Return the bytes of a finished upload; None where the tenant has none, or it expired."""
         ...

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
-from services.model.domain.upload import UploadChunk, UploadHeader, UploadStatus
-from services.model.ports import Upload, UploadStore
+from services.model.domain.upload import Upload, UploadChunk, UploadHeader, UploadStatus, UploadStore
 
 
 class UploadBatch:

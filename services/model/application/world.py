@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from services.kit.clock import Clock
-from services.model.ports import CostEstimator, Journal, ModelExporter, TrainerBackend, UploadStore, WeightStore
+from services.model.domain.upload import UploadStore
+from services.model.ports import CostEstimator, Journal, ModelExporter, TrainerBackend, WeightStore
 
 
 @dataclass(frozen=True, kw_only=True)
