@@ -43,16 +43,17 @@ class LoraFactors:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Add the update's part to `dx_SI` in place, where one is wanted; return the gradients of A and B."""
         (z_SR,) = saved
-        dz_SR = (dy_SO @ self.b.to(dy_SO.dtype)).mul_(self.scaling)
+        # Products with few rows, not few columns: up to three times as fast on CPUs. The forward one stays as it
+        # is, since with few rows its columns, which are the pack's rows, would not keep their bits.
+        dz_RS = (self.b.to(dy_SO.dtype).t() @ dy_SO.t()).mul_(self.scaling)
         mask_SI = None if draw is None else draw.mask(x_SI)
         da_RI = db_OR = None
         if self.a.requires_grad:
-            da_RI = (dz_SR.t() @ (x_SI if mask_SI is None else x_SI * mask_SI)).to(self.a.dtype)
+            da_RI = (dz_RS @ (x_SI if mask_SI is None else x_SI * mask_SI)).to(self.a.dtype)
         if self.b.requires_grad:
-            # Transposed, since a product with few columns is half as fast as one with few rows.
             db_OR = (z_SR.t() @ dy_SO).mul_(self.scaling).t().to(self.b.dtype).contiguous()
         if dx_SI is not None and mask_SI is None:
-            dx_SI.addmm_(dz_SR, self.a.to(dy_SO.dtype))
+            dx_SI.addmm_(dz_RS.t(), self.a.to(dy_SO.dtype))
         elif dx_SI is not None:
-            dx_SI.addcmul_(dz_SR @ self.a.to(dy_SO.dtype), mask_SI)
+            dx_SI.addcmul_(dz_RS.t() @ self.a.to(dy_SO.dtype), mask_SI)
         return da_RI, db_OR
