@@ -73,6 +73,7 @@ def _conclude(rounds: Sequence[range], reports: Sequence[RoundReport]) -> int:
     reached = sum(1 for count in places.values() if count)
     _say(
         f'violations: {bad} of {sum(map(len, rounds))} seeds, {len(deaths)} kills, '
+        f'{sum(report.checkpoint_deaths for report in reports)} of the checkpoint service, '
         f'failpoints covered: {reached} of {len(places)} '
         f'({", ".join(f"{name} {count}" for name, count in places.items())})'
     )

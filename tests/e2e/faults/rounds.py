@@ -1,6 +1,7 @@
 """A round: the same plans, once undisturbed and once with kills and a rough proxy, and what differs."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from e2e.faults.tenant import Tenant
 from e2e.faults.workload import TENANTS, AdapterPlan, plan_adapters
 from fixtures.checkpoint_service import ServiceProcess
 from fixtures.fault_proxy import ROUGH, UNDISTURBED, AnsweredTwice, FaultProxy, FaultRates
-from fixtures.faulty_service import FaultyModel, Kill, ServiceFailed, free_port
+from fixtures.faulty_service import FaultyCheckpoint, FaultyModel, Kill, ServiceFailed, free_port
 from twinkle.api.model.v1 import training_service_pb2
 
 _ROUND_LIMIT_SECONDS = 600
@@ -54,6 +55,7 @@ class RoundReport:
     violations: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """By seed; those that belong to no seed alone are under each."""
     deaths: Sequence[Kill] = ()
+    checkpoint_deaths: int = 0
     planned_kills: Sequence[Kill] = ()
     fault_count: int = 0
     operation_count: int = 0
@@ -83,26 +85,32 @@ async def run_round(
         settings: fields of the service's configuration, other than `BUSY`.
     """
     plans = plans_of(seeds, setting)
-    model = setting.model(f'round-{seeds[0]}', kills, **{**BUSY, **settings})
+    checkpoints = FaultyCheckpoint(setting.folder / f'checkpoint-{seeds[0]}', count=_checkpoint_answers(seeds[0]))
+    address = await checkpoints.start()
+    model = setting.model(f'round-{seeds[0]}', kills, **{**BUSY, 'checkpoint_address': address, **settings})
     report = RoundReport(planned_kills=kills, operation_count=sum(plan.operation_count for plan in plans.values()))
     expecting = asyncio.create_task(oracle.observe(plans))
     try:
         async with asyncio.timeout(_ROUND_LIMIT_SECONDS), serving(model, seed=seeds[0], rates=ROUGH) as stand:
+            stand.proxy.on_answer.append(checkpoints.note_answer)
             observed = await stand.carry_out(plans)
             _note_everywhere(report, seeds, await stand.lasting_faults())
-        expected = await expecting
+        _compare(report, observed, await expecting)
     except TimeoutError:
         _note_everywhere(report, seeds, [f'hangs:\n{model.log_tail()}'])
-        return report
     except ServiceFailed as error:
         _note_everywhere(report, seeds, [str(error)])
-        return report
     finally:
         expecting.cancel()
-        report.deaths = model.deaths
+        await checkpoints.stop()
+    report.deaths, report.checkpoint_deaths = model.deaths, checkpoints.death_count
     report.fault_count = stand.proxy.fault_count
-    _compare(report, observed, expected)
     return report
+
+
+def _checkpoint_answers(seed: int) -> int:
+    """Return after how many answers of a round its checkpoint service is killed."""
+    return random.Random(seed).randint(20, 120)
 
 
 def _compare(report: RoundReport, observed: Mapping[Key, Observation], expected: Mapping[Key, Observation]) -> None:
@@ -188,7 +196,7 @@ class Stand:
 async def serving(model: FaultyModel, *, seed: int = 0, rates: FaultRates = UNDISTURBED) -> AsyncIterator[Stand]:
     """Yield a stand around a model service; everything is ended at the end."""
     proxy = FaultProxy(model.address, seed=seed, rates=rates)
-    proxy.on_answer = model.note_answer
+    proxy.on_answer.append(model.note_answer)
     address = await proxy.start()
     running = asyncio.create_task(model.run())
     tenants = {name: Tenant(name, address) for name in TENANTS}
