@@ -119,3 +119,25 @@ def test_a_malformed_trainer_part_is_refused(model, draw_feature, change):
         engine.import_state('a', broken, is_optimizer_included=True)
     assert engine.adapter('a').optimizer is optimizer
     assert engine.adapter('a').batch_count == 1
+
+
+def test_states_of_format_1_still_load(model, draw_feature):
+    """A checkpoint of the first release goes on to the bit, too."""
+    features = [draw_feature(10 + step, step) for step in range(7)]
+    undisturbed = new_engine(model)
+    undisturbed.set_optimizer('a', 'AdamW', lr=1e-2)
+    undisturbed.set_lr_scheduler('a', 'CosineWarmupScheduler', num_warmup_steps=1, num_training_steps=6)
+    run(undisturbed, features[:5])
+    snapshot = undisturbed.export_state('a', is_optimizer_included=True)
+    numbers = json.loads(bytes(snapshot.trainer[STATE_TENSOR].data))
+    optimizer = numbers.pop('optimizer_numbers')
+    del numbers['grad_norm']
+    old = {'format': 1, 'optimizer_scalars': optimizer['scalars'], 'param_groups': optimizer['param_groups']}
+    trainer = {**snapshot.trainer, STATE_TENSOR: _broken(numbers, old)}
+    resumed = new_engine(model)
+    resumed.import_state(
+        'a', AdapterSnapshot(CONFIG, snapshot.adapter, trainer, snapshot.step_count), is_optimizer_included=True
+    )
+    assert run(resumed, features[5:]) == run(undisturbed, features[5:])
+    first, second = (engine.adapter('a').weights.parameters() for engine in (undisturbed, resumed))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

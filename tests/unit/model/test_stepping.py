@@ -112,6 +112,21 @@ def test_a_schedule_that_overflows_is_refused_up_front(ready):
     assert everything_of(ready) == before
 
 
+def test_asking_for_moves_left_moves_nothing(ready, draw_feature):
+    """Rates and momentum over a whole cycle are those of torch's own loop."""
+    ready.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
+    ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=6)
+    plain = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(plain, max_lr=0.1, total_steps=6)
+    for _ in range(5):
+        ready.forward_backward('a', [draw_feature(9)])
+        ready.clip_grad_and_step('a')
+        plain.step()
+        schedule.step()
+        own = ready.adapter('a').optimizer.param_groups[0]
+        assert (own['lr'], own['momentum']) == (plain.param_groups[0]['lr'], plain.param_groups[0]['momentum'])
+
+
 def test_accumulating_steps_only_count(model, draw_feature):
     """Until enough batches are in, clip_grad_and_step says so and leaves the gradient."""
     engine = TrainerEngine(model)

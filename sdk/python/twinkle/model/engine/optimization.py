@@ -106,11 +106,11 @@ class Optimization:
         Raises:
             ValueError, ArithmeticError: it has no moves left; nothing was changed.
         """
-        # torch warns of a schedule that is moved before the first step; here the two are verbs of
-        # their own, and which comes first is the caller's to say.
-        with self._undoing_moves(), warnings.catch_warnings():
-            warnings.filterwarnings('ignore', message='Detected call of `lr_scheduler.step', category=UserWarning)
-            self.scheduler.step()
+        with self._undoing_moves():
+            if self.scheduler.last_epoch:
+                self.scheduler.step()
+            else:
+                self._move_first()
 
     def copy_groups(self) -> list[dict[str, Any]]:
         """Return copies of the parameter groups, without the parameters."""
@@ -122,6 +122,13 @@ class Optimization:
             parameters = group['params']
             group.clear()
             group.update({'params': parameters, **values})
+
+    def _move_first(self) -> None:
+        # torch warns of a first move before the first step; here the two are verbs of their own, and which
+        # comes first is the caller's to say. Filters belong to the whole process, so this is for that move alone.
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', message='Detected call of `lr_scheduler.step', category=UserWarning)
+            self.scheduler.step()
 
     @contextmanager
     def _undoing_moves(self, *, is_always: bool = False) -> Iterator[None]:
