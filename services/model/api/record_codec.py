@@ -121,7 +121,17 @@ def _step(message: wire.StepResult) -> domain.StepResult:
         learning_rate=message.learning_rate,
         step_count=message.step_count,
         grad_norm=message.grad_norm if message.HasField('grad_norm') else None,
-        layers=tuple(domain.LayerHealth(**_fields(layer)) for layer in message.layers),
+        layers=tuple(map(_layer, message.layers)),
+    )
+
+
+def _layer(message: wire.LayerHealth) -> domain.LayerHealth:
+    return domain.LayerHealth(
+        path=message.path,
+        grad_norm=message.grad_norm,
+        weight_norm=message.weight_norm,
+        update_to_weight_ratio=message.relative_update,
+        non_finite_location=message.non_finite_location,
     )
 
 

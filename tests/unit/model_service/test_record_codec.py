@@ -1,0 +1,103 @@
+"""What the journal keeps comes back as it was."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from fixtures.journals import CODEC, batch_operation, make_adapter, operation
+from services.kit.errors import Internal, InvalidField
+from services.model.domain.divergence import first_difference
+from services.model.domain.errors import UndoTooFar
+from services.model.domain.result import (
+    ForwardResult,
+    LayerHealth,
+    MetricResult,
+    OperationResult,
+    PublishResult,
+    Receipt,
+    SaveResult,
+    StepResult,
+)
+from services.model.domain.training_config import Component, LossChoice, TrainingConfig
+from twinkle.data_format import LoraConfig
+
+OUTCOMES = [
+    None,
+    ForwardResult(
+        loss=float('nan'), label_count=3, logprobs=[np.array([-1, -np.inf, 0], np.float32)], metrics={'a': 1e-300}
+    ),
+    ForwardResult(loss=0.1, label_count=0),
+    StepResult(is_applied=False, learning_rate=0.0, step_count=0),
+    StepResult(
+        is_applied=True,
+        learning_rate=1e-4,
+        step_count=2**40,
+        grad_norm=0.0,
+        layers=(LayerHealth(path='l', grad_norm=1.0, weight_norm=0.5, update_to_weight_ratio=0.25),),
+    ),
+    MetricResult(values={'loss': float('inf')}),
+    SaveResult(checkpoint_path='twinkle://a/weights/b', size_bytes=2**40, folder='/x'),
+    PublishResult(version=3, digest='ab', size_bytes=0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('outcome', OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+def test_an_outcome_comes_back(outcome):
+    """To the bit, receipt and warnings included."""
+    receipt = Receipt(
+        token_count=7,
+        padding_token_count=1,
+        device_time=timedelta(microseconds=1234567),
+        queue_time=timedelta(milliseconds=5),
+        request_bytes=99,
+        pass_count=2,
+        pass_adapter_count=3,
+    )
+    made = OperationResult(
+        adapter_id='ad-1', sequence_number=5, outcome=outcome, receipt=receipt, warnings=('one', 'two')
+    )
+    back = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(made))
+    assert first_difference(made, back) is None
+    assert (back.receipt, back.warnings, back.sequence_number) == (made.receipt, made.warnings, 5)
+    assert type(back.outcome) is type(outcome)
+
+
+@pytest.mark.parametrize('error', [UndoTooFar('ad-1', 5, 2), InvalidField('a.b', 'is wrong'), Internal('')])
+def test_an_error_says_the_same_again(error):
+    """Code, reason, facts, fields and words."""
+    back = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(error))
+    assert (back.code, back.reason, str(back)) == (error.code, error.reason, str(error))
+    assert (dict(back.metadata()), back.violations) == (dict(error.metadata()), error.violations)
+    assert CODEC.outcome_to_bytes(back) == CODEC.outcome_to_bytes(error)
+
+
+def test_an_adapter_comes_back():
+    """Tenant, configuration, counters, labels and times."""
+    config = TrainingConfig(
+        optimizer=Component(name='AdamW', options={'lr': 1e-4, 'betas': [0.9, 0.95]}),
+        lr_scheduler=Component(name='CosineWarmup', options={'warmup_steps': 5}),
+        loss=LossChoice(name='GRPOLoss', options={'epsilon': 0.2}, is_mean=True),
+        gradient_accumulation_steps=4,
+        metrics=(Component(name='LossMetric'),),
+    )
+    adapter = make_adapter(
+        lora_config=LoraConfig(r=4, lora_alpha=7.5, target_modules=('q_proj',), rank_pattern={'a': 2}, seed=2**31),
+        training_config=config,
+        create_time=datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+        sequence_number=9,
+        step_count=4,
+        version=2,
+        user_metadata={'team': 'red'},
+    )
+    assert CODEC.adapter_from_bytes(CODEC.adapter_to_bytes(adapter)) == adapter
+    asked = make_adapter(training_config=TrainingConfig())
+    assert CODEC.adapter_from_bytes(CODEC.adapter_to_bytes(asked)).training_config == TrainingConfig()
+
+
+def test_an_operation_comes_back_with_its_fingerprint():
+    """A repeat after a restart is known as one."""
+    for made in (batch_operation(3, length=40), operation(4, undo={'step_count': 2})):
+        back = CODEC.operation_from_bytes(made.payload)
+        assert (back.fingerprint, back.payload, back.request_id) == (made.fingerprint, made.payload, made.request_id)
+        assert back.verb_name == made.verb_name
