@@ -1,0 +1,30 @@
+"""Base and adapter merged, from a running service."""
+
+from pathlib import Path
+
+from safetensors import safe_open
+
+from fixtures.model_service import draw_example, forward_backward
+from twinkle.api.model.v1 import operation_pb2 as wire
+
+
+async def test_a_merged_model_is_written_below_the_state_folder(service, tmp_path):
+    """It is a plain model folder whose adapted weights differ from the base's; a repeat is answered from the record."""
+    adapter = await service.create(lora_config={'lora_rank': 4})
+    await service.result(adapter.adapter_id, 1, forward_backward=forward_backward([draw_example()]))
+    await service.result(adapter.adapter_id, 2, clip_grad_and_step=wire.ClipGradAndStep())
+    verb = {'export_merged': wire.ExportMerged(name='final')}
+    made = await service.result(adapter.adapter_id, 3, **verb)
+    assert Path(made.save.folder) == tmp_path / 'exports' / adapter.adapter_id / 'final'
+    merged, base = _weights(made.save.folder), _weights(service.base_model)
+    assert set(merged) == set(base)
+    changed = {name for name in base if not (merged[name] == base[name]).all()}
+    assert changed
+    assert all('proj' in name for name in changed)
+    assert (await service.result(adapter.adapter_id, 3, **verb)).is_replayed
+
+
+def _weights(folder):
+    (path,) = Path(folder).glob('*.safetensors')
+    with safe_open(path, framework='pt') as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
