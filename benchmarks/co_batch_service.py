@@ -9,11 +9,14 @@ from benchmarks.turns import ratio_by_round, time_in_turns
 from twinkle.data_format import LoraConfig
 from twinkle_client.model import MultiLoraTransformersModel
 
+_TOKEN_IDS = 300
+"""Below the vocabulary of any model."""
+
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Compare as many clients at once with one after the other, through gateway and model service."""
     count = options.adapters[0]
-    with running_stack() as state, connected(state) as client:
+    with running_stack(options.model) as state, connected(state) as client:
         model = MultiLoraTransformersModel(options.model, client=client)
         for index in range(count):
             model.add_adapter_to_model(adapter_name(index), LoraConfig(r=options.lora_rank, lora_alpha=16, seed=index))
@@ -23,7 +26,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _ratio(
     model: MultiLoraTransformersModel, options: argparse.Namespace, *, count: int, length: int
 ) -> dict[str, Any]:
-    features = {adapter_name(index): random_feature(10_000, length, index) for index in range(count)}
+    features = {adapter_name(index): random_feature(_TOKEN_IDS, length, index) for index in range(count)}
 
     def together() -> None:
         calls = [

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from twinkle_client import TwinkleClient
 from twinkle_client.stack import StackOptions, StackState, start_stack, stop_stack
+from twinkle_client.stack.options import DEFAULT_MODEL
 
 THREADS = 1
 """Of torch, in the model service, the sampler and the bare loop alike: two processes share two cores."""
 
 
 @contextmanager
-def running_stack() -> Iterator[StackState]:
-    """Yield a running stack on the small real model."""
+def running_stack(base_model: str = DEFAULT_MODEL) -> Iterator[StackState]:
+    """Yield a running stack; by default on the small real model."""
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         options = StackOptions(
             state_dir=Path(folder),
+            base_model=base_model,
             services={'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}},
         )
         state = start_stack(options, report=_silent)
