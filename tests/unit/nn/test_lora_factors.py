@@ -85,3 +85,16 @@ def test_frozen_factors_get_no_gradient():
         gradients = factors.add_gradient(draw(ROWS, INPUTS, seed=3), draw(ROWS, OUTPUTS, seed=4), None, saved, None)
     assert gradients[0] is None
     assert gradients[1].shape == (OUTPUTS, RANK)
+
+
+@pytest.mark.parametrize('rank', [1, 2, 3, 8])
+def test_a_row_has_the_same_bits_in_a_span_of_any_length(rank):
+    """So that what a sampler's rows get does not depend on how many sequences use the adapter."""
+    factors = LoraFactors(draw(rank, 64, seed=1), draw(OUTPUTS, rank, seed=2), SCALING)
+    x, y = draw(100, 64, seed=3), draw(100, OUTPUTS, seed=4)
+    whole = y.clone()
+    factors.add_output(x, whole, None)
+    for begin, end in ((0, 17), (5, 36), (50, 99)):
+        part = y[begin:end].clone()
+        factors.add_output(x[begin:end].clone(), part, None)
+        assert torch.equal(part, whole[begin:end])

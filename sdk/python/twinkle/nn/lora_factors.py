@@ -14,6 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from twinkle.nn.layer_update import LayerDraw
+from twinkle.nn.rows import pad_rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class LoraFactors:
     def add_output(self, x_SI: Tensor, y_SO: Tensor, draw: LayerDraw | None) -> tuple[Tensor]:
         """Add the update to `y_SO` in place; return `A dropout(x)`, [S, r]."""
         dropped_SI = x_SI if draw is None else x_SI * draw.mask(x_SI)
-        z_SR = dropped_SI @ self.a.to(x_SI.dtype).t()
+        # With rank 1 it would be a matrix times a vector, where a row's bits depend on how many rows there are.
+        a_RI = pad_rows(self.a, 2).to(x_SI.dtype)
+        z_SR = (dropped_SI @ a_RI.t())[:, : self.a.shape[0]]
         y_SO.addmm_(z_SR, self.b.to(x_SI.dtype).t(), alpha=self.scaling)
         return (z_SR,)
 
