@@ -1,10 +1,11 @@
 """Shapes at which each row of a matrix product has the same bits whatever its neighbours.
 
-What was found with torch 2.13 and its MKL on CPUs, by sweeping rows, offsets, alignments and 1, 2
-and 4 threads (docs/LOG.md): from 16 rows on every row of a product is the same alone and within any
-larger product; below, other kernels run. Elementwise kernels end in a scalar tail whose exponential
-is rounded otherwise, so a tensor's element count must be a multiple of the vector width, and models
-must not call those kernels where threads cut tensors at other places (`twinkle.nn.gated_mlp`).
+What was found with torch 2.13 and its MKL on CPUs, by sweeping rows, offsets, alignments and 1 to 8
+threads (docs/LOG.md): rows differ where a thread gets fewer than 4, so from 12 rows on, and at every
+multiple of 4, each row of a product is the same alone and within any larger one; 16 leaves a margin.
+Elementwise kernels end in a scalar tail whose exponential is rounded otherwise, so a tensor's element
+count must be a multiple of the vector width, and models must not call those kernels where threads cut
+tensors at other places (`twinkle.nn.gated_mlp`).
 """
 
 import math
