@@ -235,8 +235,26 @@ def _raises(batch):
         lambda batch: {},
         lambda batch: {'loss': _Explosive.apply(batch.logps_R).sum()},
         lambda batch: {'loss': batch.logps_R.mul_(0).sum()},
+        lambda batch: {'loss': batch.logps_R.sum(), 'num_tokens': 10**309},
+        lambda batch: {'loss': batch.logps_R.sum(), 'num_tokens': -1},
+        lambda batch: {'loss': batch.logps_R.sum(), 'metrics': {'vector': torch.ones(2)}},
+        lambda batch: {'loss': batch.logps_R.sum(), 'metrics': 7},
+        lambda batch: {'loss': batch.logps_R.sum(), 'metric_weight': 'much'},
     ],
-    ids=['raises', 'vector', 'number', 'constant', 'nothing', 'no-derivative', 'in-place'],
+    ids=[
+        'raises',
+        'vector',
+        'number',
+        'constant',
+        'nothing',
+        'no-derivative',
+        'in-place',
+        'divisor-too-large',
+        'divisor-negative',
+        'metric-no-number',
+        'metrics-no-mapping',
+        'weight-no-number',
+    ],
 )
 def test_a_loss_that_fails_is_its_owners_alone(model, draw_feature, loss):
     """Whatever a loss of one's own does wrong is reported to its owner; the neighbour's bits are as alone."""

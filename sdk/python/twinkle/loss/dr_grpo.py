@@ -7,6 +7,9 @@ from twinkle.loss.base import LossBatch
 from twinkle.loss.options import check_whole
 from twinkle.loss.policy import ClippedPolicyLoss
 
+_LONGEST = 1 << 31
+"""No model's context comes near; far beyond, what divides the gradient is no number of the machine any more."""
+
 
 class DRGRPOLoss(ClippedPolicyLoss):
     """The clipped objective, added up over labels and divided by a constant for each sequence.
@@ -22,7 +25,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
         epsilon_high: as of `ClippedPolicyLoss`.
         beta: as of `PolicyLoss`.
         entropy_coef: as of `PolicyLoss`.
-        max_completion_length: the constant, in tokens, the longest that sampling allows; at least 1.
+        max_completion_length: the constant, in tokens, the longest that sampling allows; from 1 to 2^31.
         ignore_index: label that does not count.
 
     Raises:
@@ -39,7 +42,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
         ignore_index: int = IGNORE_INDEX,
     ) -> None:
         super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index)
-        self.max_completion_length = check_whole('max_completion_length', max_completion_length, low=1)
+        self.max_completion_length = check_whole('max_completion_length', max_completion_length, low=1, high=_LONGEST)
 
     def aggregate(self, batch: LossBatch, loss_R: Tensor) -> tuple[Tensor, int]:
         """Return the sum over labels, and the constant for each sequence."""

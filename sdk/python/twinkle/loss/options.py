@@ -28,18 +28,18 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     return value
 
 
-def check_whole(name: str, value: float, *, low: float = -math.inf) -> int:
-    """Return `value` as an integer if it is whole and at least `low`.
+def check_whole(name: str, value: float, *, low: float = -math.inf, high: float = math.inf) -> int:
+    """Return `value` as an integer if it is whole and in [low, high].
 
     Raises:
         ValueError: it is not; names the option.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f'{name} must be a whole number, got {value!r}')
-    if value != int(value) or value < low:
-        raise ValueError(
-            f'{name} must be a whole number{"" if low == -math.inf else f", at least {low:g}"}, got {value!r}'
-        )
+    if value != int(value) or not low <= value <= high:
+        least = '' if low == -math.inf else f', at least {low:g}'
+        most = '' if high == math.inf else f', at most {high:g}'
+        raise ValueError(f'{name} must be a whole number{least}{most}, got {value!r}')
     return int(value)
 
 

@@ -32,6 +32,9 @@ _REFUSALS = (TrainerError, InvalidFeatures, InvalidLossInput)
 LOSS_FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError, RuntimeError)
 """What a loss that is wrong or unfit for its batch raises; memory that ran out is told apart from it."""
 
+_MOST_TOKENS = 1 << 40
+"""A loss may divide by this: added up over any number of batches, it still fits the machine's integers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PassResult:
@@ -110,6 +113,7 @@ def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
         # Labels of weight 0 are among the rows only where their log-probabilities were asked for.
         output = state.loss(batch.counting() if bool((batch.weights_R == 0).any()) else batch)
         value = _checked_value(output)
+        _check_numbers(output)
     except _REFUSALS:
         raise
     except LOSS_FAILURES as error:
@@ -164,6 +168,13 @@ def _checked_value(output: LossOutput) -> Tensor:
     if torch.is_grad_enabled() and not value.requires_grad:
         raise TypeError('its value does not depend on what it was given')
     return value
+
+
+def _check_numbers(output: LossOutput) -> None:
+    """Refuse here, where it concerns one adapter alone, what would fail once all of a pass is summed up."""
+    if not 0 <= int(output.get('num_tokens', 0)) <= _MOST_TOKENS:
+        raise ValueError('num_tokens must be from 0 to 2^40')
+    plain_output(output)
 
 
 def _calculate(share: _Share) -> None:
