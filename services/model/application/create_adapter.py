@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
 
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
@@ -59,6 +60,7 @@ class CreateAdapter:
         self._max_adapters = max_adapters
         self._requests: OrderedDict[tuple[str, str], CreationRecord] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
+        self._repeats: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def remember(self, creations: Iterable[CreationRecord]) -> None:
         """Know requests that made adapters, oldest first, so that a repeat finds what it made."""
@@ -70,6 +72,8 @@ class CreateAdapter:
     async def __call__(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
         """Return the adapter; the same request again returns the same one, as it is now.
 
+        Cancellation: once it is being made it is made whole; the same request again finds it.
+
         Raises:
             ScopeMissing: the key may not train.
             BaseModelNotFound, CheckpointNotFound: what it is to begin from is not there.
@@ -80,18 +84,21 @@ class CreateAdapter:
             RequestIdReused: the request id came with other content before.
         """
         require_scope(caller, 'train')
-        # One at a time, so that a request repeated at once cannot make two adapters.
-        async with self._one_at_a_time:
-            known = self._requests.get((caller.tenant_id, command.request_id))
+        request = (caller.tenant_id, command.request_id)
+        async with self._repeats.setdefault(request, asyncio.Lock()):
+            known = self._requests.get(request)
             if known is not None:
                 if known.fingerprint != command.fingerprint:
                     raise RequestIdReused(command.request_id)
                 return self._directory.get(caller, known.adapter_id)
-            return await self._create(caller, command)
+            self._check(command)
+            # What others send takes its time, in which nobody else should have to wait.
+            state = await self._starting_state(command)
+            async with self._one_at_a_time:
+                return await _to_its_end(self._create(caller, command, state))
 
-    async def _create(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
+    async def _create(self, caller: Caller, command: CreateAdapterCommand, state: AdapterState | None) -> Adapter:
         self._check(command)
-        state = await self._starting_state(command)
         lora_config = command.lora_config or (state.lora_config if state else LoraConfig())
         self._check_rank(lora_config)
         adapter_id = new_id('ad')
@@ -173,3 +180,15 @@ class CreateAdapter:
         run = await self._world.backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)
         config = run.training_config or adapter.training_config
         return replace(adapter, step_count=run.step_count or 0, training_config=config)
+
+
+async def _to_its_end(making: Coroutine[None, None, Adapter]) -> Adapter:
+    """Return what is made; a caller that goes away meanwhile leaves nothing half made."""
+    task = asyncio.create_task(making, name='create-adapter')
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        # Nobody else asks what came of it; the same request again finds out.
+        _ = task.cancelled() or task.exception()
+        raise

@@ -1,9 +1,12 @@
 """Delete an adapter; its checkpoints stay."""
 
+import asyncio
+
 from services.kit.caller import Caller
 from services.model.application.directory import AdapterDirectory
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
+from services.model.domain.adapter import Adapter
 from services.model.ports import Journal
 
 
@@ -16,9 +19,12 @@ class DeleteAdapter:
         self._queues = queues
         self._residency = residency
         self._journal = journal
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def __call__(self, caller: Caller, adapter_id: str) -> None:
         """Delete the caller's adapter, durably; operations that wait find it gone.
+
+        Cancellation: a deletion that has begun goes on to its end; a caller that went away may ask whether it is there.
 
         Raises:
             AdapterNotFound: no such adapter of the caller.
@@ -27,12 +33,29 @@ class DeleteAdapter:
         adapter = self._directory.get(caller, adapter_id)
         # First of all, so that nothing new begins while what runs comes to its end.
         self._directory.remove(caller, adapter_id)
-        await self._queues.forget(adapter_id)
-        is_done = False
+        ending = asyncio.create_task(self._end(adapter), name=f'delete-{adapter_id}')
+        self._ending.add(ending)
+        ending.add_done_callback(self._ended)
+        await asyncio.shield(ending)
+
+    async def close(self) -> None:
+        """Wait for the deletions under way."""
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    async def _end(self, adapter: Adapter) -> None:
+        adapter_id, is_done = adapter.adapter_id, False
         try:
+            self._residency.turn_away(adapter_id)
+            await self._queues.forget(adapter_id)
             await self._residency.forget(adapter_id)
             await self._journal.remove_adapter(adapter_id)
             is_done = True
         finally:
             if not is_done:
                 self._directory.put(adapter)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        # Where the caller went away nobody else asks; what went wrong is told by the adapter, which is still there.
+        _ = task.cancelled() or task.exception()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.kit.clock import Clock
-from services.kit.errors import AdapterNotFound, DomainError
+from services.kit.errors import AdapterNotFound, DomainError, Draining
 from services.kit.failpoints import reach
 from services.model.application.changes import Changes
 from services.model.application.directory import AdapterDirectory
@@ -56,6 +56,8 @@ class Resident:
     """Operations after the last snapshot."""
     is_pending: bool = False
     """A Forward waits for its Backward: leaving now costs running it again."""
+    is_unwanted: bool = False
+    """It is being deleted: what waits for it to come in gives up."""
     last_used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it comes, leaves or is copied."""
@@ -97,6 +99,7 @@ class Residency:
         self._making_room = asyncio.Lock()
         self._changes = Changes()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
 
     @property
     def resident_count(self) -> int:
@@ -151,6 +154,18 @@ class Residency:
         if resident is not None:
             await self._leave(resident)
 
+    def turn_away(self, adapter_id: str) -> None:
+        """Let operations of an adapter that is being deleted wait no longer for the end of another one's lease."""
+        resident = self._residents.get(adapter_id)
+        if resident is not None:
+            resident.is_unwanted = True
+            self._changes.tell()
+
+    def turn_all_away(self) -> None:
+        """Let nobody wait for the end of a lease any more: the service ends before it."""
+        self._is_closing = True
+        self._changes.tell()
+
     async def forget(self, adapter_id: str) -> None:
         """Drop an adapter that is deleted, once its snapshots are written; its lease of the replica ends."""
         resident = self._residents.get(adapter_id)
@@ -159,6 +174,8 @@ class Residency:
             await _ended(resident.writing)
             async with resident.lock:
                 await self._leave(resident)
+            # Should it stay after all, because its end could not be made durable, it may come in again.
+            resident.is_unwanted = False
             self._tidy(resident)
         self.lease.end(adapter_id)
         self._changes.tell()
@@ -219,10 +236,22 @@ class Residency:
         """Take a place in the engine, when there is one."""
         while not resident.is_loaded:
             while self.lease.excludes(resident.adapter_id):
+                self._check_wanted(resident)
                 await self._changes.wait()
             async with self._making_room:
                 await self._make_room(resident)
                 resident.is_loaded = not self.lease.excludes(resident.adapter_id)
+
+    def _check_wanted(self, resident: Resident) -> None:
+        """Refuse to wait for what will not come.
+
+        Raises:
+            AdapterNotFound, Draining: its adapter is being deleted, or the service ends.
+        """
+        if resident.is_unwanted:
+            raise AdapterNotFound(resident.adapter_id)
+        if self._is_closing:
+            raise Draining()
 
     async def _make_room(self, resident: Resident) -> None:
         """Let others go until there is a place, or until another adapter has leased the replica meanwhile."""

@@ -83,15 +83,19 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
     create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, max_adapters=limits.adapters)
 
+    delete = DeleteAdapter(directory, queues, residency, world.journal)
+
     async def close() -> None:
+        residency.turn_all_away()
         await dispatcher.close()
         await queues.close()
+        await delete.close()
         await residency.close()
 
     return Verbs(
         create_adapter=create,
         estimate=Estimate(world.backend, world.estimator),
-        delete_adapter=DeleteAdapter(directory, queues, residency, world.journal),
+        delete_adapter=delete,
         execute_operation=execute,
         find_operation=FindOperation(directory, queues, dispatcher),
         watch_operations=WatchOperations(directory, queues),

@@ -1,0 +1,128 @@
+"""Callers that go away at the worst moment, and leases that nobody ends: nothing is left behind, nobody hangs."""
+
+import asyncio
+
+import pytest
+
+from fixtures.model_verbs import ALICE, BOB, FakeWorld, create_command, execute, let_others_run, training
+from services.kit.errors import AdapterNotFound, Draining
+from services.model.domain.operation import Step
+
+
+async def test_a_deletion_goes_on_without_its_caller() -> None:
+    """A caller that hangs up while an operation runs leaves no adapter in the journal, and no lease."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    full = await verbs.create_adapter(ALICE, create_command('full', full_parameters=()))
+    world.trainer.gate.clear()
+    running = asyncio.ensure_future(execute(verbs, full, 1, training()))
+    await let_others_run()
+    deleting = asyncio.ensure_future(verbs.delete_adapter(ALICE, full.adapter_id))
+    await let_others_run()
+    deleting.cancel()
+    await let_others_run()
+    world.trainer.gate.set()
+    await running
+    await let_others_run()
+    assert not await world.journal.adapters()
+    assert not world.trainer.adapters
+    await verbs.create_adapter(BOB, create_command('next'))
+    await verbs.close()
+
+
+async def test_the_end_of_the_service_waits_for_a_deletion_without_its_caller() -> None:
+    """What has begun is durable before the journal closes."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    adapter = await verbs.create_adapter(ALICE, create_command())
+    world.trainer.gate.clear()
+    running = asyncio.ensure_future(execute(verbs, adapter, 1, training()))
+    await let_others_run()
+    deleting = asyncio.ensure_future(verbs.delete_adapter(ALICE, adapter.adapter_id))
+    await let_others_run()
+    deleting.cancel()
+    closing = asyncio.ensure_future(verbs.close())
+    await let_others_run()
+    assert not closing.done()
+    world.trainer.gate.set()
+    await closing
+    await running
+    assert not await world.journal.adapters()
+
+
+async def test_an_adapter_that_waits_for_a_lease_can_be_deleted() -> None:
+    """Its operations end as NOT_FOUND at once, though somebody else has the replica for hours."""
+    verbs = FakeWorld().verbs()
+    adapter = await verbs.create_adapter(ALICE, create_command())
+    full = await verbs.create_adapter(BOB, create_command('full', full_parameters=()))
+    waiting = [asyncio.ensure_future(execute(verbs, adapter, number, Step())) for number in (1, 2)]
+    await let_others_run()
+    await verbs.delete_adapter(ALICE, adapter.adapter_id)
+    for operation in waiting:
+        with pytest.raises(AdapterNotFound):
+            await operation
+    await execute(verbs, full, 1, training())
+    await verbs.close()
+
+
+async def test_a_lease_does_not_hold_up_the_end_of_the_service() -> None:
+    """What waits for it is told to come again, with its number free."""
+    verbs = FakeWorld().verbs()
+    adapter = await verbs.create_adapter(ALICE, create_command())
+    await verbs.create_adapter(BOB, create_command('full', full_parameters=()))
+    waiting = asyncio.ensure_future(execute(verbs, adapter, 1, training()))
+    await let_others_run()
+    closing = asyncio.ensure_future(verbs.close())
+    await let_others_run()
+    assert closing.done()
+    with pytest.raises(Draining):
+        await waiting
+
+
+@pytest.mark.parametrize('full_parameters', [None, ()], ids=['lora', 'full'])
+async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(full_parameters) -> None:
+    """What is durable is known, and the same request again returns it: no adapter that only a restart shows."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    add_adapter, is_free = world.journal.add_adapter, asyncio.Event()
+
+    async def add_slowly(*args, **kwargs):
+        await asyncio.shield(asyncio.ensure_future(add_adapter(*args, **kwargs)))
+        await is_free.wait()
+
+    world.journal.add_adapter = add_slowly
+    command = create_command('r1', full_parameters=full_parameters)
+    creating = asyncio.ensure_future(verbs.create_adapter(ALICE, command))
+    await let_others_run()
+    creating.cancel()
+    await let_others_run()
+    is_free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    made = await verbs.create_adapter(ALICE, command)
+    assert [item.adapter.adapter_id for item in await world.journal.adapters()] == [made.adapter_id]
+    await verbs.close()
+
+
+async def test_a_slow_checkpoint_holds_up_nobody_else() -> None:
+    """One tenant's creation waits for its checkpoint; another tenant's does not, and a repeat makes no second one."""
+    world = FakeWorld()
+    verbs = world.verbs()
+    is_free = asyncio.Event()
+
+    async def fetch_slowly(checkpoint_path, *, is_trainer_included):
+        del checkpoint_path, is_trainer_included
+        await is_free.wait()
+        return state
+
+    adapter = await verbs.create_adapter(ALICE, create_command('origin'))
+    state = await world.trainer.export_state(adapter.adapter_id, is_trainer_included=True)
+    world.store.fetch = fetch_slowly
+    command = create_command('r1', checkpoint_path='twinkle://a/weights/b')
+    slow = [asyncio.ensure_future(verbs.create_adapter(ALICE, command)) for _ in range(2)]
+    await let_others_run()
+    await asyncio.wait_for(verbs.create_adapter(BOB, create_command('quick')), 5)
+    is_free.set()
+    first, second = await asyncio.gather(*slow)
+    assert first.adapter_id == second.adapter_id
+    await verbs.close()
