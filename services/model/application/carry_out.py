@@ -6,11 +6,12 @@ gives it again. What needs more of the world is done first, harmlessly if repeat
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from services.kit.caller import Caller
-from services.kit.errors import Cancelled, DomainError, Internal
+from services.kit.errors import DomainError, Internal
 from services.kit.failpoints import reach
 from services.model.application.directory import AdapterDirectory
 from services.model.application.progress import adapter_after, result_of
@@ -18,7 +19,8 @@ from services.model.application.residency import Residency, Resident
 from services.model.application.state_verbs import StateChange, StateVerbs
 from services.model.application.world import World
 from services.model.domain.adapter import Adapter
-from services.model.domain.operation import Backward, Forward, Operation, StateVerb
+from services.model.domain.errors import BatchTooLarge
+from services.model.domain.operation import Backward, Forward, Operation, StateVerb, token_count
 from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 from services.model.ports import VerbRun
@@ -65,8 +67,9 @@ class CarryOut:
             JournalUnavailable: it could not be made durable; it was not applied.
             DomainError: whatever the verb raised; recorded, unless nothing changed and the number is free.
         """
-        self._directory.get(caller, operation.adapter_id)
-        async with self._residency.hold(operation.adapter_id) as resident:
+        known = self._directory.get(caller, operation.adapter_id)
+        async with AsyncExitStack() as stack:
+            resident = await self._enter(stack, known, operation)
             reach('operation.begun')
             # Looked up again: making it resident may have found outcomes.
             adapter = self._directory.get(caller, operation.adapter_id)
@@ -78,6 +81,26 @@ class CarryOut:
                 result = await self._computed(turn)
         reach('operation.answered')
         return result
+
+    async def _enter(self, stack: AsyncExitStack, adapter: Adapter, operation: Operation) -> Resident:
+        """Hold the adapter until the stack ends; where it cannot be made again, the number is used up, durably.
+
+        Were it used up here alone, the next operation would leave a gap in the journal that no restore can pass.
+        """
+        outcome: DomainError | None = Internal('')
+        try:
+            resident = await stack.enter_async_context(self._residency.hold(operation.adapter_id))
+            outcome = None
+        except DomainError as error:
+            outcome = None if is_refusal(error) else error
+            raise
+        except asyncio.CancelledError:
+            outcome = None
+            raise
+        finally:
+            if outcome is not None:
+                await self._use_up(adapter, operation, outcome)
+        return resident
 
     # Compute verbs: written down while they run
 
@@ -114,9 +137,10 @@ class CarryOut:
     async def _record(self, turn: _Turn, outcome: VerbRun | DomainError) -> None:
         operation, resident = turn.operation, turn.resident
         if is_refusal(outcome):
+            await self._discard_if_torn(turn, outcome)
             await self._journal.revoke(operation)
             return
-        if isinstance(outcome, Internal | Cancelled):
+        if isinstance(outcome, Internal):
             await self._pass_over(turn, outcome)
             return
         run = None if isinstance(outcome, DomainError) else outcome
@@ -137,9 +161,18 @@ class CarryOut:
         if isinstance(outcome, Internal):
             # Nobody knows what a defect left behind.
             await self._residency.discard(turn.operation.adapter_id)
-        adapter = adapter_after(turn.adapter, turn.operation, None, now=self._clock.now())
-        await self._journal.settle(adapter, turn.operation, outcome)
-        self._directory.renew(adapter)
+        await self._use_up(turn.adapter, turn.operation, outcome)
+
+    async def _use_up(self, adapter: Adapter, operation: Operation, outcome: DomainError) -> None:
+        passed = adapter_after(adapter, operation, None, now=self._clock.now())
+        await self._journal.settle(passed, operation, outcome)
+        self._directory.renew(passed)
+
+    async def _discard_if_torn(self, turn: _Turn, outcome: VerbRun | StateChange | DomainError) -> None:
+        """Let replay make the adapter again where memory ran out in the middle of a verb that changes it in place."""
+        is_in_place = not token_count(turn.operation.verb)
+        if isinstance(outcome, BatchTooLarge) and is_in_place:
+            await self._residency.discard(turn.operation.adapter_id)
 
     # State verbs: done, then settled
 
@@ -155,11 +188,14 @@ class CarryOut:
             raise
         finally:
             reach('state_verb.done')
-            if outcome is not None and not is_refusal(outcome):
+            if outcome is not None:
                 await self._settle(turn, outcome)
         return result_of(turn.operation, change.run, queue_time=turn.queue_time)
 
     async def _settle(self, turn: _Turn, outcome: StateChange | DomainError) -> None:
+        if is_refusal(outcome):
+            await self._discard_if_torn(turn, outcome)
+            return
         if isinstance(outcome, DomainError):
             await self._pass_over(turn, outcome)
             return

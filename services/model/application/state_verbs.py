@@ -135,8 +135,13 @@ class StateVerbs:
         return 0.0 if optimizer is None else float(optimizer.options.get('lr', 0.0))
 
     async def _changed_state(self, adapter_id: str) -> AdapterState:
-        state = await self._backend.snapshot(adapter_id)
+        state = None
+        try:
+            state = await self._backend.snapshot(adapter_id)
+        finally:
+            if state is None:
+                # The engine is ahead of what can be made durable.
+                await self._residency.discard(adapter_id)
         if state is None:
-            await self._residency.discard(adapter_id)
             raise AdapterNotReady(adapter_id, 'the Backward of its last Forward')
         return state

@@ -10,8 +10,9 @@ from fixtures import journals
 from fixtures.crashing import StrictStore, create, start
 from services.kit.errors import Internal
 from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.errors import JournalUnavailable
+from services.model.domain.errors import AdapterDamaged, BatchTooLarge, JournalUnavailable
 from services.model.domain.result import OperationResult
+from twinkle.api.model.v1 import operation_pb2 as wire
 
 
 @pytest.fixture
@@ -134,6 +135,74 @@ async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(jou
     service = await start(journal, StrictStore())
     result = await service.execute(journals.step_operation(4, adapter_id))
     assert result.outcome.step_count == 2
+
+
+@pytest.mark.parametrize('error', [RuntimeError('a defect'), AdapterDamaged('ad-1', 'bytes that changed')])
+async def test_an_adapter_that_could_not_come_in_once_leaves_no_gap(journal, error):
+    """The number is used up in the journal, too: later operations, and a restart after them, find all of it."""
+    service = await start(journal, StrictStore(), resident_adapters=1)
+    adapter_id = await create(service)
+    await service.execute(journals.batch_operation(1, adapter_id))
+    await create(service, 'r2')
+    restore_adapter, failures = service.trainer.restore_adapter, [error]
+
+    async def fail_once(*args):
+        if failures:
+            raise failures.pop()
+        return await restore_adapter(*args)
+
+    service.trainer.restore_adapter = fail_once
+    assert isinstance(await _attempt(service, journals.step_operation(2, adapter_id)), type(error))
+    result = await service.execute(journals.step_operation(3, adapter_id))
+    assert result.outcome.step_count == 1
+    service = await start(journal, StrictStore())
+    result = await service.execute(journals.step_operation(4, adapter_id))
+    assert result.outcome.step_count == 2
+
+
+async def test_memory_that_runs_out_in_the_middle_of_a_step_tears_nothing(journal):
+    """What the step had done by then is dropped; sent again, it is applied once."""
+    service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
+    adapter_id, twin_id = await create(service), await create(twin)
+    await service.execute(journals.batch_operation(1, adapter_id))
+    await twin.execute(journals.batch_operation(1, twin_id))
+    run, failures = service.trainer.run, [BatchTooLarge(token_count=0, token_limit=1)]
+
+    async def run_out_once(name, verb):
+        done = await run(name, verb)
+        if failures:
+            raise failures.pop()
+        return done
+
+    service.trainer.run = run_out_once
+    refused = await _attempt(service, journals.step_operation(2, adapter_id))
+    assert isinstance(refused, BatchTooLarge)
+    for one, name in ((service, adapter_id), (twin, twin_id)):
+        result = await one.execute(journals.step_operation(2, name))
+        assert (result.outcome.step_count, result.is_replayed) == (1, False)
+    assert _weights(service, adapter_id) == _weights(twin, twin_id)
+
+
+async def test_a_load_that_cannot_be_made_durable_changes_nothing(journal):
+    """What was loaded is dropped where no snapshot of it could be taken."""
+    service = await start(journal, StrictStore())
+    adapter_id = await create(service)
+    await service.execute(journals.operation(1, adapter_id, save=wire.Save(name='s')))
+    await service.execute(journals.batch_operation(2, adapter_id))
+    await service.execute(journals.step_operation(3, adapter_id))
+    before = _weights(service, adapter_id)
+    snapshot, failures = service.trainer.snapshot, [BatchTooLarge(token_count=0, token_limit=1)]
+
+    async def fail_once(name):
+        if failures:
+            raise failures.pop()
+        return await snapshot(name)
+
+    service.trainer.snapshot = fail_once
+    load = wire.Load(checkpoint_path=f'twinkle://{adapter_id}/weights/s')
+    assert isinstance(await _attempt(service, journals.operation(4, adapter_id, load=load)), BatchTooLarge)
+    await service.execute(journals.operation(4, adapter_id, zero_grad={}))
+    assert _weights(service, adapter_id) == before
 
 
 async def test_a_divergence_is_counted_and_training_goes_on(journal):
