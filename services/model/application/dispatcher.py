@@ -77,7 +77,8 @@ class Dispatcher:
         self._clock = clock
         self._pace = Pace()
         self._returns = Returns()
-        self._arrived = Changes()
+        self._changed = Changes()
+        """What waits for its turn."""
         self._gathered = 0.0
         """Seconds spent waiting for others since the last batch with tokens."""
         self._waiting: dict[str, _Job] = {}
@@ -103,7 +104,7 @@ class Dispatcher:
         self._scheduler.add(job.work)
         self._waiting[adapter.adapter_id] = job
         self._returns.came(adapter.adapter_id, job.arrival)
-        self._arrived.tell()
+        self._changed.tell()
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run_all(), name='dispatcher')
             self._loop.add_done_callback(self._ended)
@@ -158,6 +159,8 @@ class Dispatcher:
     def _withdraw(self, job: _Job) -> None:
         del self._waiting[job.work.adapter_id]
         self._scheduler.remove(job.work.adapter_id)
+        # Nothing may be left for which others are being waited for.
+        self._changed.tell()
 
     def _remaining(self) -> timedelta:
         """Return how much longer what runs takes."""
@@ -170,15 +173,20 @@ class Dispatcher:
         """Run batches until none is left."""
         while len(self._scheduler):
             await self._gather()
-            batch = self._scheduler.next_batch()
-            self._begin = self._clock.monotonic()
-            self._running = {work.adapter_id: self._waiting.pop(work.adapter_id) for work in batch}
-            jobs = list(self._running.values())
-            outcomes = await self._run_batch(jobs)
-            self._note(batch)
-            for job, outcome in zip(jobs, outcomes, strict=True):
-                job.settle(self._with_wait(job, outcome))
-            self._running = {}
+            # Empty where all that waited was taken back meanwhile.
+            if batch := self._scheduler.next_batch():
+                await self._run_works(batch)
+
+    async def _run_works(self, batch: Sequence[Work]) -> None:
+        """Run a batch, and tell those that wait for it."""
+        self._begin = self._clock.monotonic()
+        self._running = {work.adapter_id: self._waiting.pop(work.adapter_id) for work in batch}
+        jobs = list(self._running.values())
+        outcomes = await self._run_batch(jobs)
+        self._note(batch)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            job.settle(self._with_wait(job, outcome))
+        self._running = {}
 
     async def _gather(self) -> None:
         """Wait a moment for adapters that usually come back at once, so that their batches share a pass.
@@ -190,7 +198,7 @@ class Dispatcher:
             begin = self._clock.monotonic()
             try:
                 async with asyncio.timeout(seconds):
-                    await self._arrived.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 return
             finally:

@@ -289,6 +289,29 @@ async def test_adapters_that_come_back_at_once_share_the_next_pass_too() -> None
     assert world.trainer.batches[-1] == [adapter.adapter_id for adapter in adapters]
 
 
+async def test_one_that_is_taken_back_while_others_are_waited_for_leaves_nothing_behind() -> None:
+    """Nobody is waited for any more, and who comes at that very moment is served."""
+    world = World()
+    adapters = await world.adapters(3)
+    for _ in range(2):
+        await _timed(world, adapters, seconds=1000.0, away=1.0)
+    first = world.start(adapters[0], training(10))
+    await let_others_run()
+    assert world.dispatcher.cancel(adapters[0].adapter_id)
+    second = world.start(adapters[1], training(64))
+    (outcome, run) = await asyncio.gather(first, second, return_exceptions=True)
+    assert isinstance(outcome, Cancelled)
+    assert isinstance(run, VerbRun)
+    third = world.start(adapters[0], training(10))
+    await let_others_run()
+    assert world.dispatcher.cancel(adapters[0].adapter_id)
+    await let_others_run()
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == 'dispatcher']
+    with pytest.raises(Cancelled):
+        await third
+    assert isinstance(await world.start(adapters[0], Step()), VerbRun)
+
+
 async def test_what_is_quick_or_full_waits_for_nobody() -> None:
     """A step runs at once, and so does a batch with no room left."""
     world = World()
