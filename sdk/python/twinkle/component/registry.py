@@ -7,6 +7,9 @@ from typing import Any, Generic, TypeVar, cast
 
 _Component = TypeVar('_Component')
 
+_MISFITS = (TypeError, ArithmeticError, LookupError, AttributeError, AssertionError, RuntimeError)
+"""What constructors raise for values that they did not expect at all."""
+
 
 class UnknownComponent(ValueError):
     """No component of that kind and name exists."""
@@ -134,10 +137,33 @@ class ComponentRegistry(Generic[_Component]):
 
     def _construct(self, cls: type[_Component], options: Mapping[str, Any]) -> _Component:
         check_options(self._kind, cls.__name__, cls, options)
+        check_required(self._kind, cls.__name__, cls, options)
         try:
             return cls(**options)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise InvalidComponentOptions(self._kind, cls.__name__, str(error)) from error
+        except _MISFITS as error:
+            # Python's own words would tell of our code, and nothing of the options.
+            problem = f'its options have values of no use: {dict(options)}'
+            raise InvalidComponentOptions(self._kind, cls.__name__, problem) from error
+
+
+def check_required(kind: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Check that options are there which `function` cannot do without.
+
+    Raises:
+        InvalidComponentOptions: names what is missing.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        and parameter.name not in options
+    ]
+    if missing:
+        raise InvalidComponentOptions(kind, name, f'needs the options {missing}')
 
 
 def check_options(
