@@ -58,6 +58,8 @@ class VerbRun:
     step_count: int | None = None
     """Optimizer steps applied so far, where the verb may have changed it."""
     warnings: tuple[str, ...] = ()
+    is_divided: bool = False
+    """Memory ran out and the batch was cut smaller: running it again may give other last bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +136,16 @@ class TrainerBackend(Protocol):
         """
         ...
 
-    async def export_state(self, adapter_id: str, *, is_trainer_included: bool) -> AdapterState:
-        """Return a copy of the adapter's weights and, if asked, its trainer's state."""
+    async def export_state(
+        self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
+    ) -> AdapterState:
+        """Return a copy of the adapter's weights and, if asked, its trainer's state, with the data cursor in it."""
         ...
 
     async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
         """Replace the adapter's weights and, if asked, its trainer's state; all of it or nothing.
+
+        Whatever waits for its Backward is dropped. The outcome is a `LoadResult`.
 
         Raises:
             InvalidField: the state is of another shape than the adapter, or lacks the trainer's part.

@@ -5,6 +5,7 @@ gives it again. What needs more of the world is done first, harmlessly if repeat
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -147,7 +148,8 @@ class CarryOut:
         adapter = adapter_after(turn.adapter, operation, run, now=self._clock.now())
         self._journal.note(adapter, operation, self._noted(turn, outcome))
         self._directory.renew(adapter)
-        resident.ran(0.0 if run is None else run.device_seconds)
+        # What replay may not give again to the bit is snapshotted at once.
+        resident.ran(0.0 if run is None else math.inf if run.is_divided else run.device_seconds)
         if isinstance(operation.verb, Forward | Backward):
             resident.is_pending = isinstance(operation.verb, Forward)
 
