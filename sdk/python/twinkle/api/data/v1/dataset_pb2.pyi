@@ -564,7 +564,9 @@ Global___Dataset: _TypeAlias = Dataset  # noqa: Y015
 
 @_typing.final
 class Cursor(_message.Message):
-    """A place in a loader's sequence of batches. Opaque but for its count; give it back unchanged."""
+    """A place in a loader's sequence of batches. Opaque but for its count; give it back unchanged, or the
+    count alone.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -573,7 +575,9 @@ class Cursor(_message.Message):
     consumed_rows: _builtins.int
     """Examples consumed up to here."""
     state: _builtins.bytes
-    """The rest of the position: epoch, shuffle state."""
+    """The rest of the position: epoch, shuffle state. Empty: nobody checks that the count is of a loader
+    of the same rows and order, only that a batch begins there.
+    """
     def __init__(
         self,
         *,

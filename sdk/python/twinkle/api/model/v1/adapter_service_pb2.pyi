@@ -263,7 +263,7 @@ Global___DeleteAdapterRequest: _TypeAlias = DeleteAdapterRequest  # noqa: Y015
 
 @_typing.final
 class DeleteAdapterResponse(_message.Message):
-    """Empty: it is gone. Its checkpoints stay."""
+    """Empty: it is gone. Its checkpoints stay, and so do the folders that ExportMerged wrote."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

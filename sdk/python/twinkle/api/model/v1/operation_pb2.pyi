@@ -524,12 +524,17 @@ class Save(_message.Message):
     IS_OPTIMIZER_INCLUDED_FIELD_NUMBER: _builtins.int
     IS_OVERWRITE_ALLOWED_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    CONSUMED_TRAIN_SAMPLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name within the run: 1 to 128 of letters, digits, '.', '_' and '-'. Required."""
     is_optimizer_included: _builtins.bool
     """Save the optimizer, schedule, counters and random state too, so that training can resume."""
     is_overwrite_allowed: _builtins.bool
     """Replace a checkpoint of that name. Otherwise one is ALREADY_EXISTS."""
+    consumed_train_samples: _builtins.int
+    """The caller's data cursor: examples consumed so far, at least 0. Kept with the optimizer, given back
+    by Load, and of no meaning here. Only with is_optimizer_included.
+    """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Delete it after this long, 1 s to 36,500 days. Unset: kept."""
@@ -541,18 +546,23 @@ class Save(_message.Message):
         is_optimizer_included: _builtins.bool = ...,
         is_overwrite_allowed: _builtins.bool = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        consumed_train_samples: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "consumed_train_samples", b"consumed_train_samples", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_optimizer_included", b"is_optimizer_included", "is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "consumed_train_samples", b"consumed_train_samples", "is_optimizer_included", b"is_optimizer_included", "is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__consumed_train_samples: _TypeAlias = _typing.Literal["consumed_train_samples"]  # noqa: Y015
+    _WhichOneofArgType__consumed_train_samples: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consumed_train_samples) -> _WhichOneofReturnType__consumed_train_samples | None: ...
 
 Global___Save: _TypeAlias = Save  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
-    """Replaces the adapter's weights by a checkpoint's."""
+    """Replaces the adapter's weights by a checkpoint's; drops the accumulated gradient and a Forward that
+    waits for its Backward.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

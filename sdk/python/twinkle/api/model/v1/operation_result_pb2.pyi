@@ -268,6 +268,47 @@ class PublishResult(_message.Message):
 Global___PublishResult: _TypeAlias = PublishResult  # noqa: Y015
 
 @_typing.final
+class LoadResult(_message.Message):
+    """Result of Load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    CONSUMED_TRAIN_SAMPLES_FIELD_NUMBER: _builtins.int
+    GRADIENT_ACCUMULATION_STEPS_FIELD_NUMBER: _builtins.int
+    step_count: _builtins.int
+    """Optimizer steps applied so far: the checkpoint's, or the adapter's own where the weights alone were
+    loaded.
+    """
+    consumed_train_samples: _builtins.int
+    """The data cursor as it was saved; unset where none was, or the weights alone were loaded."""
+    gradient_accumulation_steps: _builtins.int
+    """Batches that made a step when it was saved; unset where the weights alone were loaded. The adapter's
+    own stays as configured.
+    """
+    def __init__(
+        self,
+        *,
+        step_count: _builtins.int = ...,
+        consumed_train_samples: _builtins.int | None = ...,
+        gradient_accumulation_steps: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "consumed_train_samples", b"consumed_train_samples", "gradient_accumulation_steps", b"gradient_accumulation_steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "_gradient_accumulation_steps", b"_gradient_accumulation_steps", "consumed_train_samples", b"consumed_train_samples", "gradient_accumulation_steps", b"gradient_accumulation_steps", "step_count", b"step_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__consumed_train_samples: _TypeAlias = _typing.Literal["consumed_train_samples"]  # noqa: Y015
+    _WhichOneofArgType__consumed_train_samples: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples"]  # noqa: Y015
+    _WhichOneofReturnType__gradient_accumulation_steps: _TypeAlias = _typing.Literal["gradient_accumulation_steps"]  # noqa: Y015
+    _WhichOneofArgType__gradient_accumulation_steps: _TypeAlias = _typing.Literal["_gradient_accumulation_steps", b"_gradient_accumulation_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consumed_train_samples) -> _WhichOneofReturnType__consumed_train_samples | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gradient_accumulation_steps) -> _WhichOneofReturnType__gradient_accumulation_steps | None: ...
+
+Global___LoadResult: _TypeAlias = LoadResult  # noqa: Y015
+
+@_typing.final
 class Receipt(_message.Message):
     """What an operation cost."""
 
@@ -331,6 +372,7 @@ class OperationResult(_message.Message):
     METRIC_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
     PUBLISH_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     IS_REPLAYED_FIELD_NUMBER: _builtins.int
@@ -365,6 +407,10 @@ class OperationResult(_message.Message):
         """Of PublishVersion."""
 
     @_builtins.property
+    def load(self) -> Global___LoadResult:
+        """Of Load."""
+
+    @_builtins.property
     def receipt(self) -> Global___Receipt:
         """What it cost."""
 
@@ -383,15 +429,16 @@ class OperationResult(_message.Message):
         metric: Global___MetricResult | None = ...,
         save: Global___SaveResult | None = ...,
         publish: Global___PublishResult | None = ...,
+        load: Global___LoadResult | None = ...,
         receipt: Global___Receipt | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         is_replayed: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "forward", b"forward", "metric", b"metric", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "forward", b"forward", "load", b"load", "metric", b"metric", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "error", b"error", "forward", b"forward", "is_replayed", b"is_replayed", "metric", b"metric", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "sequence_number", b"sequence_number", "step", b"step", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "error", b"error", "forward", b"forward", "is_replayed", b"is_replayed", "load", b"load", "metric", b"metric", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "sequence_number", b"sequence_number", "step", b"step", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "forward", "step", "metric", "save", "publish"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "forward", "step", "metric", "save", "publish", "load"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 

@@ -368,6 +368,7 @@ class TrainingConfig(_message.Message):
     TEMPLATE_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     PATCHES_FIELD_NUMBER: _builtins.int
+    EVALUATION_METRICS_FIELD_NUMBER: _builtins.int
     gradient_accumulation_steps: _builtins.int
     """Batches whose gradients are added up before a step is applied, at least 1: steps in between
     do nothing but count. Unset at creation: 1.
@@ -394,11 +395,15 @@ class TrainingConfig(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentConfig]:
-        """Adds metrics."""
+        """Adds metrics of training batches."""
 
     @_builtins.property
     def patches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentConfig]:
         """Applies model patches."""
+
+    @_builtins.property
+    def evaluation_metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentConfig]:
+        """Adds metrics of forward-only batches."""
 
     def __init__(
         self,
@@ -411,10 +416,11 @@ class TrainingConfig(_message.Message):
         template: Global___ComponentConfig | None = ...,
         metrics: _abc.Iterable[Global___ComponentConfig] | None = ...,
         patches: _abc.Iterable[Global___ComponentConfig] | None = ...,
+        evaluation_metrics: _abc.Iterable[Global___ComponentConfig] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient_accumulation_steps", b"_gradient_accumulation_steps", "gradient_accumulation_steps", b"gradient_accumulation_steps", "loss", b"loss", "lr_scheduler", b"lr_scheduler", "optimizer", b"optimizer", "processor", b"processor", "template", b"template"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_accumulation_steps", b"_gradient_accumulation_steps", "gradient_accumulation_steps", b"gradient_accumulation_steps", "loss", b"loss", "lr_scheduler", b"lr_scheduler", "metrics", b"metrics", "optimizer", b"optimizer", "patches", b"patches", "processor", b"processor", "template", b"template"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_accumulation_steps", b"_gradient_accumulation_steps", "evaluation_metrics", b"evaluation_metrics", "gradient_accumulation_steps", b"gradient_accumulation_steps", "loss", b"loss", "lr_scheduler", b"lr_scheduler", "metrics", b"metrics", "optimizer", b"optimizer", "patches", b"patches", "processor", b"processor", "template", b"template"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gradient_accumulation_steps: _TypeAlias = _typing.Literal["gradient_accumulation_steps"]  # noqa: Y015
     _WhichOneofArgType__gradient_accumulation_steps: _TypeAlias = _typing.Literal["_gradient_accumulation_steps", b"_gradient_accumulation_steps"]  # noqa: Y015
