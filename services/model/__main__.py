@@ -1,6 +1,7 @@
 """Starts the model service: `python -m services.model --config FILE`."""
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
@@ -69,9 +70,15 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     return await SqliteJournal.open(
         config.state_dir.resolve() / 'journal',
         codec=ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size),
-        engine=f'{config.base_model} in {config.dtype}',
+        engine=engine_name(config),
         undo_steps=config.undo_steps,
     )
+
+
+def engine_name(config: ModelConfig) -> str:
+    """Return what another engine needs to have in common for a replay to make the same adapters."""
+    patches = [f'{name} {json.dumps(dict(options), sort_keys=True)}' for name, options in config.patches.items()]
+    return ' with '.join([f'{config.base_model} in {config.dtype}', *patches])
 
 
 async def load_backend(config: ModelConfig) -> LocalBackend:

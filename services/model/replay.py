@@ -12,11 +12,11 @@ from pathlib import Path
 
 from services.kit.config import load_config
 from services.kit.errors import DomainError
+from services.model.__main__ import load_backend
 from services.model.api.record_codec import ProtoRecordCodec
 from services.model.application.replay_journal import Replayed, ReplayJournal
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite import SqliteJournal
-from services.model.backends.local import LoadOptions, LocalBackend
 from services.model.config import ModelConfig
 from services.model.ports import TrainerBackend
 
@@ -42,17 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> Replayed:
-    backend = await LocalBackend.load(
-        LoadOptions(
-            base_model=config.base_model,
-            dtype=config.dtype,
-            device=config.device,
-            thread_count=config.thread_count,
-            batch_tokens=config.max_batch_tokens,
-            pass_tokens=config.pass_tokens,
-            lora_rank=config.max_lora_rank,
-        )
-    )
+    backend = await load_backend(config)
     try:
         return await replay_folder(folder, backend, adapter_id)
     finally:

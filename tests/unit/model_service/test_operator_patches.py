@@ -1,9 +1,16 @@
 """What an operator's configuration changes about the base model, in the trainer and in the sampler."""
 
+import asyncio
+from itertools import chain
+
 import pytest
 
+from fixtures import journals
 from fixtures.tiny_model import MAX_POSITIONS, build_tiny_model
 from services.kit.config import load_config
+from services.model import replay
+from services.model.__main__ import engine_name
+from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.local.loading import LoadOptions, load_engine
 from services.model.config import ModelConfig
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
@@ -40,14 +47,28 @@ def test_a_patch_that_cannot_be_applied_stops_the_start(folder, patches, refusal
         load_engine(LoadOptions(base_model=folder, patches=patches))
 
 
+def _config(*assignments):
+    arguments = [('--set', item) for item in ('base_model=m', 'checkpoint_address=x', *assignments)]
+    return load_config(ModelConfig, list(chain.from_iterable(arguments)))
+
+
 def test_patches_can_be_set_from_the_command_line():
     """Options are numbers there, too."""
-    arguments = [
-        '--set',
-        'base_model=m',
-        '--set',
-        'checkpoint_address=x',
-        '--set',
-        'patches.RopeScalingPatch.factor=4.0',
-    ]
-    assert load_config(ModelConfig, arguments).patches == {'RopeScalingPatch': {'factor': 4.0}}
+    assert _config('patches.RopeScalingPatch.factor=4.0').patches == {'RopeScalingPatch': {'factor': 4.0}}
+
+
+async def test_a_journal_of_another_patched_model_is_refused(tmp_path):
+    """Its adapters were trained on another model: replaying them here would make others of them."""
+    plain, patched = engine_name(_config()), engine_name(_config('patches.RopeScalingPatch.factor=4.0'))
+    journal = await journals.open_journal(tmp_path, engine=plain)
+    await journals.add(journal, journals.make_adapter())
+    await journal.close()
+    with pytest.raises(JournalRefused):
+        await journals.open_journal(tmp_path, engine=patched)
+
+
+async def test_the_replay_tool_loads_the_model_that_the_service_loads(folder, tmp_path):
+    """A journal is replayed on the patched model, or the tool says that it could not load one."""
+    arguments = ['--journal', str(tmp_path), '--set', f'base_model={folder}', '--set', 'checkpoint_address=x']
+    with pytest.raises(UnknownComponent):
+        await asyncio.to_thread(replay.main, [*arguments, '--set', 'patches.NoSuchPatch.factor=2.0'])
