@@ -87,13 +87,18 @@ class InputFeature(_message.Message):
 
     @_builtins.property
     def completion_mask(self) -> _tensor_pb2.Tensor:
-        """int32 [T]. 1 where the model produced the token at this position itself."""
+        """int32 [T]. 1 where the model produced the token at this position itself, 0 elsewhere. A label counts
+        only where the token it asks for, the next one, is marked 1. Unset: the labels alone say what counts.
+        """
 
     @_builtins.property
     def extra_tensors(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
-        """Further numbers beside the labels, by name, such as a loss asks for: "returns" and "old_values",
-        float32 [T]; "teacher_topk_ids", int32 or int64 [T, K], each in [0, vocabulary);
-        "teacher_topk_logps", float32 [T, K]; "teacher_logits", float32 [T, V]. Other names are refused.
+        """Further numbers beside the labels, by name, for the losses and metrics that read them. Other names
+        are refused. float32 [T]: "returns", "old_values", "logprob_gradients" (gradient of the caller's
+        loss by each label's log-probability), "clip_low_threshold" and "clip_high_threshold" (bounds of
+        the policy ratio), "sequence_ratio_mask" (1 where a label counts for its sequence's ratio, else 0)
+        and "rewards". int32 or int64 [T, K], each in [0, vocabulary): "teacher_topk_ids" and "target_ids".
+        float32 [T, K]: their "teacher_topk_logps" and "target_weights". float32 [T, V]: "teacher_logits".
         """
 
     def __init__(

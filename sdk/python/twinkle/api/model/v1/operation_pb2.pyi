@@ -716,9 +716,9 @@ class Operation(_message.Message):
     sequence_number: _builtins.int
     """Counts from 1 within the adapter. Operations run in this order; one that comes early waits for
     those before it. The same number with the same content is answered from the record; with other
-    content it is ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once the operation
-    was accepted, even if running it failed; one that ended as INVALID_ARGUMENT, NOT_FOUND,
-    ALREADY_EXISTS, RESOURCE_EXHAUSTED or UNAVAILABLE changed nothing and leaves it free.
+    content it is ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once the operation was
+    accepted, even if running it failed; one that ended as CANCELLED, INVALID_ARGUMENT, NOT_FOUND,
+    ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE or UNIMPLEMENTED changed nothing and leaves it free.
     """
     @_builtins.property
     def forward_only(self) -> Global___ForwardOnly:
