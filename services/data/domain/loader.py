@@ -62,15 +62,25 @@ class Loader:
         """Return the examples before a cursor.
 
         A cursor fits every loader that reads the same content in the same batches and order, so a
-        run can be taken up by another program with a loader of its own.
+        run can be taken up by another program with a loader of its own. One that is a count alone, as a
+        checkpoint keeps it, fits wherever a batch begins there.
 
         Raises:
             InvalidField: it was made for another content, batch size or order, or was changed.
         """
-        if cursor.state != self._state(cursor.consumed_rows):
+        if not cursor.state:
+            self._check_begin(cursor.consumed_rows)
+        elif cursor.state != self._state(cursor.consumed_rows):
             problem = 'was not made by a loader of the same rows, batch size and shuffle seed; begin without a cursor'
             raise InvalidField('start.cursor', problem)
         return cursor.consumed_rows
+
+    def _check_begin(self, consumed_rows: int) -> None:
+        within = consumed_rows % self.epoch_rows if self.epoch_rows else consumed_rows
+        is_past = self.end_row is not None and consumed_rows > self.end_row
+        if is_past or within % self.batch_size:
+            problem = f'must be where a batch of {self.batch_size} begins; each epoch of {self.epoch_rows} begins anew'
+            raise InvalidField('start.cursor.consumed_rows', problem)
 
     def _state(self, consumed_rows: int) -> bytes:
         order = (self.content_digest, self.batch_size, self.shuffle_seed, self.is_last_partial_dropped)

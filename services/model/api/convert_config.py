@@ -1,5 +1,6 @@
 """Training configuration between messages and the domain. Every check names its field."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.kit.errors import InvalidField
@@ -31,8 +32,9 @@ def training_config_from_proto(message: wire.TrainingConfig, field: str) -> Trai
         gradient_accumulation_steps=steps,
         processor=_named(message.processor, f'{field}.processor') if message.HasField('processor') else None,
         template=_named(message.template, f'{field}.template') if message.HasField('template') else None,
-        metrics=tuple(_named(item, f'{field}.metrics[{index}]') for index, item in enumerate(message.metrics)),
-        patches=tuple(_named(item, f'{field}.patches[{index}]') for index, item in enumerate(message.patches)),
+        metrics=_all_named(message.metrics, f'{field}.metrics'),
+        evaluation_metrics=_all_named(message.evaluation_metrics, f'{field}.evaluation_metrics'),
+        patches=_all_named(message.patches, f'{field}.patches'),
     )
 
 
@@ -55,6 +57,7 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
         if component is not None:
             getattr(message, name).CopyFrom(_component_to_proto(component))
     message.metrics.extend(map(_component_to_proto, config.metrics))
+    message.evaluation_metrics.extend(map(_component_to_proto, config.evaluation_metrics))
     message.patches.extend(map(_component_to_proto, config.patches))
     return message
 
@@ -130,6 +133,10 @@ def _named(message: wire.SchedulerConfig | wire.ComponentConfig, field: str) -> 
     if not message.name:
         raise InvalidField(f'{field}.name', 'must be set')
     return Component(name=message.name, options=dict_from_struct(message.options))
+
+
+def _all_named(messages: Sequence[wire.ComponentConfig], field: str) -> tuple[Component, ...]:
+    return tuple(_named(item, f'{field}[{index}]') for index, item in enumerate(messages))
 
 
 def _component_to_proto(component: Component) -> wire.ComponentConfig:

@@ -105,6 +105,8 @@ def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.
             message.save.CopyFrom(operation_result_pb2.SaveResult(**vars(outcome)))
         case domain.PublishResult():
             message.publish.CopyFrom(operation_result_pb2.PublishResult(**vars(outcome)))
+        case domain.LoadResult():
+            message.load.CopyFrom(operation_result_pb2.LoadResult(**vars(outcome)))
         case None:
             pass
 

@@ -117,11 +117,17 @@ def _configure(message: wire.Configure, field: str, vocabulary_size: int) -> dom
 
 def _save(message: wire.Save, field: str, vocabulary_size: int) -> domain.Save:
     del vocabulary_size
+    consumed = message.consumed_train_samples if message.HasField('consumed_train_samples') else None
+    if consumed is not None and consumed < 0:
+        raise InvalidField(f'{field}.consumed_train_samples', f'must be at least 0, got {consumed}')
+    if consumed is not None and not message.is_optimizer_included:
+        raise InvalidField(f'{field}.consumed_train_samples', 'must be unset without is_optimizer_included')
     return domain.Save(
         name=name_from_proto(message.name, f'{field}.name'),
         is_optimizer_included=message.is_optimizer_included,
         is_overwrite_allowed=message.is_overwrite_allowed,
         ttl=ttl_from_proto(message.ttl, f'{field}.ttl') if message.HasField('ttl') else None,
+        consumed_train_samples=consumed,
     )
 
 

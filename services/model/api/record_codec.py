@@ -1,5 +1,6 @@
 """What the journal keeps, as the contract's own messages."""
 
+from collections.abc import Callable
 from datetime import UTC
 from typing import Any, cast
 
@@ -92,19 +93,8 @@ def result_from_proto(message: wire.OperationResult) -> domain.OperationResult:
 
 
 def _outcome(message: wire.OperationResult) -> domain.Outcome:
-    match message.WhichOneof('outcome'):
-        case 'forward':
-            return _forward(message.forward)
-        case 'step':
-            return _step(message.step)
-        case 'metric':
-            return domain.MetricResult(values=dict(message.metric.values))
-        case 'save':
-            return domain.SaveResult(**_fields(message.save))
-        case 'publish':
-            return domain.PublishResult(**_fields(message.publish))
-        case _:
-            return None
+    name = message.WhichOneof('outcome')
+    return None if name is None else _OUTCOMES[name](getattr(message, name))
 
 
 def _forward(message: wire.ForwardResult) -> domain.ForwardResult:
@@ -135,6 +125,23 @@ def _layer(message: wire.LayerHealth) -> domain.LayerHealth:
     )
 
 
+def _load(message: wire.LoadResult) -> domain.LoadResult:
+    optional = ('consumed_train_samples', 'gradient_accumulation_steps')
+    counters = {name: getattr(message, name) for name in optional if message.HasField(name)}
+    return domain.LoadResult(step_count=message.step_count, **counters)
+
+
 def _fields(message: Any) -> dict[str, Any]:
     """Return the fields of a message of plain values, those at their defaults included."""
     return {name: getattr(message, name) for name in cast(list[str], list(message.DESCRIPTOR.fields_by_name))}
+
+
+_OUTCOMES: dict[str, Callable[[Any], domain.Outcome]] = {
+    'forward': _forward,
+    'step': _step,
+    'metric': lambda message: domain.MetricResult(values=dict(message.values)),
+    'save': lambda message: domain.SaveResult(**_fields(message)),
+    'publish': lambda message: domain.PublishResult(**_fields(message)),
+    'load': _load,
+}
+"""Every outcome of a result but an error."""

@@ -73,7 +73,11 @@ class StateVerbs:
                 return await self._export(adapter, verb)
 
     async def _save(self, adapter: Adapter, verb: Save, *, request_id: str) -> StateChange:
-        state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=verb.is_optimizer_included)
+        state = await self._backend.export_state(
+            adapter.adapter_id,
+            is_trainer_included=verb.is_optimizer_included,
+            consumed_train_samples=verb.consumed_train_samples,
+        )
         made = await self._world.store.save(
             adapter.adapter_id, state, base_model=adapter.base_model, save=verb, request_id=request_id
         )

@@ -42,6 +42,8 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
             engine.set_gradient_accumulation_steps(adapter_id, config.gradient_accumulation_steps)
         for metric in config.metrics:
             engine.add_metric(adapter_id, metric.name, **metric.options)
+        for metric in config.evaluation_metrics:
+            engine.add_metric(adapter_id, metric.name, is_training=False, **metric.options)
     return (_TEMPLATE_WARNING,) if config.template is not None else ()
 
 
@@ -63,6 +65,7 @@ def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingCo
         processor=_component(state.processor_choice),
         template=asked.template,
         metrics=tuple(_component(used.choice) for used in state.metrics_in_training),
+        evaluation_metrics=tuple(_component(used.choice) for used in state.metrics_in_evaluation),
     )
 
 

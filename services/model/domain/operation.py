@@ -119,6 +119,8 @@ class Save:
     is_optimizer_included: bool = False
     is_overwrite_allowed: bool = False
     ttl: timedelta | None = None
+    consumed_train_samples: int | None = None
+    """The caller's data cursor, kept with the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)

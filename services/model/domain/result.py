@@ -70,7 +70,18 @@ class PublishResult:
     size_bytes: int
 
 
-Outcome = ForwardResult | StepResult | MetricResult | SaveResult | PublishResult | None
+@dataclass(frozen=True, kw_only=True)
+class LoadResult:
+    """Of Load."""
+
+    step_count: int
+    consumed_train_samples: int | None = None
+    """The data cursor as saved; None where none was, or the weights alone were loaded."""
+    gradient_accumulation_steps: int | None = None
+    """As saved; None where the weights alone were loaded."""
+
+
+Outcome = ForwardResult | StepResult | MetricResult | SaveResult | PublishResult | LoadResult | None
 
 
 @dataclass(frozen=True, kw_only=True)

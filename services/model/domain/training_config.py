@@ -32,4 +32,7 @@ class TrainingConfig:
     processor: Component | None = None
     template: Component | None = None
     metrics: tuple[Component, ...] = ()
+    """Of training batches; a change adds them."""
+    evaluation_metrics: tuple[Component, ...] = ()
+    """Of forward-only batches; a change adds them."""
     patches: tuple[Component, ...] = ()

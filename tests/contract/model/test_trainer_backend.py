@@ -12,7 +12,7 @@ from fixtures.fake_trainer import FakeTrainer
 from fixtures.model_service import draw_example
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField
 from services.model.backends.local import LoadOptions, LocalBackend
-from services.model.domain.errors import ReplicaLeased
+from services.model.domain.errors import AdapterNotReady, ReplicaLeased
 from services.model.domain.operation import (
     Backward,
     CalculateMetric,
@@ -25,7 +25,7 @@ from services.model.domain.operation import (
     Step,
     ZeroGrad,
 )
-from services.model.domain.result import ForwardResult, MetricResult, StepResult
+from services.model.domain.result import ForwardResult, LoadResult, MetricResult, StepResult
 from services.model.domain.training_config import Component, TrainingConfig
 from services.model.ports import AdapterState, BatchWork, TrainerBackend, VerbRun
 from twinkle.data_format import LoraConfig
@@ -92,6 +92,31 @@ async def test_state_goes_out_and_in(backend):
     run = await backend.import_state('b', whole, is_trainer_included=True)
     assert run.step_count == 1
     assert (await backend.export_state('b', is_trainer_included=False)).adapter == whole.adapter
+
+
+async def test_a_checkpoint_brings_its_data_cursor(backend):
+    """With the trainer's part it comes back, where there was one; with the weights alone nothing of it is told."""
+    await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig(gradient_accumulation_steps=2))
+    await backend.create_adapter('b', LoraConfig(r=2, seed=1), TrainingConfig())
+    for consumed in (None, 0, 7):
+        state = await backend.export_state('a', is_trainer_included=True, consumed_train_samples=consumed)
+        loaded = (await backend.import_state('b', state, is_trainer_included=True)).outcome
+        assert loaded == LoadResult(step_count=0, consumed_train_samples=consumed, gradient_accumulation_steps=2)
+        weights = (await backend.import_state('b', state, is_trainer_included=False)).outcome
+        assert weights == LoadResult(step_count=0)
+
+
+async def test_loading_drops_what_waits_for_its_backward(backend):
+    """Activations of the weights before are of no use; the adapter goes on like one that never had them."""
+    for name in ('a', 'b'):
+        await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
+    for is_trainer_included in (False, True):
+        state = await backend.export_state('a', is_trainer_included=True)
+        await backend.run('b', Forward(features=[draw_example()]))
+        await backend.import_state('b', state, is_trainer_included=is_trainer_included)
+        with pytest.raises(AdapterNotReady):
+            await backend.run('b', Backward())
+        assert await backend.snapshot('b') is not None
 
 
 BATCHES = {

@@ -53,6 +53,17 @@ def test_cursor_fits_every_loader_that_reads_alike() -> None:
         LOADER.rows_before(Cursor(8, cursor.state))
 
 
+def test_count_alone_fits_where_a_batch_begins() -> None:
+    """A checkpoint keeps no more than the count; inside of a batch, or past the end, it is refused."""
+    twice = replace(LOADER, epoch_count=2)
+    assert [twice.rows_before(Cursor(count, b'')) for count in (0, 4, 8, 10, 14, 20)] == [0, 4, 8, 10, 14, 20]
+    for count in (1, 9, 12, 24):
+        with pytest.raises(InvalidField):
+            twice.rows_before(Cursor(count, b''))
+    with pytest.raises(InvalidField):
+        replace(LOADER, row_count=3, is_last_partial_dropped=True).rows_before(Cursor(4, b''))
+
+
 async def test_tenants_take_turns_and_do_not_wait_for_each_other() -> None:
     """One change of a tenant at a time, in the order they came; another tenant goes ahead."""
     turns, order = Turns(queue_limit=8), list[str]()

@@ -17,6 +17,7 @@ from services.model.domain import result as outcome
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle.api.model.v1 import training_config_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import EXTRA_STREAMS
 
@@ -184,3 +185,31 @@ def test_health_and_receipt_travel():
     assert (health.path, health.relative_update, health.non_finite_location) == ('q', 0.5, 'lora_A[0, 1]')
     assert (message.receipt.pass_count, message.receipt.pass_adapter_count) == (2, 5)
     assert list(message.warnings) == ['w']
+
+
+def test_a_data_cursor_goes_with_the_optimizer():
+    """It arrives as it is, zero included; below zero, or without the optimizer, it is refused by name."""
+    for consumed in (0, 2**62):
+        saved = converted(save=wire.Save(name='a', is_optimizer_included=True, consumed_train_samples=consumed))
+        assert saved.consumed_train_samples == consumed
+    assert converted(save=wire.Save(name='a', is_optimizer_included=True)).consumed_train_samples is None
+    alone, below = {'consumed_train_samples': 0}, {'is_optimizer_included': True, 'consumed_train_samples': -1}
+    for fields in (alone, below):
+        assert refused_field(save=wire.Save(name='a', **fields)) == 'operation.save.consumed_train_samples'
+
+
+def test_metrics_of_training_and_of_evaluation_are_told_apart():
+    """Each arrives in its own list and is told so again; one without a name is refused where it stands."""
+    message = training_config_pb2.TrainingConfig(
+        metrics=[{'name': 'LossMetric'}], evaluation_metrics=[{'name': 'Accuracy'}]
+    )
+    config = training_config_from_proto(message, 'training_config')
+    assert ([item.name for item in config.metrics], [item.name for item in config.evaluation_metrics]) == (
+        ['LossMetric'],
+        ['Accuracy'],
+    )
+    assert training_config_from_proto(training_config_to_proto(config), 'training_config') == config
+    message.evaluation_metrics.add()
+    with pytest.raises(InvalidField) as refusal:
+        training_config_from_proto(message, 'training_config')
+    assert refusal.value.field == 'training_config.evaluation_metrics[1].name'

@@ -12,6 +12,7 @@ from services.model.domain.errors import UndoTooFar
 from services.model.domain.result import (
     ForwardResult,
     LayerHealth,
+    LoadResult,
     MetricResult,
     OperationResult,
     PublishResult,
@@ -39,6 +40,8 @@ OUTCOMES = [
     MetricResult(values={'loss': float('inf')}),
     SaveResult(checkpoint_path='twinkle://a/weights/b', size_bytes=2**40, folder='/x'),
     PublishResult(version=3, digest='ab', size_bytes=0),
+    LoadResult(step_count=2**40),
+    LoadResult(step_count=0, consumed_train_samples=0, gradient_accumulation_steps=1),
 ]  # fmt: skip
 
 
@@ -79,6 +82,7 @@ def test_an_adapter_comes_back():
         loss=LossChoice(name='GRPOLoss', options={'epsilon': 0.2}, is_mean=True),
         gradient_accumulation_steps=4,
         metrics=(Component(name='LossMetric'),),
+        evaluation_metrics=(Component(name='Accuracy', options={'top': 2}),),
     )
     adapter = make_adapter(
         lora_config=LoraConfig(r=4, lora_alpha=7.5, target_modules=('q_proj',), rank_pattern={'a': 2}, seed=2**31),

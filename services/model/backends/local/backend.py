@@ -77,9 +77,16 @@ class LocalBackend:
         """Make an adapter from a snapshot; see the port."""
         return await self.worker.run(self._host.restore, adapter_id, state)
 
-    async def export_state(self, adapter_id: str, *, is_trainer_included: bool) -> AdapterState:
+    async def export_state(
+        self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
+    ) -> AdapterState:
         """Return a copy of the state; see the port."""
-        return await self.worker.run(self._host.export_state, adapter_id, is_trainer_included=is_trainer_included)
+        return await self.worker.run(
+            self._host.export_state,
+            adapter_id,
+            is_trainer_included=is_trainer_included,
+            consumed_train_samples=consumed_train_samples,
+        )
 
     async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
         """Replace the state; see the port."""

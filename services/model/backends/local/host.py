@@ -3,17 +3,22 @@
 import time
 from collections.abc import Sequence
 
-from services.kit.errors import DomainError
+import structlog
+
+from services.kit.errors import DomainError, Internal
 from services.model.backends.choices import configure, training_config_of
-from services.model.backends.local.states import snapshot_of, state_of
+from services.model.backends.local.states import CURSOR, counters_of, snapshot_of, state_of
 from services.model.backends.local.verbs import forward_options, forward_outcome, run_forward, run_other
 from services.model.backends.refusals import domain_error_of, engine_errors_as_facts
 from services.model.domain import operation as verbs
 from services.model.domain.errors import BatchTooLarge
+from services.model.domain.result import LoadResult
 from services.model.domain.training_config import LossChoice, TrainingConfig
 from services.model.ports import AdapterDescription, AdapterState, BatchWork, VerbRun
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import BatchItem, ForwardResult, TrainerEngine
+
+_log = structlog.get_logger('engine')
 
 
 class EngineHost:
@@ -110,8 +115,9 @@ class EngineHost:
             token_count = verbs.token_count(work.verb)
             fact = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
             if fact is None:
-                raise result
-            return fact
+                # A defect of ours, found in this adapter's part: its neighbours' gradients are in already.
+                _log.error('an operation failed', adapter=work.adapter_id, exc_info=result)
+            return fact or Internal('')
         return self._forward_run(work.adapter_id, result, forward_outcome(result, work.verb.options))
 
     def _run_forward(self, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward) -> VerbRun:
@@ -131,6 +137,7 @@ class EngineHost:
             pass_adapter_count=result.pass_adapter_count,
             step_count=self._engine.adapter(adapter_id).step_count,
             warnings=tuple(result.warnings),
+            is_divided=result.is_divided,
         )
 
     def _configure(self, adapter_id: str, verb: verbs.Configure) -> VerbRun:
@@ -168,18 +175,24 @@ class EngineHost:
         config = training_config_of(restored, TrainingConfig())
         return VerbRun(outcome=None, step_count=restored.step_count, training_config=config)
 
-    def export_state(self, adapter_id: str, *, is_trainer_included: bool) -> AdapterState:
+    def export_state(
+        self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
+    ) -> AdapterState:
         """Copy an adapter's weights and, if asked, its trainer's state."""
+        cursor = {} if consumed_train_samples is None else {CURSOR: consumed_train_samples}
         with engine_errors_as_facts():
-            return state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included))
+            return state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
         """Replace an adapter's weights and, if asked, its trainer's state."""
+        snapshot = snapshot_of(state)
         with engine_errors_as_facts():
-            self._engine.import_state(adapter_id, snapshot_of(state), is_optimizer_included=is_trainer_included)
+            counters = counters_of(snapshot) if is_trainer_included else {}
+            self._engine.import_state(adapter_id, snapshot, is_optimizer_included=is_trainer_included)
             adapter = self._engine.adapter(adapter_id)
         config = training_config_of(adapter, TrainingConfig()) if is_trainer_included else None
-        return VerbRun(outcome=None, step_count=adapter.step_count, training_config=config)
+        outcome = LoadResult(step_count=adapter.step_count, **counters)
+        return VerbRun(outcome=outcome, step_count=adapter.step_count, training_config=config)
 
 
 _TRIAL = 'an adapter that is being restored'
