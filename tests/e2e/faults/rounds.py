@@ -167,6 +167,7 @@ class Stand:
         await asyncio.wait([work, self._running], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
             await self._running
         for plan, (adapter_id, _) in zip(plans.values(), work.result(), strict=True):
             self._made[plan.tenant] += filter(None, [adapter_id])
