@@ -4,6 +4,7 @@ from twinkle.module.clipping import GradientNotFinite, clip_by_norm, clip_by_val
 from twinkle.module.health import LayerHealth, measure_health
 from twinkle.module.optimizer import build_optimizer, optimizer_names
 from twinkle.module.optimizer_state import OptimizerState, load_optimizer_state, optimizer_state
+from twinkle.module.rehearsal import rehearse_step
 from twinkle.module.scheduler import (
     ConstantWarmupScheduler,
     CosineWarmupScheduler,
@@ -31,6 +32,7 @@ __all__ = [
     'moves_left',
     'optimizer_names',
     'optimizer_state',
+    'rehearse_step',
     'scheduler_names',
     'scheduler_state',
 ]

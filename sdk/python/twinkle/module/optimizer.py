@@ -12,7 +12,7 @@ from twinkle.component import InvalidComponentOptions, UnknownComponent, check_o
 from twinkle.module import eight_bit
 from twinkle.module.muon import Muon
 from twinkle.module.parameter_groups import PATTERN, split_parameters
-from twinkle.module.rehearsal import REFUSALS, rehearse_optimizer
+from twinkle.module.rehearsal import REFUSALS, problem_of, rehearse_optimizer
 
 GROUPS = 'groups'
 """The option, of every optimizer, that gives some parameters options of their own."""
@@ -53,7 +53,7 @@ def build_optimizer(
             rehearse_optimizer(cls, _with_tuples({**own, **differing}), like=group['params'][0])
         return cls(groups, **_with_tuples(own))
     except REFUSALS as error:
-        raise InvalidComponentOptions('optimizer', name, str(error)) from error
+        raise InvalidComponentOptions('optimizer', name, problem_of(error, own)) from error
 
 
 def _class_of(optimizer: str | type[Optimizer]) -> type[Optimizer]:

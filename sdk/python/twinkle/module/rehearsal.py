@@ -3,6 +3,7 @@
 torch checks some options only at a step: there, a wrong one would break the training it was set for.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,14 @@ REFUSALS = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, A
 
 _STEPS = 3
 """Some options, such as the dampening of SGD, matter from the second step on."""
+
+
+def problem_of(error: Exception, options: Mapping[str, Any]) -> str:
+    """Return what one of `REFUSALS` means to who gave the options."""
+    # Other kinds speak of the code that met them, and not of the values.
+    if isinstance(error, ValueError) and str(error):
+        return str(error)
+    return f'there are values of no use among {dict(options)}'
 
 
 class _Rates(Optimizer):
@@ -35,6 +44,25 @@ def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like
         optimizer.step()
     if not bool(parameter.isfinite().all()):
         raise ValueError(f'{_STEPS} steps with them make weights that are not finite')
+
+
+def rehearse_step(optimizer: Optimizer, *, learning_rate: float | None = None) -> None:
+    """Take steps with what the groups hold now, or with another rate, on parameters of no use.
+
+    Where torch raises in the middle of a real step, some weights are changed and others are not.
+
+    Raises:
+        ValueError: they cannot be taken.
+    """
+    known = inspect.signature(type(optimizer)).parameters
+    for group in optimizer.param_groups:
+        options = {name: value for name, value in group.items() if name in known and name != 'params'}
+        if learning_rate is not None:
+            options['lr'] = learning_rate
+        try:
+            rehearse_optimizer(type(optimizer), options, like=group['params'][0])
+        except REFUSALS as error:
+            raise ValueError('no step can be taken with them') from error
 
 
 def rehearse_scheduler(cls: type[LRScheduler], options: Mapping[str, Any], optimizer: Optimizer) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from twinkle.component import InvalidComponentOptions, UnknownComponent, check_options
-from twinkle.module.rehearsal import REFUSALS, rehearse_scheduler
+from twinkle.module.rehearsal import REFUSALS, problem_of, rehearse_scheduler
 
 _NOT_USABLE = frozenset({
     'LRScheduler', 'LambdaLR', 'MultiplicativeLR', 'SequentialLR', 'ChainedScheduler', 'ReduceLROnPlateau',
@@ -110,7 +110,7 @@ def build_scheduler(
         rehearse_scheduler(cls, whole, optimizer)
         return cls(optimizer, **whole)
     except REFUSALS as error:
-        raise InvalidComponentOptions('lr_scheduler', cls.__name__, str(error)) from error
+        raise InvalidComponentOptions('lr_scheduler', cls.__name__, problem_of(error, options)) from error
 
 
 def _is_whole(value: Any) -> bool:
@@ -135,11 +135,15 @@ def _check_values(cls: type[LRScheduler], options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         is_word = option in parameters and isinstance(parameters[option].default, str)
         items = value if isinstance(value, list | tuple) else [value]
-        if not all(item is None or isinstance(item, bool) or _is_number(item) for item in items) and not is_word:
+        is_none_welcome = option in parameters and parameters[option].default is None
+        if not is_word and not all(
+            isinstance(item, bool) or _is_number(item) or (item is None and is_none_welcome) for item in items
+        ):
             raise InvalidComponentOptions('lr_scheduler', cls.__name__, f'{option} must be a number, got {value!r}')
-    if cls.__name__ == 'PolynomialLR' and options.get('power', 1.0) < 0:
+    power = options.get('power', 1.0)
+    if cls.__name__ == 'PolynomialLR' and not (_is_number(power) and power >= 0):
         raise InvalidComponentOptions(
-            'lr_scheduler', cls.__name__, 'power must be 0 or more: the last move divides by 0'
+            'lr_scheduler', cls.__name__, 'power must be a number from 0 on: below, the last move divides by 0'
         )
 
 

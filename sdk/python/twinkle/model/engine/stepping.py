@@ -12,10 +12,12 @@ from twinkle.model.engine.gradient import apply_gradient, clip_gradient
 from twinkle.model.engine.reports import step_result
 from twinkle.model.engine.results import ClipOptions, StepResult
 from twinkle.model.errors import AdapterNotReady, InvalidArgument
-from twinkle.module import LayerHealth, measure_health
+from twinkle.module import LayerHealth, measure_health, rehearse_step
 
 _LARGEST_RATE = torch.finfo(torch.float32).max
 """Optimizers multiply float32 weights by the rate; torch raises in the middle of a step for more."""
+_USUAL_RATE = 1e3
+"""Beyond it a step is tried before it is taken: with some options torch raises at far less than the largest rate."""
 
 
 class Stepping(AdapterTable):
@@ -67,6 +69,8 @@ class Stepping(AdapterTable):
         state = self._with_gradient(adapter_id)
         if learning_rate is None:
             _check_rate(state)
+        elif learning_rate > _USUAL_RATE:
+            _check_own_rate(state, learning_rate)
         gradients = _gradients(state) if is_health_returned else None
         return _step(state, learning_rate=learning_rate, gradients=gradients)
 
@@ -165,8 +169,24 @@ def _copies(state: AdapterState) -> dict[str, Tensor]:
 
 
 def _check_rate(state: AdapterState) -> None:
-    if not all(abs(float(group['lr'])) <= _LARGEST_RATE for group in state.optimizer.param_groups):
-        raise AdapterNotReady(state.adapter_id, 'a finite learning rate: set the optimizer or the schedule anew')
+    rates = [abs(float(group['lr'])) for group in state.optimizer.param_groups]
+    is_usual = all(rate <= _USUAL_RATE for rate in rates) and not getattr(state.scheduler, 'cycle_momentum', False)
+    try:
+        if not all(rate <= _LARGEST_RATE for rate in rates):
+            raise ValueError('float32 holds no such rate')
+        if not is_usual:
+            rehearse_step(state.optimizer)
+    except ValueError as error:
+        raise AdapterNotReady(
+            state.adapter_id, 'a finite learning rate and momentum: set the optimizer or the schedule anew'
+        ) from error
+
+
+def _check_own_rate(state: AdapterState, learning_rate: float) -> None:
+    try:
+        rehearse_step(state.optimizer, learning_rate=learning_rate)
+    except ValueError as error:
+        raise InvalidArgument(f'learning_rate {learning_rate} is more than the optimizer can take') from error
 
 
 def _check_moves(state: AdapterState) -> None:
