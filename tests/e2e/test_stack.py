@@ -100,12 +100,13 @@ def test_checkpoint_is_saved_found_fetched_and_resumed(
     feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, -100]}
     model.forward_backward(feature)
     model.clip_grad_and_step()
-    path = model.save('step-1', save_optimizer=True)
+    path = model.save('step-1', save_optimizer=True, consumed_train_samples=8)
     assert client.get_latest_checkpoint_path(run_id) == path == client.get_checkpoint_path(run_id, 'step-1')
     folder = client.download_checkpoint(path, tmp_path / 'adapter')
     assert {'adapter_config.json', 'adapter_model.safetensors'} <= {item.name for item in folder.iterdir()}
     model.add_adapter_to_model('b', LoraConfig(r=4, seed=2))
-    assert model.resume_from_checkpoint(path, adapter_name='b') == 1
+    counters = model.resume_from_checkpoint(path, adapter_name='b')
+    assert (counters['cur_step'], counters['consumed_train_samples']) == (1, 8)
     ours, theirs = (model.forward_only(feature, adapter_name=name)['logps'][0] for name in ('a', 'b'))
     np.testing.assert_array_equal(ours, theirs)
     client.delete_checkpoint(path)

@@ -14,11 +14,11 @@ NAMED_OTHERWISE = {
     'apply_patch': {'patch'},
     'load': {'name', 'output_dir'},
     'resume_from_checkpoint': {'checkpoint_dir'},
-    'save': {'output_dir', 'consumed_train_samples', 'merge_lora'},
+    'save': {'output_dir', 'merge_lora'},
     'upload_to_hub': {'checkpoint_dir', 'options'},
-    'add_metric': {'is_training'},
 }
-"""Arguments that mean a folder of this machine, or have no place in the contract; this list may only shrink."""
+"""Arguments that mean a folder of this machine, have no place in the contract, or a verb of their own there
+(`export_merged`); this list may only shrink."""
 
 
 def verbs_of(model: type) -> dict[str, Any]:

@@ -94,3 +94,14 @@ async def test_resumed_loader_goes_on_behind_the_batch(gateway: FakeGateway, cli
     batches = [[int(feature['input_ids'][0]) for feature in batch] async for batch in again]
     assert batches == [[4, 5, 6, 7], [8, 9]]
     assert gateway.calls['StreamStart'][-1].cursor.state == b'\x07'
+
+
+async def test_loader_takes_a_checkpoint_s_count(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The count alone is enough; what is none is refused here."""
+    loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
+    loader.resume_from_checkpoint(8)
+    assert [[int(feature['input_ids'][0]) for feature in batch] async for batch in loader] == [[8, 9]]
+    assert gateway.calls['StreamStart'][-1].cursor.state == b''
+    for wrong in (-1, 'many', {'consumed_train_samples': 4}):
+        with pytest.raises(ValueError, match='must be'):
+            loader.resume_from_checkpoint(wrong)

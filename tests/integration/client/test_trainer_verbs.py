@@ -33,6 +33,26 @@ async def test_undo_and_export_are_operations(gateway: FakeGateway, model: Multi
     assert gateway.operations[2].export_merged.name == 'merged'
 
 
+async def test_data_cursor_goes_with_a_checkpoint(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """It is saved where it is given, zero too, and counters come back but for the weights alone."""
+    await model.save.aio('a', save_optimizer=True, consumed_train_samples=0)
+    await model.save.aio('b', save_optimizer=True)
+    counters = await model.resume_from_checkpoint.aio('twinkle://run/weights/a')
+    assert counters == {'cur_step': 3, 'gradient_accumulation_steps': 2, 'consumed_train_samples': 24}
+    assert await model.resume_from_checkpoint.aio('twinkle://run/weights/a', resume_only_model=True) == {}
+    saved = [gateway.operations[number].save for number in (1, 2)]
+    assert [verb.HasField('consumed_train_samples') for verb in saved] == [True, False]
+    assert [gateway.operations[number].load.is_optimizer_included for number in (3, 4)] == [True, False]
+
+
+async def test_metrics_of_evaluation_are_asked_for(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """Each goes into the list of the batches that it is of."""
+    await model.add_metric.aio('Accuracy', is_training=False)
+    await model.add_metric.aio('Accuracy')
+    sent = [gateway.operations[number].configure.training_config for number in (1, 2)]
+    assert [(len(config.metrics), len(config.evaluation_metrics)) for config in sent] == [(0, 1), (1, 0)]
+
+
 async def test_limits_and_health_are_asked_for(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
     """What is left out stays unset; health comes back by layer."""
     output = await model.clip_grad_and_step.aio(max_grad_value=0.5, return_health=True)

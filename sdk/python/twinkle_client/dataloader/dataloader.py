@@ -108,19 +108,26 @@ class DataLoader:
             'cursor': base64.b64encode(cursor.state).decode('ascii'),
         }
 
-    def resume_from_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin behind the place that `get_state` gave.
+    def resume_from_checkpoint(self, consumed_train_samples: int | Mapping[str, Any]) -> None:
+        """Let the next iteration begin where a run stopped.
+
+        Args:
+            consumed_train_samples: the count, as a model's checkpoint gives it back, or the whole of an
+                earlier `get_state`, with which the server also checks that rows and order are the same.
 
         Raises:
-            ValueError: `state` is not what `get_state` returns.
+            ValueError: it is negative, or not what `get_state` returns.
         """
+        state: Mapping[str, Any] = {'cursor': '', 'consumed_train_samples': consumed_train_samples}
+        if isinstance(consumed_train_samples, Mapping):
+            state = consumed_train_samples
         try:
-            self._resume_from = dataset_pb2.Cursor(
-                consumed_rows=int(state['consumed_train_samples']),
-                state=base64.b64decode(state['cursor'], validate=True),
-            )
+            count, place = int(state['consumed_train_samples']), base64.b64decode(state['cursor'], validate=True)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f'state must be what get_state() returned: {error!r}') from None
+        if count < 0:
+            raise ValueError(f'consumed_train_samples must be at least 0, got {count}')
+        self._resume_from = dataset_pb2.Cursor(consumed_rows=count, state=place)
 
     @remote_method
     async def close(self) -> None:

@@ -84,14 +84,23 @@ class ConfiguringVerbs(ModelHandle):
         await self._configure(adapter_name, TrainingConfig(processor=processor))
 
     @remote_method
-    async def add_metric(self, metric_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
+    async def add_metric(
+        self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
+    ) -> None:
         """Gather a metric from now on; `calculate_metric` reports it.
+
+        Args:
+            metric_cls: name or class.
+            is_training: of training batches; else of forward-only ones.
+            adapter_name: unset: the only adapter.
+            options: its arguments.
 
         Raises:
             UsageError: the server knows no such metric or argument.
         """
-        metric = convert.component_config(metric_cls, options)
-        await self._configure(adapter_name, TrainingConfig(metrics=[metric]))
+        metrics = [convert.component_config(metric_cls, options)]
+        change = TrainingConfig(metrics=metrics) if is_training else TrainingConfig(evaluation_metrics=metrics)
+        await self._configure(adapter_name, change)
 
     @remote_method
     async def apply_patch(self, patch_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:

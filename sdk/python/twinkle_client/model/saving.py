@@ -20,15 +20,18 @@ class SavingVerbs(ModelHandle):
         name: str,
         *,
         save_optimizer: bool = False,
+        consumed_train_samples: int | None = None,
         overwrite: bool = False,
         ttl: timedelta | None = None,
         adapter_name: str | None = None,
     ) -> str:
-        """Save a durable checkpoint.
+        """Save a durable checkpoint; `export_merged` writes a merged model.
 
         Args:
             name: within the run.
             save_optimizer: optimizer, schedule, counters and random state too, so that training can resume.
+            consumed_train_samples: the data cursor, such as `loader.get_state()['consumed_train_samples']`,
+                for `resume_from_checkpoint` to give back. Needs `save_optimizer`.
             overwrite: replace one of that name.
             ttl: delete it after this long. Unset: kept.
             adapter_name: unset: the only adapter.
@@ -38,8 +41,14 @@ class SavingVerbs(ModelHandle):
 
         Raises:
             ConflictError: there is one of that name.
+            UsageError: a data cursor is negative, or comes without the optimizer.
         """
-        verb = operation_pb2.Save(name=name, is_optimizer_included=save_optimizer, is_overwrite_allowed=overwrite)
+        verb = operation_pb2.Save(
+            name=name,
+            is_optimizer_included=save_optimizer,
+            is_overwrite_allowed=overwrite,
+            consumed_train_samples=consumed_train_samples,
+        )
         if ttl is not None:
             duration = duration_pb2.Duration()
             duration.FromTimedelta(ttl)
@@ -60,11 +69,31 @@ class SavingVerbs(ModelHandle):
     @remote_method
     async def resume_from_checkpoint(
         self, path: str, *, resume_only_model: bool = False, adapter_name: str | None = None
-    ) -> int:
-        """Go on from a checkpoint; return the optimizer steps applied until it was taken."""
+    ) -> dict[str, int]:
+        """Go on from a checkpoint saved with its optimizer.
+
+        Args:
+            path: `twinkle://<run>/weights/<name>`.
+            resume_only_model: load the weights alone and return no counters.
+            adapter_name: unset: the only adapter.
+
+        Returns:
+            `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples` as saved; the last is 0
+            where none was.
+
+        Raises:
+            NotFoundError: there is no checkpoint at that path.
+            UsageError: its LoRA configuration is another one, or it was saved without its optimizer.
+        """
         verb = operation_pb2.Load(checkpoint_path=path, is_optimizer_included=not resume_only_model)
-        await self._run(adapter_name, load=verb)
-        return (await self._get(adapter_name)).step_count
+        loaded = (await self._run(adapter_name, load=verb)).load
+        if resume_only_model:
+            return {}
+        return {
+            'cur_step': loaded.step_count,
+            'gradient_accumulation_steps': loaded.gradient_accumulation_steps,
+            'consumed_train_samples': loaded.consumed_train_samples,
+        }
 
     @remote_method
     async def publish_version(self, *, is_pinned: bool = False, adapter_name: str | None = None) -> int:
@@ -106,6 +135,8 @@ class SavingVerbs(ModelHandle):
     @remote_method
     async def export_merged(self, name: str, *, adapter_name: str | None = None) -> str:
         """Write the base model with the adapter merged into it, as a plain model folder.
+
+        The folder stays when the adapter is removed; whoever runs the service deletes it.
 
         Args:
             name: of the export, within the run.
