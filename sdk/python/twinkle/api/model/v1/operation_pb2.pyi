@@ -635,7 +635,9 @@ Global___Undo: _TypeAlias = Undo  # noqa: Y015
 
 @_typing.final
 class ExportMerged(_message.Message):
-    """Writes base and adapter merged, as a plain model folder."""
+    """Writes base and adapter merged, as a plain model folder. It stays when the adapter is deleted; whoever
+    runs the service deletes it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
