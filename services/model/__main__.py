@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from importlib.metadata import version
 
 from services.kit.clock import SystemClock
 from services.kit.config import load_config
@@ -19,6 +20,7 @@ from services.model.application.verbs import Limits, Verbs, make_verbs
 from services.model.application.world import World
 from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.backends.dry_run import EngineDryRun
+from services.model.backends.journal.circumstances import Circumstances, say_what_changed
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite import SqliteJournal
@@ -51,7 +53,9 @@ async def serve(config: ModelConfig) -> None:
         channel = await stack.enter_async_context(
             open_channel(config.checkpoint_address, internal_token=config.internal_token)
         )
-        verbs = make_verbs(make_world(config, backend, CheckpointClient(channel), journal), make_limits(config))
+        world = make_world(config, backend, CheckpointClient(channel), journal)
+        stack.push_async_callback(world.exporter.close)
+        verbs = make_verbs(world, make_limits(config))
         stack.push_async_callback(verbs.close)
         await verbs.recover()
         upkeep = asyncio.ensure_future(verbs.upkeep.repeat(config.idle_seconds / 10))
@@ -67,12 +71,26 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     """
     if config.journal == 'none':
         return MemoryJournal(undo_steps=config.undo_steps)
-    return await SqliteJournal.open(
-        config.state_dir.resolve() / 'journal',
+    folder = config.state_dir.resolve() / 'journal'
+    journal = await SqliteJournal.open(
+        folder,
         codec=ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size),
         engine=engine_name(config),
         undo_steps=config.undo_steps,
     )
+    say_what_changed(folder, circumstances(config))
+    return journal
+
+
+def circumstances(config: ModelConfig) -> Circumstances:
+    """Return what the last bits of a replay depend on beside the engine's name."""
+    return {
+        'device': config.device,
+        'pass_tokens': config.pass_tokens,
+        'thread_count': config.thread_count,
+        'torch': version('torch'),
+        'transformers': version('transformers'),
+    }
 
 
 def engine_name(config: ModelConfig) -> str:
