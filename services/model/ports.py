@@ -211,8 +211,12 @@ class ModelExporter(Protocol):
 
         Raises:
             InvalidField: the adapter cannot be merged.
-            JournalUnavailable: the disk refused it.
+            ExportUnavailable: the disk refused it, or the same export is being written.
         """
+        ...
+
+    async def close(self) -> None:
+        """End, once what is being written is."""
         ...
 
 

@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from services.kit.errors import InUse, InvalidField
+from services.kit.errors import InvalidField
 from services.kit.worker import SingleWorker
-from services.model.domain.errors import JournalUnavailable
+from services.model.domain.errors import ExportUnavailable
 from services.model.domain.result import SaveResult
 from services.model.ports import AdapterState
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, MergeResult, MergeRunning, export_merged
@@ -30,10 +30,8 @@ class MergedFolders:
             made = await self._worker.run(self._export, state, self._root / adapter_id / name)
         except (AdapterMismatch, InvalidModelFolder) as error:
             raise InvalidField('operation.export_merged', str(error)) from error
-        except MergeRunning as error:
-            raise InUse('export', name, 'another process') from error
-        except OSError as error:
-            raise JournalUnavailable(adapter_id) from error
+        except (MergeRunning, OSError) as error:
+            raise ExportUnavailable(adapter_id) from error
         return SaveResult(checkpoint_path='', size_bytes=made.size_bytes, folder=str(made.folder))
 
     async def close(self) -> None:

@@ -1,0 +1,22 @@
+"""Where a merged model cannot be written."""
+
+import pytest
+
+from services.model.backends.merged_folders import MergedFolders
+from services.model.domain.errors import ExportUnavailable
+from services.model.ports import AdapterState
+from twinkle.data_format import LoraConfig
+
+
+async def test_a_disk_that_refuses_is_told_as_what_may_pass(tiny_llama_dir, tmp_path):
+    """The number stays free, and the same export may be tried again."""
+    (tmp_path / 'exports').write_bytes(b'a file where a folder should be')
+    folders = MergedFolders(tmp_path / 'exports', base_model=str(tiny_llama_dir))
+    state = AdapterState(lora_config=LoraConfig(), adapter={}, full_parameters=())
+    try:
+        with pytest.raises(ExportUnavailable):
+            await folders.export_merged('ad-1', state, name='final')
+        (tmp_path / 'exports').unlink()
+        assert (await folders.export_merged('ad-1', state, name='final')).size_bytes > 0
+    finally:
+        await folders.close()
