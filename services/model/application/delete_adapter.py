@@ -3,7 +3,9 @@
 import asyncio
 
 from services.kit.caller import Caller
+from services.kit.errors import AdapterNotFound
 from services.model.application.directory import AdapterDirectory
+from services.model.application.dispatcher import Dispatcher
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
@@ -13,9 +15,17 @@ from services.model.ports import Journal
 class DeleteAdapter:
     """Frees adapters."""
 
-    def __init__(self, directory: AdapterDirectory, queues: Queues, residency: Residency, journal: Journal) -> None:
+    def __init__(
+        self,
+        directory: AdapterDirectory,
+        queues: Queues,
+        dispatcher: Dispatcher,
+        residency: Residency,
+        journal: Journal,
+    ) -> None:
         """Use the parts given."""
         self._directory = directory
+        self._dispatcher = dispatcher
         self._queues = queues
         self._residency = residency
         self._journal = journal
@@ -46,6 +56,7 @@ class DeleteAdapter:
     async def _end(self, adapter: Adapter) -> None:
         adapter_id, is_done = adapter.adapter_id, False
         try:
+            self._dispatcher.cancel(adapter_id, AdapterNotFound(adapter_id))
             self._residency.turn_away(adapter_id)
             await self._queues.forget(adapter_id)
             await self._residency.forget(adapter_id)

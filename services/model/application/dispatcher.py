@@ -12,7 +12,7 @@ from datetime import timedelta
 import structlog
 
 from services.kit.clock import Clock
-from services.kit.errors import Cancelled, Draining, Internal
+from services.kit.errors import Cancelled, DomainError, Draining, Internal
 from services.model.application.changes import Changes
 from services.model.domain.adapter import Adapter
 from services.model.domain.operation import (
@@ -95,7 +95,7 @@ class Dispatcher:
 
         Raises:
             DomainError: what the engine refused.
-            Cancelled: `cancel` was called while it waited.
+            Cancelled: `cancel` was called while it waited, without another error.
             Draining: it had not begun when the service ended.
         """
         if self._is_closed:
@@ -114,12 +114,12 @@ class Dispatcher:
             if self._waiting.get(adapter.adapter_id) is job:
                 self._withdraw(job)
 
-    def cancel(self, adapter_id: str) -> bool:
-        """Drop the adapter's operation if it waits; False where none does."""
+    def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
+        """End the adapter's operation as cancelled, or as `error`, if it waits; False where none does."""
         job = self._waiting.get(adapter_id)
         if job is not None:
             self._withdraw(job)
-            job.settle(Cancelled())
+            job.settle(error or Cancelled())
         return job is not None
 
     def position_of(self, adapter_id: str) -> QueuePlace | None:

@@ -83,7 +83,7 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
     create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, max_adapters=limits.adapters)
 
-    delete = DeleteAdapter(directory, queues, residency, world.journal)
+    delete = DeleteAdapter(directory, queues, dispatcher, residency, world.journal)
 
     async def close() -> None:
         residency.turn_all_away()

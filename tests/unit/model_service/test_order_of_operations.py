@@ -245,6 +245,26 @@ async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:
             await orphan
 
 
+async def test_deleted_adapter_is_gone_for_what_waits_for_the_engine() -> None:
+    """Behind another adapter's pass it ends at once, without being run, and nothing of it is left in the journal."""
+    world = World()
+    busy, adapter = await world.adapter(), await world.adapter(request_id='r2')
+    world.trainer.gate.clear()
+    running = asyncio.ensure_future(world.do(busy, 1, Step()))
+    await let_others_run()
+    waiting = asyncio.ensure_future(world.do(adapter, 1, Step()))
+    behind = asyncio.ensure_future(world.do(adapter, 2, Step()))
+    await let_others_run()
+    # The gate stays shut: whoever waited for the engine here would wait for ever.
+    await world.delete(ALICE, adapter.adapter_id)
+    for orphan in (waiting, behind):
+        with pytest.raises(AdapterNotFound):
+            await orphan
+    world.trainer.gate.set()
+    await running
+    assert [ran_id for ran_id, _ in world.trainer.ran] == [busy.adapter_id]
+
+
 async def test_watch_gives_snapshot_then_changes_and_resumes() -> None:
     """A watcher that comes back with its token misses nothing and sees nothing twice."""
     world = World()
