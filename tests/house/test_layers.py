@@ -11,6 +11,7 @@ ORDER = [
     'log_call',
     'map_errors',
     'authenticate',
+    'share',
     'refuse_unbuilt_method',
     'bound',
 ]

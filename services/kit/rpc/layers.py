@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
@@ -17,9 +18,10 @@ import structlog
 from grpc_status import rpc_status
 from opentelemetry import context as trace_context
 from opentelemetry import propagate, trace
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter as CallCounter
+from prometheus_client import Histogram
 
-from services.kit.errors import Cancelled, DeadlinePassed, DomainError, Internal, NotBuiltYet
+from services.kit.errors import Cancelled, DeadlinePassed, DomainError, Internal, NotBuiltYet, QueueFull
 from services.kit.ids import new_id
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.call import Call
@@ -32,7 +34,7 @@ REQUEST_ID_KEY = 'x-request-id'
 
 _log = structlog.get_logger('rpc')
 _tracer = trace.get_tracer('twinkle.rpc')
-_calls = Counter('twinkle_rpc_calls_total', 'Calls served, by method and status.', ('method', 'status'))
+_calls = CallCounter('twinkle_rpc_calls_total', 'Calls served, by method and status.', ('method', 'status'))
 _seconds = Histogram(
     'twinkle_rpc_seconds',
     'Time to serve a call.',
@@ -47,6 +49,7 @@ def server_layers(
     is_supported: Callable[[str], bool],
     default_timeouts: Mapping[str, float],
     message_limit_bytes: int,
+    call_limit: int = 4096,
 ) -> list[Layer]:
     """Return the layers of a server, outermost first.
 
@@ -55,6 +58,7 @@ def server_layers(
         is_supported: whether a method (with leading slash) is built.
         default_timeouts: seconds a method may take where the caller sets no deadline.
         message_limit_bytes: most bytes of one received message.
+        call_limit: calls that the server takes at a time; tenants share them.
     """
     return [
         trace_call,
@@ -63,6 +67,7 @@ def server_layers(
         log_call,
         map_errors,
         authenticate_with(authenticator),
+        share_calls(call_limit),
         refuse_unbuilt(is_supported),
         bound_call(default_timeouts, message_limit_bytes),
     ]
@@ -172,6 +177,34 @@ def authenticate_with(authenticator: Authenticator) -> Layer:
         yield
 
     return authenticate
+
+
+def share_calls(call_limit: int) -> Layer:
+    """Make the layer that keeps calls free for other tenants, however many streams one of them holds open.
+
+    A tenant may have as many as are free: alone half of all, two of them a third each. Calls between services are
+    for tenants already counted where they came in, and are not refused.
+    """
+    counts: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def share(call: Call) -> AsyncIterator[None]:
+        caller = call.caller
+        if caller is None or caller.is_internal:
+            yield
+            return
+        own, free = counts[caller.tenant_id], call_limit - counts.total()
+        if own >= free:
+            raise QueueFull(queue_length=own, queue_limit=free)
+        counts[caller.tenant_id] += 1
+        try:
+            yield
+        finally:
+            counts[caller.tenant_id] -= 1
+            if not counts[caller.tenant_id]:
+                del counts[caller.tenant_id]
+
+    return share
 
 
 def refuse_unbuilt(is_supported: Callable[[str], bool]) -> Layer:

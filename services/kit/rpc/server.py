@@ -145,6 +145,7 @@ class RpcServer:
             is_supported=lambda method: self.methods.get(method[1:], False),
             default_timeouts=default_timeouts(),
             message_limit_bytes=self._config.limits.message_bytes,
+            call_limit=_MAX_CONCURRENT_CALLS,
         )
         server = grpc.aio.server(
             interceptors=[LayeredInterceptor(layers)],

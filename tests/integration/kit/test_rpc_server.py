@@ -266,6 +266,7 @@ def test_layers_stand_in_the_stated_order() -> None:
         'log_call',
         'map_errors',
         'authenticate',
+        'share',
         'refuse_unbuilt_method',
         'bound',
     ]
