@@ -23,6 +23,8 @@ class AdapterDescription:
     training_config: TrainingConfig
     """Every default filled in."""
     parameter_count: int
+    warnings: tuple[str, ...] = ()
+    """What of the configuration has no effect, or not the effect one might expect."""
 
 
 @dataclass(frozen=True, kw_only=True)

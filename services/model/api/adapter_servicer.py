@@ -34,7 +34,8 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     ) -> wire.CreateAdapterResponse:
         """Create an adapter."""
         adapter = await self._verbs.create_adapter(current_caller(), create_command_from_proto(request))
-        return wire.CreateAdapterResponse(adapter=adapter_to_proto(adapter), warnings=creation_warnings(request))
+        warnings = [*creation_warnings(request), *self._verbs.create_adapter.warnings_of(adapter.adapter_id)]
+        return wire.CreateAdapterResponse(adapter=adapter_to_proto(adapter), warnings=warnings)
 
     async def GetAdapter(  # noqa: N802 - the contract's name
         self, request: wire.GetAdapterRequest, context: Context[Any, Any]

@@ -11,6 +11,13 @@ from twinkle.api.model.v1 import training_config_pb2 as wire
 _RATE, _GROUPS, _PATTERN = 'lr', 'groups', 'pattern'
 """What the engine calls an optimizer's learning rate and parameter groups, and what a group is for."""
 
+_REDUCTIONS: 'dict[bool | None, wire.LossReduction.ValueType]' = {
+    None: wire.LOSS_REDUCTION_UNSPECIFIED,
+    False: wire.LOSS_REDUCTION_SUM,
+    True: wire.LOSS_REDUCTION_MEAN,
+}
+_IS_MEAN = {reduction: is_mean for is_mean, reduction in _REDUCTIONS.items()}
+
 
 def training_config_from_proto(message: wire.TrainingConfig, field: str) -> TrainingConfig:
     """Return what is to change; parts that are not set are None.
@@ -48,9 +55,12 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
             wire.SchedulerConfig(name=config.lr_scheduler.name, options=struct_of(config.lr_scheduler.options))
         )
     if config.loss is not None:
-        reduction = wire.LOSS_REDUCTION_MEAN if config.loss.is_mean else wire.LOSS_REDUCTION_SUM
         message.loss.CopyFrom(
-            wire.LossConfig(name=config.loss.name, options=struct_of(config.loss.options), reduction=reduction)
+            wire.LossConfig(
+                name=config.loss.name,
+                options=struct_of(config.loss.options),
+                reduction=_REDUCTIONS[config.loss.is_mean],
+            )
         )
     for name in ('processor', 'template'):
         component: Component | None = getattr(config, name)
@@ -117,7 +127,7 @@ def _optimizer_to_proto(optimizer: Component) -> wire.OptimizerConfig:
 
 
 def _loss(message: wire.LossConfig, field: str) -> LossChoice:
-    if message.reduction not in wire.LossReduction.values():
+    if message.reduction not in _IS_MEAN:
         raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')
     options = dict_from_struct(message.options)
     if 'reduction' in options:
@@ -125,7 +135,7 @@ def _loss(message: wire.LossConfig, field: str) -> LossChoice:
     return LossChoice(
         name=message.name or 'CrossEntropyLoss',
         options=options,
-        is_mean=message.reduction == wire.LOSS_REDUCTION_MEAN,
+        is_mean=_IS_MEAN[message.reduction],
     )
 
 

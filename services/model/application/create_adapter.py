@@ -59,6 +59,7 @@ class CreateAdapter:
         self._max_lora_rank = max_lora_rank
         self._max_adapters = max_adapters
         self._requests: OrderedDict[tuple[str, str], CreationRecord] = OrderedDict()
+        self._warnings: dict[str, tuple[str, ...]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._repeats: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -67,7 +68,12 @@ class CreateAdapter:
         for creation in creations:
             self._requests[creation.tenant_id, creation.request_id] = creation
         while len(self._requests) > _REQUESTS_KEPT:
-            self._requests.popitem(last=False)
+            _, forgotten = self._requests.popitem(last=False)
+            self._warnings.pop(forgotten.adapter_id, None)
+
+    def warnings_of(self, adapter_id: str) -> tuple[str, ...]:
+        """Return what the owner of an adapter should know of how it was asked for, until the service ends."""
+        return self._warnings.get(adapter_id, ())
 
     async def __call__(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
         """Return the adapter; the same request again returns the same one, as it is now.
@@ -109,7 +115,7 @@ class CreateAdapter:
             adapter_id=adapter_id,
         )
         async with self._leased(command, adapter_id), self._residency.place(adapter_id):
-            adapter = await self._make(caller, command, adapter_id, lora_config)
+            adapter, warnings = await self._make(caller, command, adapter_id, lora_config)
             # As it was asked for: what is in use says the same in other words.
             origin = replace(adapter, training_config=command.training_config)
             if state is not None:
@@ -118,16 +124,19 @@ class CreateAdapter:
             await self._world.journal.add_adapter(adapter, creation, origin=origin, state=begun)
         self._directory.put(adapter)
         self.remember([creation])
+        if warnings:
+            self._warnings[adapter_id] = warnings
         return adapter
 
     async def _make(
         self, caller: Caller, command: CreateAdapterCommand, adapter_id: str, lora_config: LoraConfig
-    ) -> Adapter:
+    ) -> tuple[Adapter, tuple[str, ...]]:
+        """Make it in the engine; return it, and what its owner should know."""
         description = await self._world.backend.create_adapter(
             adapter_id, lora_config, command.training_config, full_parameters=command.full_parameters
         )
         now = self._world.clock.now()
-        return Adapter(
+        adapter = Adapter(
             adapter_id=adapter_id,
             tenant_id=caller.tenant_id,
             base_model=command.base_model,
@@ -139,6 +148,7 @@ class CreateAdapter:
             update_time=now,
             user_metadata=command.user_metadata,
         )
+        return adapter, description.warnings
 
     def _check(self, command: CreateAdapterCommand) -> None:
         if command.full_parameters is not None and command.checkpoint_path:

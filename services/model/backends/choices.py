@@ -14,6 +14,7 @@ _REDUCTION = 'reduction'
 _TEMPLATE_WARNING = (
     'training_config.template: kept, and without effect until batches can be given as chats; give features'
 )
+_REDUCTION_WARNING = 'training_config.loss.reduction: without effect; {} scales its gradient itself'
 
 
 def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
             engine.add_metric(adapter_id, metric.name, **metric.options)
         for metric in config.evaluation_metrics:
             engine.add_metric(adapter_id, metric.name, is_training=False, **metric.options)
-    return (_TEMPLATE_WARNING,) if config.template is not None else ()
+    return _warnings(config)
 
 
 def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingConfig:
@@ -56,11 +57,17 @@ def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingCo
     """
     optimizer = {**state.optimizer.defaults, **state.optimizer_choice.options}
     loss_options = dict(state.loss_choice.options)
-    is_mean = loss_options.pop(_REDUCTION, None) == 'mean'
+    reduction = loss_options.pop(_REDUCTION, None)
+    if reduction is None and _has_reduction(state.loss):
+        reduction = inspect.signature(type(state.loss)).parameters[_REDUCTION].default
     return TrainingConfig(
         optimizer=Component(name=state.optimizer_choice.name, options=_said(optimizer)),
         lr_scheduler=None if state.scheduler_choice is None else _component(state.scheduler_choice),
-        loss=LossChoice(name=state.loss_choice.name, options=loss_options, is_mean=is_mean),
+        loss=LossChoice(
+            name=state.loss_choice.name,
+            options=loss_options,
+            is_mean=None if reduction is None else reduction == 'mean',
+        ),
         gradient_accumulation_steps=state.gradient_accumulation_steps,
         processor=_component(state.processor_choice),
         template=asked.template,
@@ -77,11 +84,25 @@ def _loss_options(choice: LossChoice) -> dict[str, Any]:
         InvalidField: the mean is asked of a loss that scales its gradient itself.
     """
     built = build_loss(choice.name, **choice.options)
-    if _REDUCTION in inspect.signature(type(built)).parameters:
+    if _has_reduction(built):
         return {**choice.options, _REDUCTION: 'mean' if choice.is_mean else 'sum'}
     if choice.is_mean:
         raise InvalidField('training_config.loss.reduction', f'must be unset: {choice.name} scales its gradient itself')
     return dict(choice.options)
+
+
+def _has_reduction(loss: object) -> bool:
+    return _REDUCTION in inspect.signature(type(loss)).parameters
+
+
+def _warnings(config: TrainingConfig) -> tuple[str, ...]:
+    """Return what of a change that was made the owner should know."""
+    loss = config.loss
+    is_said = loss is not None and loss.is_mean is False
+    found = [_TEMPLATE_WARNING] if config.template is not None else []
+    if loss is not None and is_said and not _has_reduction(build_loss(loss.name, **loss.options)):
+        found.append(_REDUCTION_WARNING.format(loss.name))
+    return tuple(found)
 
 
 def _component(choice: Any) -> Component:

@@ -17,7 +17,8 @@ class Component:
 class LossChoice(Component):
     """The loss, and whether the step divides by the number of labels."""
 
-    is_mean: bool = False
+    is_mean: bool | None = None
+    """None: not said; taken as False. In use: the loss scales its gradient itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,53 @@ async def test_policy_loss_takes_its_own_scaling(service):
     assert failure.code == 'INVALID_ARGUMENT'
 
 
+async def test_sum_without_effect_is_a_warning_and_not_told_as_in_use(service):
+    """Asked of a loss that scales itself, when it is made and later; one that offers the choice says what it does."""
+    plain, own = (
+        training_config_pb2.LossConfig(name='CrossEntropyLoss'),
+        training_config_pb2.LossConfig(name='GRPOLoss'),
+    )
+    plain.reduction = own.reduction = training_config_pb2.LOSS_REDUCTION_SUM
+    request = adapter_service_pb2.CreateAdapterRequest(
+        request_id='r1', base_model=service.base_model, training_config={'loss': own}
+    )
+    made = await service.adapters.CreateAdapter(request, metadata=ALICE)
+    again = await service.adapters.CreateAdapter(request, metadata=ALICE)
+    assert again.warnings == made.warnings
+    (warning,) = made.warnings
+    assert 'training_config.loss.reduction' in warning
+    assert made.adapter.training_config.loss.reduction == training_config_pb2.LOSS_REDUCTION_UNSPECIFIED
+    adapter_id, found = made.adapter.adapter_id, []
+    for number, loss in enumerate((plain, own, training_config_pb2.LossConfig(name='GRPOLoss')), 1):
+        change = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))
+        warnings = (await service.result(adapter_id, number, configure=change)).warnings
+        get = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        adapter = (await service.adapters.GetAdapter(get, metadata=ALICE)).adapter
+        found.append((list(warnings), adapter.training_config.loss.reduction))
+    unsaid, summed = training_config_pb2.LOSS_REDUCTION_UNSPECIFIED, training_config_pb2.LOSS_REDUCTION_SUM
+    assert found == [([], summed), ([warning], unsaid), ([], unsaid)]
+
+
+async def test_evaluation_metrics_gather_forward_only_batches(service):
+    """One that is added for evaluation is told there, kept, and not reported of training."""
+    adapter_id = (await service.create()).adapter_id
+    config = training_config_pb2.TrainingConfig(evaluation_metrics=[{'name': 'Accuracy'}])
+    await service.result(adapter_id, 1, configure=operation_pb2.Configure(training_config=config))
+    batch = batch_of([draw_example()])
+    await service.result(adapter_id, 2, forward_only=operation_pb2.ForwardOnly(batch=batch))
+    await service.result(adapter_id, 3, forward_backward=operation_pb2.ForwardBackward(batch=batch))
+    told = [
+        (
+            await service.result(adapter_id, number, calculate_metric=operation_pb2.CalculateMetric(is_training=flag))
+        ).metric
+        for number, flag in ((4, False), (5, True))
+    ]
+    assert ['accuracy' in metric.values for metric in told] == [True, False]
+    get = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
+    adapter = (await service.adapters.GetAdapter(get, metadata=ALICE)).adapter
+    assert 'Accuracy' in [metric.name for metric in adapter.training_config.evaluation_metrics]
+
+
 async def test_groups_are_told_as_they_are_used(service):
     """A group's rate and pattern come back in the adapter; one that matches nothing is refused."""
     group = training_config_pb2.ParameterGroup(pattern='lora_B', learning_rate=0.016)

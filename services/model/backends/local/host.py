@@ -49,7 +49,7 @@ class EngineHost:
                 # The library's own default is the mean; the contract's is the sum.
                 if training_config.loss is None:
                     configure(self._engine, adapter_id, TrainingConfig(loss=LossChoice(name='CrossEntropyLoss')))
-                configure(self._engine, adapter_id, training_config)
+                warnings = configure(self._engine, adapter_id, training_config)
             except BaseException:
                 self._engine.delete_adapter(adapter_id)
                 raise
@@ -57,6 +57,7 @@ class EngineHost:
             lora_config=state.config or lora_config,
             training_config=training_config_of(state, training_config),
             parameter_count=state.weights.parameter_count,
+            warnings=warnings,
         )
 
     def delete(self, adapter_id: str) -> None:

@@ -27,7 +27,7 @@ class _LossReduction:
 class _LossReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossReduction.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LOSS_REDUCTION_UNSPECIFIED: _LossReduction.ValueType  # 0
-    """Not set; taken as SUM."""
+    """Not set; taken as SUM. In an adapter: the loss defines its own scaling."""
     LOSS_REDUCTION_SUM: _LossReduction.ValueType  # 1
     """The weighted sum over labels, as it is."""
     LOSS_REDUCTION_MEAN: _LossReduction.ValueType  # 2
@@ -35,11 +35,11 @@ class _LossReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossRed
 
 class LossReduction(_LossReduction, metaclass=_LossReductionEnumTypeWrapper):
     """How a batch's gradient is scaled at the step. For the losses that offer the choice; those that
-    define their own scaling refuse MEAN.
+    define their own scaling refuse MEAN, and SUM has no effect on them, which is a warning.
     """
 
 LOSS_REDUCTION_UNSPECIFIED: LossReduction.ValueType  # 0
-"""Not set; taken as SUM."""
+"""Not set; taken as SUM. In an adapter: the loss defines its own scaling."""
 LOSS_REDUCTION_SUM: LossReduction.ValueType  # 1
 """The weighted sum over labels, as it is."""
 LOSS_REDUCTION_MEAN: LossReduction.ValueType  # 2
