@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from services.kit.errors import AdapterNotFound, DomainError
 from services.model.application.progress import result_of
+from services.model.application.restore import begin_from
 from services.model.domain.adapter import Adapter
 from services.model.domain.divergence import first_difference
 from services.model.domain.errors import AdapterDamaged
@@ -71,7 +72,7 @@ class ReplayJournal:
         replayed, newest = Replayed(), await self._journal.snapshot_before(adapter.adapter_id)
         for snapshot, entries in await self._stretches(adapter, newest):
             self._report(f'{adapter.adapter_id}: {len(entries)} operations after {snapshot.sequence_number}')
-            await self._begin(snapshot)
+            await begin_from(snapshot, self._backend)
             for entry in entries:
                 divergence = await self._replay_one(entry)
                 if divergence is not None:
@@ -117,16 +118,6 @@ class ReplayJournal:
             return await self._journal.snapshot_before(adapter_id, at_most=number - 1)
         except AdapterDamaged:
             return None
-
-    async def _begin(self, snapshot: Snapshot) -> None:
-        adapter = snapshot.adapter
-        if snapshot.state is not None:
-            state = replace(snapshot.state, full_parameters=adapter.full_parameters)
-            await self._backend.restore_adapter(adapter.adapter_id, state)
-            return
-        await self._backend.create_adapter(
-            adapter.adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
-        )
 
     async def _replay_one(self, entry: JournalEntry) -> Divergence | None:
         operation = entry.operation

@@ -68,27 +68,13 @@ class Restore:
         adapter_id, is_done = current.adapter_id, False
         try:
             snapshot = await self._journal.snapshot_before(adapter_id, at_most=until)
-            begun = await self._begin(snapshot)
+            begun = await begin_from(snapshot, self._backend)
             restored = await self._replay(replace(begun, version=current.version), snapshot, until)
             is_done = True
             return restored
         finally:
             if not is_done:
                 await self._backend.delete_adapter(adapter_id)
-
-    async def _begin(self, snapshot: Snapshot) -> Adapter:
-        """Put the adapter into the engine as it was at the snapshot, and return it."""
-        adapter = snapshot.adapter
-        if snapshot.state is not None:
-            state = replace(snapshot.state, full_parameters=adapter.full_parameters)
-            await self._backend.restore_adapter(adapter.adapter_id, state)
-            return adapter
-        await self._backend.delete_adapter(adapter.adapter_id)
-        made = await self._backend.create_adapter(
-            adapter.adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
-        )
-        # What was asked for is no more what is in use.
-        return replace(adapter, training_config=made.training_config)
 
     async def _replay(self, adapter: Adapter, snapshot: Snapshot, until: int | None) -> Restored:
         adapter_id, number = adapter.adapter_id, snapshot.sequence_number
@@ -145,6 +131,21 @@ class Restore:
         if isinstance(found, DomainError) and not isinstance(recorded, DomainError):
             raise AdapterDamaged(operation.adapter_id, difference)
         return 1
+
+
+async def begin_from(snapshot: Snapshot, backend: TrainerBackend) -> Adapter:
+    """Put an adapter into an engine as it was at a snapshot, and return it."""
+    adapter = snapshot.adapter
+    if snapshot.state is not None:
+        state = replace(snapshot.state, full_parameters=adapter.full_parameters)
+        await backend.restore_adapter(adapter.adapter_id, state)
+        return adapter
+    await backend.delete_adapter(adapter.adapter_id)
+    made = await backend.create_adapter(
+        adapter.adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
+    )
+    # What was asked for is no more what is in use.
+    return replace(adapter, training_config=made.training_config)
 
 
 def _compute_verb(operation: Operation) -> ComputeVerb:

@@ -105,11 +105,6 @@ class OperationSequence:
         last = self._record.get(self.last_number)
         return last is not None and last.is_running
 
-    @property
-    def first_number(self) -> int:
-        """The oldest operation on record; the next one where there is none."""
-        return next(iter(self._record), self.last_number + 1)
-
     def turn(self, operation: Operation) -> Turn:
         """Say what is to become of `operation` now.
 
