@@ -82,23 +82,33 @@ class FolderLock:
         self._file.close()
 
 
-def open_database(path: Path, *, engine: str) -> sqlite3.Connection:
+def open_database(path: Path, *, engine: str, is_new_welcome: bool = True) -> sqlite3.Connection:
     """Open a journal's database for writing, making it if need be.
 
     Args:
         path: the file.
         engine: what replay depends on, such as base model and dtype; a journal that holds adapters of another
             is refused.
+        is_new_welcome: False where there are files that an empty database would know nothing of.
 
     Raises:
-        JournalRefused: it is none of ours, or of another version or engine.
+        JournalRefused: it is none of ours, of another version or engine, or lost.
     """
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise JournalRefused(f'{path} cannot be opened: {error}') from error
     try:
         # FULL syncs the write-ahead log at each commit: what is answered is on the disk.
         for pragma in ('journal_mode=WAL', 'synchronous=FULL', 'foreign_keys=ON', 'busy_timeout=0'):
             connection.execute(f'PRAGMA {pragma}')
         if not connection.execute('SELECT count(*) FROM sqlite_master').fetchone()[0]:
+            if not is_new_welcome:
+                # A new one would sweep them.
+                raise JournalRefused(
+                    f'{path} is missing or empty, and files of its adapters are still there; put it back, or move the'
+                    ' folder away to begin anew'
+                )
             connection.executescript(f'BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;')
         _check_version(connection, path)
         _check_engine(connection, path, engine)

@@ -109,10 +109,8 @@ class SqliteJournal:
     async def adapters(self) -> Sequence[JournaledAdapter]:
         """Return every adapter; see the port."""
         found = await self._run('', rows.all_adapters)
-        return [
-            JournaledAdapter(adapter=self._codec.adapter_from_bytes(record), is_settled=is_settled)
-            for record, is_settled in found
-        ]
+        kept = [(self._readable(record), is_settled) for record, is_settled in found]
+        return [JournaledAdapter(adapter=adapter, is_settled=is_settled) for adapter, is_settled in kept if adapter]
 
     async def creations(self) -> Sequence[CreationRecord]:
         """Return the last requests that made adapters; see the port."""
@@ -218,7 +216,9 @@ class SqliteJournal:
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
         """Return the newest snapshot that is whole; see the port."""
         for row in await self._run(adapter_id, lambda tx: rows.snapshots_before(tx, adapter_id, at_most)):
-            adapter = self._codec.adapter_from_bytes(row.record)
+            adapter = self._readable(row.record)
+            if adapter is None:
+                continue
             if row.file is None:
                 return Snapshot(sequence_number=0, adapter=adapter, state=None)
             try:
@@ -242,10 +242,13 @@ class SqliteJournal:
     async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
         """Return the last operations; see the port."""
         found = await self._run(adapter_id, lambda tx: rows.last_operations(tx, adapter_id, size))
-        return [
-            RecordEntry(sequence_number=number, fingerprint=fingerprint, outcome=self._outcome(outcome))
-            for number, fingerprint, outcome in found
-        ]
+        try:
+            return [
+                RecordEntry(sequence_number=number, fingerprint=fingerprint, outcome=self._outcome(outcome))
+                for number, fingerprint, outcome in found
+            ]
+        except Exception as error:
+            raise AdapterDamaged(adapter_id, 'an outcome on record cannot be read') from error
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:
         """Return the steps that can be undone; see the port."""
@@ -293,9 +296,28 @@ class SqliteJournal:
                 continue
             if row.kind is Kind.BARRIER:
                 raise AdapterDamaged(adapter_id, f'operation {row.number} cannot be replayed')
-            operation = self._codec.operation_from_bytes(self._payload(adapter_id, row))
-            entries.append(JournalEntry(operation=operation, outcome=self._outcome(row.outcome)))
+            entries.append(self._entry(adapter_id, row))
         return entries
+
+    def _entry(self, adapter_id: str, row: rows.OperationRow) -> JournalEntry:
+        payload = self._payload(adapter_id, row)
+        try:
+            operation = self._codec.operation_from_bytes(payload)
+            outcome = self._outcome(row.outcome)
+        except Exception as error:
+            raise AdapterDamaged(adapter_id, f'operation {row.number} cannot be read') from error
+        # A database checks its structure, not what is in it.
+        if (operation.fingerprint, operation.sequence_number) != (row.fingerprint, row.number):
+            raise AdapterDamaged(adapter_id, f'operation {row.number} has other bytes than were written')
+        return JournalEntry(operation=operation, outcome=outcome)
+
+    def _readable(self, record: bytes) -> Adapter | None:
+        """Return an adapter; None where its record is damaged, which the others have nothing to do with."""
+        try:
+            return self._codec.adapter_from_bytes(record)
+        except Exception:
+            _log.exception('the record of an adapter is damaged')
+            return None
 
     def _payload(self, adapter_id: str, row: rows.OperationRow) -> bytes:
         if row.payload is not None:
@@ -332,7 +354,8 @@ def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder / 'lock')
     try:
-        return lock, open_database(folder / _DATABASE, engine=engine)
+        left = [path for name in ('payloads', 'snapshots') for path in (folder / name).glob('[!.]*')]
+        return lock, open_database(folder / _DATABASE, engine=engine, is_new_welcome=not left)
     except BaseException:
         lock.release()
         raise

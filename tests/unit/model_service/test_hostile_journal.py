@@ -1,0 +1,101 @@
+"""Damage inside the database, which keeps its structure in order and not what is in it, and a database that is gone."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
+from services.model.backends.journal.schema import JournalRefused
+from services.model.domain.errors import AdapterDamaged
+from services.model.ports import Snapshot
+
+
+def _damage(folder: Path, column: str, table: str) -> None:
+    """Change a byte in the middle of one value, in the row of the first adapter."""
+    with sqlite3.connect(folder / 'journal.sqlite') as database:
+        key, value = database.execute(f'SELECT rowid, {column} FROM {table} ORDER BY rowid LIMIT 1').fetchone()
+        middle = len(value) // 2
+        changed = value[:middle] + bytes([value[middle] ^ 1]) + value[middle + 1 :]
+        database.execute(f'UPDATE {table} SET {column} = ? WHERE rowid = ?', (changed, key))
+    database.close()
+
+
+def _destroy(folder: Path, column: str, table: str) -> None:
+    """Make one value unreadable, in the row of the first adapter."""
+    with sqlite3.connect(folder / 'journal.sqlite') as database:
+        database.execute(
+            f'UPDATE {table} SET {column} = ? WHERE rowid = (SELECT min(rowid) FROM {table})', (b'\xff' * 40,)
+        )
+    database.close()
+
+
+async def _two_adapters(folder: Path) -> None:
+    journal = await open_journal(folder)
+    for adapter_id in ('ad-1', 'ad-2'):
+        adapter = await add(journal, make_adapter(adapter_id))
+        operation = batch_operation(1, adapter_id)
+        await journal.accept(operation)
+        journal.note(adapter, operation, forward_result(operation))
+    await journal.close()
+
+
+async def test_a_changed_payload_is_never_replayed(tmp_path: Path):
+    """A small batch stands in the database; another label would train as well, and silently be another adapter."""
+    await _two_adapters(tmp_path)
+    _damage(tmp_path, 'payload', 'operations')
+    journal = await open_journal(tmp_path)
+    with pytest.raises(AdapterDamaged):
+        await journal.entries('ad-1', after=0)
+    assert len(await journal.entries('ad-2', after=0)) == 1
+    await journal.close()
+
+
+@pytest.mark.parametrize('column', ['payload', 'outcome'])
+async def test_what_cannot_be_read_damages_its_adapter_alone(tmp_path: Path, column: str):
+    """It is a fact about that adapter, told as such; the other one is served."""
+    await _two_adapters(tmp_path)
+    _destroy(tmp_path, column, 'operations')
+    journal = await open_journal(tmp_path)
+    with pytest.raises(AdapterDamaged):
+        await journal.entries('ad-1', after=0)
+    if column == 'outcome':
+        with pytest.raises(AdapterDamaged):
+            await journal.record('ad-1', size=8)
+    assert len(await journal.entries('ad-2', after=0)) == 1
+    assert len(await journal.record('ad-2', size=8)) == 1
+    await journal.close()
+
+
+async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_starting(tmp_path: Path):
+    """The other adapter is found."""
+    await _two_adapters(tmp_path)
+    _destroy(tmp_path, 'record', 'adapters')
+    journal = await open_journal(tmp_path)
+    assert [item.adapter.adapter_id for item in await journal.adapters()] == ['ad-2']
+    await journal.close()
+
+
+@pytest.mark.parametrize('harm', ['lose', 'empty'])
+async def test_a_lost_database_takes_no_files_with_it(tmp_path: Path, harm: str):
+    """A new one would know of no adapter and sweep their snapshots; the operator is asked to put it back."""
+    journal = await open_journal(tmp_path)
+    adapter = await add(journal, make_adapter())
+    await journal.add_snapshot(Snapshot(sequence_number=0, adapter=adapter, state=state_of(1)))
+    await journal.close()
+    database = tmp_path / 'journal.sqlite'
+    if harm == 'lose':
+        database.unlink()
+    else:
+        database.write_bytes(b'')
+    for _ in range(2):
+        with pytest.raises(JournalRefused, match='put it back'):
+            await open_journal(tmp_path)
+    assert list((tmp_path / 'snapshots').iterdir())
+
+
+async def test_a_folder_in_its_place_is_refused_in_words(tmp_path: Path):
+    """It says what cannot be opened."""
+    (tmp_path / 'journal.sqlite').mkdir()
+    with pytest.raises(JournalRefused, match='cannot be opened'):
+        await open_journal(tmp_path)
