@@ -13,26 +13,22 @@ _INTEGERS = ('int32', 'int64')
 _FLOATS = ('float32',)
 _STREAMS: dict[str, tuple[str, ...]] = {
     'position_ids': _INTEGERS,
-    'labels': _INTEGERS,
     'loss_weights': _FLOATS,
     'advantages': _FLOATS,
     'old_logps': _FLOATS,
     'ref_logps': _FLOATS,
     'completion_mask': _INTEGERS,
 }
-"""Per-token fields beside `input_ids`, and the dtypes each may have."""
+"""Per-token fields beside `input_ids` and `labels`, and the dtypes each may have."""
 
 
-def features_from_proto(
-    batch: operation_pb2.Batch, field: str, *, vocabulary_size: int, are_labels_needed: bool
-) -> list[InputFeature]:
+def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_size: int) -> list[InputFeature]:
     """Return the examples of a batch.
 
     Args:
         batch: the message.
         field: its path, for errors.
         vocabulary_size: token ids and labels must be below it.
-        are_labels_needed: refuse an example without labels.
 
     Raises:
         InvalidField: an example is malformed; the path names which and where.
@@ -46,7 +42,7 @@ def features_from_proto(
     if not batch.features.features:
         raise InvalidField(f'{field}.features.features', 'must hold at least one example')
     return [
-        _feature(message, f'{field}.features.features[{index}]', vocabulary_size, are_labels_needed=are_labels_needed)
+        _feature(message, f'{field}.features.features[{index}]', vocabulary_size)
         for index, message in enumerate(batch.features.features)
     ]
 
@@ -63,27 +59,23 @@ def gradients_from_proto(tensors: list[tensor_pb2.Tensor], field: str) -> list[n
     ]
 
 
-def _feature(
-    message: input_feature_pb2.InputFeature, field: str, vocabulary_size: int, *, are_labels_needed: bool
-) -> InputFeature:
-    if not message.HasField('input_ids'):
-        raise InvalidField(f'{field}.input_ids', 'must be set')
-    if are_labels_needed and not message.HasField('labels'):
-        raise InvalidField(f'{field}.labels', 'must be set to train')
+def _feature(message: input_feature_pb2.InputFeature, field: str, vocabulary_size: int) -> InputFeature:
+    for name in ('input_ids', 'labels'):
+        if not message.HasField(name):
+            raise InvalidField(f'{field}.{name}', 'must be set')
     ids = tensor_from_proto(message.input_ids, f'{field}.input_ids', dtypes=_INTEGERS, dimensions=1)
     if not len(ids):
         raise InvalidField(f'{field}.input_ids', 'must hold at least one token')
     _check_range(ids, f'{field}.input_ids', vocabulary_size)
-    feature = InputFeature(input_ids=ids, length=len(ids))
+    labels = _stream(message.labels, f'{field}.labels', _INTEGERS, len(ids))
+    _check_range(labels[labels != IGNORE_INDEX], f'{field}.labels', vocabulary_size)
+    feature = InputFeature(input_ids=ids, labels=labels, length=len(ids))
     present = {descriptor.name: tensor for descriptor, tensor in message.ListFields()}
     for name, dtypes in _STREAMS.items():
         if name in present:
             feature[name] = _stream(present[name], f'{field}.{name}', dtypes, len(ids))
     for name, tensor in sorted(message.extra_tensors.items()):
         feature[name] = _extra(name, tensor, f'{field}.extra_tensors', len(ids), vocabulary_size)
-    if 'labels' in feature:
-        labels = np.asarray(feature['labels'])
-        _check_range(labels[labels != IGNORE_INDEX], f'{field}.labels', vocabulary_size)
     return feature
 
 

@@ -41,23 +41,17 @@ def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
 
 
 def _forward_only(message: wire.ForwardOnly, field: str, vocabulary_size: int) -> domain.ForwardOnly:
-    features = features_from_proto(
-        message.batch, f'{field}.batch', vocabulary_size=vocabulary_size, are_labels_needed=True
-    )
+    features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
     return domain.ForwardOnly(features=features, options=_options(message.options, f'{field}.options'))
 
 
 def _forward(message: wire.Forward, field: str, vocabulary_size: int) -> domain.Forward:
-    features = features_from_proto(
-        message.batch, f'{field}.batch', vocabulary_size=vocabulary_size, are_labels_needed=True
-    )
+    features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
     return domain.Forward(features=features, options=_options(message.options, f'{field}.options'))
 
 
 def _forward_backward(message: wire.ForwardBackward, field: str, vocabulary_size: int) -> domain.ForwardBackward:
-    features = features_from_proto(
-        message.batch, f'{field}.batch', vocabulary_size=vocabulary_size, are_labels_needed=True
-    )
+    features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
     options = _options(message.options, f'{field}.options')
     if options.is_adapter_disabled:
         raise InvalidField(f'{field}.options.is_adapter_disabled', 'must be false: nothing would be trained')

@@ -66,7 +66,7 @@ class InputFeature(_message.Message):
     @_builtins.property
     def labels(self) -> _tensor_pb2.Tensor:
         """int32 [T], already shifted: labels[t] is to be predicted from tokens 0..t. -100 is not counted.
-        Required to train; unset is refused by forward_backward.
+        Required by every verb that runs the model.
         """
 
     @_builtins.property
