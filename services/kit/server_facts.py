@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,8 @@ class BaseModelFacts:
     dtype: str
     is_trainable: bool = False
     is_sampleable: bool = False
+    patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Options of what was changed about it, by name, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)

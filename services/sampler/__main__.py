@@ -1,6 +1,8 @@
 """Starts the sampler service: `python -m services.sampler --config FILE`."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -71,7 +73,7 @@ def make_server(config: SamplerConfig, engine: SamplerEngine, verbs: Verbs) -> R
         config,
         authenticator=InternalAuthenticator(config.internal_token),
         endpoints=make_endpoints(verbs),
-        facts=lambda: server_facts(engine.facts),
+        facts=lambda: server_facts(engine.facts, patches=config.torch.patches),
     )
     server.on_drain(verbs.watch_load.close)
     return server
@@ -88,8 +90,8 @@ def engine_limits(config: TorchEngineConfig) -> EngineConfig:
     )
 
 
-def server_facts(facts: EngineFacts) -> ServerFacts:
-    """Return what GetServerInfo tells of the engine."""
+def server_facts(facts: EngineFacts, *, patches: Mapping[str, Mapping[str, Any]]) -> ServerFacts:
+    """Return what GetServerInfo tells of the engine, and of what was changed about its model."""
     model = BaseModelFacts(
         base_model=facts.base_model,
         context_tokens=facts.context_tokens,
@@ -97,6 +99,7 @@ def server_facts(facts: EngineFacts) -> ServerFacts:
         parameter_count=facts.parameter_count,
         dtype=facts.dtype,
         is_sampleable=True,
+        patches=patches,
     )
     return ServerFacts(base_models=[model], components={'engine': ['torch']})
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fixtures.tiny_model import build_tiny_model
+from fixtures.tiny_model import MAX_POSITIONS, build_tiny_model
 from twinkle.data_format import LoraConfig
 from twinkle.telemetry import read_spans
 from twinkle_client import NotFoundError, TwinkleClient, UsageError
@@ -158,6 +158,29 @@ def test_command_line_samples(stack: StackState) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert 'tokens/s' in result.stdout
     assert any(span.service == 'client' for span in read_spans(stack.state_dir / 'traces'))
+
+
+def test_patches_reach_trainer_and_sampler_alike(tmp_path: Path) -> None:
+    """What stands once in the options is loaded by both, and told by both."""
+    model = str(build_tiny_model(tmp_path / 'model'))
+    options = StackOptions(
+        state_dir=tmp_path / 'stack',
+        base_model=model,
+        patches={'RopeScalingPatch': {'factor': 2.0}},
+        services={'sampler': {'torch': {'max_num_seqs': 8}}},
+    )
+    patched = start_stack(options, report=_silent)
+    try:
+        with TwinkleClient(patched.address, patched.read_api_key()) as client:
+            held = [model for service in client.get_server_info().services for model in service.base_models]
+    finally:
+        stop_stack(options.state_dir, report=_silent)
+    told = [model for model in held if model.is_trainable != model.is_sampleable]
+    assert len(told) == 2
+    assert {model.context_tokens for model in told} == {2 * MAX_POSITIONS}
+    assert [[(patch.name, dict(patch.options)) for patch in model.patches] for model in told] == [
+        [('RopeScalingPatch', {'factor': 2.0})]
+    ] * 2
 
 
 def test_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:

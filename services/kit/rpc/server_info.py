@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from services.kit.rpc.structs import struct_of
 from services.kit.server_facts import ServerFacts
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
@@ -54,7 +55,11 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         for method in sorted(self._methods):
             info.methods.add(method=method, is_supported=self._methods[method])
         for model in facts.base_models:
-            info.base_models.add(**vars(model))
+            patches = [
+                server_service_pb2.ModelPatch(name=name, options=struct_of(options))
+                for name, options in model.patches.items()
+            ]
+            info.base_models.add(**{**vars(model), 'patches': patches})
         for kind in sorted(facts.components):
             info.components.add(kind=kind, names=sorted(facts.components[kind]))
         return info

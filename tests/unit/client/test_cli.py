@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from twinkle.api.server.v1.server_service_pb2 import BaseModelInfo, ModelPatch, ServiceInfo
 from twinkle.telemetry import SpanRecord
 from twinkle_client.cli import app
+from twinkle_client.cli.stack import differently_patched
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.stack import StackOptions
 
@@ -59,7 +61,31 @@ def test_stack_file_is_checked(tmp_path: Path) -> None:
         StackOptions(state_dir=tmp_path).with_file(path)
 
 
-@pytest.mark.parametrize('content', [b'base_model: 5', b'model: 5', b'listen: [1]', b'{', bytes(range(128, 160))])
+def test_patches_of_a_stack_are_told_once(tmp_path: Path) -> None:
+    """They stand beside the base model, in the order of the file."""
+    path = tmp_path / 'stack.yaml'
+    path.write_text('patches: {Second: {}, First: {factor: 2.0}}\n')
+    options = StackOptions(state_dir=tmp_path).with_file(path)
+    assert list(options.patches.items()) == [('Second', {}), ('First', {'factor': 2.0})]
+
+
+def test_models_loaded_in_two_ways_are_named() -> None:
+    """Another option is another model; services that hold none do not count."""
+
+    def holding(service: str, *factors: float) -> ServiceInfo:
+        patches = [ModelPatch(name='RopeScalingPatch', options={'factor': factor}) for factor in factors]
+        return ServiceInfo(service=service, base_models=[BaseModelInfo(base_model='tiny', patches=patches)])
+
+    data = ServiceInfo(service='data')
+    assert differently_patched([holding('model', 2.0), data, holding('sampler', 2.0)]) == []
+    assert differently_patched([holding('model', 2.0), holding('sampler', 4.0)]) == ['tiny']
+    assert differently_patched([holding('model'), holding('sampler', 2.0)]) == ['tiny']
+
+
+WRONG_FILES = [b'patches: 5', b'base_model: 5', b'model: 5', b'listen: [1]', b'{', bytes(range(128, 160))]
+
+
+@pytest.mark.parametrize('content', WRONG_FILES)
 def test_stack_file_with_a_wrong_value_is_refused(content: bytes, tmp_path: Path) -> None:
     """The message names the file, and the key where there is one."""
     path = tmp_path / 'stack.yaml'

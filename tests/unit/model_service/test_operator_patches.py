@@ -8,12 +8,15 @@ import pytest
 from fixtures import journals
 from fixtures.tiny_model import MAX_POSITIONS, build_tiny_model
 from services.kit.config import load_config
+from services.kit.rpc.server_info import ServerInfoServicer
 from services.model import replay
 from services.model.__main__ import engine_name
 from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.local.loading import LoadOptions, load_engine
+from services.model.backends.local.loading import LoadOptions, facts_of, load_engine
 from services.model.config import ModelConfig
+from services.sampler.__main__ import server_facts
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from twinkle.api.server.v1.server_service_pb2 import Limits
 from twinkle.component import InvalidComponentOptions, UnknownComponent
 
 PATCHES = {'RopeScalingPatch': {'factor': 2.0}}
@@ -35,6 +38,21 @@ async def test_trainer_and_sampler_serve_the_longer_context(folder):
         assert engine.facts.context_tokens == 2 * MAX_POSITIONS
     finally:
         await engine.close()
+
+
+async def test_trainer_and_sampler_tell_their_patches(folder):
+    """Name, options and order are on the wire, so that a difference can be seen."""
+    options = LoadOptions(base_model=folder, patches=PATCHES)
+    trained = facts_of(options, load_engine(options).model)
+    engine = TorchEngine(TorchEngineOptions(base_model='m', folder=folder, patches=PATCHES))
+    try:
+        sampled = server_facts(engine.facts, patches=PATCHES)
+    finally:
+        await engine.close()
+    for facts in (trained, sampled):
+        info = ServerInfoServicer('x', facts=lambda facts=facts: facts, methods={}, limits=Limits()).describe()
+        (patch,) = info.base_models[0].patches
+        assert (patch.name, dict(patch.options)) == ('RopeScalingPatch', {'factor': 2.0})
 
 
 @pytest.mark.parametrize(

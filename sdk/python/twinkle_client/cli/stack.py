@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -100,6 +101,8 @@ def status(state_dir: StateDirOption = None) -> None:
             info.version if info is not None else '',
         )
     console.print(table)
+    for base_model in differently_patched(described.values()):
+        console.print(f'[red]{base_model}: trainer and sampler load it with different patches[/red]')
     if not all(item is not None and item.is_reachable for item in map(described.get, _names(state))):
         raise typer.Exit(1)
 
@@ -112,6 +115,18 @@ def down(state_dir: StateDirOption = None) -> None:
             console.print(f'no stack in {folder}')
     except StackError as error:
         fail(str(error))
+
+
+def differently_patched(services: Iterable[server_service_pb2.ServiceInfo]) -> list[str]:
+    """Return the base models that are not the same model in every service that holds them."""
+    seen: dict[str, list[bytes]] = {}
+    for service in services:
+        if service.service == 'gateway':
+            continue
+        for model in service.base_models:
+            patches = [patch.SerializeToString(deterministic=True) for patch in model.patches]
+            seen.setdefault(model.base_model, []).append(b'\0'.join(patches))
+    return sorted(name for name, kinds in seen.items() if len(set(kinds)) > 1)
 
 
 def _names(state: StackState) -> list[str]:

@@ -95,8 +95,10 @@ class _Launch:
         self._wait_for('checkpoint')
         checkpoint = self._addresses['checkpoint']
         engine = {'base_model': self._options.base_model, 'checkpoint_address': checkpoint}
-        self._start('model', {**engine, 'thread_count': _trainer_threads()})
-        self._start('sampler', engine)
+        # What is trained is what is sampled only where both load the same model.
+        patches = {'patches': dict(self._options.patches)} if self._options.patches else {}
+        self._start('model', {**engine, **patches, 'thread_count': _trainer_threads()})
+        self._start('sampler', {**engine, 'torch': patches} if patches else engine)
         for name in ('data', 'model', 'sampler'):
             self._wait_for(name)
         self._start(
@@ -116,7 +118,8 @@ class _Launch:
         self._report(name, 'starting')
         self._address_file(name).unlink(missing_ok=True)
         config = self._folder / 'config' / f'{name}.yaml'
-        _write_private(config, yaml.safe_dump(self._settings(name, settings), sort_keys=True))
+        # Not sorted: patches are applied in their order.
+        _write_private(config, yaml.safe_dump(self._settings(name, settings), sort_keys=False))
         with self._log_path(name).open('ab') as log:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, '-m', f'services.{name}', '--config', str(config)],
@@ -136,6 +139,8 @@ class _Launch:
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         own = dict(self._options.services.get(name, {}))
         telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
+        if 'torch' in settings and 'torch' in own:
+            own['torch'] = {**settings['torch'], **own['torch']}
         return {
             'listen': '127.0.0.1:0',
             'state_dir': str(self._folder / 'data' / name),

@@ -76,6 +76,7 @@ def facts_of(options: LoadOptions, model: PackedCausalLM) -> ServerFacts:
         parameter_count=model.parameter_count,
         dtype=options.dtype,
         is_trainable=True,
+        patches=options.patches,
     )
     return ServerFacts(
         base_models=[base_model],

@@ -8,6 +8,7 @@ of them.
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -47,6 +48,34 @@ class MethodSupport(_message.Message):
 Global___MethodSupport: _TypeAlias = MethodSupport  # noqa: Y015
 
 @_typing.final
+class ModelPatch(_message.Message):
+    """A change that the operator made to a base model as it was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, such as "RopeScalingPatch"."""
+    @_builtins.property
+    def options(self) -> _struct_pb2.Struct:
+        """Its arguments, by name."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        options: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "options", b"options"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelPatch: _TypeAlias = ModelPatch  # noqa: Y015
+
+@_typing.final
 class BaseModelInfo(_message.Message):
     """A base model that can be trained or sampled here."""
 
@@ -59,6 +88,7 @@ class BaseModelInfo(_message.Message):
     IS_SAMPLEABLE_FIELD_NUMBER: _builtins.int
     PARAMETER_COUNT_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    PATCHES_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """The name to give wherever a base model is asked for."""
     context_tokens: _builtins.int
@@ -73,6 +103,12 @@ class BaseModelInfo(_message.Message):
     """Number of parameters of the base model."""
     dtype: _builtins.str
     """dtype its weights are held in, such as "float32"."""
+    @_builtins.property
+    def patches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelPatch]:
+        """What was changed about it, in order. Where a trainer and a sampler tell different ones, what the
+        sampler says is not what the trainer trained.
+        """
+
     def __init__(
         self,
         *,
@@ -83,10 +119,11 @@ class BaseModelInfo(_message.Message):
         is_sampleable: _builtins.bool = ...,
         parameter_count: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        patches: _abc.Iterable[Global___ModelPatch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "context_tokens", b"context_tokens", "dtype", b"dtype", "is_sampleable", b"is_sampleable", "is_trainable", b"is_trainable", "parameter_count", b"parameter_count", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "context_tokens", b"context_tokens", "dtype", b"dtype", "is_sampleable", b"is_sampleable", "is_trainable", b"is_trainable", "parameter_count", b"parameter_count", "patches", b"patches", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
