@@ -153,6 +153,9 @@ def _domain_error(error: BaseException, call: Call) -> DomainError:
         # A task group wraps what its tasks raise; callers want the fact inside.
         group = cast('BaseExceptionGroup[BaseException]', error)
         return _domain_error(group.exceptions[0], call)
+    if isinstance(error, Internal) and not error.request_id:
+        # Of a defect that was met, and logged, further in.
+        return Internal(call.request_id)
     if isinstance(error, DomainError):
         return error
     _log.error('unforeseen error', method=call.method, request_id=call.request_id, exc_info=error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from services.kit.clock import Clock
-from services.kit.errors import AdapterNotFound, DomainError
+from services.kit.errors import AdapterNotFound, DomainError, Internal
 from services.kit.failpoints import reach
 from services.model.application.progress import adapter_after, result_of
 from services.model.domain.adapter import Adapter
@@ -40,6 +40,14 @@ class Restored:
     """Outcomes that came out other than on record."""
 
 
+class _PassedOver(Exception):
+    """An operation met a defect, and the journal says so by now: begin again without it."""
+
+    def __init__(self, sequence_number: int) -> None:
+        super().__init__(sequence_number)
+        self.sequence_number = sequence_number
+
+
 class Restore:
     """Restores adapters into the engine."""
 
@@ -54,7 +62,8 @@ class Restore:
     async def __call__(self, current: Adapter, *, until: int | None = None) -> Restored:
         """Put the adapter into the engine as it was after operation `until`, or after the last one.
 
-        Outcomes that were never noted are noted; an operation that was refused is struck.
+        Outcomes that were never noted are noted; an operation that was refused is struck, and one that met a defect
+        is passed over from now on, so that it cannot keep the adapter, or the service, from coming back.
 
         Args:
             current: the adapter as it is known: versions that were published stay published.
@@ -65,16 +74,28 @@ class Restore:
             JournalUnavailable: what was found could not be written down.
         """
         reach('restore.begun')
-        adapter_id, is_done = current.adapter_id, False
+        adapter_id, is_done, passed_over = current.adapter_id, False, 0
         try:
-            snapshot = await self._journal.snapshot_before(adapter_id, at_most=until)
-            begun = await begin_from(snapshot, self._backend)
-            restored = await self._replay(replace(begun, version=current.version), snapshot, until)
+            restored = None
+            while restored is None:
+                try:
+                    restored = await self._attempt(current, until)
+                except _PassedOver as defect:
+                    passed_over = defect.sequence_number
             is_done = True
-            return restored
         finally:
             if not is_done:
                 await self._backend.delete_adapter(adapter_id)
+        if not passed_over:
+            return restored
+        number = max(restored.adapter.sequence_number, passed_over)
+        adapter = replace(restored.adapter, sequence_number=number)
+        return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
+
+    async def _attempt(self, current: Adapter, until: int | None) -> Restored:
+        snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
+        begun = await begin_from(snapshot, self._backend)
+        return await self._replay(replace(begun, version=current.version), snapshot, until)
 
     async def _replay(self, adapter: Adapter, snapshot: Snapshot, until: int | None) -> Restored:
         adapter_id, number = adapter.adapter_id, snapshot.sequence_number
@@ -91,6 +112,10 @@ class Restore:
         operation = entry.operation
         run, outcome = await self._run(operation)
         adapter = adapter_after(restored.adapter, operation, run, now=self._clock.now())
+        if entry.outcome is None and isinstance(outcome, Internal):
+            # A defect: it counts for nothing, as when it was met at once, and nobody knows what it left behind.
+            await self._journal.settle(adapter, operation, outcome)
+            raise _PassedOver(operation.sequence_number)
         if entry.outcome is None and is_refusal(outcome):
             await self._journal.revoke(operation)
             return replace(restored, found_count=restored.found_count + 1)

@@ -160,6 +160,25 @@ async def test_an_adapter_that_could_not_come_in_once_leaves_no_gap(journal, err
     assert result.outcome.step_count == 2
 
 
+async def test_an_operation_that_meets_a_defect_again_does_not_keep_its_adapter_away(journal):
+    """One that the last process died of is passed over; what comes after it is applied, now and after a restart."""
+    service = await start(journal, StrictStore(), resident_adapters=1)
+    adapter_id = await create(service)
+    await service.execute(journals.batch_operation(1, adapter_id))
+    await create(service, 'r2')
+    service = await start(journal, StrictStore())
+    deadly = journals.step_operation(2, adapter_id)
+    await journal.accept(deadly)
+    service.trainer.failures.append(Internal(''))
+    assert isinstance(await service.execute(deadly), Internal)
+    assert service.verbs.directory.find(adapter_id).sequence_number == 2
+    result = await service.execute(journals.step_operation(3, adapter_id))
+    assert result.outcome.step_count == 1
+    service = await start(journal, StrictStore())
+    result = await service.execute(journals.step_operation(4, adapter_id))
+    assert result.outcome.step_count == 2
+
+
 async def test_memory_that_runs_out_in_the_middle_of_a_step_tears_nothing(journal):
     """What the step had done by then is dropped; sent again, it is applied once."""
     service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())

@@ -68,7 +68,16 @@ class EngineHost:
     # Verbs
 
     def run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
-        """Carry out a verb."""
+        """Carry out a verb; a defect is in the log, and told as INTERNAL."""
+        try:
+            return self._run(adapter_id, verb)
+        except DomainError:
+            raise
+        except Exception as error:
+            _log.error('an operation failed', adapter=adapter_id, exc_info=error)
+            raise Internal('') from error
+
+    def _run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
         if isinstance(verb, verbs.BatchVerb):
             (outcome,) = self.run_batch([BatchWork(adapter_id=adapter_id, verb=verb)])
             if isinstance(outcome, DomainError):
