@@ -91,6 +91,33 @@ def test_loop_of_the_seeds_learns(stack: StackState, client: TwinkleClient) -> N
     assert client.get_training_run(run_id).run_id == run_id
 
 
+def test_loop_that_stopped_goes_on_behind_its_last_batch(stack: StackState, client: TwinkleClient) -> None:
+    """Weights, optimizer and place come from one checkpoint: the rest has the bits of a run without a stop."""
+    dataset = Dataset(DatasetMeta(data=CHATS), client=client)
+    dataset.set_template('Template', model_id=stack.base_model, max_length=128)
+    dataset.encode()
+    model = MultiLoraTransformersModel(stack.base_model, client=client)
+    path, losses, rest = '', list[float](), list[float]()
+    loader = DataLoader(dataset, batch_size=2, shuffle=True, seed=5, epochs=2)
+    model.add_adapter_to_model('steady', LoraConfig(r=4, seed=1, lora_dropout=0.1))
+    for batch in loader:
+        losses.append(model.forward_backward(batch)['loss'])
+        model.clip_grad_and_step()
+        if len(losses) == 4:
+            place = loader.get_state()['consumed_train_samples']
+            path = model.save('fourth', save_optimizer=True, consumed_train_samples=place)
+    heir = MultiLoraTransformersModel(stack.base_model, client=client)
+    heir.add_adapter_to_model('heir', LoraConfig(r=4, seed=2, lora_dropout=0.1))
+    counters = heir.resume_from_checkpoint(path)
+    assert counters == {'cur_step': 4, 'gradient_accumulation_steps': 1, 'consumed_train_samples': 8}
+    again = DataLoader(dataset, batch_size=2, shuffle=True, seed=5, epochs=2)
+    again.resume_from_checkpoint(counters['consumed_train_samples'])
+    for batch in again:
+        rest.append(heir.forward_backward(batch)['loss'])
+        heir.clip_grad_and_step()
+    assert rest == losses[4:]
+
+
 def test_checkpoint_is_saved_found_fetched_and_resumed(
     stack: StackState, client: TwinkleClient, tmp_path: Path
 ) -> None:

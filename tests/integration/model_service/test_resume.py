@@ -1,11 +1,15 @@
 """A run that stopped is taken up by another adapter, in another process: same bits, same place in the data."""
 
+from pathlib import Path
+
 import grpc
 import pytest
 
 from fixtures.model_service import draw_example, forward_backward, serving_model
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
+from twinkle.model.checkpoint_folder import read_checkpoint
+from twinkle.model.engine.snapshot import trainer_state
 
 LORA = training_config_pb2.LoraConfig(lora_rank=4, lora_dropout=0.2, seed=3)
 TRAINING = training_config_pb2.TrainingConfig(
@@ -35,7 +39,11 @@ async def test_another_adapter_takes_a_run_up_after_a_restart(tiny_llama_dir, tm
         first = await model.create(lora_config=LORA, training_config=TRAINING)
         await train(model, first.adapter_id, BATCHES[:3], first=1)
         save = wire.Save(name='third', is_optimizer_included=True, consumed_train_samples=6)
-        path = (await model.result(first.adapter_id, 7, save=save)).save.checkpoint_path
+        saved = (await model.result(first.adapter_id, 7, save=save)).save
+        # What the library saves and resumes in process has the counters in the same place.
+        numbers = trainer_state(read_checkpoint(Path(saved.folder)))
+        assert (numbers['step_count'], numbers['extra']) == (3, {'consumed_train_samples': 6})
+        path = saved.checkpoint_path
         expected = await train(model, first.adapter_id, BATCHES[3:], first=8)
         second = await model.create(request_id='r2', lora_config=LORA)
         await train(model, second.adapter_id, BATCHES[4:], first=1)
