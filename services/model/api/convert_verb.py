@@ -71,8 +71,8 @@ def _clip(message: wire.ClipGradNorm | wire.ClipGradAndStep, field: str) -> dict
             _check_positive(getattr(message, name), f'{field}.{name}')
             limits[name] = getattr(message, name)
     if message.HasField('norm_type'):
-        if not message.norm_type > 0:
-            raise InvalidField(f'{field}.norm_type', f'must be positive, got {message.norm_type}')
+        if not message.norm_type >= 1.0:
+            raise InvalidField(f'{field}.norm_type', f'must be at least 1, got {message.norm_type}')
         limits['norm_type'] = message.norm_type
     return limits
 

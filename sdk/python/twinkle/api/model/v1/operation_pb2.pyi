@@ -332,7 +332,7 @@ class ClipGradNorm(_message.Message):
     max_grad_norm: _builtins.float
     """Positive. Unset: 1.0."""
     norm_type: _builtins.float
-    """The norm's order, positive. Unset: 2."""
+    """The p of the p-norm, at least 1; infinity takes the largest element. Unset: 2."""
     max_grad_value: _builtins.float
     """First limit each element to plus or minus this. Positive. Unset: not limited."""
     def __init__(
