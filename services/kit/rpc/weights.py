@@ -21,6 +21,9 @@ _SECTIONS = {
 }
 _SECTIONS_BY_NUMBER = {number: section for section, number in _SECTIONS.items()}
 
+MAX_NAMES = 4096
+"""Of layers, in one list; no model has so many, and a configuration is kept as long as its adapter."""
+
 
 def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
     """Return `config` as a message; every field is set."""
@@ -55,6 +58,9 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
     _check(field, 'lora_alpha', is_valid=_is_positive(alpha), cure=f'must be positive and finite, got {alpha}')
     _check(field, 'lora_dropout', is_valid=0 <= dropout < 1, cure=f'must be in [0, 1), got {dropout}')
     _check(field, 'target_modules', is_valid='' not in message.target_modules, cure='has an empty name; leave it out')
+    for name in ('target_modules', 'rank_pattern', 'alpha_pattern'):
+        count = len(getattr(message, name))
+        _check(field, name, is_valid=count <= MAX_NAMES, cure=f'must have at most {MAX_NAMES} names, got {count}')
     for name, value in message.rank_pattern.items():
         _check(field, f'rank_pattern[{name!r}]', is_valid=value >= 1, cure=f'must be at least 1, got {value}')
     for name, value in message.alpha_pattern.items():

@@ -1,14 +1,17 @@
 """Requests about adapters from messages to the domain. Every check names its field."""
 
+from collections.abc import Mapping
+
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import fingerprint_of, id_from_proto
-from services.kit.rpc.weights import lora_config_from_proto
+from services.kit.rpc.weights import MAX_NAMES, lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
 from services.model.api.convert_verb import check_checkpoint_path
 from services.model.application.create_adapter import CreateAdapterCommand
 from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
 
-_MAX_METADATA = 64
+_MAX_METADATA, _LABEL_NAME, _LABEL_VALUE = 64, 256, 4096
+"""Labels of an adapter, and characters of one: they stay in memory as long as the adapter is there."""
 
 
 def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest) -> CreateAdapterCommand:
@@ -17,8 +20,7 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
     Raises:
         InvalidField: something is missing, malformed or out of range.
     """
-    if len(request.user_metadata) > _MAX_METADATA:
-        raise InvalidField('user_metadata', f'must hold at most {_MAX_METADATA} labels')
+    _check_labels(request.user_metadata)
     if request.checkpoint_path:
         check_checkpoint_path(request.checkpoint_path, 'checkpoint_path')
     if request.is_optimizer_included and not request.checkpoint_path:
@@ -43,6 +45,16 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
     )
 
 
+def _check_labels(labels: Mapping[str, str]) -> None:
+    if len(labels) > _MAX_METADATA:
+        raise InvalidField('user_metadata', f'must hold at most {_MAX_METADATA} labels')
+    for name, value in labels.items():
+        if len(name) > _LABEL_NAME:
+            raise InvalidField('user_metadata', f'must have names of at most {_LABEL_NAME} characters')
+        if len(value) > _LABEL_VALUE:
+            raise InvalidField(f'user_metadata[{name!r}]', f'must have at most {_LABEL_VALUE} characters')
+
+
 def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig, field: str) -> tuple[str, ...]:
     """Return the names of the parameters to train; none for all.
 
@@ -50,6 +62,8 @@ def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig,
         InvalidField: a name is empty, or there twice.
     """
     names = tuple(message.target_modules)
+    if len(names) > MAX_NAMES:
+        raise InvalidField(f'{field}.target_modules', f'must be at most {MAX_NAMES} names, got {len(names)}')
     for index, name in enumerate(names):
         if not name or name in names[:index]:
             raise InvalidField(f'{field}.target_modules[{index}]', 'must be a name that is not there yet')

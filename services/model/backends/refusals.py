@@ -4,11 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
+
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField, UnknownComponent
 from services.model.domain.errors import AdapterNotReady, BatchTooLarge, LossNotFinite, ReplicaLeased
 from twinkle import component, loss, nn, processor
 from twinkle.model import errors
 from twinkle.model.engine.memory import is_out_of_memory
+
+_log = structlog.get_logger('refusals')
 
 
 @contextmanager
@@ -42,6 +46,12 @@ def _unknown_component(error: component.UnknownComponent) -> DomainError:
     return UnknownComponent(field, kind=error.kind, name=error.name, known=error.known)
 
 
+def _failed(component_name: str, problem: str) -> DomainError:
+    # What was raised is in a library's words, or a plugin's, of this process: for its operator.
+    _log.warning('a component failed on a batch', component=component_name, problem=problem)
+    return InvalidField('features', f'{component_name} cannot be calculated from them, with its options as they are')
+
+
 def _place(index: int | None, field: str | None = None) -> str:
     feature = 'features' if index is None else f'features[{index}]'
     return '.'.join(filter(None, (feature, field)))
@@ -67,10 +77,8 @@ _FACTS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = (
         lambda error: InvalidField(_place(0, error.name), f'must be set: {error.loss} needs it'),
     ),
     (loss.InvalidLossInput, lambda error: InvalidField(_place(error.index), error.problem)),
-    (
-        errors.LossFailed,
-        lambda error: InvalidField('features', f'{error.loss} cannot be calculated from them: {error.problem}'),
-    ),
+    (errors.LossFailed, lambda error: _failed(error.loss, error.problem)),
+    (errors.MetricFailed, lambda error: _failed(error.metric, error.problem)),
     (nn.UnknownTargetModules, lambda error: InvalidField('lora_config.target_modules', str(error))),
     (nn.UnknownParameters, lambda error: InvalidField('full_parameters.target_modules', str(error))),
     (nn.UnsupportedModel, lambda error: InvalidField('full_parameters', str(error))),

@@ -36,6 +36,25 @@ def test_contradiction_is_named(fields, field):
     assert refusal.value.field == field
 
 
+@pytest.mark.parametrize(
+    ('fields', 'field'),
+    [
+        ({'user_metadata': {str(number): '' for number in range(65)}}, 'user_metadata'),
+        ({'user_metadata': {'n' * 257: ''}}, 'user_metadata'),
+        ({'user_metadata': {'note': 'x' * 4097}}, "user_metadata['note']"),
+        ({'lora_config': {'target_modules': ['q_proj'] * 4097}}, 'lora_config.target_modules'),
+        ({'lora_config': {'rank_pattern': {str(n): 1 for n in range(4097)}}}, 'lora_config.rank_pattern'),
+        ({'full_parameters': {'target_modules': ['mlp'] * 100_000}}, 'full_parameters.target_modules'),
+    ],
+    ids=['labels', 'name', 'value', 'targets', 'pattern', 'parameters'],
+)
+def test_what_is_kept_with_an_adapter_is_bounded(fields, field):
+    """Adapters cost memory for as long as they are there, so nothing of a request that is kept may be long."""
+    with pytest.raises(InvalidField) as refusal:
+        create_command_from_proto(request(**fields))
+    assert refusal.value.field == field
+
+
 def test_session_without_effect_is_told():
     """Nothing is silent: a session that changes nothing is a warning."""
     assert creation_warnings(request()) == []
