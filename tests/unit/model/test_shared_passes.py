@@ -281,7 +281,7 @@ class BrokenMetric(LossMetric):
 
 
 def test_a_metric_that_fails_is_its_owners_alone(model, draw_feature):
-    """Its batch is refused and adds no gradient; the neighbour's is as alone."""
+    """Its batch is refused, adds no gradient and is in no other metric of its owner; the neighbour's is as alone."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'ab'), (alone, 'b')):
         for name in names:
@@ -292,6 +292,7 @@ def test_a_metric_that_fails_is_its_owners_alone(model, draw_feature):
     refusal, result = shared.run_batch(items)
     assert isinstance(refusal, MetricFailed)
     assert trained_bits(shared, 'a') == before
+    assert 'loss' not in shared.calculate_metric('a')
     assert bits_of(result) == bits_of(alone.run_batch([items[1]])[0])
     assert trained_bits(shared, 'b') == trained_bits(alone, 'b')
 

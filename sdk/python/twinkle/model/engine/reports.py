@@ -39,7 +39,7 @@ def forward_result(
     """Add up the passes of one batch, and let `metrics` take the batch in.
 
     Raises:
-        MetricFailed: one of them raised; those before it took the batch in.
+        MetricFailed: one of them raised; none took the batch in.
     """
     loss_sum = sum(result.output['loss'] for result in results)
     divisor = sum(result.output['num_tokens'] for result in results)
@@ -76,10 +76,13 @@ def forward_result(
 
 
 def _take_in(facts: ForwardFacts, metrics: Sequence[Metric]) -> None:
+    before = [metric.state() for metric in metrics]
     for metric in metrics:
         try:
             metric.accumulate(facts)
         except LOSS_FAILURES as error:
+            for each, state in zip(metrics, before, strict=True):
+                each.load_state(state)
             raise MetricFailed(type(metric).__name__, str(error)) from error
 
 
