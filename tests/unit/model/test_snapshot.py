@@ -103,6 +103,11 @@ def _broken(numbers, change):
         {'optimizer_numbers': {'scalars': {}, 'param_groups': []}},
         {'optimizer_numbers': None},
         {'step_count': None},
+        {'step_count': 1e300},
+        {'step_count': -1},
+        {'divisor': 10**400},
+        {'batch_count': True},
+        {'grad_norm': 10**400},
         {'lr_scheduler': {'name': 'LambdaLR', 'options': {}}},
     ],
 )

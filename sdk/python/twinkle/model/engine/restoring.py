@@ -22,7 +22,9 @@ from twinkle.module import OptimizerState, load_optimizer_state, load_scheduler_
 from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM, tensor_of
 from twinkle.processor import PROCESSORS
 
-_MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+_MOST = 1 << 53
+"""Of anything that is counted: what JSON and the wire hold."""
+_MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, ArithmeticError)
 """What numbers and names raise that no trainer wrote."""
 
 
@@ -150,7 +152,7 @@ class _TrainerPart:
                 gradient=_gradient(parameters, tensors),
                 random_state=random_state,
                 counters={
-                    **{name: int(numbers[name]) for name in ('step_count', 'batch_count', 'divisor')},
+                    **{name: _count(name, numbers[name]) for name in ('step_count', 'batch_count', 'divisor')},
                     'grad_norm': None if numbers['grad_norm'] is None else float(numbers['grad_norm']),
                 },
             )
@@ -166,6 +168,12 @@ class _TrainerPart:
             setattr(state, name, value)
         for name, parameter in state.named_parameters().items():
             parameter.grad = self.gradient.get(name)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise ValueError(f'{name} must be a whole number from 0 to 2^53')
+    return value
 
 
 def _value_head(state: AdapterState, tensors: Mapping[str, TensorData], hidden_size: int) -> ValueHead | None:
