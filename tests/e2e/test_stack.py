@@ -1,5 +1,7 @@
 """The five services as `twinkle up` starts them, with a tiny model: found, used, stopped, and honest about failure."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
-from twinkle_client.stack import SERVICES, StackError, StackOptions, StackState, start_stack, stop_stack
+from twinkle_client.stack import SERVICES, StackError, StackOptions, StackState, revive_stack, start_stack, stop_stack
+from twinkle_client.stack.processes import end_process
 
 pytestmark = pytest.mark.timeout(300)
 CHATS = [
@@ -55,7 +58,7 @@ def test_every_service_is_served(stack: StackState, client: TwinkleClient) -> No
 def test_second_start_changes_nothing(stack: StackState) -> None:
     """Starting what runs returns it."""
     options = StackOptions(state_dir=stack.state_dir, base_model=stack.base_model)
-    assert start_stack(options, report=_silent) == stack
+    assert start_stack(options, report=_silent) == StackState.load(stack.state_dir)
 
 
 def test_secrets_are_the_owner_s_alone(stack: StackState) -> None:
@@ -208,6 +211,30 @@ def test_patches_reach_trainer_and_sampler_alike(tmp_path: Path) -> None:
     assert [[(patch.name, dict(patch.options)) for patch in model.patches] for model in told] == [
         [('RopeScalingPatch', {'factor': 2.0})]
     ] * 2
+
+
+def test_service_that_ended_is_started_again_where_it_was(stack: StackState, client: TwinkleClient) -> None:
+    """A killed service comes back at its address with what it kept, and the others stay."""
+    dataset = Dataset(DatasetMeta(data=CHATS), client=client)
+    dataset.set_template('Template', model_id=stack.base_model, max_length=128)
+    dataset.encode()
+    before = StackState.load(stack.state_dir)
+    assert before is not None
+    killed = next(service for service in before.services if service.name == 'data')
+    os.kill(killed.pid, signal.SIGKILL)
+    assert end_process(killed.pid, killed.start_mark, grace_seconds=10)
+    after = revive_stack(stack.state_dir, report=_silent)
+    assert after is not None
+    assert after.is_running()
+    pairs = list(zip(before.services, after.services, strict=True))
+    assert [new.name for old, new in pairs if old != new] == ['data']
+    assert [new.address for _, new in pairs] == [old.address for old, _ in pairs]
+    assert len(list(DataLoader(dataset, batch_size=3))) == 2
+
+
+def test_stack_that_was_stopped_is_not_started_again(tmp_path: Path) -> None:
+    """Whoever keeps a stack up takes `twinkle down` for an answer."""
+    assert revive_stack(tmp_path, report=_silent) is None
 
 
 def test_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -18,16 +19,21 @@ from twinkle_client.cli.session import StateDirOption, console, fail
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
 from twinkle_client.stack import (
+    StackBusyError,
     StackError,
     StackOptions,
     StackState,
     default_state_dir,
+    revive_stack,
     start_stack,
     stop_stack,
 )
 from twinkle_client.stack.processes import resident_bytes
 
 _WATCH_SECONDS = 0.5
+_MOST_ENDS = 5
+_ENDS_SECONDS = 300.0
+"""More ends of services within this time are no accident."""
 
 
 class _StartReport:
@@ -41,6 +47,8 @@ class _StartReport:
             self._begin[service] = time.monotonic()
         elif event == 'ready':
             console.print(f'  {service:<11} ready after {time.monotonic() - self._begin[service]:.1f} s')
+        elif event == 'ended':
+            console.print(f'  {service:<11} ended by itself; starting it again')
         elif event == 'stopped':
             console.print(f'  {service:<11} stopped')
 
@@ -54,7 +62,7 @@ def up(
     state_dir: StateDirOption = None,
     detach: Annotated[bool, typer.Option('--detach', help='Return once all serve.')] = False,
 ) -> None:
-    """Start the five services on this machine, and stop them on Ctrl-C."""
+    """Start the five services on this machine, keep them up, and stop them on Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     folder = (state_dir or default_state_dir()).absolute()
@@ -71,7 +79,7 @@ def up(
         state = start_stack(options, report=_StartReport())
         _print_address(state)
         if not detach:
-            _stay(state)
+            _stay(folder)
     except (StackError, ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -152,15 +160,29 @@ def _print_address(state: StackState) -> None:
     console.print("try:     twinkle sample 'Who are you?'", highlight=False)
 
 
-def _stay(state: StackState) -> None:
-    """Wait until a service ends, which none should; an interrupt ends it otherwise."""
+def _stay(folder: Path) -> None:
+    """Keep the services up until an interrupt or `twinkle down`; where they keep ending, stop."""
     console.print('\nCtrl-C stops it')
-    ended = ''
-    while not ended:
-        time.sleep(_WATCH_SECONDS)
+    report, ends = _StartReport(), deque[float](maxlen=_MOST_ENDS)
+    while (state := StackState.load(folder)) is not None:
         ended = next((service.name for service in state.services if not service.is_running()), '')
-    stop_stack(state.state_dir, report=_StartReport())
-    raise StackError(f'{ended} ended by itself; its log is {state.state_dir / "logs" / ended}.log')
+        if ended and len(ends) == _MOST_ENDS and time.monotonic() - ends[0] < _ENDS_SECONDS:
+            stop_stack(folder, report=report)
+            raise StackError(f'{ended} keeps ending by itself; its log is {folder / "logs" / ended}.log')
+        if ended:
+            _revive(folder, ends, report)
+        time.sleep(_WATCH_SECONDS)
+    console.print('stopped')
+
+
+def _revive(folder: Path, ends: deque[float], report: _StartReport) -> None:
+    try:
+        revive_stack(folder, report=report)
+    except StackBusyError:
+        return
+    except StackError as error:
+        console.print(str(error), markup=False, highlight=False)
+    ends.append(time.monotonic())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -33,11 +33,15 @@ class StackError(Exception):
     """The stack could not be started; the message says why."""
 
 
+class StackBusyError(StackError):
+    """Another program starts or stops services in this state folder."""
+
+
 class Report(Protocol):
     """Told how the start goes."""
 
     def __call__(self, service: str, event: str) -> None:
-        """Say that `service` is 'starting', 'ready', 'stopping' or 'stopped'."""
+        """Say that `service` is 'starting', 'ready', 'ended', 'stopping' or 'stopped'."""
         ...
 
 
@@ -63,6 +67,24 @@ def start_stack(options: StackOptions, *, report: Report) -> StackState:
         except BaseException:
             _stop(launch.state, report=report)
             raise
+
+
+def revive_stack(state_dir: Path, *, report: Report) -> StackState | None:
+    """Start again what ended of a stack that was up, each service as it was and where it was.
+
+    Returns:
+        The stack; None where it was stopped.
+
+    Raises:
+        StackBusyError: it is just being started or stopped.
+        StackError: a service does not come up again; the end of its log is in the message.
+    """
+    with _locked(state_dir):
+        state = StackState.load(state_dir)
+        if state is None or state.is_running() or not state.address:
+            return state
+        launch = _Launch(StackOptions(state_dir=state_dir, base_model=state.base_model), report)
+        return launch.revive(state)
 
 
 def stop_stack(state_dir: Path, *, report: Report) -> bool:
@@ -114,15 +136,40 @@ class _Launch:
         self.state.save()
         return self.state
 
+    def revive(self, state: StackState) -> StackState:
+        """Start what ended of `state`; see `revive_stack`."""
+        self.state = state
+        for service in state.services:
+            if service.is_running():
+                continue
+            self._report(service.name, 'ended')
+            self._spawn(service.name, listen=service.address)
+            self._addresses[service.name] = service.address
+            again = self._service_state(service.name)
+            services = tuple(again if item.name == service.name else item for item in self.state.services)
+            self.state = StackState.create(self._folder, base_model=state.base_model, services=services)
+            self.state.save()
+        for name in list(self._processes):
+            self._wait_for(name)
+        return self.state
+
     def _start(self, name: str, settings: Mapping[str, Any]) -> None:
+        # Not sorted: patches are applied in their order.
+        _write_private(self._config_path(name), yaml.safe_dump(self._settings(name, settings), sort_keys=False))
+        self._spawn(name)
+        # Written down at once, so that a start that is killed leaves nothing that cannot be found.
+        services = tuple(self._service_state(started) for started in self._processes)
+        self.state = StackState.create(self._folder, base_model=self._options.base_model, services=services)
+        self.state.save()
+
+    def _spawn(self, name: str, *, listen: str = '') -> None:
+        """Start a process; `listen` is where, if not where its configuration says."""
         self._report(name, 'starting')
         self._address_file(name).unlink(missing_ok=True)
-        config = self._folder / 'config' / f'{name}.yaml'
-        # Not sorted: patches are applied in their order.
-        _write_private(config, yaml.safe_dump(self._settings(name, settings), sort_keys=False))
+        command = [sys.executable, '-m', f'services.{name}', '--config', str(self._config_path(name))]
         with self._log_path(name).open('ab') as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, '-m', f'services.{name}', '--config', str(config)],
+                [*command, *(['--set', f'listen={listen}'] if listen else [])],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -131,10 +178,6 @@ class _Launch:
                 start_new_session=True,
             )
         _children.append(self._processes[name])
-        # Written down at once, so that a start that is killed leaves nothing that cannot be found.
-        services = tuple(self._service_state(started) for started in self._processes)
-        self.state = StackState.create(self._folder, base_model=self._options.base_model, services=services)
-        self.state.save()
 
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         own = dict(self._options.services.get(name, {}))
@@ -184,6 +227,9 @@ class _Launch:
     def _address_file(self, name: str) -> Path:
         return self._folder / 'run' / f'{name}.json'
 
+    def _config_path(self, name: str) -> Path:
+        return self._folder / 'config' / f'{name}.yaml'
+
     def _log_path(self, name: str) -> Path:
         path = self._folder / 'logs' / f'{name}.log'
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,5 +278,5 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StackError(f'another `twinkle up` or `twinkle down` is at work in {folder}') from None
+            raise StackBusyError(f'another `twinkle up` or `twinkle down` is at work in {folder}') from None
         yield
