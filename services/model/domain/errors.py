@@ -104,7 +104,7 @@ class ReplicaLeased(FailedPrecondition):
     reason = 'REPLICA_LEASED'
 
     def __str__(self) -> str:
-        return 'the base weights of this replica are leased to another full-parameter adapter; delete that one first'
+        return 'the base weights of this replica are leased to a full-parameter run; delete its adapter first'
 
 
 @dataclass(eq=False)

@@ -76,6 +76,8 @@ def test_extra_stream_beside_the_features_is_laid_onto_the_labels() -> None:
     ('feature', 'per_label', 'field'),
     [
         ({}, {}, r'features\[0\].input_ids'),
+        ('text', {}, r'features\[0\] must be a mapping'),
+        ({'input_ids': [1], 'advntages': [0.5]}, {}, 'advntages.* advantages'),
         ({'input_ids': [1.5]}, {}, 'input_ids'),
         ({'input_ids': [2**40]}, {}, 'input_ids'),
         ({'input_ids': [1, 2], 'labels': [1]}, {}, 'labels'),
@@ -201,6 +203,13 @@ def test_groups_of_parameters_travel() -> None:
     assert 'groups' not in config.options
     with pytest.raises(ValueError, match=r'groups\[0\]'):
         optimizer_config('AdamW', {'groups': [{'lr': 0.1}]})
+
+
+@pytest.mark.parametrize('options', [{'lr': '1e-3'}, {'lr': True}, {'groups': [{'pattern': 'lora_B', 'lr': '1e-3'}]}])
+def test_rate_that_is_no_number_is_named(options: dict) -> None:
+    """A text, as it comes out of a YAML file, is refused by the name of its field."""
+    with pytest.raises(ValueError, match='lr must be a number'):
+        optimizer_config('AdamW', options)
 
 
 @pytest.mark.parametrize(

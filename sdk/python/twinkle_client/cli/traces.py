@@ -14,7 +14,9 @@ from twinkle_client.stack import default_state_dir
 
 _LISTED = 20
 _BACKGROUND = ('Heartbeat', 'GetServerInfo', 'Watch', 'Session', 'create_session', 'get_server_info', 'health_check')
-"""Calls that happen by themselves; `--last` is about what somebody asked for."""
+_LOOKING = ('list_', 'find_operation', '/List', '/GetOperation')
+"""With the former, calls that happen by themselves or only look, such as those of `twinkle runs`; `--last` is about
+work that somebody asked for."""
 
 
 def trace(
@@ -40,7 +42,7 @@ def _traces(folder: Path, trace_id: str) -> list[list[SpanRecord]]:
         spans[span.trace_id].append(span)
     found = list(spans.values())
     if not trace_id:
-        found = [item for item in found if not any(word in _root(item).name for word in _BACKGROUND)]
+        found = [item for item in found if not any(word in _root(item).name for word in (*_BACKGROUND, *_LOOKING))]
     return sorted(found, key=lambda item: _root(item).start_ns, reverse=True)
 
 

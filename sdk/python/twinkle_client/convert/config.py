@@ -1,7 +1,7 @@
 """Configurations of adapters and training."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from google.protobuf import json_format, struct_pb2
 
@@ -77,10 +77,16 @@ def optimizer_config(name: Any, options: Mapping[str, Any]) -> pb.OptimizerConfi
     others = {key: value for key, value in options.items() if key not in ('lr', 'groups')}
     return pb.OptimizerConfig(
         name=component_name(name),
-        learning_rate=options.get('lr'),
+        learning_rate=_rate(options.get('lr'), 'lr'),
         options=struct(others, field='optimizer'),
         groups=[_group(group, f'groups[{index}]') for index, group in enumerate(options.get('groups') or ())],
     )
+
+
+def _rate(value: Any, field: str) -> float | None:
+    if value is not None and (isinstance(value, bool | str) or not isinstance(value, SupportsFloat)):
+        raise ValueError(f'{field} must be a number, got {value!r}')
+    return None if value is None else float(value)
 
 
 def _group(group: Any, field: str) -> pb.ParameterGroup:
@@ -89,7 +95,9 @@ def _group(group: Any, field: str) -> pb.ParameterGroup:
     given = cast(Mapping[str, Any], group)
     others = {key: value for key, value in given.items() if key not in ('pattern', 'lr')}
     return pb.ParameterGroup(
-        pattern=given['pattern'], learning_rate=given.get('lr'), options=struct(others, field=field)
+        pattern=given['pattern'],
+        learning_rate=_rate(given.get('lr'), f'{field}.lr'),
+        options=struct(others, field=field),
     )
 
 

@@ -53,6 +53,8 @@ def features_to_proto(
 
 
 def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], field: str) -> pb.InputFeature:
+    if not isinstance(cast(Any, feature), Mapping):
+        raise ValueError(f'{field} must be a mapping with input_ids and labels, got {feature!r:.40}')
     if feature.get('input_ids') is None:
         raise ValueError(f'{field}.input_ids is missing')
     tokens = vector(feature['input_ids'], np.int32, field=f'{field}.input_ids')
@@ -112,7 +114,7 @@ def _extra_tensors(
 ) -> dict[str, tensor_pb2.Tensor]:
     unknown = sorted(set(feature) - {'input_ids', *_INTEGERS, *_FLOATS, *_CARRIED, *EXTRA_STREAMS})
     if unknown:
-        known = ', '.join(EXTRA_STREAMS)
+        known = ', '.join((*_INTEGERS, *_FLOATS, *EXTRA_STREAMS))
         raise ValueError(f'{field}.{unknown[0]} is read by no loss, so it would have no effect; known are {known}')
     return {
         name: tensor_to_proto(_extra(feature[name], spec, is_kept, f'{field}.{name}'))
