@@ -61,7 +61,9 @@ def forward_fields(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _batch(inputs: Sequence[Mapping[str, Any]], per_label: Mapping[str, Sequence[Any] | None]) -> operation_pb2.Batch:
-    are_chats = [isinstance(item, Mapping) and item.get('input_ids') is None and 'messages' in item for item in inputs]
+    are_chats = [
+        isinstance(cast(Any, item), Mapping) and item.get('input_ids') is None and 'messages' in item for item in inputs
+    ]
     if not any(are_chats):
         return operation_pb2.Batch(features=features_to_proto(inputs, per_label=per_label))
     if not all(are_chats):
