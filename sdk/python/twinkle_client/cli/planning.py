@@ -22,7 +22,8 @@ def estimate(
     with open_client(state_dir) as client:
         config = None if is_full else LoraConfig(r=rank)
         handle = MultiLoraTransformersModel(model, client=client)
-        cost = handle.estimate(config, batch_size=batch, sequence_tokens=tokens, full_parameters=is_full)
+        with console.status('asking; for its first answer a service measures its model, which may take a minute'):
+            cost = handle.estimate(config, batch_size=batch, sequence_tokens=tokens, full_parameters=is_full)
     table = Table(show_header=False)
     table.add_row('trainable parameters', f'{cost["parameter_count"]:,}')
     table.add_row('memory at rest', _size(cost['adapter_bytes']))
