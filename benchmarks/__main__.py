@@ -17,7 +17,15 @@ from benchmarks.hardware import describe_hardware
 
 BENCHMARKS = {
     'gateway_hop': 'time that the gateway adds to a unary call',
+    'mutual_tls': 'a unary call between services over mutual TLS, against plaintext',
     'checkpoint_stream': 'bytes per second through the checkpoint service',
+    'transports': 'the stream of weights against uvicorn + httpx and ZeroMQ',
+    'wire_bytes': 'deltas of a real run of fifty steps against raw bf16',
+    'publish_to_live': 'a version from a trainer to a vLLM sampler, against a folder that the engine loads',
+    'publish_while_sampling': 'gaps in streams while versions are published, in steps too; takes options',
+    'sampling_throughput': 'tokens per second through the gateway, against the same vLLM engine in process',
+    'tinker_load': 'the Tinker API under many clients of unequal tenants: times, shares, memory; takes options',
+    'fleet': 'two samplers against one, and the gap in a stream whose sampler is killed',
     'start_and_memory': 'from `up` to the first token, and memory by service',
     'lora_kernel': 'the training pass: adapters together against alone, and against transformers + peft',
     'train_throughput': 'tokens per second trained, against a bare loop on the same batches',
@@ -27,13 +35,13 @@ BENCHMARKS = {
 }
 """Module to what it measures, in the order they run."""
 
-WITH_OPTIONS = ('adapter_memory', 'co_batch', 'journal_overhead')
+WITH_OPTIONS = ('adapter_memory', 'co_batch', 'journal_overhead', 'publish_while_sampling', 'tinker_load')
 """Those that take options of their own: `python -m benchmarks co_batch --adapters 8 32`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named benchmarks, or all; return the exit status."""
-    listing = '\n'.join(f'  {name:20} {purpose}' for name, purpose in BENCHMARKS.items())
+    listing = '\n'.join(f'  {name:23} {purpose}' for name, purpose in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks',
         description='Prints one JSON document with the figures and the hardware.',

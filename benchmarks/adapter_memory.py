@@ -1,6 +1,7 @@
 """Memory of an adapter: in training, idle, and paged out; and many more adapters than memory would hold."""
 
 import argparse
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +23,13 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument('--model', default='smollm2-135m-instruct', help='hub id, alias or folder')
     parser.add_argument('--adapters', type=int, default=16, help='held at once')
     parser.add_argument('--lora-rank', type=int, default=16)
+    parser.add_argument('--turns', type=int, default=30, help='adapters that are brought back, one after the other')
     parser.add_argument('--many', type=int, default=1000, help='adapters of rank 1 that are paged; 0: none')
     parser.add_argument('--resident', type=int, default=16, help='of those, held at once')
     options = parser.parse_args(arguments)
     base_model = str(resolve_model(options.model))
     figures: dict[str, Any] = {'options': vars(options), 'held': _held(base_model, options)}
+    figures['unparked'] = _unparked(base_model, options)
     if options.many:
         figures['many'] = _many(base_model, options)
     return figures
@@ -57,6 +60,28 @@ def _held(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
         'mib_each': {name: round(size / len(adapters) / 2**20, 2) for name, size in grown.items()},
         'idle_over_parameters_and_optimizer': round(grown['idle_after_step'] / len(adapters) / state, 3),
         'goal_idle': '<= 1.2',
+    }
+
+
+def _unparked(base_model: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Compare a forward_backward that brings its adapter back, and another one out, with one that finds it there."""
+    batch = random_batch(examples=1, length=16, vocabulary=300)
+    with running_model(base_model, max_resident_adapters=2, undo_steps=0) as model:
+        adapters = [model.create(lora_rank=options.lora_rank, seed=seed) for seed in range(3)]
+        for adapter in adapters:
+            _train(adapter, batch)
+        times: dict[str, list[float]] = {'resident': [], 'parked': []}
+        for turn in range(options.turns):
+            # Of three in room for two, the one used least lately is on disk.
+            adapter = adapters[turn % len(adapters)]
+            for where in ('parked', 'resident'):
+                begin = time.monotonic()
+                adapter.forward_backward(batch)
+                times[where].append(time.monotonic() - begin)
+    medians = {where: statistics.median(values) for where, values in times.items()}
+    return {
+        'milliseconds': {where: round(seconds * 1000, 1) for where, seconds in medians.items()},
+        'parked_over_resident': round(medians['parked'] / medians['resident'], 2),
     }
 
 

@@ -1,4 +1,7 @@
-"""Bytes per second into and out of the checkpoint service over loopback, and what it holds in memory."""
+"""From a publish to its answer and to a follower that holds it, by shared memory and by bytes, and what that costs.
+
+The weights are bfloat16 that a small update changes from version to version, as training does.
+"""
 
 import asyncio
 import json
@@ -7,15 +10,19 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import grpc
+import numpy as np
 
 from services.kit.caller import Caller
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weight_client import ReceivedState, WeightClient
+from services.kit.rpc.weights import ReceivedState, WeightClient
+from services.kit.weights import Segments
 from twinkle.checkpoint_engine import PackedState, pack_state, write_peft_folder
 from twinkle.data_format import LoraConfig, TensorData
 
@@ -30,20 +37,26 @@ def main() -> dict[str, Any]:
 
 
 async def _measure() -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
-        async with _service(Path(folder)) as (client, process_id):
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='twinkle-bench-')))
+        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='twinkle-bench-', dir=memory_folder())))
+        async with running_service(folder, memory) as (channel, process_id):
             result: dict[str, Any] = {'service_idle_mib': _resident_mib(process_id)}
             for size_mib in SIZES_MIB:
-                result[f'{size_mib}_mib'] = await _move(client, size_mib)
-                result[f'{size_mib}_mib']['peft_folder_write_seconds'] = _write_folder(Path(folder), size_mib)
+                states = [state_of(size_mib, seed=seed) for seed in range(ROUNDS)]
+                result[f'{size_mib}_mib'] = {
+                    'shared_memory': await _move(WeightClient(channel, segments=Segments(memory)), states, 'shared'),
+                    'bytes': await _move(WeightClient(channel), states, 'bytes'),
+                    'synced_peft_folder_seconds': _write_folder(folder, size_mib),
+                }
             result['service_after_mib'] = _resident_mib(process_id)
     return {**result, 'hardware': {'machine': platform.machine(), 'cpu_count': os.cpu_count()}}
 
 
-async def _move(client: WeightClient, size_mib: int) -> dict[str, float]:
+async def _move(client: WeightClient, states: Sequence[PackedState], way: str) -> dict[str, Any]:
     """Publish, fetch and follow versions; return the best of the rounds."""
-    states = [_state(size_mib, seed) for seed in range(ROUNDS)]
-    adapter_id = f'ad-{size_mib}'
+    size_bytes = states[0].manifest.size_bytes
+    adapter_id = f'ad-{way}-{size_bytes}'
     publish, fetch, live = [], [], []
     async with aclosing(client.follow(adapter_id)) as events:
         for number, state in enumerate(states, start=1):
@@ -58,11 +71,13 @@ async def _move(client: WeightClient, size_mib: int) -> dict[str, float]:
             begin = time.perf_counter()
             await client.fetch_version(adapter_id, number)
             fetch.append(time.perf_counter() - begin)
-    size_gb = size_mib * 2**20 / 1e9
     return {
-        'publish_gb_per_second': round(size_gb / min(publish), 3),
-        'fetch_gb_per_second': round(size_gb / min(fetch), 3),
+        'publish_to_answer_seconds': round(min(publish), 4),
         'publish_to_received_seconds': round(min(live), 4),
+        'received_as': event.encoding.value,
+        'wire_bytes_of_a_version': event.wire_size_bytes,
+        'publish_gb_per_second': round(size_bytes / 1e9 / min(publish), 3),
+        'fetch_gb_per_second': round(size_bytes / 1e9 / min(fetch), 3),
     }
 
 
@@ -77,27 +92,34 @@ def _write_folder(folder: Path, size_mib: int) -> float:
     return round(min(seconds), 4)
 
 
-def _state(size_mib: int, seed: int) -> PackedState:
+def state_of(size_mib: int, *, seed: int) -> PackedState:
+    """Return a state of that size, after `seed` small updates."""
     return pack_state(_tensors(size_mib, seed), base_model='bench', lora_config=LoraConfig())
 
 
 def _tensors(size_mib: int, seed: int) -> dict[str, TensorData]:
-    """Return 200 tensors, as many as an adapter of a small model has."""
+    """Return 200 tensors, as many as an adapter of a small model has, after `seed` small updates."""
     rows = size_mib * 2**20 // 200 // 32
-    random = (seed + 1).to_bytes(1, 'little')
+    values = np.random.default_rng(0).normal(scale=0.02, size=(200, rows, 16)).astype(np.float32)
+    for update in range(1, seed + 1):
+        values += np.random.default_rng(update).normal(scale=1e-4, size=values.shape).astype(np.float32)
+    upper_halves = (values.view(np.uint32) >> 16).astype(np.uint16)
     return {
-        f'base_model.model.layers.{index}.q_proj.lora_A.weight': TensorData(
-            'bfloat16', (rows, 16), random * (32 * rows)
-        )
-        for index in range(200)
+        f'base_model.model.layers.{index}.q_proj.lora_A.weight': TensorData('bfloat16', (rows, 16), half.tobytes())
+        for index, half in enumerate(upper_halves)
     }
 
 
 @asynccontextmanager
-async def _service(folder: Path) -> AsyncIterator[tuple[WeightClient, int]]:
-    """Run the service as a process of its own and give a client of it."""
+async def running_service(folder: Path, memory: Path) -> AsyncIterator[tuple[grpc.aio.Channel, int]]:
+    """Run the service as a process of its own and give a channel to it."""
     address_file = folder / 'address.json'
-    settings = (f'state_dir={folder}', f'address_file={address_file}', 'telemetry.log_level=ERROR')
+    settings = (
+        f'state_dir={folder}',
+        f'address_file={address_file}',
+        f'shared_memory.folder={memory}',
+        'telemetry.log_level=ERROR',
+    )
     words = [word for setting in settings for word in ('--set', setting)]
     process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'services.checkpoint', *words)
     try:
@@ -107,11 +129,17 @@ async def _service(folder: Path) -> AsyncIterator[tuple[WeightClient, int]]:
             await asyncio.sleep(0.02)
         channel = open_channel(json.loads(address_file.read_text())['address'])
         with acting_for(TENANT):
-            yield WeightClient(channel), process.pid
+            yield channel, process.pid
         await channel.close()
     finally:
         process.terminate()
         await process.wait()
+
+
+def memory_folder() -> str | None:
+    """Return where memory is a folder; None where it is not, and a disk has to do."""
+    folder = Path('/dev/shm')  # noqa: S108 (the kernel's own place for it)
+    return str(folder) if folder.is_dir() else None
 
 
 def _resident_mib(process_id: int) -> float:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ CALLS_A_ROUND = 100
 START_SECONDS = 60
 TOKEN = 'token-of-the-benchmark'  # noqa: S105 (made for two processes on loopback)
 KEY = 'tml-key-of-the-benchmark'
+ADAPTER_ID = 'ad-benchmark'
 
 
 def main() -> dict[str, Any]:
@@ -34,27 +35,34 @@ def main() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as name, ExitStack() as stack:
         folder = Path(name)
         settings = {'internal_token': TOKEN, 'telemetry.log_level': 'WARNING'}
-        model = stack.enter_context(_process('benchmarks.idle_model', folder / 'model', settings))
-        settings |= {'bootstrap_key': KEY, 'upstreams.model': model}
-        gateway = stack.enter_context(_process('services.gateway', folder / 'gateway', settings))
-        return asyncio.run(_measure(model, gateway))
+        told, other = {**settings, 'adapter_id': ADAPTER_ID}, {**settings, 'base_model': 'another'}
+        model = stack.enter_context(running_process('benchmarks.idle_model', folder / 'model', told))
+        second = stack.enter_context(running_process('benchmarks.idle_model', folder / 'second', other))
+        settings |= {'bootstrap_key': KEY}
+        of_one, of_two = {'upstreams.model': model}, {'upstreams.models': f'["{second}", "{model}"]'}
+        gateway = stack.enter_context(running_process('services.gateway', folder / 'gateway', {**settings, **of_one}))
+        chooser = stack.enter_context(running_process('services.gateway', folder / 'chooser', {**settings, **of_two}))
+        return asyncio.run(_measure(model, gateway, chooser))
 
 
-async def _measure(model: str, gateway: str) -> dict[str, Any]:
+async def _measure(model: str, gateway: str, chooser: str) -> dict[str, Any]:
     ways = {
         'direct': (model, (('authorization', f'Bearer {TOKEN}'), (TENANT_KEY, 'default'))),
         'through_gateway': (gateway, (('authorization', f'Bearer {KEY}'),)),
+        # The same, where the gateway has to find the one of two model services that has the adapter.
+        'through_gateway_of_two': (chooser, (('authorization', f'Bearer {KEY}'),)),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    async with grpc.aio.insecure_channel(model) as direct, grpc.aio.insecure_channel(gateway) as through:
-        channels = {'direct': direct, 'through_gateway': through}
+    async with AsyncExitStack() as stack:
+        opened = {way: grpc.aio.insecure_channel(address) for way, (address, _) in ways.items()}
+        channels = {way: await stack.enter_async_context(channel) for way, channel in opened.items()}
         for way, (_, metadata) in ways.items():
-            await _call(channels[way], metadata, WARM_UP_CALLS)
+            await call_times(channels[way], metadata, WARM_UP_CALLS)
         for _ in range(ROUNDS):
             for way, (_, metadata) in ways.items():
-                seconds[way] += await _call(channels[way], metadata, CALLS_A_ROUND)
-    figures = {way: _milliseconds(samples) for way, samples in seconds.items()}
-    added = {name: round(figures['through_gateway'][name] - figures['direct'][name], 3) for name in ('p50', 'p99')}
+                seconds[way] += await call_times(channels[way], metadata, CALLS_A_ROUND)
+    figures = {way: milliseconds(samples) for way, samples in seconds.items()}
+    added = {way: _added(figures[way], figures['direct']) for way in ways if way != 'direct'}
     return {
         'calls_each': ROUNDS * CALLS_A_ROUND,
         'milliseconds': figures,
@@ -63,9 +71,14 @@ async def _measure(model: str, gateway: str) -> dict[str, Any]:
     }
 
 
-async def _call(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], count: int) -> list[float]:
+def _added(figures: dict[str, float], direct: dict[str, float]) -> dict[str, float]:
+    return {name: round(figures[name] - direct[name], 3) for name in ('p50', 'p99')}
+
+
+async def call_times(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], count: int) -> list[float]:
+    """Return the seconds of some calls of the idle model service, one after the other."""
     stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
-    request = adapter_service_pb2.GetAdapterRequest(adapter_id='ad-benchmark')
+    request = adapter_service_pb2.GetAdapterRequest(adapter_id=ADAPTER_ID)
     seconds: list[float] = []
     for _ in range(count):
         begin = time.perf_counter()
@@ -74,7 +87,8 @@ async def _call(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]
     return seconds
 
 
-def _milliseconds(seconds: list[float]) -> dict[str, float]:
+def milliseconds(seconds: list[float]) -> dict[str, float]:
+    """Return what describes times, in milliseconds."""
     hundredths = statistics.quantiles(seconds, n=100)
     return {
         'p50': round(1000 * statistics.median(seconds), 3),
@@ -84,7 +98,7 @@ def _milliseconds(seconds: list[float]) -> dict[str, float]:
 
 
 @contextmanager
-def _process(module: str, state_dir: Path, settings: dict[str, str]) -> Iterator[str]:
+def running_process(module: str, state_dir: Path, settings: dict[str, str]) -> Iterator[str]:
     """Run a service and yield its address; it is asked to stop at the end."""
     address_file = state_dir / 'address.json'
     command = [sys.executable, '-m', module]

@@ -1,11 +1,13 @@
 """A model service that does nothing but answer: what is measured through it is the way there and back."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 from services.kit.config import ServiceConfig, load_config
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
+from services.kit.server_facts import BaseModelFacts, ServerFacts
 from services.kit.telemetry import start_telemetry
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
 
@@ -15,9 +17,18 @@ class IdleModelConfig(ServiceConfig):
 
     service: ClassVar[str] = 'model'
 
+    base_model: str = 'idle'
+    """What it says that it holds."""
+    adapter_id: str = ''
+    """An adapter that it tells of in its feed; empty: none."""
+
 
 class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
     """Answers GetAdapter with the id it was asked for."""
+
+    def __init__(self, config: IdleModelConfig) -> None:
+        """Tell of what the configuration says."""
+        self._config = config
 
     async def GetAdapter(self, request: Any, context: Any) -> Any:  # noqa: N802 (the contract's name)
         """Answer at once."""
@@ -25,15 +36,33 @@ class IdleAdapters(adapter_service_pb2_grpc.AdapterServiceServicer):
         response.adapter.adapter_id = request.adapter_id
         return response
 
+    async def WatchAdapters(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 (the contract's name)
+        """Tell of the adapter, and of nothing more."""
+        if self._config.adapter_id:
+            event = adapter_service_pb2.WatchAdaptersResponse(tenant_id='default')
+            event.adapter.adapter_id, event.adapter.base_model = self._config.adapter_id, self._config.base_model
+            event.adapter.create_time.GetCurrentTime()
+            event.adapter.update_time.GetCurrentTime()
+            yield event
+        yield adapter_service_pb2.WatchAdaptersResponse(is_synced=True)
+        await asyncio.Event().wait()
+
 
 async def run(config: IdleModelConfig) -> None:
     """Serve until asked to stop."""
     endpoint = Endpoint(
         adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'],
-        IdleAdapters(),
+        IdleAdapters(config),
         adapter_service_pb2_grpc.add_AdapterServiceServicer_to_server,
     )
-    server = RpcServer(config, authenticator=InternalAuthenticator(config.internal_token), endpoints=[endpoint])
+    sizes = {'context_tokens': 1, 'vocabulary_size': 1, 'parameter_count': 1}
+    held = BaseModelFacts(base_model=config.base_model, dtype='float32', is_trainable=True, **sizes)
+    server = RpcServer(
+        config,
+        authenticator=InternalAuthenticator(config.internal_token),
+        endpoints=[endpoint],
+        facts=lambda: ServerFacts(base_models=[held]),
+    )
     await serve_until_stopped(server, config)
 
 

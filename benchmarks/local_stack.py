@@ -2,9 +2,10 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from twinkle_client import TwinkleClient
 from twinkle_client.stack import StackOptions, StackState, start_stack, stop_stack
@@ -15,13 +16,30 @@ THREADS = 1
 
 
 @contextmanager
-def running_stack(base_model: str = DEFAULT_MODEL) -> Iterator[StackState]:
-    """Yield a running stack; by default on the small real model."""
+def running_stack(
+    base_model: str = DEFAULT_MODEL,
+    *,
+    engine: str = 'torch',
+    sampler_count: int = 1,
+    services: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[StackState]:
+    """Yield a running stack; by default on the small real model, sampled by the torch engine.
+
+    Args:
+        base_model: what is trained and sampled.
+        engine: what samples.
+        sampler_count: samplers to begin with.
+        services: fields of each service's configuration, over those of one thread each.
+    """
+    given = services or {}
+    threads = {'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}}
     with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as folder:
         options = StackOptions(
             state_dir=Path(folder),
             base_model=base_model,
-            services={'model': {'thread_count': THREADS}, 'sampler': {'torch': {'thread_count': THREADS}}},
+            engine=engine,
+            sampler_count=sampler_count,
+            services={name: {**threads.get(name, {}), **given.get(name, {})} for name in {*threads, *given}},
         )
         state = start_stack(options, report=_silent)
         try:

@@ -35,7 +35,7 @@ from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
-from twinkle_client.stack import DEFAULT_MODEL, StackOptions, StackState, start_stack, stop_stack
+from twinkle_client.stack import DEFAULT_MODEL, StackError, StackOptions, StackState, start_stack, stop_stack
 from twinkle_client.tracing import tracing_to
 
 NAME, AUTHOR = 'Twinkle', 'the Twinkle team'
@@ -98,16 +98,21 @@ def main() -> None:
 @contextmanager
 def _own_stack(state_dir: Path, model: str) -> Iterator[StackState]:
     """Start the five services, and stop them at the end."""
-    from twinkle.hub import resolve_model  # noqa: PLC0415 - brings its own libraries, which the client does without
+    from twinkle.hub import HubError, resolve_model  # noqa: PLC0415 - brings libraries the client does without
 
     console.rule('1. Five services')
-    resolve_model(model)
     begin = time.monotonic()
     running = StackState.load(state_dir)
     if running is not None and running.is_running():
         raise SystemExit(f'{state_dir} is in use by another quick start; wait for it, or give --state-dir')
     try:
-        stack = start_stack(StackOptions(state_dir=state_dir, base_model=model), report=_silent)
+        resolve_model(model)
+        with console.status('they load the model') as status:
+            options = StackOptions(state_dir=state_dir, base_model=model)
+            stack = start_stack(options, report=lambda service, event: status.update(f'{service} is {event}'))
+    except (HubError, StackError) as error:
+        raise SystemExit(f'quickstart: {error}') from None
+    try:
         for service in stack.services:
             console.print(f'  {service.name:<11} {service.address}  pid {service.pid}', highlight=False)
         console.print(f'  up after {time.monotonic() - begin:.1f} s')

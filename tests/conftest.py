@@ -1,9 +1,13 @@
 """Fixtures every tier may use; what only one room needs lives beside its tests."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fixtures.postgres import empty_database, postgres_url
 from fixtures.tiny_model import build_tiny_model
 
 
@@ -23,3 +27,48 @@ def tiny_qwen2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Qwen3 with an untied head; read-only."""
     return build_tiny_model(tmp_path_factory.mktemp('tiny') / 'qwen3', family='qwen3')
+
+
+@pytest.fixture(scope='session')
+def postgres() -> Iterator[str]:
+    """URL of a PostgreSQL database for these tests alone; without a server it fails in CI, else skips."""
+    if url := os.environ.get('TWINKLE_TEST_POSTGRES_URL'):
+        yield url
+        return
+    with postgres_url() as found:
+        if found is None:
+            end = pytest.fail if os.environ.get('CI') else pytest.skip
+            end(
+                'PostgreSQL did not run: no server is installed (apt-get install postgresql), '
+                'nor does TWINKLE_TEST_POSTGRES_URL name a database to empty'
+            )
+        yield found
+
+
+@pytest.fixture
+def postgres_database(postgres: str) -> str:
+    """URL of a PostgreSQL database without any table."""
+    empty_database(postgres)
+    return postgres
+
+
+_STARTING_VLLM = ('contract/sampler', 'integration/sampler')
+_START_SECONDS = 300
+"""The first test on vLLM has its start counted in, which takes minutes where others compute, too."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of rooms that start vLLM the time for it; which of them is the first, nobody knows."""
+    rooms = tuple(Path(__file__).parent / room for room in _STARTING_VLLM)
+    for item in items:
+        is_starting = any(item.path.is_relative_to(room) for room in rooms)
+        if is_starting and item.get_closest_marker('timeout') is None:
+            item.add_marker(pytest.mark.timeout(_START_SECONDS))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show what tests measured on the way; nothing is asserted of it."""
+    for report in terminalreporter.getreports('passed'):
+        if report.when == 'call' and report.user_properties:
+            measured = ', '.join(f'{name} {value}' for name, value in report.user_properties)
+            terminalreporter.write_line(f'MEASURED {report.nodeid}: {measured}')

@@ -7,7 +7,8 @@ oracle for the one on disk.
 from datetime import datetime
 from typing import Protocol
 
-from services.checkpoint.domain import CheckpointKey, Record, VersionKey
+from services.checkpoint.domain import CheckpointKey, NewestMark, Record, VersionKey
+from services.kit.weights import SegmentRef, StateBytes
 from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
 
@@ -23,7 +24,7 @@ class ByteSource(Protocol):
         """How many there are."""
         ...
 
-    async def read(self, offset: int, length: int) -> bytes:
+    async def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes from `offset` on, fewer only at the end."""
         ...
 
@@ -32,12 +33,12 @@ class ByteSource(Protocol):
         ...
 
 
-class StateSource(ByteSource, Protocol):
+class StateSource(ByteSource, StateBytes, Protocol):
     """The bytes of a state, as its manifest lays them out."""
 
     @property
-    def manifest(self) -> WeightManifest:
-        """Describes the bytes."""
+    def segment(self) -> SegmentRef | None:
+        """The shared-memory segment that holds exactly these bytes; None where they lie elsewhere."""
         ...
 
 
@@ -62,6 +63,16 @@ class StateWriter(Protocol):
         """
         ...
 
+    async def adopt(self, segment: SegmentRef) -> None:
+        """Take all bytes from a segment instead of chunks; its maker may let go of it afterwards.
+
+        Raises:
+            MemoryNotShared: it cannot be opened here, or by this store; chunks may come instead.
+            InvalidField: it has another size than the state.
+            StreamOutOfOrder: chunks came before it.
+        """
+        ...
+
     async def commit(self, record: Record) -> None:
         """Make the state durable and visible under the record's key, replacing what was there.
 
@@ -79,8 +90,8 @@ class StateWriter(Protocol):
 class StateStore(Protocol):
     """Keeps states with their records."""
 
-    async def load(self) -> list[Record]:
-        """Remove what was never committed, and return the records of all that was. Call once, first."""
+    async def load(self) -> list[Record | NewestMark]:
+        """Remove what was never committed, and return the records and marks of all that was. Call once, first."""
         ...
 
     def begin(self, key: VersionKey | CheckpointKey, manifest: WeightManifest) -> StateWriter:
@@ -111,6 +122,10 @@ class StateStore(Protocol):
         """Replace the record of a committed state."""
         ...
 
+    async def mark_newest(self, mark: NewestMark) -> None:
+        """Remember a number, durably, in place of the adapter's mark before it."""
+        ...
+
     async def delete(self, key: VersionKey | CheckpointKey) -> None:
         """Remove a state and its record; nothing happens where there is none."""
         ...
@@ -134,14 +149,14 @@ class Upload(Protocol):
         """
         ...
 
-    async def open_adapter(self, base_model: str) -> StateSource:
-        """Open the adapter inside the archive.
+    async def open_adapter(self, base_model: str) -> tuple[StateSource, str]:
+        """Open the adapter inside the archive, and tell which base model its folder names; empty: none.
 
         Args:
             base_model: The base model it belongs to.
 
         Raises:
-            InvalidField: the archive holds no peft folder of safetensors.
+            InvalidField: the archive holds no peft folder of safetensors with finite numbers.
         """
         ...
 
@@ -163,9 +178,36 @@ class UploadStore(Protocol):
         Raises:
             InUse: another stream has it open.
             InvalidField: more bytes than this came before.
+            QuotaExceeded: it is new, and the tenant has too many that are not whole.
         """
         ...
 
     async def discard_older(self, moment: datetime) -> None:
         """Forget the uploads that nothing was added to since `moment`."""
+        ...
+
+
+class BaseModels(Protocol):
+    """Knows the base models of the deployment."""
+
+    def check_known(self, base_model: str) -> None:
+        """Check that adapters of a base model are taken.
+
+        Raises:
+            BaseModelNotFound: they are not.
+        """
+        ...
+
+    async def check_fit(self, manifest: WeightManifest, *, said: str) -> None:
+        """Check an adapter against the base model that its manifest names.
+
+        Args:
+            manifest: Describes the adapter.
+            said: The base model that its folder names; may be empty, or a name that nobody here knows.
+
+        Raises:
+            BaseModelNotFound: adapters of it are not taken.
+            InvalidField: a layer is no part of the model or of another shape, a rank is too high, or the folder names
+                another model of the deployment.
+        """
         ...

@@ -12,6 +12,7 @@ class DataConfig(ServiceConfig):
     """Configuration of the data service."""
 
     service: ClassVar[str] = 'data'
+    callers: ClassVar[tuple[str, ...]] = ('gateway',)
 
     base_models: tuple[str, ...] = ()
     """Base models of this deployment, as the model service is told; only these may be folders."""

@@ -4,40 +4,60 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import grpc
 
-from services.gateway.api.authenticator import KeyAuthenticator
+from services.gateway.api.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.api.catalogue_servicer import CatalogueServicer
-from services.gateway.api.endpoints import FORWARDED, make_endpoints
-from services.gateway.api.forwarding import Forwarder, open_forwarding_channel
+from services.gateway.api.endpoints import make_endpoints
+from services.gateway.api.fleet_servicer import FleetServicer
+from services.gateway.api.http.assembly import make_http_server
+from services.gateway.api.http.openai.fleet_samplers import FleetSamplers
+from services.gateway.api.http.server import HttpOptions, HttpServer
 from services.gateway.api.key_servicer import KeyServicer
-from services.gateway.api.server_info import MergedServerInfoServicer
+from services.gateway.api.sampler_servicer import SamplerHandlers, SamplerServicer
+from services.gateway.api.server_info import MergedServerInfoServicer, UpstreamFacts
 from services.gateway.api.session_servicer import SessionServicer
-from services.gateway.application.create_key import CreateKey
 from services.gateway.application.create_session import CreateSession
-from services.gateway.application.create_tenant import CreateTenant
-from services.gateway.application.expire_sessions import ExpireSessions
 from services.gateway.application.finish_session import FinishSession
 from services.gateway.application.follow_catalogue import FollowCatalogue
+from services.gateway.application.futures import FutureVerbs
 from services.gateway.application.get_run import GetRun
 from services.gateway.application.get_session import GetSession
 from services.gateway.application.heartbeat import Heartbeat
 from services.gateway.application.install_bootstrap_key import InstallBootstrapKey
-from services.gateway.application.list_keys import ListKeys
 from services.gateway.application.list_run_checkpoints import ListRunCheckpoints
 from services.gateway.application.list_runs import ListRuns
 from services.gateway.application.list_sessions import ListSessions
-from services.gateway.application.list_tenants import ListTenants
-from services.gateway.application.revoke_key import RevokeKey
 from services.gateway.application.verify_key import VerifyKey
-from services.gateway.backends.grpc_feeds import GrpcCheckpointFeed, GrpcRunFeed
+from services.gateway.assembly.catalogue import catalogue_router, change_checkpoints
+from services.gateway.assembly.exports import OpenExports, make_exports
+from services.gateway.assembly.fleet import OpenFleet, fleet_jobs, open_fleet
+from services.gateway.assembly.futures import OpenFutures, open_futures
+from services.gateway.assembly.keys import key_servicer
+from services.gateway.assembly.memory import memory_gates
+from services.gateway.assembly.models import ModelServices, kind_of, model_services
+from services.gateway.assembly.quotas import (
+    FutureQuotas,
+    ModelQuotas,
+    OpenQuotas,
+    model_quotas,
+    open_quotas,
+    quota_jobs,
+    quota_servicer,
+)
+from services.gateway.assembly.sampling import sampling_handles
+from services.gateway.assembly.sessions import session_job
+from services.gateway.assembly.tinker import TinkerNeeds, tinker_router
+from services.gateway.backends.grpc_feeds import GrpcCheckpointFeed
 from services.gateway.backends.peppered_hasher import PepperedHasher, load_pepper
 from services.gateway.backends.sql import (
     Database,
     SqlCheckpointStore,
     SqlKeyStore,
+    SqlProjectStore,
     SqlRunStore,
     SqlSessionStore,
     SqlTenantStore,
@@ -46,8 +66,9 @@ from services.gateway.backends.upstream_facts import GrpcUpstreamFacts
 from services.gateway.config import GatewayConfig
 from services.kit.clock import Clock, SystemClock
 from services.kit.config import load_config
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import RpcServer, serve_until_stopped
+from services.kit.rpc.auth import InternalAuthenticator
+from services.kit.rpc.channel import open_channel, open_forwarding_channel
+from services.kit.rpc.server import RpcServer, serve_until_stopped, write_address_file
 from services.kit.telemetry import start_telemetry, stop_telemetry
 
 
@@ -59,6 +80,10 @@ class Gateway:
     """Not started."""
     jobs: tuple[Callable[[], Coroutine[Any, Any, Any]], ...]
     """To be run beside the server, until it stops."""
+    futures: FutureVerbs
+    """Closed by whoever put it together."""
+    http: HttpServer | None = None
+    """The HTTP APIs, not started; None where they are not served."""
 
 
 @asynccontextmanager
@@ -72,22 +97,34 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         hasher = PepperedHasher(bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file()))
         verify = VerifyKey(keys, hasher=hasher, clock=clock, memory=config.key_memory)
         await InstallBootstrapKey(tenants, keys, hasher=hasher, clock=clock)(config.bootstrap_key)
-        key_servicer = KeyServicer(
-            create_tenant=CreateTenant(tenants, clock=clock),
-            list_tenants=ListTenants(tenants),
-            create_key=CreateKey(tenants, keys, hasher=hasher, clock=clock),
-            list_keys=ListKeys(tenants, keys),
-            revoke_key=RevokeKey(keys, verify=verify, clock=clock),
+        administration = key_servicer(database, hasher=hasher, verify=verify, clock=clock)
+        quotas = await stack.enter_async_context(open_quotas(config, database, clock=clock))
+        upstreams = await _open_upstreams(config, database, stack, quotas=quotas, clock=clock)
+        server = _server(config, database, verify=verify, keys=administration, upstreams=upstreams, clock=clock)
+        futures = await stack.enter_async_context(
+            open_futures(
+                config,
+                database,
+                models=upstreams.models.calls,
+                quotas=FutureQuotas(quotas, upstreams.model_quotas),
+                clock=clock,
+            )
         )
-        upstreams = await _open_upstreams(config, stack)
-        server = _server(config, database, verify=verify, keys=key_servicer, upstreams=upstreams, clock=clock)
-        expire = ExpireSessions(SqlSessionStore(database), lifetime=config.session_lifetime, clock=clock)
+        server.on_drain(futures.verbs.begin_stop)
+        needs = _tinker_needs(config, database, futures, upstreams=upstreams, clock=clock)
         yield Gateway(
             server,
             (
-                lambda: expire.keep_on(interval=config.heartbeat_interval),
+                session_job(config, database, models=upstreams.models.channels, handles=needs.handles, clock=clock),
+                *upstreams.models.jobs,
                 *_catalogue_jobs(database, upstreams, clock=clock),
+                *fleet_jobs(config, upstreams.fleet, upstreams.own.get('sampler')),
+                *quota_jobs(quotas, upstreams.own_models, clock=clock),
+                *upstreams.exports.jobs,
+                *futures.jobs,
             ),
+            futures.verbs,
+            _http_server(config, database, verify=verify, upstreams=upstreams, needs=needs, clock=clock),
         )
 
 
@@ -99,16 +136,35 @@ class _Upstreams:
     """For clients' calls."""
     own: dict[str, grpc.aio.Channel]
     """For the gateway's own calls."""
+    fleet: OpenFleet
+    """Samplers, which come and go."""
+    models: ModelServices
+    quotas: OpenQuotas
+    model_quotas: ModelQuotas
+    exports: OpenExports
+
+    @property
+    def own_models(self) -> dict[str, grpc.aio.Channel]:
+        """For the gateway's own calls to the model services."""
+        return {name: channel for name, channel in self.own.items() if kind_of(name) == 'model'}
 
 
-async def _open_upstreams(config: GatewayConfig, stack: AsyncExitStack) -> _Upstreams:
-    upstreams = _Upstreams({}, {})
-    for service, address in config.upstreams.addresses().items():
-        upstreams.forwarding[service] = await stack.enter_async_context(open_forwarding_channel(address))
-        upstreams.own[service] = await stack.enter_async_context(
-            open_channel(address, internal_token=config.internal_token)
+async def _open_upstreams(
+    config: GatewayConfig, database: Database, stack: AsyncExitStack, *, quotas: OpenQuotas, clock: Clock
+) -> _Upstreams:
+    forwarding, own = dict[str, grpc.aio.Channel](), dict[str, grpc.aio.Channel]()
+    for name, address in config.upstreams.addresses().items():
+        service = kind_of(name)
+        forwarding[name] = await stack.enter_async_context(
+            open_forwarding_channel(address, tls=config.tls, service=service)
         )
-    return upstreams
+        own[name] = await stack.enter_async_context(
+            open_channel(address, internal_token=config.internal_token, tls=config.tls, service=service)
+        )
+    models = model_services(config, database, forwarding=forwarding, own=own, clock=clock)
+    fleet = await open_fleet(config, stack, weight_of=quotas.book.weight_of, clock=clock)
+    exports = make_exports(config, database, forwarding, clock=clock)
+    return _Upstreams(forwarding, own, fleet, models, quotas, model_quotas(config, quotas, models.channels), exports)
 
 
 def _server(
@@ -123,42 +179,125 @@ def _server(
     sessions = SqlSessionStore(database)
     runs = SqlRunStore(database)
     session_servicer = SessionServicer(
-        create=CreateSession(sessions, clock=clock),
+        create=CreateSession(sessions, SqlProjectStore(database), clock=clock),
         heartbeat=Heartbeat(sessions, clock=clock),
         get=GetSession(sessions, lifetime=config.session_lifetime, clock=clock),
         list_sessions=ListSessions(sessions, lifetime=config.session_lifetime, clock=clock),
         finish=FinishSession(sessions),
         heartbeat_interval=config.heartbeat_interval,
     )
-    catalogue_servicer = CatalogueServicer(  # pyright: ignore[reportAbstractUsage] (the rest is not built yet)
+    catalogue_servicer = CatalogueServicer(
         get_run=GetRun(runs),
         list_runs=ListRuns(runs),
         list_run_checkpoints=ListRunCheckpoints(SqlCheckpointStore(database)),
+        change_checkpoints=change_checkpoints(config, database, upstreams.forwarding, clock=clock),
+        get_usage=upstreams.quotas.get_usage,
     )
-    forwarder = Forwarder(FORWARDED, channels=upstreams.forwarding, internal_token=config.internal_token)
-    facts = [
+    fleet_servicer = FleetServicer(upstreams.fleet.verbs)
+    samplers = SamplerHandlers(SamplerServicer(upstreams.quotas.sampling(upstreams.fleet.sampling)))
+    facts = _facts(config, upstreams, clock=clock)
+    server = RpcServer(
+        config,
+        authenticator=_authenticator(config, verify),
+        endpoints=make_endpoints(
+            keys=keys,
+            quotas=quota_servicer(database, upstreams.quotas),
+            sessions=session_servicer,
+            catalogue=catalogue_servicer,
+            exports=upstreams.exports.servicer,
+            fleet=fleet_servicer,
+        ),
+        generic_handlers={
+            samplers: samplers.methods,
+            **upstreams.model_quotas.admitted(upstreams.models.forwarders),
+        },
+        server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (made after it)
+    )
+    server.on_drain(upstreams.fleet.membership.close)
+    return server
+
+
+def _facts(config: GatewayConfig, upstreams: _Upstreams, *, clock: Clock) -> list[UpstreamFacts]:
+    others = [
         GrpcUpstreamFacts(
             service, channel=upstreams.own.get(service), clock=clock, freshness=config.server_info_freshness
         )
-        for service in FORWARDED
+        for service in ('data', 'checkpoint')
     ]
-    server = RpcServer(
-        config,
-        authenticator=KeyAuthenticator(verify),
-        endpoints=make_endpoints(keys=keys, sessions=session_servicer, catalogue=catalogue_servicer),
-        generic_handlers={forwarder: forwarder.methods},
-        server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (made after it)
+    return [*upstreams.models.facts, upstreams.fleet.facts, *others]
+
+
+def _http_server(
+    config: GatewayConfig,
+    database: Database,
+    *,
+    verify: VerifyKey,
+    upstreams: _Upstreams,
+    needs: TinkerNeeds,
+    clock: Clock,
+) -> HttpServer | None:
+    if not config.http_listen:
+        return None
+    options = HttpOptions(
+        listen=config.http_listen,
+        drain=timedelta(seconds=config.drain_seconds),
+        body_bytes=config.http_body_bytes,
+        memory=memory_gates(config.memory),
+        connections=config.http_connections,
+        certificate=config.listeners()[0].tls,
     )
-    return server
+    fleet = upstreams.fleet
+    sampling = upstreams.quotas.sampling(fleet.sampling)
+    samplers = FleetSamplers(sampling, fleet.membership, describe=fleet.facts.describe)
+    return make_http_server(
+        options,
+        authenticator=KeyAuthenticator(verify),
+        samplers=samplers,
+        runs=SqlRunStore(database),
+        clock=clock,
+        routers=[
+            tinker_router(config, database, needs, clock=clock),
+            catalogue_router(
+                config,
+                database,
+                upstreams.quotas.checkpoints(config, upstreams.forwarding.get('checkpoint')),
+                lookups=upstreams.models.lookups,
+                verify=verify,
+                clock=clock,
+            ),
+        ],
+    )
+
+
+def _tinker_needs(
+    config: GatewayConfig, database: Database, futures: OpenFutures, *, upstreams: _Upstreams, clock: Clock
+) -> TinkerNeeds:
+    lookups, sampling = upstreams.models.lookups, upstreams.fleet.sampling
+    return TinkerNeeds(
+        futures=futures,
+        handles=sampling_handles(
+            database, futures, sampling=sampling, lookups=lookups, tally=upstreams.quotas.tally, clock=clock
+        ),
+        lookups=lookups,
+        trainers=upstreams.models.facts,
+        samplers=upstreams.fleet.facts,
+        is_rate_limited=upstreams.quotas.rates.is_owing,
+    )
+
+
+def _authenticator(config: GatewayConfig, verify: VerifyKey) -> GatewayAuthenticator:
+    return GatewayAuthenticator(
+        KeyAuthenticator(verify),
+        InternalAuthenticator(config.internal_token),
+        internal_token=config.internal_token,
+        is_open=config.is_on_loopback(),
+    )
 
 
 def _catalogue_jobs(
     database: Database, upstreams: _Upstreams, *, clock: Clock
 ) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
     jobs: list[Callable[[], Coroutine[Any, Any, Any]]] = []
-    if channel := upstreams.own.get('model'):
-        runs = FollowCatalogue('runs', feed=GrpcRunFeed(channel), shelf=SqlRunStore(database), clock=clock)
-        jobs.append(runs.__call__)
     if channel := upstreams.own.get('checkpoint'):
         checkpoints = FollowCatalogue(
             'checkpoints',
@@ -170,11 +309,36 @@ def _catalogue_jobs(
     return jobs
 
 
+@asynccontextmanager
+async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterator[None]:
+    """Serve the HTTP APIs during the block; they drain together with the server.
+
+    Raises:
+        SystemExit: their address cannot be listened on; the message names the setting.
+    """
+    if gateway.http is None:
+        yield
+        return
+    try:
+        await gateway.http.start()
+    except OSError as error:
+        text = f'http_listen: cannot serve on {config.http_listen}; give a free HOST:PORT of this machine'
+        raise SystemExit(f'{config.service}: {text}') from error
+    if config.http_address_file is not None:
+        write_address_file(config.http_address_file, service='gateway-http', address=gateway.http.address)
+    gateway.server.on_drain(gateway.http.begin_stop)
+    try:
+        yield
+    finally:
+        await gateway.http.stop()
+
+
 async def run(config: GatewayConfig) -> None:
     """Serve until asked to stop."""
     async with assembled(config, clock=SystemClock()) as gateway, asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(job()) for job in gateway.jobs]
-        await serve_until_stopped(gateway.server, config)
+        async with _serving_http(gateway, config):
+            await serve_until_stopped(gateway.server, config)
         for task in running:
             task.cancel()
 

@@ -11,6 +11,8 @@ class Caller:
     """Owner of everything the call may see or make."""
     key_id: str = ''
     """Public part of the API key; empty inside the cluster where none was forwarded."""
+    project_id: str = ''
+    """Where what it begins belongs if it names no project; empty: to none."""
     scopes: frozenset[str] = frozenset()
     """Among 'train', 'sample', 'data', 'operator', 'admin'."""
     is_internal: bool = False

@@ -26,6 +26,46 @@ FAILPOINTS = (
     'page_out.recorded',
 )
 """In the order in which an operation comes to them."""
+TRANSFER_FAILPOINTS = (
+    'weights.chunk',
+    'weights.received',
+    'weights.verified',
+    'weights.recorded',
+    'weights.announced',
+    'spill.begun',
+    'spill.done',
+)
+"""In the order in which a version comes to them on its way through the checkpoint service."""
+FUTURE_FAILPOINTS = (
+    'future.payload',
+    'future.row',
+    'future.numbering',
+    'future.numbered',
+    'future.executed',
+    'future.result',
+    'future.settled',
+)
+"""In the order in which an operation comes to them in the gateway."""
+PARKING_FAILPOINTS = (
+    'park.taken',
+    'park.saved',
+    'park.recorded',
+)
+"""In the order in which an adapter with unsaved steps comes to them when it is parked; `page_out.recorded` follows."""
+SESSION_FAILPOINTS = (
+    'session.expired',
+    'session.parked',
+    'session.settled',
+)
+"""In the order in which a session comes to them in the gateway when it ends."""
+REPLACEMENT_FAILPOINTS = (
+    'replacement.staged',
+    'replacement.begun',
+    'replacement.tensor',
+    'replacement.done',
+    'replacement.served',
+)
+"""In the order in which a whole model comes to them that replaces a sampler's base model."""
 
 
 class Failpoints:
@@ -35,13 +75,21 @@ class Failpoints:
         """Arm places: the process ends the given time each is reached.
 
         Raises:
-            ValueError: a name is not one of `FAILPOINTS`, or a time is not at least 1.
+            ValueError: a name is not listed above, or a time is not at least 1.
         """
         if any(count < 1 for count in armed.values()):
             raise ValueError(f'{VARIABLE} counts from 1, got {dict(armed)}')
-        unknown = sorted(set(armed) - set(FAILPOINTS))
+        known = (
+            *FAILPOINTS,
+            *TRANSFER_FAILPOINTS,
+            *FUTURE_FAILPOINTS,
+            *PARKING_FAILPOINTS,
+            *SESSION_FAILPOINTS,
+            *REPLACEMENT_FAILPOINTS,
+        )
+        unknown = sorted(set(armed) - set(known))
         if unknown:
-            raise ValueError(f'{VARIABLE} names {unknown}; there are {FAILPOINTS}')
+            raise ValueError(f'{VARIABLE} names {unknown}; there are {known}')
         self._armed = dict(armed)
         self._counts: Counter[str] = Counter()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 
@@ -29,3 +30,13 @@ class ServerFacts:
     """Kind of component to the names known here."""
     batch_tokens: int = 0
     lora_rank: int = 0
+    engine_version: str = ''
+    """What computes here, with its version; empty: nothing does."""
+
+
+def versioned(engine: str) -> str:
+    """Return the name of an engine with the version that is installed; the name alone of one that is no package."""
+    try:
+        return f'{engine} {metadata.version(engine)}'
+    except metadata.PackageNotFoundError:
+        return engine

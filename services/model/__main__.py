@@ -12,9 +12,11 @@ from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.telemetry import start_telemetry, stop_telemetry
+from services.kit.weights import open_segments
 from services.model.api.endpoints import make_endpoints
 from services.model.api.record_codec import ProtoRecordCodec
 from services.model.application.admission import QueueLimits
+from services.model.application.create_adapter import AdapterCounts
 from services.model.application.residency import ResidencyBounds
 from services.model.application.verbs import Limits, Verbs, make_verbs
 from services.model.application.world import World
@@ -51,9 +53,12 @@ async def serve(config: ModelConfig) -> None:
         journal = await open_journal(config, backend)
         stack.push_async_callback(journal.close)
         channel = await stack.enter_async_context(
-            open_channel(config.checkpoint_address, internal_token=config.internal_token)
+            open_channel(
+                config.checkpoint_address, internal_token=config.internal_token, tls=config.tls, service='checkpoint'
+            )
         )
-        world = make_world(config, backend, CheckpointClient(channel), journal)
+        store = CheckpointClient(channel, segments=open_segments(config.shared_memory), base_model=config.base_model)
+        world = make_world(config, backend, store, journal)
         stack.push_async_callback(world.exporter.close)
         verbs = make_verbs(world, make_limits(config))
         stack.push_async_callback(verbs.close)
@@ -118,7 +123,7 @@ async def load_backend(config: ModelConfig) -> LocalBackend:
 def make_limits(config: ModelConfig) -> Limits:
     """Return the bounds that the configuration sets."""
     return Limits(
-        adapters=config.max_adapters,
+        adapters=AdapterCounts(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
         pass_tokens=config.pass_tokens,
         tenant_weights=config.tenant_weights,

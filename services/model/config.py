@@ -6,12 +6,14 @@ from typing import ClassVar, Literal
 from pydantic import Field, JsonValue, PositiveFloat
 
 from services.kit.config import ServiceConfig
+from services.kit.weights import SegmentsConfig
 
 
 class ModelConfig(ServiceConfig):
     """Configuration of the model service."""
 
     service: ClassVar[str] = 'model'
+    callers: ClassVar[tuple[str, ...]] = ('gateway',)
 
     base_model: str = Field(min_length=1)
     """Hub id, alias or folder of the base model; also the name clients ask for."""
@@ -29,6 +31,8 @@ class ModelConfig(ServiceConfig):
     same base model need the same ones to agree with what is trained."""
     checkpoint_address: str = Field(min_length=1)
     """Where the checkpoint service is, `host:port`."""
+    shared_memory: SegmentsConfig = SegmentsConfig()
+    """How published weights are handed to a checkpoint service on this host."""
     max_lora_rank: int = Field(default=256, ge=1)
     """Highest LoRA rank that is accepted."""
     max_batch_tokens: int = Field(default=65536, ge=1)
@@ -37,12 +41,15 @@ class ModelConfig(ServiceConfig):
     """Tokens of one pass of the model: larger batches take several, small ones of several adapters share one."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Share of each tenant in the machine while all have work, positive; 1 for those not named."""
-    max_adapters: int = Field(default=4096, ge=1)
-    """Most adapters at once, over all tenants; those that are not resident cost disk alone."""
+    max_adapters: int = Field(default=65536, ge=1)
+    """Most adapters at once, over all tenants; those that are not resident cost disk, and some kilobytes of memory."""
+    max_adapters_per_tenant: int = Field(default=16384, ge=1)
+    """Most adapters of one tenant at once."""
     max_resident_adapters: int = Field(default=256, ge=1)
-    """Most adapters in the engine's memory at once; beyond them, idle ones are paged out to disk."""
+    """Most adapters in the engine's memory at once; beyond them, those used least lately are parked on
+    disk until their next operation."""
     idle_seconds: float = Field(default=600.0, gt=0)
-    """An adapter that nothing was asked of for so long is paged out."""
+    """An adapter that nothing was asked of for so long is parked."""
     journal: Literal['sqlite', 'none'] = 'sqlite'
     """'sqlite': below the state folder; operations survive a crash. 'none': adapters are gone with the process."""
     snapshot_device_seconds: float = Field(default=30.0, gt=0)

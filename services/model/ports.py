@@ -8,7 +8,6 @@ from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
 from services.model.domain.adapter import Adapter
 from services.model.domain.operation import BatchVerb, ComputeVerb, Operation, Save
-from services.model.domain.plan import PlanCost, TrainingPlan
 from services.model.domain.result import OperationResult, Outcome, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig, TensorData
@@ -159,18 +158,6 @@ class TrainerBackend(Protocol):
         ...
 
 
-class CostEstimator(Protocol):
-    """Says what a training plan would cost, before anything is allocated."""
-
-    async def estimate(self, plan: TrainingPlan) -> PlanCost:
-        """Return what a plan would cost.
-
-        Raises:
-            InvalidField, UnknownComponent: a part of the plan is of no use.
-        """
-        ...
-
-
 class WeightStore(Protocol):
     """Keeps versions and checkpoints; acts for the current caller."""
 
@@ -300,10 +287,9 @@ class RecordCodec(Protocol):
 class Journal(Protocol):
     """Keeps what it takes to make every adapter again, to the bit. Contract suite: tests/contract/model.
 
-    What a method is said to make durable survives kill -9 and loss of power once it returns, and every
-    method that writes may raise JournalUnavailable, with nothing recorded. Concurrency: for one event
-    loop; many calls at once share one write (group commit). The operations of one adapter come one
-    after the other.
+    What a method is said to make durable survives kill -9 and loss of power once it returns, and every method that
+    writes may raise JournalUnavailable, with nothing recorded. Concurrency: for one event loop; many calls at once
+    share one write (group commit). The operations of one adapter come one after the other.
     """
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
@@ -312,6 +298,10 @@ class Journal(Protocol):
 
     async def creations(self) -> Sequence[CreationRecord]:
         """Return the last requests that made adapters, deleted ones included, oldest first."""
+        ...
+
+    async def creation_of(self, adapter_id: str) -> CreationRecord | None:
+        """Return what made an adapter, deleted ones included; None where the id was never used."""
         ...
 
     async def add_adapter(
@@ -365,6 +355,10 @@ class Journal(Protocol):
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot, durably; what no undo, repeat or restore needs any more may be dropped."""
+        ...
+
+    async def amend(self, adapter: Adapter) -> None:
+        """Record what an adapter is after its last operation, durably; nothing where a later one is on record."""
         ...
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:

@@ -20,14 +20,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     """A running stack."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'))
     folder = tmp_path_factory.mktemp('stack')
-    yield start_stack(StackOptions(state_dir=folder, base_model=str(model)), report=lambda *_: None)
+    yield start_stack(StackOptions(state_dir=folder, base_model=str(model), engine='torch'), report=lambda *_: None)
     stop_stack(folder, report=lambda *_: None)
 
 
-def run(example: str, stack: StackState) -> str:
+def run(example: str, stack: StackState, *arguments: str) -> str:
     """Return what an example prints."""
     environment = {**os.environ, 'TWINKLE_SERVER_URL': stack.address, 'TWINKLE_API_KEY': stack.read_api_key()}
-    command = [sys.executable, '-m', f'examples.{example}']
+    command = [sys.executable, '-m', f'examples.{example}', *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -49,3 +49,12 @@ def test_custom_loss_falls(stack: StackState) -> None:
     losses = [float(line.split()[3].rstrip(',')) for line in lines if line.startswith('step')]
     assert losses[-1] < losses[0]
     assert lines[-1].endswith('after 4')
+
+
+def test_chat_streams_its_answer_and_its_counts(stack: StackState) -> None:
+    """OpenAI's own SDK gets an answer of the base model, and is told which version gave it and what it took."""
+    lines = run('openai_chat', stack, f'http://{stack.http_address}/v1', stack.base_model, 'Why?').splitlines()
+    assert "'version': 0" in lines[-2]
+    counts = [int(word) for word in lines[-1].split() if word.isdigit()]
+    assert counts[0] > 0
+    assert 0 < counts[1] <= 64

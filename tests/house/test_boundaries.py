@@ -23,6 +23,18 @@ def test_only_boundaries_catch_everything() -> None:
     assert offenders == []
 
 
+def test_services_connect_and_listen_in_one_place() -> None:
+    """Channels and ports are made where TLS is seen to, so that no connection is left out of it."""
+    makers = {'insecure_channel', 'secure_channel', 'add_insecure_port', 'add_secure_port'}
+    places = {
+        module.path
+        for module in modules('services/')
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and node.attr in makers
+    }
+    assert places == {'services/kit/rpc/channel.py', 'services/kit/rpc/server.py'}
+
+
 def test_no_file_names_a_path_of_one_machine() -> None:
     """No tracked text names a home, a working folder or a local package mirror."""
     offenders: list[str] = []

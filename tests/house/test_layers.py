@@ -10,6 +10,7 @@ ORDER = [
     'count_call',
     'log_call',
     'map_errors',
+    'trust',
     'authenticate',
     'share',
     'refuse_unbuilt_method',

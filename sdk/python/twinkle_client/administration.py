@@ -1,9 +1,7 @@
-"""Tenants and API keys, for administrators."""
+"""Tenants, their projects and their API keys, for administrators."""
 
 from collections.abc import Sequence
 from datetime import timedelta
-
-from google.protobuf import duration_pb2
 
 from twinkle.api.gateway.v1 import key_service_pb2 as pb
 from twinkle.api.gateway.v1.key_service_pb2_grpc import KeyServiceStub
@@ -20,7 +18,7 @@ SCOPES: dict[str, pb.Scope.ValueType] = {
 
 
 class KeyAdministration:
-    """Makes, lists and revokes keys; the client's own key needs the scope 'admin'."""
+    """Makes, lists, rotates and revokes keys; the client's own key needs the scope 'admin'."""
 
     def __init__(self, *, client: TwinkleClient | None = None) -> None:
         """Use `client`, or the one that was initialised last."""
@@ -34,7 +32,13 @@ class KeyAdministration:
 
     @remote_method
     async def create_key(
-        self, tenant_id: str, *, scopes: Sequence[str], display_name: str = '', ttl: timedelta | None = None
+        self,
+        tenant_id: str,
+        *,
+        scopes: Sequence[str],
+        display_name: str = '',
+        ttl: timedelta | None = None,
+        project_id: str = '',
     ) -> tuple[pb.ApiKey, str]:
         """Create a key, and its tenant if there is none of that id.
 
@@ -43,24 +47,27 @@ class KeyAdministration:
             scopes: names of `SCOPES`, at least one.
             display_name: for people to read.
             ttl: how long it lasts. Unset: without end.
+            project_id: where its sessions belong that name no project. Empty: to none.
 
         Returns:
             The key and its secret, which is never shown again.
 
         Raises:
             ValueError: a scope is unknown.
+            NotFoundError: the tenant has no such project.
             AccessError: the client's key may not.
         """
         unknown = sorted(set(scopes) - set(SCOPES))
         if unknown:
             raise ValueError(f'scopes: {unknown} are unknown; known are {list(SCOPES)}')
         request = pb.CreateKeyRequest(
-            tenant_id=tenant_id, scopes=[SCOPES[scope] for scope in scopes], display_name=display_name
+            tenant_id=tenant_id,
+            scopes=[SCOPES[scope] for scope in scopes],
+            display_name=display_name,
+            project_id=project_id,
         )
         if ttl is not None:
-            duration = duration_pb2.Duration()
-            duration.FromTimedelta(ttl)
-            request.ttl.CopyFrom(duration)
+            request.ttl.FromTimedelta(ttl)
         await self._connection.unary(self._stub.CreateTenant, pb.CreateTenantRequest(tenant_id=tenant_id))
         response = await self._connection.unary(self._stub.CreateKey, request)
         return response.key, response.secret
@@ -75,6 +82,71 @@ class KeyAdministration:
             keys += page.keys
             if not page.next_page_token:
                 return keys
+            request.page_token = page.next_page_token
+
+    @remote_method
+    async def rotate_key(self, key_id: str, *, overlap: timedelta | None = None) -> tuple[pb.ApiKey, str, pb.ApiKey]:
+        """Make another secret for the rights of a key.
+
+        Args:
+            key_id: the key to replace.
+            overlap: how long it still works beside the new one. Unset: a day.
+
+        Returns:
+            The new key, its secret, which is never shown again, and the old key with its end.
+
+        Raises:
+            NotFoundError: there is none of that id.
+            StateError: it is revoked or has ended.
+        """
+        request = pb.RotateKeyRequest(key_id=key_id)
+        if overlap is not None:
+            request.overlap.FromTimedelta(overlap)
+        response = await self._connection.unary(self._stub.RotateKey, request)
+        return response.key, response.secret, response.replaced_key
+
+    @remote_method
+    async def create_tenant(self, tenant_id: str, *, display_name: str = '') -> pb.Tenant:
+        """Return the tenant, made if there is none of that id."""
+        request = pb.CreateTenantRequest(tenant_id=tenant_id, display_name=display_name)
+        return (await self._connection.unary(self._stub.CreateTenant, request)).tenant
+
+    @remote_method
+    async def list_tenants(self) -> list[pb.Tenant]:
+        """Return all tenants, newest first."""
+        tenants: list[pb.Tenant] = []
+        request = pb.ListTenantsRequest(page_size=1000)
+        while True:
+            page = await self._connection.unary(self._stub.ListTenants, request)
+            tenants += page.tenants
+            if not page.next_page_token:
+                return tenants
+            request.page_token = page.next_page_token
+
+    @remote_method
+    async def create_project(self, tenant_id: str, project_id: str, *, display_name: str = '') -> pb.Project:
+        """Return the tenant's project, made if there is none of that id.
+
+        Raises:
+            NotFoundError: there is no such tenant.
+        """
+        request = pb.CreateProjectRequest(tenant_id=tenant_id, project_id=project_id, display_name=display_name)
+        return (await self._connection.unary(self._stub.CreateProject, request)).project
+
+    @remote_method
+    async def list_projects(self, tenant_id: str) -> list[pb.Project]:
+        """Return a tenant's projects, newest first.
+
+        Raises:
+            NotFoundError: there is no such tenant.
+        """
+        projects: list[pb.Project] = []
+        request = pb.ListProjectsRequest(tenant_id=tenant_id, page_size=1000)
+        while True:
+            page = await self._connection.unary(self._stub.ListProjects, request)
+            projects += page.projects
+            if not page.next_page_token:
+                return projects
             request.page_token = page.next_page_token
 
     @remote_method

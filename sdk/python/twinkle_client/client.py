@@ -4,12 +4,9 @@ Every verb blocks; its `.aio` form is a coroutine (`await client.get_server_info
 Answers are messages of the contract, which say what their fields mean.
 """
 
-import asyncio
 import atexit
-import tarfile
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -24,13 +21,12 @@ from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
-from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_client.archives import ArchiveDownload, ReportBytes, ignore_progress
 from twinkle_client.endpoint import find_endpoint
 from twinkle_client.errors import Error, NotFoundError, RetryableError
 from twinkle_client.rpc import Address, Connection, LoopThread, remote_method
 from twinkle_client.rpc.connection import DEFAULT_RETRY_TIMEOUT
 from twinkle_client.session import SessionKeeper
-from twinkle_client.transfer import receive_file
 
 _CLIENT_NAME = 'twinkle_client 0.1.0'
 _PAGE_SIZE = 1000
@@ -46,6 +42,7 @@ class TwinkleClient:
         *,
         session_heartbeat_interval: float | timedelta | None = None,
         retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT,
+        ca: str | Path | None = None,
     ) -> None:
         """Prepare a connection; the first call makes it.
 
@@ -55,14 +52,18 @@ class TwinkleClient:
             api_key: unset or empty: `TWINKLE_API_KEY`, else the local stack's own key.
             session_heartbeat_interval: seconds between heartbeats. Unset: as often as the gateway asks.
             retry_timeout: how long a call is tried again while the server cannot serve it.
+            ca: PEM file of the authorities that a server with TLS is checked against. Unset:
+                `TWINKLE_CA`, else the local stack's own, else this machine's.
 
         Raises:
-            ValueError: no address was given or found, or it is malformed.
+            ValueError: no address was given or found, or it is malformed, or `ca` cannot be used.
         """
-        address, key = find_endpoint(base_url, api_key)
+        endpoint = find_endpoint(base_url, api_key, str(ca or ''))
         seconds = session_heartbeat_interval
         self._heartbeat_interval = timedelta(seconds=seconds) if isinstance(seconds, int | float) else seconds
-        self.connection = Connection(Address.parse(address), api_key=key, retry_timeout=retry_timeout)
+        self.connection = Connection(
+            Address.parse(endpoint.address), api_key=endpoint.api_key, retry_timeout=retry_timeout, ca=endpoint.ca
+        )
         self._server = ServerServiceStub(self.connection.channel)
         self._catalogue = CatalogueServiceStub(self.connection.channel)
         self._checkpoints = CheckpointServiceStub(self.connection.channel)
@@ -89,14 +90,18 @@ class TwinkleClient:
         return self._session.session_id
 
     @remote_method
-    async def create_session(self) -> session_service_pb2.Session:
+    async def create_session(self, *, project_id: str = '') -> session_service_pb2.Session:
         """Begin the session and its heartbeats; replaces one begun before.
 
+        Args:
+            project_id: where it belongs. Empty: to the project of the API key, if that has one.
+
         Raises:
+            NotFoundError: there is no such project.
             AccessError: the API key is missing or unknown.
             RetryableError: there is no server at the address.
         """
-        return await self._session.begin(interval=self._heartbeat_interval)
+        return await self._session.begin(interval=self._heartbeat_interval, project_id=project_id)
 
     @remote_method
     async def get_server_info(self) -> server_service_pb2.GetServerInfoResponse:
@@ -213,7 +218,9 @@ class TwinkleClient:
         await self.connection.unary(self._checkpoints.DeleteCheckpoint, request)
 
     @remote_method
-    async def download_checkpoint(self, path: str, folder: str | Path) -> Path:
+    async def download_checkpoint(
+        self, path: str, folder: str | Path, *, report: ReportBytes = ignore_progress
+    ) -> Path:
         """Fetch a checkpoint as a peft folder.
 
         A download that was cut, also by the end of the program, goes on where it stopped when it
@@ -222,25 +229,17 @@ class TwinkleClient:
         Args:
             path: `twinkle://<run>/weights/<name>`.
             folder: where its files go; made if need be.
+            report: told how many bytes are here, of how many.
 
         Returns:
             The folder.
 
         Raises:
             NotFoundError: there is no checkpoint at that path.
+            ValueError: it came damaged, or was replaced, again and again.
         """
-        target = Path(folder)
-        archive = target / '.download.tar'
-        await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
-        await receive_file(archive, lambda offset: self._archive(path, offset))
-        await asyncio.to_thread(_unpack, archive)
-        return target
-
-    async def _archive(self, path: str, offset: int) -> AsyncIterator[tensor_pb2.TensorChunk]:
-        request = checkpoint_service_pb2.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
-        async with aclosing(self.connection.stream(self._checkpoints.DownloadCheckpoint, request)) as pieces:
-            async for piece in pieces:
-                yield piece.chunk
+        await ArchiveDownload(self.connection, path, Path(folder), report=report).run()
+        return Path(folder)
 
     def name_adapter(self, name: str, adapter_id: str) -> None:
         """Let this client's samplers find an adapter by the name that the program gave it."""
@@ -294,6 +293,7 @@ def init_twinkle_client(
     *,
     session_heartbeat_interval: float | timedelta | None = None,
     retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT,
+    ca: str | Path | None = None,
 ) -> TwinkleClient:
     """Connect, begin a session, and make this the client that components use by default.
 
@@ -302,14 +302,15 @@ def init_twinkle_client(
         api_key: see `TwinkleClient`.
         session_heartbeat_interval: see `TwinkleClient`.
         retry_timeout: see `TwinkleClient`.
+        ca: see `TwinkleClient`.
 
     Raises:
-        ValueError: no address was given or found, or it is malformed.
+        ValueError: no address was given or found, or it is malformed, or `ca` cannot be used.
         AccessError: the API key is missing or unknown.
         RetryableError: no server answers at the address.
     """
     client = TwinkleClient(
-        base_url, api_key, session_heartbeat_interval=session_heartbeat_interval, retry_timeout=retry_timeout
+        base_url, api_key, session_heartbeat_interval=session_heartbeat_interval, retry_timeout=retry_timeout, ca=ca
     )
     try:
         client.create_session()
@@ -331,12 +332,6 @@ def current_client(client: TwinkleClient | None = None) -> TwinkleClient:
     if not _current:
         raise RuntimeError('there is no client yet: call init_twinkle_client(), or give client=')
     return _current[0]
-
-
-def _unpack(archive: Path) -> None:
-    with tarfile.open(archive) as content:
-        content.extractall(archive.parent, filter='data')
-    archive.unlink()
 
 
 def _finish_reason(kind: type[BaseException] | None) -> session_service_pb2.FinishReason.ValueType:

@@ -1,36 +1,55 @@
-"""Which server to call, and with which key, when the program does not say."""
+"""Which server to call, with which key, and whose certificates to believe, when the program does not say."""
 
 import os
+from dataclasses import dataclass
 
+from twinkle_client.rpc.address import Address
 from twinkle_client.stack.state import StackState, default_state_dir
 
 
-def find_endpoint(base_url: str | None, api_key: str | None) -> tuple[str, str]:
-    """Return address and key: what is given, else the environment, else the local stack.
+@dataclass(frozen=True)
+class Endpoint:
+    """A server, as a client calls it."""
 
-    The local stack's key is used for its own address only.
+    address: str
+    """As people write it; see `Address.parse`."""
+    api_key: str
+    """Empty: none is known."""
+    ca: str = ''
+    """PEM file of the authorities that its certificate is checked against. Empty: this machine's."""
+
+    @classmethod
+    def of_stack(cls, stack: StackState) -> 'Endpoint':
+        """Return where a stack of this machine is called, with its own key."""
+        return cls(stack.url, stack.read_api_key(), stack.ca)
+
+
+def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = None) -> Endpoint:
+    """Return what is given, else the environment's, else the local stack's.
+
+    The local stack's key and authority are used for its own address only.
 
     Args:
         base_url: None or empty: look for it.
         api_key: None or empty: look for it.
+        ca: None or empty: look for it; only ever for addresses with TLS.
 
     Raises:
-        ValueError: there is no address anywhere.
+        ValueError: there is no address anywhere, or an authority is given for one without TLS.
     """
     address = base_url or os.environ.get('TWINKLE_SERVER_URL', '')
     key = api_key or os.environ.get('TWINKLE_API_KEY', '')
-    if address and key:
-        return address, key
-    stack = StackState.load(default_state_dir())
-    if stack is None or not stack.is_running():
-        if not address:
-            raise ValueError(
-                'no server address: give base_url, set TWINKLE_SERVER_URL, or start a stack with `twinkle up`'
-            )
-        return address, key
-    if not address or _same(address, stack.address):
-        return stack.address, key or stack.read_api_key()
-    return address, key
+    authority = ca or os.environ.get('TWINKLE_CA', '')
+    if not (address and key):
+        stack = StackState.load(default_state_dir())
+        if stack is not None and stack.is_reachable() and (not address or _same(address, stack.address)):
+            local = Endpoint.of_stack(stack)
+            address, key, authority = local.address, key or local.api_key, ca or local.ca
+    if not address:
+        raise ValueError('no server address: give base_url, set TWINKLE_SERVER_URL, or start a stack with `twinkle up`')
+    if ca and not Address.parse(address).is_secure:
+        raise ValueError(f'ca is given, but {address} is called without TLS; write https://')
+    return Endpoint(address, key, authority)
 
 
 def _same(left: str, right: str) -> bool:

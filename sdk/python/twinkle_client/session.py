@@ -30,13 +30,14 @@ class SessionKeeper:
         """The session's id; empty before it began and after it ended."""
         return self._session_id
 
-    async def begin(self, *, interval: timedelta | None) -> pb.Session:
+    async def begin(self, *, interval: timedelta | None, project_id: str = '') -> pb.Session:
         """Begin a session; heartbeats go out every `interval`, or as often as the gateway says.
 
         Raises:
+            NotFoundError: there is no such project.
             Error: the gateway refuses, such as for an unknown key.
         """
-        request = pb.CreateSessionRequest(request_id=new_id('rq'), client=self._client)
+        request = pb.CreateSessionRequest(request_id=new_id('rq'), client=self._client, project_id=project_id)
         response = await self._connection.unary(self._stub.CreateSession, request)
         self._session_id = response.session.session_id
         asked = response.heartbeat_interval.ToTimedelta().total_seconds() or _DEFAULT_INTERVAL

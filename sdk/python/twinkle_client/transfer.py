@@ -21,11 +21,13 @@ def checksum(data: bytes) -> int:
     return int.from_bytes(xxhash.xxh3_64_digest(data), 'big', signed=True)
 
 
-async def file_chunks(path: Path, *, offset: int) -> AsyncIterator[tensor_pb2.TensorChunk]:
+async def file_chunks(
+    path: Path, *, offset: int, chunk_bytes: int = CHUNK_BYTES
+) -> AsyncIterator[tensor_pb2.TensorChunk]:
     """Yield the chunks of a file from `offset` on; nothing once that is its end."""
     with await _open(path, 'rb') as file:
         file.seek(offset)
-        while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        while data := await asyncio.to_thread(file.read, chunk_bytes):
             yield tensor_pb2.TensorChunk(offset=offset, data=data, checksum=checksum(data))
             offset += len(data)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+from services.checkpoint.application.copy_checkpoint import Copy
 from services.checkpoint.application.read_checkpoints import ArchivePiece
 from services.checkpoint.application.upload_checkpoint import UploadHeader
 from services.checkpoint.application.watch_checkpoints import CheckpointEvent
@@ -9,7 +10,15 @@ from services.checkpoint.domain import AdapterVersion, Checkpoint, CheckpointKey
 from services.kit.caller import Caller
 from services.kit.errors import CheckpointNotFound, InvalidField
 from services.kit.paging import Page, SortKey, page_token_after, parse_page
-from services.kit.rpc.fields import name_from_proto, not_negative, timestamp_to_proto
+from services.kit.rpc.fields import (
+    adapter_id_from_proto,
+    id_from_proto,
+    labels_from_proto,
+    name_from_proto,
+    not_negative,
+    timestamp_to_proto,
+    ttl_from_proto,
+)
 from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
 from twinkle.checkpoint_engine import StateChunk
@@ -42,6 +51,9 @@ def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
         folder=checkpoint.folder,
         create_time=timestamp_to_proto(checkpoint.create_time),
         expire_time=None if checkpoint.expire_time is None else timestamp_to_proto(checkpoint.expire_time),
+        is_public=checkpoint.is_public,
+        user_metadata=checkpoint.user_metadata,
+        lora_rank=checkpoint.lora_rank,
     )
 
 
@@ -58,6 +70,19 @@ def key_from_proto(caller: Caller, checkpoint_path: str) -> CheckpointKey:
     if key is None:
         raise CheckpointNotFound(checkpoint_path)
     return key
+
+
+def copy_from_proto(request: checkpoint_service_pb2.CopyCheckpointRequest) -> Copy:
+    """Return what a copy is to be.
+
+    Raises:
+        InvalidField: a field is malformed.
+    """
+    return Copy(
+        adapter_id=adapter_id_from_proto(request.adapter_id, 'adapter_id'),
+        name=name_from_proto(request.name, 'name'),
+        ttl=ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None,
+    )
 
 
 def exact_version(version: int) -> int:
@@ -77,7 +102,7 @@ def versions_page_from_proto(request: version_service_pb2.ListVersionsRequest) -
     Raises:
         InvalidField, InvalidPageToken: a field is malformed.
     """
-    adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
+    adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
     query = _versions_query(adapter_id)
     return adapter_id, parse_page(request.page_size, request.page_token, query=query, key_types=(int,))
 
@@ -99,7 +124,7 @@ def checkpoints_page_from_proto(caller: Caller, request: checkpoint_service_pb2.
         InvalidField, InvalidPageToken: a field is malformed.
     """
     if request.adapter_id:
-        name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id_from_proto(request.adapter_id, 'adapter_id')
     query = _checkpoints_query(caller, request.adapter_id)
     return parse_page(request.page_size, request.page_token, query=query, key_types=(str, str))
 
@@ -117,7 +142,7 @@ def checkpoints_to_proto(
 def piece_to_proto(piece: ArchivePiece) -> checkpoint_service_pb2.DownloadCheckpointResponse:
     """Return a piece of an archive."""
     return checkpoint_service_pb2.DownloadCheckpointResponse(
-        chunk=chunk_to_proto(piece.chunk), archive_size_bytes=piece.archive_size_bytes
+        chunk=chunk_to_proto(piece.chunk), archive_size_bytes=piece.archive_size_bytes, archive_digest=piece.digest
     )
 
 
@@ -151,15 +176,14 @@ def event_to_proto(event: CheckpointEvent) -> checkpoint_service_pb2.WatchCheckp
 
 
 def _upload_header(header: checkpoint_service_pb2.CheckpointUploadHeader) -> UploadHeader:
-    if not header.base_model:
-        raise InvalidField('header.base_model', 'is empty; name the model the adapter belongs to')
     if header.size_bytes < 1:
         raise InvalidField('header.size_bytes', f'must be at least 1, got {header.size_bytes}')
     return UploadHeader(
         upload_id=name_from_proto(header.upload_id, 'header.upload_id'),
         name=name_from_proto(header.name, 'header.name'),
-        base_model=header.base_model,
+        base_model=id_from_proto(header.base_model, 'header.base_model'),
         size_bytes=header.size_bytes,
+        user_metadata=labels_from_proto(header.user_metadata, 'header.user_metadata'),
     )
 
 

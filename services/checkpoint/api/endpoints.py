@@ -3,13 +3,13 @@
 from services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
 from services.checkpoint.application.verbs import Verbs
 from services.kit.rpc.server import Endpoint
+from services.kit.rpc.weights import add_weight_stream
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,
     version_service_pb2,
     version_service_pb2_grpc,
     weight_stream_service_pb2,
-    weight_stream_service_pb2_grpc,
 )
 
 
@@ -19,7 +19,7 @@ def make_endpoints(verbs: Verbs) -> list[Endpoint]:
         Endpoint(
             weight_stream_service_pb2.DESCRIPTOR.services_by_name['WeightStreamService'],
             WeightStreamServicer(verbs),
-            weight_stream_service_pb2_grpc.add_WeightStreamServiceServicer_to_server,
+            add_weight_stream,
         ),
         Endpoint(
             version_service_pb2.DESCRIPTOR.services_by_name['VersionService'],

@@ -1,4 +1,7 @@
-"""The three services of the contract. Each method converts, awaits its verb, and converts."""
+"""The three services of the contract. Each method converts, awaits its verb, and converts.
+
+Frames that are chunks come and go as values: the handlers of `services.kit.rpc.weights` write and read them.
+"""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -11,7 +14,8 @@ import grpc
 from services.checkpoint.api import convert, convert_records
 from services.checkpoint.application.verbs import Verbs
 from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import name_from_proto, not_negative, ttl_from_proto
+from services.kit.rpc.fields import adapter_id_from_proto, not_negative, ttl_from_proto
+from services.kit.rpc.weights import frame_to_fetched
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,
@@ -20,6 +24,7 @@ from twinkle.api.checkpoint.v1 import (
     weight_stream_service_pb2,
     weight_stream_service_pb2_grpc,
 )
+from twinkle.checkpoint_engine import StateChunk
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -32,7 +37,7 @@ class WeightStreamServicer(weight_stream_service_pb2_grpc.WeightStreamServiceSer
         self._verbs = verbs
 
     async def Publish(
-        self, request_iterator: AsyncIterator[weight_stream_service_pb2.PublishRequest], context: _Context
+        self, request_iterator: AsyncIterator[StateChunk | weight_stream_service_pb2.PublishRequest], context: _Context
     ) -> weight_stream_service_pb2.PublishResponse:
         """Take a state."""
         record = await self._verbs.publish(current_caller(), convert.frames_from_proto(request_iterator))
@@ -40,23 +45,19 @@ class WeightStreamServicer(weight_stream_service_pb2_grpc.WeightStreamServiceSer
 
     async def Subscribe(
         self, request: weight_stream_service_pb2.SubscribeRequest, context: _Context
-    ) -> AsyncIterator[weight_stream_service_pb2.SubscribeResponse]:
+    ) -> AsyncIterator[Any]:
         """Send an adapter's versions as they come."""
         subscription = convert.subscription_from_proto(request)
         async with aclosing(self._verbs.subscribe(current_caller(), subscription)) as events:
             async for event in events:
                 yield convert.subscribed_to_proto(event)
 
-    async def Fetch(
-        self, request: weight_stream_service_pb2.FetchRequest, context: _Context
-    ) -> AsyncIterator[weight_stream_service_pb2.FetchResponse]:
+    async def Fetch(self, request: weight_stream_service_pb2.FetchRequest, context: _Context) -> AsyncIterator[Any]:
         """Send one state."""
-        reference = convert.reference_from_proto(request)
-        offset = not_negative(request.offset, 'offset')
-        frames = self._verbs.fetch(current_caller(), reference, is_adapter_only=request.is_adapter_only, offset=offset)
-        async with aclosing(frames):
+        wish = convert.wish_from_proto(request)
+        async with aclosing(self._verbs.fetch(current_caller(), wish)) as frames:
             async for frame in frames:
-                yield weight_stream_service_pb2.FetchResponse(frame=convert.frame_to_proto(frame))
+                yield frame_to_fetched(frame)
 
 
 class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
@@ -70,7 +71,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.GetVersionRequest, context: _Context
     ) -> version_service_pb2.GetVersionResponse:
         """Return a version."""
-        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = not_negative(request.version, 'version')
         version = await self._verbs.get_version(current_caller(), adapter_id, number)
         return version_service_pb2.GetVersionResponse(version=convert_records.version_to_proto(version))
@@ -87,7 +88,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.PinVersionRequest, context: _Context
     ) -> version_service_pb2.PinVersionResponse:
         """Keep a version."""
-        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
         version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=True)
         return version_service_pb2.PinVersionResponse(version=convert_records.version_to_proto(version))
@@ -96,7 +97,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.UnpinVersionRequest, context: _Context
     ) -> version_service_pb2.UnpinVersionResponse:
         """Let a version leave in its turn."""
-        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
         version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=False)
         return version_service_pb2.UnpinVersionResponse(version=convert_records.version_to_proto(version))
@@ -105,7 +106,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self, request: version_service_pb2.DeleteVersionRequest, context: _Context
     ) -> version_service_pb2.DeleteVersionResponse:
         """Delete a version."""
-        adapter_id = name_from_proto(request.adapter_id, 'adapter_id')
+        adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
         await self._verbs.delete_version(current_caller(), adapter_id, number)
         return version_service_pb2.DeleteVersionResponse()
@@ -154,6 +155,25 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         ttl = ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None
         changed = await self._verbs.change_checkpoints.set_ttl(caller, key, ttl)
         return checkpoint_service_pb2.SetCheckpointTtlResponse(checkpoint=convert_records.checkpoint_to_proto(changed))
+
+    async def SetCheckpointVisibility(
+        self, request: checkpoint_service_pb2.SetCheckpointVisibilityRequest, context: _Context
+    ) -> checkpoint_service_pb2.SetCheckpointVisibilityResponse:
+        """Set who may read a checkpoint."""
+        caller = current_caller()
+        key = convert_records.key_from_proto(caller, request.checkpoint_path)
+        changed = await self._verbs.change_checkpoints.set_public(caller, key, is_public=request.is_public)
+        message = convert_records.checkpoint_to_proto(changed)
+        return checkpoint_service_pb2.SetCheckpointVisibilityResponse(checkpoint=message)
+
+    async def CopyCheckpoint(
+        self, request: checkpoint_service_pb2.CopyCheckpointRequest, context: _Context
+    ) -> checkpoint_service_pb2.CopyCheckpointResponse:
+        """Copy a checkpoint."""
+        caller = current_caller()
+        key = convert_records.key_from_proto(caller, request.checkpoint_path)
+        copy = await self._verbs.copy_checkpoint(caller, key, convert_records.copy_from_proto(request))
+        return checkpoint_service_pb2.CopyCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(copy))
 
     async def DownloadCheckpoint(
         self, request: checkpoint_service_pb2.DownloadCheckpointRequest, context: _Context

@@ -27,6 +27,10 @@ class Announcements:
             if not self._waiting[topic]:
                 del self._waiting[topic]
 
+    def is_watched(self, topic: Hashable) -> bool:
+        """Say whether anybody waits for a topic."""
+        return topic in self._waiting
+
     def announce(self, topic: Hashable) -> None:
         """Set the events of a topic."""
         for event in self._waiting.get(topic, ()):

@@ -1,4 +1,4 @@
-"""Delete checkpoints, by wish or because their time is over, and set that time."""
+"""Delete checkpoints, by wish or because their time is over, set that time, and set who may read them."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -6,15 +6,16 @@ from datetime import timedelta
 from services.checkpoint.application.announcements import Announcements
 from services.checkpoint.application.commit_state import CHECKPOINTS
 from services.checkpoint.application.exclusive import Exclusive
-from services.checkpoint.domain import Catalogue, Checkpoint, CheckpointKey
+from services.checkpoint.domain import AdapterKey, Catalogue, Checkpoint, CheckpointKey
+from services.checkpoint.domain.errors import CheckpointIdTaken
 from services.checkpoint.ports import StateStore
-from services.kit.authority import require_scope
+from services.kit.authority import require_internal, require_scope
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 
 
 class ChangeCheckpoints:
-    """The three changes to checkpoints that exist."""
+    """The changes to checkpoints that exist."""
 
     def __init__(
         self,
@@ -59,13 +60,30 @@ class ChangeCheckpoints:
         async def change() -> Checkpoint:
             now = self._clock.now()
             held = self._catalogue.checkpoint(key, now=now)
-            changed = replace(held, expire_time=None if ttl is None else now + ttl)
-            await self._store.update(changed)
-            self._catalogue.put_checkpoint(changed)
-            self._announcements.announce(CHECKPOINTS)
-            return changed
+            return await self._keep(replace(held, expire_time=None if ttl is None else now + ttl))
 
         return await self._exclusive.run(key.adapter, change)
+
+    async def set_public(self, caller: Caller, key: CheckpointKey, *, is_public: bool) -> Checkpoint:
+        """Return the checkpoint, to be read by every tenant from now on, or by its owner alone.
+
+        Raises:
+            ScopeMissing: the caller is no service.
+            CheckpointNotFound: it is not here.
+            CheckpointIdTaken: another tenant's checkpoint of that run and name is public, so that the path is its.
+        """
+        require_internal(caller)
+
+        async def change() -> Checkpoint:
+            now = self._clock.now()
+            held = self._catalogue.checkpoint(key, now=now)
+            if is_public and self._catalogue.is_public_elsewhere(key, now=now):
+                raise CheckpointIdTaken(key.checkpoint_id)
+            return await self._keep(replace(held, is_public=is_public))
+
+        # A public path is one over all tenants: of two that publish the same at once, the second finds it taken.
+        everyone = AdapterKey('', key.adapter.adapter_id)
+        return await self._exclusive.run(everyone, lambda: self._exclusive.run(key.adapter, change))
 
     async def delete_expired(self) -> int:
         """Delete every checkpoint whose time is over and return how many there were."""
@@ -74,6 +92,12 @@ class ChangeCheckpoints:
         for key in expired:
             await self._exclusive.run(key.adapter, lambda key=key: self._remove_if_expired(key))
         return len(expired)
+
+    async def _keep(self, changed: Checkpoint) -> Checkpoint:
+        await self._store.update(changed)
+        self._catalogue.put_checkpoint(changed)
+        self._announcements.announce(CHECKPOINTS)
+        return changed
 
     async def _remove_if_expired(self, key: CheckpointKey) -> None:
         # It may have been deleted, replaced or given more time since the list was made.

@@ -1,11 +1,12 @@
 """Committing a state that has been written: store first, catalogue second, then the news.
 
-Shared by publishing and uploading, the two ways a state comes in.
+Shared by publishing, uploading and copying, the ways a state comes in.
 """
 
 from datetime import datetime
 
 from services.checkpoint.application.announcements import Announcements
+from services.checkpoint.application.evictions import Evictions
 from services.checkpoint.application.exclusive import Exclusive
 from services.checkpoint.application.frames import CheckpointTarget, Header, VersionTarget
 from services.checkpoint.domain import (
@@ -17,8 +18,10 @@ from services.checkpoint.domain import (
     Record,
     VersionKey,
 )
-from services.checkpoint.ports import StateStore, StateWriter
+from services.checkpoint.ports import StateSource, StateStore, StateWriter
+from services.kit import failpoints
 from services.kit.clock import Clock
+from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
 
 CHECKPOINTS = 'checkpoints'
 """Topic of the announcements of changed checkpoints; that of versions is the adapter's key."""
@@ -42,6 +45,7 @@ class CommitState:
         self._clock = clock
         self._announcements = announcements
         self._exclusive = exclusive
+        self._evictions = Evictions(store)
 
     def match(self, adapter: AdapterKey, header: Header) -> Record | None:
         """Return the record if this very state is here already; None if it may be written.
@@ -77,6 +81,25 @@ class CommitState:
         """
         return await self._exclusive.run(adapter, lambda: self._commit(adapter, header, writer))
 
+    async def copy_checkpoint(self, adapter: AdapterKey, header: Header, source: StateSource) -> Checkpoint:
+        """Make a checkpoint of a state that can be read here already; the same again is the same checkpoint.
+
+        Raises:
+            CheckpointExists: something else is here.
+        """
+        record = self.match(adapter, header)
+        if record is None:
+            writer = self.begin(adapter, header)
+            try:
+                for begin in range(0, source.size_bytes, CHUNK_BYTES):
+                    data = await source.read(begin, CHUNK_BYTES)
+                    await writer.add(StateChunk(begin, data, chunk_checksum(data)))
+                record = await self(adapter, header, writer)
+            finally:
+                await writer.discard()
+        assert isinstance(record, Checkpoint)  # noqa: S101 (the target was one)
+        return record
+
     async def _commit(self, adapter: AdapterKey, header: Header, writer: StateWriter) -> Record:
         known = self.match(adapter, header)
         if known is not None:
@@ -87,8 +110,8 @@ class CommitState:
             await writer.commit(version)
             evicted = self._catalogue.add_version(version)
             self._announcements.announce(adapter)
-            for old in evicted:
-                await self._store.delete(old.key)
+            failpoints.reach('weights.announced')
+            self._evictions.add(evicted)
             return version
         checkpoint = _checkpoint(adapter, header, header.target, now, folder=writer.folder)
         await writer.commit(checkpoint)
@@ -122,4 +145,6 @@ def _checkpoint(
         create_time=now,
         expire_time=None if target.ttl is None else now + target.ttl,
         request_id=target.request_id,
+        user_metadata=target.user_metadata,
+        lora_rank=0 if header.manifest.lora_config is None else header.manifest.lora_config.r,
     )

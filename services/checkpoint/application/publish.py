@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator
 
 from services.checkpoint.application.commit_state import CommitState
-from services.checkpoint.application.frames import Commit, Frame, Header
-from services.checkpoint.domain import AdapterKey, FrameKind, Record, Transfer
+from services.checkpoint.domain import AdapterKey, Record
 from services.checkpoint.ports import StateWriter
 from services.kit.authority import require_internal
 from services.kit.caller import Caller
-from services.kit.errors import DigestMismatch, InvalidField
+from services.kit.errors import DigestMismatch, InvalidField, StreamOutOfOrder
+from services.kit.weights import Commit, Frame, FrameKind, Header, Transfer
 from twinkle.checkpoint_engine import StateChunk
 
 
@@ -30,6 +30,7 @@ class Publish:
             InvalidField: the state is too large, or a chunk lies outside it.
             StreamOutOfOrder, ChunkCorrupt, DigestMismatch: the frames are not what was announced.
             VersionConflict, CheckpointExists: something else is here.
+            MemoryNotShared: the bytes are in a segment that cannot be opened here.
         """
         require_internal(caller)
         transfer = Transfer()
@@ -40,6 +41,8 @@ class Publish:
             return known
         writer = self._commit.begin(adapter, header)
         try:
+            if header.segment is not None:
+                await writer.adopt(header.segment)
             async for frame in frames:
                 await _take(transfer, frame, header, writer)
             transfer.end()
@@ -51,8 +54,8 @@ class Publish:
         """Return the first frame, checked."""
         header = await anext(frames, None)
         if header is None:
-            transfer.end()
-        transfer.accept(_kind(header))
+            raise StreamOutOfOrder('a header')
+        transfer.accept(FrameKind.of(header))
         assert isinstance(header, Header)  # noqa: S101 (the transfer has refused all others)
         if header.manifest.size_bytes > self._state_limit_bytes:
             field = 'frame.header.manifest.size_bytes'
@@ -61,14 +64,8 @@ class Publish:
 
 
 async def _take(transfer: Transfer, frame: Frame, header: Header, writer: StateWriter) -> None:
-    transfer.accept(_kind(frame))
+    transfer.accept(FrameKind.of(frame))
     if isinstance(frame, StateChunk):
         await writer.add(frame)
     elif isinstance(frame, Commit) and frame.digest != header.manifest.digest:
         raise DigestMismatch(header.manifest.digest, frame.digest)
-
-
-def _kind(frame: Frame | None) -> FrameKind:
-    if isinstance(frame, Header):
-        return FrameKind.HEADER
-    return FrameKind.COMMIT if isinstance(frame, Commit) else FrameKind.CHUNK

@@ -1,8 +1,9 @@
 """Get, list and download checkpoints."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from services.checkpoint.application.archive_digests import ArchiveDigests
 from services.checkpoint.domain import Catalogue, Checkpoint, CheckpointKey
 from services.checkpoint.ports import StateStore
 from services.kit.caller import Caller
@@ -21,12 +22,13 @@ class GetCheckpoint:
         self._clock = clock
 
     async def __call__(self, key: CheckpointKey) -> Checkpoint:
-        """Return a checkpoint.
+        """Return a checkpoint of the key's tenant, or a public one; where another tenant's lies is nobody's business.
 
         Raises:
             CheckpointNotFound: it is not here.
         """
-        return self._catalogue.checkpoint(key, now=self._clock.now())
+        found = self._catalogue.readable_checkpoint(key, now=self._clock.now())
+        return found if found.key == key else replace(found, folder='', user_metadata={})
 
 
 class ListCheckpoints:
@@ -57,6 +59,8 @@ class ArchivePiece:
 
     chunk: StateChunk
     archive_size_bytes: int
+    digest: str
+    """blake3 of the whole archive, hexadecimal."""
 
 
 class DownloadCheckpoint:
@@ -67,22 +71,25 @@ class DownloadCheckpoint:
         self._catalogue = catalogue
         self._store = store
         self._clock = clock
+        self._digests = ArchiveDigests()
 
     async def __call__(self, key: CheckpointKey, *, offset: int) -> AsyncGenerator[ArchivePiece, None]:
-        """Yield the archive from a byte on; one piece is in memory at a time.
+        """Yield the archive from a byte on, of the key's tenant or public; one piece is in memory at a time.
 
         Raises:
             CheckpointNotFound: it is not here.
             InvalidField: the offset lies behind the archive.
         """
-        self._catalogue.checkpoint(key, now=self._clock.now())
-        source = await self._store.open_archive(key)
+        found = self._catalogue.readable_checkpoint(key, now=self._clock.now())
+        source = await self._store.open_archive(found.key)
         try:
             if offset > source.size_bytes:
                 raise InvalidField('offset', f'is {offset}, the archive has {source.size_bytes} bytes')
-            for begin in range(offset, source.size_bytes, CHUNK_BYTES):
+            digest = await self._digests.digest_of(found, source)
+            # What is all there already is answered with one empty piece, which tells the digest.
+            for begin in range(offset, source.size_bytes, CHUNK_BYTES) or (offset,):
                 data = await source.read(begin, CHUNK_BYTES)
-                yield ArchivePiece(StateChunk(begin, data, chunk_checksum(data)), source.size_bytes)
+                yield ArchivePiece(StateChunk(begin, data, chunk_checksum(data)), source.size_bytes, digest)
         finally:
             await source.close()
 

@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from services.checkpoint.application.announcements import Announcements
-from services.checkpoint.application.frames import Frame, frames_of
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue
+from services.checkpoint.application.frames import header_of
+from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue, VersionKey
 from services.checkpoint.ports import StateStore
 from services.kit.authority import require_internal
 from services.kit.caller import Caller
 from services.kit.errors import VersionNotFound
+from services.kit.weights import Base, Frame, Sender, StateBytes, Wanted
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,13 @@ class Subscription:
 
     adapter_id: str
     held_version: int = 0
-    """Only later ones are sent; 0 for any."""
+    """Only later ones are sent, and a delta may start from it; 0 for none."""
     resume_version: int = 0
     """The version whose transfer was cut; 0 for none."""
-    resume_offset: int = 0
-    """Bytes of it that are held."""
     is_single: bool = False
     """End when the newest version is held."""
+    wanted: Wanted = field(default_factory=Wanted)
+    """What the subscriber can take, and where its cut transfer ended."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,14 @@ class Synced:
 class Subscribe:
     """Follows one adapter. A subscriber that is slow gets fewer versions, and costs one chunk of memory."""
 
-    def __init__(self, catalogue: Catalogue, store: StateStore, announcements: Announcements) -> None:
+    def __init__(
+        self, catalogue: Catalogue, store: StateStore, announcements: Announcements, *, sender: Sender
+    ) -> None:
         """Use the catalogue's versions and the store's bytes."""
         self._catalogue = catalogue
         self._store = store
         self._announcements = announcements
+        self._sender = sender
 
     async def __call__(self, caller: Caller, subscription: Subscription) -> AsyncGenerator[Frame | Synced, None]:
         """Yield frames, and `Synced` whenever there is no newer version.
@@ -73,8 +77,7 @@ class Subscribe:
                     return
                 await self._announcements.wait(news)
                 continue
-            offset = subscription.resume_offset if version.version == resume_version else 0
-            async for frame in self._frames(version, offset):
+            async for frame in self._frames(version, _wanted(subscription, version, resume_version), held):
                 yield frame
             held, resume_version = version.version, 0
 
@@ -87,7 +90,7 @@ class Subscribe:
         newest = ring.newest
         return newest if newest is not None and newest.version > held else None
 
-    async def _frames(self, version: AdapterVersion, offset: int) -> AsyncGenerator[Frame, None]:
+    async def _frames(self, version: AdapterVersion, wanted: Wanted, held: int) -> AsyncGenerator[Frame, None]:
         """Yield a version's frames; none where it left the ring before it could be opened."""
         try:
             source = await self._store.open_state(version.key, is_adapter_only=True)
@@ -95,6 +98,20 @@ class Subscribe:
             if self._catalogue.ring(version.adapter).has(version.version):
                 raise
             return
-        async with aclosing(frames_of(version, source, offset=offset, field='resume_offset')) as frames:
+        base = Base(held, lambda: self._open_base(version.adapter, held)) if held else None
+        header = header_of(version, source.manifest)
+        async with aclosing(self._sender.frames(header, source, wanted=wanted, base=base)) as frames:
             async for frame in frames:
                 yield frame
+
+    async def _open_base(self, adapter: AdapterKey, held: int) -> StateBytes | None:
+        """Return the version that the subscriber holds; None where it has left."""
+        with suppress(VersionNotFound):
+            return await self._store.open_state(VersionKey(adapter, held), is_adapter_only=True)
+        return None
+
+
+def _wanted(subscription: Subscription, version: AdapterVersion, resume_version: int) -> Wanted:
+    """Return what the subscriber can take; where its cut transfer ended counts for that version only."""
+    wanted = subscription.wanted
+    return wanted if version.version == resume_version else replace(wanted, resume_offset=0, resume_digest='')

@@ -1,17 +1,17 @@
 """Upload a checkpoint: a peft folder made elsewhere becomes a checkpoint of a run of its own."""
 
 import hashlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 from services.checkpoint.application.commit_state import CommitState
 from services.checkpoint.application.frames import CheckpointTarget, Header
 from services.checkpoint.domain import AdapterKey, Checkpoint
-from services.checkpoint.ports import StateSource, Upload, UploadStore
+from services.checkpoint.ports import BaseModels, Upload, UploadStore
 from services.kit.authority import require_scope
 from services.kit.caller import Caller
-from services.kit.errors import InvalidField, StreamOutOfOrder
-from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
+from services.kit.errors import InvalidArgument, InvalidField, StreamOutOfOrder
+from twinkle.checkpoint_engine import StateChunk
 
 
 @dataclass(frozen=True)
@@ -22,26 +22,44 @@ class UploadHeader:
     name: str
     base_model: str
     size_bytes: int
-    """Bytes of the tar archive."""
+    """Bytes of the tar archive, as they are sent."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The owner's labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake:
+    """Where states come in, and what is taken."""
+
+    uploads: UploadStore
+    """Keeps archives until they are whole."""
+    base_models: BaseModels
+    """What adapters that are uploaded have to fit."""
+    state_limit_bytes: int
+    """Largest state or archive."""
 
 
 class UploadCheckpoint:
     """Takes an archive, over several streams if need be."""
 
-    def __init__(self, commit: CommitState, uploads: UploadStore, *, state_limit_bytes: int) -> None:
-        """Accept archives of at most `state_limit_bytes`."""
+    def __init__(self, commit: CommitState, intake: Intake) -> None:
+        """Accept what `intake` takes."""
         self._commit = commit
-        self._uploads = uploads
-        self._state_limit_bytes = state_limit_bytes
+        self._uploads = intake.uploads
+        self._base_models = intake.base_models
+        self._state_limit_bytes = intake.state_limit_bytes
 
     async def __call__(self, caller: Caller, parts: AsyncIterator[UploadHeader | StateChunk]) -> Checkpoint:
         """Return the checkpoint.
 
-        The run is named after tenant and upload, so the same upload again is the same checkpoint.
+        The run is named after tenant and upload, so the same upload again is the same checkpoint. An archive that is
+        refused once all of it is here is forgotten; the same upload may begin again with another one.
 
         Raises:
             ScopeMissing: the key may not.
-            InvalidField: the archive is too large, or no peft folder of safetensors.
+            BaseModelNotFound: adapters of that base model are not taken here.
+            InvalidField: the archive is too large, no peft folder of safetensors, or of no adapter of that model.
+            QuotaExceeded: too many uploads are not whole yet.
             ChunkCorrupt, StreamOutOfOrder: a chunk is damaged, or does not follow what is held.
             InUse: another stream sends this upload.
             CheckpointExists: the upload became another checkpoint already.
@@ -54,37 +72,31 @@ class UploadCheckpoint:
             raise InvalidField(
                 'header.size_bytes', f'is {header.size_bytes}, at most {self._state_limit_bytes} are taken'
             )
+        self._base_models.check_known(header.base_model)
         upload = await self._uploads.open(caller.tenant_id, header.upload_id, size_bytes=header.size_bytes)
         try:
             await _receive(upload, header, parts)
-            checkpoint = await self._import(caller, header, upload)
+            try:
+                checkpoint = await self._import(caller, header, upload)
+            except InvalidArgument:
+                # No other bytes of it would make it right.
+                await upload.discard()
+                raise
             await upload.discard()
             return checkpoint
         finally:
             await upload.close()
 
     async def _import(self, caller: Caller, header: UploadHeader, upload: Upload) -> Checkpoint:
-        source = await upload.open_adapter(header.base_model)
+        source, said = await upload.open_adapter(header.base_model)
         try:
+            await self._base_models.check_fit(source.manifest, said=said)
             adapter = AdapterKey(caller.tenant_id, _run_of(caller.tenant_id, header.upload_id))
-            announcement = Header(adapter.adapter_id, source.manifest, CheckpointTarget(header.name))
-            return await self._store(adapter, announcement, source)
+            target = CheckpointTarget(header.name, user_metadata=header.user_metadata)
+            announcement = Header(adapter.adapter_id, source.manifest, target)
+            return await self._commit.copy_checkpoint(adapter, announcement, source)
         finally:
             await source.close()
-
-    async def _store(self, adapter: AdapterKey, header: Header, source: StateSource) -> Checkpoint:
-        record = self._commit.match(adapter, header)
-        if record is None:
-            writer = self._commit.begin(adapter, header)
-            try:
-                for begin in range(0, source.size_bytes, CHUNK_BYTES):
-                    data = await source.read(begin, CHUNK_BYTES)
-                    await writer.add(StateChunk(begin, data, chunk_checksum(data)))
-                record = await self._commit(adapter, header, writer)
-            finally:
-                await writer.discard()
-        assert isinstance(record, Checkpoint)  # noqa: S101 (the target was one)
-        return record
 
 
 async def _receive(upload: Upload, header: UploadHeader, parts: AsyncIterator[UploadHeader | StateChunk]) -> None:

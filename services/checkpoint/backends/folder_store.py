@@ -2,8 +2,10 @@
 
 `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` holds `record.json` and the folder
 that it names. Whatever no record names was never committed: a crash left it, and `load` removes it.
+`states/<tenant>/<adapter>/newest.json` is there once the adapter's newest version was collected.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -23,23 +25,30 @@ from services.checkpoint.backends.folder_writer import (
     committed_generation,
     outlives_machine,
 )
+from services.checkpoint.backends.open_folders import OpenFolders
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
-from services.checkpoint.backends.record_json import manifest_from_json, record_from_json, record_to_json
-from services.checkpoint.domain import Checkpoint, CheckpointKey, Record, VersionKey
+from services.checkpoint.backends.record_json import (
+    manifest_from_json,
+    mark_from_json,
+    mark_to_json,
+    record_from_json,
+    record_to_json,
+)
+from services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey, NewestMark, Record, VersionKey
 from services.kit.errors import CheckpointNotFound, NotFound, VersionNotFound
 from services.kit.worker import Threads
-from twinkle.checkpoint_engine import ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE, WeightManifest
+from twinkle.checkpoint_engine import WEIGHTS_FILES, WeightManifest, description_files, weights_file
 
 _log = structlog.get_logger('store')
 
 _ROOT = 'states'
 _SLOT_DEPTH = 4
 """Tenant, adapter, kind, and number or name."""
-_ARCHIVED = (ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE)
-"""What an archive holds: what every tool that reads peft folders asks for, and nothing else."""
+
+_MARK = 'newest.json'
 
 _Key = VersionKey | CheckpointKey
-_Source = TypeVar('_Source')
+_Source = TypeVar('_Source', bound=PieceSource)
 
 
 class FolderStore:
@@ -49,14 +58,18 @@ class FolderStore:
         """Keep states on `disk`."""
         self._disk = disk
         self._threads = threads
+        self._folders = OpenFolders(disk)
 
-    async def load(self) -> list[Record]:
-        """Remove what was never committed, and return the records of all that was."""
-        return await self._threads.run(self._load)
+    async def load(self) -> list[Record | NewestMark]:
+        """Remove what was never committed, and return the records and marks of all that was."""
+        names = await self._threads.run(self._names)
+        # Many at once: on an object store each takes a round trip.
+        found = await asyncio.gather(*(self._threads.run(self._load_slot, slot, names[slot]) for slot in sorted(names)))
+        return [item for item in found if item is not None]
 
     def begin(self, key: _Key, manifest: WeightManifest) -> FolderWriter:
         """Return a writer for a state; nothing happens before its first call."""
-        return FolderWriter(self._disk, _slot(key), manifest, self._threads)
+        return FolderWriter(self._disk, _slot(key), manifest, threads=self._threads, folders=self._folders)
 
     async def open_state(self, key: _Key, *, is_adapter_only: bool) -> StatePieceSource:
         """Open a state; see the port."""
@@ -70,23 +83,31 @@ class FolderStore:
         """Replace the record of a committed state."""
         await self._threads.run(self._update, record)
 
+    async def mark_newest(self, mark: NewestMark) -> None:
+        """Remember a number in place of the adapter's mark before it."""
+        name = f'{_adapter_folder(mark.adapter)}/{_MARK}'
+        await self._threads.run(self._disk.replace, name, mark_to_json(mark))
+
     async def delete(self, key: _Key) -> None:
         """Remove a state and its record; nothing happens where there is none."""
         await self._threads.run(self._delete, _slot(key))
 
-    def _load(self) -> list[Record]:
+    def _names(self) -> dict[str, set[str]]:
+        """Return what is directly in each slot; a mark stands as a slot of its own."""
+        self._disk.remove_half_uploads(_ROOT)
         slots: defaultdict[str, set[str]] = defaultdict(set)
         for name in self._disk.names(_ROOT):
             parts = name.split('/')
-            if len(parts) >= _SLOT_DEPTH:
-                slots['/'.join(parts[:_SLOT_DEPTH])].update(parts[_SLOT_DEPTH : _SLOT_DEPTH + 1])
-        found = (self._load_slot(f'{_ROOT}/{slot}', names) for slot, names in sorted(slots.items()))
-        return [record for record in found if record is not None]
+            if len(parts) >= _SLOT_DEPTH or parts[-1] == _MARK:
+                slots['/'.join((_ROOT, *parts[:_SLOT_DEPTH]))].update(parts[_SLOT_DEPTH : _SLOT_DEPTH + 1])
+        return slots
 
-    def _load_slot(self, slot: str, names: Iterable[str]) -> Record | None:
+    def _load_slot(self, slot: str, names: Iterable[str]) -> Record | NewestMark | None:
         """Return a slot's record, once all that it does not name is removed."""
+        if slot.endswith(f'/{_MARK}'):
+            return self._load_mark(slot)
         if RECORD_FILE not in names:
-            self._disk.remove(slot)
+            self._clear(slot, names)
             return None
         try:
             record, generation = record_from_json(self._disk.read(f'{slot}/{RECORD_FILE}'))
@@ -96,7 +117,8 @@ class FolderStore:
             return None
         if not self._is_whole(f'{slot}/{generation}', record):
             _log.error('torn state', slot=slot)
-            self._disk.remove(slot)
+            self._disk.remove(f'{slot}/{RECORD_FILE}')
+            self._clear(slot, names)
             return None
         for name in set(names) - {RECORD_FILE, generation}:
             self._disk.remove(f'{slot}/{name}')
@@ -104,15 +126,28 @@ class FolderStore:
             return replace(record, folder=self._disk.local_path(f'{slot}/{generation}'))
         return record
 
+    def _load_mark(self, name: str) -> NewestMark | None:
+        try:
+            return mark_from_json(self._disk.read(name))
+        except (ValueError, KeyError, TypeError) as error:
+            _log.error('unreadable mark', name=name, error=str(error))
+            return None
+
     def _is_whole(self, folder: str, record: Record) -> bool:
         """Say whether the files have their bytes: a loss of power may take those of an unpinned version."""
         try:
-            held_bytes = self._disk.size_bytes(f'{folder}/{ADAPTER_MODEL_FILE}')
+            held_bytes = self._weights_bytes(folder)
             if isinstance(record, Checkpoint) and record.is_optimizer_included:
                 held_bytes += self._disk.size_bytes(f'{folder}/{TRAINER_STATE_FILE}')
         except FileNotFoundError:
             return False
         return held_bytes > record.size_bytes
+
+    def _weights_bytes(self, folder: str) -> int:
+        for name in WEIGHTS_FILES:
+            with suppress(FileNotFoundError):
+                return self._disk.size_bytes(f'{folder}/{name}')
+        return 0
 
     def _open(self, key: _Key, opener: Callable[[str], _Source]) -> _Source:
         """Return what `opener` makes of the committed folder, also while it is being replaced."""
@@ -120,16 +155,26 @@ class FolderStore:
         tried = None
         while (generation := committed_generation(self._disk, slot)) != tried:
             with suppress(FileNotFoundError):
-                return opener(f'{slot}/{generation}')
+                return self._open_held(f'{slot}/{generation}', opener)
             tried = generation
         raise _not_found(key)
 
+    def _open_held(self, folder: str, opener: Callable[[str], _Source]) -> _Source:
+        release = self._folders.hold(folder)
+        try:
+            source = opener(folder)
+        except BaseException:
+            release()
+            raise
+        source.on_close(release)
+        return source
+
     def _state(self, folder: str, *, is_adapter_only: bool) -> StatePieceSource:
         manifest = manifest_from_json(self._disk.read(f'{folder}/{MANIFEST_FILE}'), is_adapter_only=is_adapter_only)
-        adapter_bytes = manifest.adapter_size_bytes
-        pieces = [self._tail(f'{folder}/{ADAPTER_MODEL_FILE}', adapter_bytes)]
+        weights_bytes = manifest.weights_size_bytes
+        pieces = [self._tail(f'{folder}/{weights_file(manifest)}', weights_bytes)]
         if manifest.is_trainer_included:
-            pieces.append(self._tail(f'{folder}/{TRAINER_STATE_FILE}', manifest.size_bytes - adapter_bytes))
+            pieces.append(self._tail(f'{folder}/{TRAINER_STATE_FILE}', manifest.size_bytes - weights_bytes))
         return StatePieceSource(manifest, pieces, self._threads)
 
     def _tail(self, name: str, size_bytes: int) -> Piece:
@@ -138,7 +183,9 @@ class FolderStore:
 
     def _archive(self, folder: str) -> PieceSource:
         files: list[tuple[str, int, Callable[[int], Piece]]] = []
-        for name in _ARCHIVED:
+        manifest = manifest_from_json(self._disk.read(f'{folder}/{MANIFEST_FILE}'), is_adapter_only=True)
+        # What every tool that reads such folders asks for, and nothing else.
+        for name in (*description_files(manifest), weights_file(manifest)):
             file = self._disk.open_to_read(f'{folder}/{name}')
             files.append((name, self._disk.size_bytes(f'{folder}/{name}'), partial(_whole, file)))
         return PieceSource(tar_pieces(files), self._threads)
@@ -154,8 +201,16 @@ class FolderStore:
 
     def _delete(self, slot: str) -> None:
         # The record goes first: without it the rest is what a crash would leave, and is cleaned up.
+        generation = committed_generation(self._disk, slot)
         self._disk.remove(f'{slot}/{RECORD_FILE}')
-        self._disk.remove(slot)
+        self._clear(slot, [] if generation is None else [generation])
+
+    def _clear(self, slot: str, folders: Iterable[str]) -> None:
+        """Remove what is left in a slot without a record, once nobody reads it."""
+        for folder in folders:
+            self._folders.remove(f'{slot}/{folder}')
+        if self._disk.keeps_open_files:
+            self._disk.remove(slot)
 
 
 def _whole(file: IO[bytes], size_bytes: int) -> Piece:
@@ -163,14 +218,17 @@ def _whole(file: IO[bytes], size_bytes: int) -> Piece:
 
 
 def _slot(key: _Key) -> str:
-    adapter = key.adapter
     place = f'versions/{key.version}' if isinstance(key, VersionKey) else f'weights/{key.name}'
-    return f'{_ROOT}/{_safe(adapter.tenant_id)}/{_safe(adapter.adapter_id)}/{place}'
+    return f'{_adapter_folder(key.adapter)}/{place}'
 
 
-def _safe(text: str) -> str:
-    """Return `text` as one path component that leads nowhere else."""
-    quoted = quote(text, safe='')
+def _adapter_folder(adapter: AdapterKey) -> str:
+    return f'{_ROOT}/{_safe(adapter.tenant_id)}/{_safe(adapter.adapter_id, kept=":")}'
+
+
+def _safe(text: str, *, kept: str = '') -> str:
+    """Return `text` as one path component that leads nowhere else; quoting `kept` could make it too long for a file."""
+    quoted = quote(text, safe=kept)
     return quoted.replace('.', '%2E') if not quoted.strip('.') else quoted
 
 

@@ -1,8 +1,8 @@
 """Writes one state into a peft folder as its chunks come, and commits it with its record.
 
-The adapter's bytes go straight into `adapter_model.safetensors`, the trainer's into
-`trainer_state.safetensors`; neither is ever whole in memory. What makes the state exist is the
-record beside the folder, written last.
+The weights' bytes go straight into `adapter_model.safetensors`, or `model.safetensors` where there is
+no adapter, the trainer's into `trainer_state.safetensors`; neither is ever whole in memory. What makes
+the state exist is the record beside the folder, written last.
 """
 
 from threading import Lock
@@ -12,20 +12,22 @@ from blake3 import blake3
 
 from services.checkpoint.backends.checked_chunks import domain_errors
 from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.open_folders import OpenFolders
 from services.checkpoint.backends.record_json import manifest_to_json, record_from_json, record_to_json
 from services.checkpoint.domain import Checkpoint, Record
+from services.kit.errors import MemoryNotShared
 from services.kit.ids import new_id
+from services.kit.weights import SegmentRef
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
-    ADAPTER_CONFIG_FILE,
-    ADAPTER_MODEL_FILE,
     ChunkVerifier,
     StateChunk,
     StateSection,
     WeightManifest,
-    adapter_config_json,
     build_header,
-    seed_metadata,
+    description_files,
+    weights_file,
+    weights_header,
 )
 
 TRAINER_STATE_FILE = 'trainer_state.safetensors'
@@ -39,14 +41,17 @@ RECORD_FILE = 'record.json'
 class FolderWriter:
     """One state on its way to the disk. All methods but the properties work in threads."""
 
-    def __init__(self, disk: Disk, slot: str, manifest: WeightManifest, threads: Threads) -> None:
+    def __init__(
+        self, disk: Disk, slot: str, manifest: WeightManifest, *, threads: Threads, folders: OpenFolders
+    ) -> None:
         """Write into a new folder of `slot`; nothing is touched before the first call."""
         self._disk = disk
         self._slot = slot
         self._generation = new_id('st')
         self._manifest = manifest
-        self._adapter_bytes = manifest.adapter_size_bytes
+        self._adapter_bytes = manifest.weights_size_bytes
         self._threads = threads
+        self._folders = folders
         self._verifier = ChunkVerifier(manifest.size_bytes, manifest.digest)
         self._adapter_hasher = blake3()
         self._files: list[IO[bytes]] = []
@@ -62,6 +67,10 @@ class FolderWriter:
     async def add(self, chunk: StateChunk) -> None:
         """Take the next chunk; see the port."""
         await self._threads.run(self._add, chunk)
+
+    async def adopt(self, segment: SegmentRef) -> None:
+        """Refuse: a disk shares no memory."""
+        raise MemoryNotShared()
 
     async def commit(self, record: Record) -> None:
         """Make the state durable and visible; see the port."""
@@ -97,14 +106,14 @@ class FolderWriter:
             disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
             self._is_over = True
             if replaced is not None:
-                disk.remove(f'{self._slot}/{replaced}')
+                self._folders.remove(f'{self._slot}/{replaced}')
 
     def _discard(self) -> None:
         with self._lock:
             if not self._is_over:
                 self._is_over = True
                 for file in self._files:
-                    file.close()
+                    self._disk.abandon(file)
                 self._disk.remove(self._name())
 
     def _open(self) -> None:
@@ -112,24 +121,17 @@ class FolderWriter:
             raise RuntimeError('the writer was discarded or has committed')
         if self._files:
             return
-        header = build_header(
-            self._manifest.entries_of(StateSection.ADAPTER), metadata=seed_metadata(self._manifest.lora_config)
-        )
-        self._files.append(self._disk.open_to_write(self._name(ADAPTER_MODEL_FILE)))
-        self._files[0].write(header)
+        self._files.append(self._disk.open_to_write(self._name(weights_file(self._manifest))))
+        self._files[0].write(weights_header(self._manifest))
         if self._manifest.is_trainer_included:
             self._files.append(self._disk.open_to_write(self._name(TRAINER_STATE_FILE)))
             self._files[1].write(build_header(self._manifest.entries_of(StateSection.TRAINER)))
 
     def _write_descriptions(self, disk: Disk) -> None:
         manifest = self._manifest
-        config = adapter_config_json(
-            manifest.lora_config,
-            base_model=manifest.base_model,
-            tensor_names=[entry.name for entry in manifest.entries_of(StateSection.ADAPTER)],
-        )
         adapter_digest = self._adapter_hasher.hexdigest() if manifest.is_trainer_included else manifest.digest
-        disk.write(self._name(ADAPTER_CONFIG_FILE), config)
+        for name, content in description_files(manifest).items():
+            disk.write(self._name(name), content)
         disk.write(self._name(MANIFEST_FILE), manifest_to_json(manifest, adapter_digest=adapter_digest))
 
     def _name(self, file: str = '') -> str:

@@ -6,21 +6,19 @@ from functools import partial
 from services.checkpoint.backends.checked_chunks import domain_errors
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
 from services.checkpoint.backends.record_json import adapter_part
-from services.checkpoint.domain import CheckpointKey, Record, VersionKey
-from services.kit.errors import CheckpointNotFound, NotFound, VersionNotFound
+from services.checkpoint.domain import AdapterKey, CheckpointKey, NewestMark, Record, VersionKey
+from services.kit.errors import CheckpointNotFound, MemoryNotShared, NotFound, VersionNotFound
+from services.kit.weights import SegmentRef
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
-    ADAPTER_CONFIG_FILE,
-    ADAPTER_MODEL_FILE,
     Assembler,
     PackedState,
     StateChunk,
-    StateSection,
     WeightManifest,
-    adapter_config_json,
-    build_header,
-    seed_metadata,
+    description_files,
     state_digest,
+    weights_file,
+    weights_header,
 )
 
 _Key = VersionKey | CheckpointKey
@@ -39,10 +37,11 @@ class MemoryStore:
         """Begin empty; sources read in `threads`, as those of a disk do."""
         self._threads = threads
         self._held: dict[_Key, _Held] = {}
+        self._marks: dict[AdapterKey, NewestMark] = {}
 
-    async def load(self) -> list[Record]:
-        """Return the records of all that was committed."""
-        return [held.record for held in self._held.values()]
+    async def load(self) -> list[Record | NewestMark]:
+        """Return the records of all that was committed, and the marks."""
+        return [*(held.record for held in self._held.values()), *self._marks.values()]
 
     def begin(self, key: _Key, manifest: WeightManifest) -> 'MemoryWriter':
         """Return a writer for a state."""
@@ -53,7 +52,7 @@ class MemoryStore:
         state = self._get(key).state
         manifest, data = state.manifest, bytes(state.data)
         if is_adapter_only:
-            data = data[: manifest.adapter_size_bytes]
+            data = data[: manifest.weights_size_bytes]
             manifest = adapter_part(manifest, state_digest(data))
         return StatePieceSource(manifest, [Piece(len(data), content=data)], self._threads)
 
@@ -61,13 +60,8 @@ class MemoryStore:
         """Open a checkpoint as a tar archive; see the port."""
         state = self._get(key).state
         manifest = state.manifest
-        entries = manifest.entries_of(StateSection.ADAPTER)
-        config = adapter_config_json(
-            manifest.lora_config, base_model=manifest.base_model, tensor_names=[entry.name for entry in entries]
-        )
-        header = build_header(entries, metadata=seed_metadata(manifest.lora_config))
-        model = header + bytes(state.data[: manifest.adapter_size_bytes])
-        files = [(ADAPTER_CONFIG_FILE, config), (ADAPTER_MODEL_FILE, model)]
+        weights = weights_header(manifest) + bytes(state.data[: manifest.weights_size_bytes])
+        files = [*description_files(manifest).items(), (weights_file(manifest), weights)]
         return PieceSource(
             tar_pieces([(name, len(data), partial(_piece, data)) for name, data in files]), self._threads
         )
@@ -75,6 +69,10 @@ class MemoryStore:
     async def update(self, record: Record) -> None:
         """Replace the record of a committed state."""
         self._held[record.key] = replace(self._get(record.key), record=record)
+
+    async def mark_newest(self, mark: NewestMark) -> None:
+        """Remember a number in place of the adapter's mark before it."""
+        self._marks[mark.adapter] = mark
 
     async def delete(self, key: _Key) -> None:
         """Remove a state and its record; nothing happens where there is none."""
@@ -105,6 +103,10 @@ class MemoryWriter:
         """Take the next chunk; see the port."""
         with domain_errors():
             self._assembler.add(chunk)
+
+    async def adopt(self, segment: SegmentRef) -> None:
+        """Refuse: this memory is nobody else's."""
+        raise MemoryNotShared()
 
     async def commit(self, record: Record) -> None:
         """Make the state visible; see the port."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO
 
+from services.kit.weights import SegmentRef
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WeightManifest
 
@@ -35,6 +36,11 @@ class PieceSource:
         self._threads = threads
         # A read that was cancelled may still run in its thread when the source is closed.
         self._lock = Lock()
+        self._on_close: Callable[[], None] | None = None
+
+    def on_close(self, act: Callable[[], None]) -> None:
+        """Have `act` called in a thread once the files are closed."""
+        self._on_close = act
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +72,9 @@ class PieceSource:
             for piece in self._pieces:
                 if piece.file is not None:
                     piece.file.close()
+            act, self._on_close = self._on_close, None
+        if act is not None:
+            act()
 
 
 class StatePieceSource(PieceSource):
@@ -80,6 +89,11 @@ class StatePieceSource(PieceSource):
     def manifest(self) -> WeightManifest:
         """Describes the bytes."""
         return self._manifest
+
+    @property
+    def segment(self) -> SegmentRef | None:
+        """They lie in no shared memory."""
+        return None
 
 
 def tar_pieces(files: Sequence[tuple[str, int, Callable[[int], Piece]]]) -> list[Piece]:

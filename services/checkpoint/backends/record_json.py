@@ -3,10 +3,11 @@
 import json
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, Record
-from twinkle.checkpoint_engine import StateSection, TensorEntry, WeightManifest
+from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, Record
+from twinkle.checkpoint_engine import Layout, StateSection, TensorEntry, WeightManifest
 from twinkle.data_format import LoraConfig
 
 
@@ -32,25 +33,51 @@ def record_from_json(data: bytes) -> tuple[Record, str]:
     return _checkpoint(value, adapter, create_time), value['generation']
 
 
+def mark_to_json(mark: NewestMark) -> bytes:
+    """Return a mark."""
+    value = {
+        'tenant_id': mark.adapter.tenant_id,
+        'adapter_id': mark.adapter.adapter_id,
+        'newest_version': mark.version,
+    }
+    return (json.dumps(value, indent=2) + '\n').encode()
+
+
+def mark_from_json(data: bytes) -> NewestMark:
+    """Return a mark.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no mark of ours.
+    """
+    value = json.loads(data)
+    return NewestMark(AdapterKey(value['tenant_id'], value['adapter_id']), int(value['newest_version']))
+
+
 def manifest_to_json(manifest: WeightManifest, *, adapter_digest: str) -> bytes:
-    """Return the manifest and the digest of its adapter section."""
-    tensors = [
-        [entry.section.value, entry.name, entry.dtype, list(entry.shape), entry.offset, entry.size_bytes]
-        for entry in manifest.tensors
-    ]
+    """Return the manifest and the digest of its weights' section."""
     value = {
         'base_model': manifest.base_model,
-        'lora_config': asdict(manifest.lora_config),
-        'tensors': tensors,
+        'lora_config': None if manifest.lora_config is None else asdict(manifest.lora_config),
         'size_bytes': manifest.size_bytes,
         'digest': manifest.digest,
         'adapter_digest': adapter_digest,
     }
-    return json.dumps(value).encode()
+    return f'{json.dumps(value)[:-1]}, "tensors": {_tensors_json(manifest.layout)}}}'.encode()
+
+
+@lru_cache(maxsize=32)
+def _tensors_json(layout: Layout) -> str:
+    """Return the list of entries, which the versions of a run share."""
+    return json.dumps(
+        [
+            [entry.section.value, entry.name, entry.dtype, list(entry.shape), entry.offset, entry.size_bytes]
+            for entry in layout.tensors
+        ]
+    )
 
 
 def manifest_from_json(data: bytes, *, is_adapter_only: bool) -> WeightManifest:
-    """Return the manifest of the state, or of its adapter section.
+    """Return the manifest of the state, or of its weights' section.
 
     Raises:
         ValueError, KeyError, TypeError: it is no manifest of ours.
@@ -60,17 +87,17 @@ def manifest_from_json(data: bytes, *, is_adapter_only: bool) -> WeightManifest:
         TensorEntry(name, dtype, tuple(shape), offset, size_bytes, StateSection(section))
         for section, name, dtype, shape, offset, size_bytes in value['tensors']
     )
-    config = LoraConfig.of(value['lora_config'])
+    config = None if value['lora_config'] is None else LoraConfig.of(value['lora_config'])
     manifest = WeightManifest(value['base_model'], config, tensors, value['size_bytes'], value['digest'])
     return adapter_part(manifest, value['adapter_digest']) if is_adapter_only else manifest
 
 
 def adapter_part(manifest: WeightManifest, adapter_digest: str) -> WeightManifest:
-    """Return the manifest of the adapter section alone."""
+    """Return the manifest of the weights' section alone."""
     return replace(
         manifest,
-        tensors=manifest.entries_of(StateSection.ADAPTER),
-        size_bytes=manifest.adapter_size_bytes,
+        tensors=manifest.entries_of(manifest.weights_section),
+        size_bytes=manifest.weights_size_bytes,
         digest=adapter_digest,
     )
 
@@ -107,6 +134,9 @@ def _checkpoint_fields(record: Checkpoint) -> dict[str, Any]:
         'create_time': record.create_time.isoformat(),
         'expire_time': None if record.expire_time is None else record.expire_time.isoformat(),
         'request_id': record.request_id,
+        'is_public': record.is_public,
+        'user_metadata': dict(record.user_metadata),
+        'lora_rank': record.lora_rank,
     }
 
 
@@ -123,4 +153,7 @@ def _checkpoint(value: dict[str, Any], adapter: AdapterKey, create_time: datetim
         create_time=create_time,
         expire_time=None if expire_time is None else datetime.fromisoformat(expire_time),
         request_id=value.get('request_id', ''),
+        is_public=value.get('is_public', False),
+        user_metadata=value.get('user_metadata', {}),
+        lora_rank=value.get('lora_rank', 0),
     )

@@ -1,67 +1,99 @@
-"""Uploads as growing files on this machine, and the adapter inside a finished one.
+"""Uploads as growing files on this machine."""
 
-An archive is data from outside: nothing of it is unpacked to a disk. The two files of a peft
-folder are found inside it, checked, and read where they lie.
-"""
-
-import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from hashlib import blake2s
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, ParamSpec, TypeVar
 
-from blake3 import blake3
-
-from services.checkpoint.backends.checked_chunks import domain_errors
-from services.checkpoint.backends.pieces import Piece, StatePieceSource
-from services.kit.errors import ChunkCorrupt, InUse, InvalidField, StreamOutOfOrder
+from services.checkpoint.backends.peft_archive import OpenAdapter, open_adapter, plain_path
+from services.checkpoint.backends.pieces import StatePieceSource
+from services.kit.errors import ChunkCorrupt, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
 from services.kit.worker import Threads
-from twinkle.checkpoint_engine import (
-    ADAPTER_CONFIG_FILE,
-    ADAPTER_MODEL_FILE,
-    CHUNK_BYTES,
-    SEED_KEY,
-    FileEntry,
-    StateChunk,
-    TensorEntry,
-    WeightManifest,
-    chunk_checksum,
-    import_adapter,
-    parse_header,
-)
+from twinkle.checkpoint_engine import StateChunk, chunk_checksum
 
-_CONFIG_LIMIT_BYTES = 1 << 20
-_HEADER_LIMIT_BYTES = 64 << 20
+MOST_UNFINISHED = 16
+"""Uploads of one tenant that are not whole."""
+_Arguments = ParamSpec('_Arguments')
+_Result = TypeVar('_Result')
 
 
 class UploadFiles:
     """Keeps one file for each upload."""
 
-    def __init__(self, folder: Path, threads: Threads) -> None:
-        """Keep them in `folder`, which is made when the first one comes."""
+    def __init__(self, folder: Path, threads: Threads, *, plain_limit_bytes: int) -> None:
+        """Keep them in `folder`, which is made when the first one comes.
+
+        Args:
+            folder: holds nothing else.
+            threads: do what touches the disk.
+            plain_limit_bytes: most bytes that a compressed archive may have uncompressed, and that the uploads of one
+                tenant that are not whole may have together.
+        """
         self._folder = folder
         self._threads = threads
-        self._open: set[Path] = set()
+        self._plain_limit_bytes = plain_limit_bytes
+        self._open: dict[Path, int] = {}
 
     async def open(self, tenant_id: str, upload_id: str, *, size_bytes: int) -> 'UploadFile':
         """Open an upload, new or begun; see the port."""
         # A digest is a file name whatever the ids hold, and cannot be guessed into another tenant's.
-        path = self._folder / blake2s(f'{tenant_id}\0{upload_id}'.encode()).hexdigest()
+        tenant = blake2s(tenant_id.encode(), digest_size=16).hexdigest()
+        path = self._folder / f'{tenant}-{blake2s(upload_id.encode()).hexdigest()}'
         if path in self._open:
             raise InUse('upload', upload_id, 'another stream')
-        self._open.add(path)
+        others = dict(self._open)
+        self._open[path] = size_bytes
+        limit_bytes = self._plain_limit_bytes - size_bytes
+        opening = asyncio.ensure_future(self._threads.run(self._open_to_append, path, tenant, others, limit_bytes))
         try:
-            file = await self._threads.run(_open_to_append, path)
+            file = await asyncio.shield(opening)
         except BaseException:
-            self._open.discard(path)
+            # Its thread goes on where the caller has gone: the file is let go of when it is there.
+            if opening.done():
+                self._abandon(path, opening)
+            else:
+                opening.add_done_callback(lambda done: self._abandon(path, done))
             raise
-        upload = UploadFile(path, file, size_bytes, threads=self._threads, open_paths=self._open)
+        upload = UploadFile(
+            path,
+            file,
+            size_bytes,
+            threads=self._threads,
+            plain_limit_bytes=self._plain_limit_bytes,
+            on_close=lambda: self._let_go(path),
+        )
         if upload.held_bytes > size_bytes:
             await upload.close()
             raise InvalidField('header.size_bytes', f'is {size_bytes}, {upload.held_bytes} bytes came before')
         return upload
+
+    def _abandon(self, path: Path, opening: 'asyncio.Future[IO[bytes]]') -> None:
+        self._let_go(path)
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result().close()
+
+    def _let_go(self, path: Path) -> None:
+        self._open.pop(path, None)
+
+    def _open_to_append(self, path: Path, tenant: str, others: Mapping[Path, int], limit_bytes: int) -> IO[bytes]:
+        """Open a file where the tenant's `others` and those that nobody sends leave room for it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = {other: size for other, size in others.items() if other.name.startswith(f'{tenant}-')}
+        for other in path.parent.glob(f'{tenant}-*'):
+            # What is unpacked goes with its upload.
+            if other not in {path, *held} and not other.suffix:
+                with suppress(FileNotFoundError):  # whole since it was listed
+                    held[other] = other.stat().st_size
+        if not path.exists() and len(held) >= MOST_UNFINISHED:
+            raise QuotaExceeded('unfinished uploads', MOST_UNFINISHED)
+        if sum(held.values()) > limit_bytes:
+            raise QuotaExceeded('bytes of unfinished uploads', self._plain_limit_bytes)
+        file = path.open('ab')
+        file.seek(0, 2)
+        return file
 
     async def discard_older(self, moment: datetime) -> None:
         """Forget the uploads that nothing was added to since `moment`."""
@@ -70,7 +102,7 @@ class UploadFiles:
     def _discard_older(self, moment_seconds: float) -> None:
         for path in self._folder.glob('*'):
             with suppress(FileNotFoundError):  # finished since it was listed
-                if path not in self._open and path.stat().st_mtime < moment_seconds:
+                if path.with_suffix('') not in self._open and path.stat().st_mtime < moment_seconds:
                     path.unlink()
 
 
@@ -78,15 +110,25 @@ class UploadFile:
     """One upload. What the file holds is what has come."""
 
     def __init__(
-        self, path: Path, file: IO[bytes], size_bytes: int, *, threads: Threads, open_paths: set[Path]
+        self,
+        path: Path,
+        file: IO[bytes],
+        size_bytes: int,
+        *,
+        threads: Threads,
+        plain_limit_bytes: int,
+        on_close: Callable[[], None],
     ) -> None:
         """Go on with the file at `path`."""
         self._path = path
         self._file = file
         self._size_bytes = size_bytes
         self._threads = threads
-        self._open_paths = open_paths
+        self._plain_limit_bytes = plain_limit_bytes
+        self._on_close = on_close
         self._held_bytes = file.tell()
+        self._running: asyncio.Future[Any] | None = None
+        self._opened: OpenAdapter | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -100,108 +142,51 @@ class UploadFile:
             raise StreamOutOfOrder(f'a chunk at byte {self._held_bytes}')
         if end > self._size_bytes:
             raise InvalidField('chunk', f'ends at byte {end} of an archive of {self._size_bytes}')
-        await self._threads.run(self._add, chunk)
+        await self._run(self._add, chunk)
         self._held_bytes = max(end, self._held_bytes)
 
-    async def open_adapter(self, base_model: str) -> StatePieceSource:
+    async def open_adapter(self, base_model: str) -> tuple[StatePieceSource, str]:
         """Open the adapter inside the archive; see the port."""
-        return await self._threads.run(self._open_adapter, base_model)
+        opened = await self._run(self._open_adapter, base_model)
+        return opened.source, opened.said_base_model
 
     async def discard(self) -> None:
         """Forget the upload and its bytes."""
-        await self._threads.run(self._path.unlink, missing_ok=True)
+        await self._run(self._path.unlink, missing_ok=True)
 
     async def close(self) -> None:
-        """Let go of the upload."""
-        await self._threads.run(self._file.close)
-        self._open_paths.discard(self._path)
+        """Let go of the upload, which goes on to its end where the caller is cancelled."""
+        await asyncio.shield(asyncio.ensure_future(self._let_go()))
+
+    async def _let_go(self) -> None:
+        try:
+            if self._running is not None:
+                await asyncio.gather(self._running, return_exceptions=True)
+            if self._opened is not None:
+                await self._opened.source.close()
+            await self._threads.run(self._close)
+        finally:
+            self._on_close()
+
+    async def _run(
+        self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        """Run in a thread, which goes on where the caller is cancelled, and which letting go waits for."""
+        running = asyncio.ensure_future(self._threads.run(function, *args, **kwargs))
+        self._running = running
+        return await asyncio.shield(running)
+
+    def _open_adapter(self, base_model: str) -> OpenAdapter:
+        limit_bytes = self._plain_limit_bytes
+        self._opened = open_adapter(self._path, base_model, self._threads, limit_bytes=limit_bytes)
+        return self._opened
+
+    def _close(self) -> None:
+        self._file.close()
+        plain_path(self._path).unlink(missing_ok=True)
 
     def _add(self, chunk: StateChunk) -> None:
         if chunk_checksum(chunk.data) != chunk.checksum:
             raise ChunkCorrupt(chunk.offset)
         self._file.write(memoryview(chunk.data)[self._held_bytes - chunk.offset :])
         self._file.flush()
-
-    def _open_adapter(self, base_model: str) -> StatePieceSource:
-        file = self._path.open('rb')
-        try:
-            with _invalid_archive():
-                config_place, model_place = _find_files(file)
-                entries, metadata, header_bytes = _read_model_header(file, *model_place)
-                seed = metadata.get(SEED_KEY)
-                config_data = _read(file, *config_place, limit_bytes=_CONFIG_LIMIT_BYTES)
-                shapes = {entry.name: entry.shape for entry in entries}
-                adapter = import_adapter(config_data, shapes, seed=None if seed is None else int(seed))
-                begin, size_bytes = model_place[0] + header_bytes, model_place[1] - header_bytes
-                tensors = tuple(_entry(entry, adapter.names[entry.name], header_bytes) for entry in entries)
-                digest = _digest(file, begin, size_bytes)
-                manifest = WeightManifest(base_model, adapter.config, tensors, size_bytes, digest)
-        except BaseException:
-            file.close()
-            raise
-        return StatePieceSource(manifest, [Piece(size_bytes, file, begin)], self._threads)
-
-
-def _open_to_append(path: Path) -> IO[bytes]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open('ab')
-    file.seek(0, 2)
-    return file
-
-
-@contextmanager
-def _invalid_archive() -> Iterator[None]:
-    """Tell what is wrong with an archive as a fault of the request."""
-    try:
-        with domain_errors():
-            yield
-    except (ValueError, tarfile.TarError, EOFError, OverflowError) as error:
-        raise InvalidField('chunk', f'the archive is no peft folder of safetensors: {error}') from error
-
-
-def _find_files(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return where the configuration and the weights lie in the archive: first byte and size."""
-    places: dict[str, tuple[int, int]] = {}
-    with tarfile.open(fileobj=file, mode='r:') as archive:
-        for member in archive:
-            name = member.name.rpartition('/')[2]
-            if name not in {ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE}:
-                continue
-            if not member.isreg() or member.issparse() or name in places:
-                raise ValueError(f'{name} is there twice or is no plain file')
-            places[name] = (member.offset_data, member.size)
-    for name in (ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE):
-        if name not in places:
-            raise ValueError(f'{name} is missing')
-    return places[ADAPTER_CONFIG_FILE], places[ADAPTER_MODEL_FILE]
-
-
-def _read_model_header(file: IO[bytes], begin: int, size_bytes: int) -> tuple[list[FileEntry], dict[str, str], int]:
-    """Return the tensors of the weights' file, its metadata, and where in it the tensors begin."""
-    length = int.from_bytes(_read(file, begin, min(8, size_bytes), limit_bytes=8), 'little')
-    header_bytes = min(8 + length, size_bytes)
-    header = _read(file, begin, header_bytes, limit_bytes=_HEADER_LIMIT_BYTES)
-    entries, metadata = parse_header(header, file_bytes=size_bytes)
-    return entries, metadata, header_bytes
-
-
-def _read(file: IO[bytes], begin: int, size_bytes: int, *, limit_bytes: int) -> bytes:
-    if size_bytes > limit_bytes:
-        raise ValueError(f'a part of {size_bytes} bytes is larger than {limit_bytes}')
-    file.seek(begin)
-    data = file.read(size_bytes)
-    if len(data) != size_bytes:
-        raise ValueError('the archive is cut off')
-    return data
-
-
-def _entry(entry: FileEntry, name: str, header_bytes: int) -> TensorEntry:
-    return TensorEntry(name, entry.dtype, entry.shape, entry.begin - header_bytes, entry.end - entry.begin)
-
-
-def _digest(file: IO[bytes], begin: int, size_bytes: int) -> str:
-    hasher = blake3()
-    for offset in range(0, size_bytes, CHUNK_BYTES):
-        length = min(CHUNK_BYTES, size_bytes - offset)
-        hasher.update(_read(file, begin + offset, length, limit_bytes=CHUNK_BYTES))
-    return hasher.hexdigest()

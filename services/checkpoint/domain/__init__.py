@@ -4,8 +4,7 @@ from services.checkpoint.domain.catalogue import Catalogue
 from services.checkpoint.domain.change_log import Change, ChangeLog
 from services.checkpoint.domain.errors import CheckpointExists, VersionConflict
 from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey, parse_checkpoint_path
-from services.checkpoint.domain.records import AdapterVersion, Checkpoint, Record
-from services.checkpoint.domain.transfer import FrameKind, Transfer
+from services.checkpoint.domain.records import AdapterVersion, Checkpoint, NewestMark, Record
 from services.checkpoint.domain.version_ring import VersionRing
 
 __all__ = [
@@ -17,9 +16,8 @@ __all__ = [
     'Checkpoint',
     'CheckpointExists',
     'CheckpointKey',
-    'FrameKind',
+    'NewestMark',
     'Record',
-    'Transfer',
     'VersionConflict',
     'VersionKey',
     'VersionRing',

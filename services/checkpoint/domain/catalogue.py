@@ -10,7 +10,7 @@ from datetime import datetime
 from services.checkpoint.domain.change_log import ChangeLog
 from services.checkpoint.domain.errors import CheckpointExists
 from services.checkpoint.domain.keys import AdapterKey, CheckpointKey
-from services.checkpoint.domain.records import AdapterVersion, Checkpoint, Record
+from services.checkpoint.domain.records import AdapterVersion, Checkpoint, NewestMark, Record
 from services.checkpoint.domain.version_ring import VersionRing
 from services.kit.errors import AdapterNotFound, CheckpointNotFound
 
@@ -31,11 +31,18 @@ class Catalogue:
         self._pin_limit = pin_limit
         self._rings: dict[AdapterKey, VersionRing] = {}
         self._checkpoints: dict[str, dict[CheckpointKey, Checkpoint]] = {}
+        self._public: dict[str, CheckpointKey] = {}
         self.changes = ChangeLog(deletion_limit=_DELETION_LIMIT)
 
-    def restore(self, records: Iterable[Record]) -> list[AdapterVersion]:
+    def restore(self, stored: Iterable[Record | NewestMark]) -> list[AdapterVersion]:
         """Take in what a store has, before the first call; return versions that do not fit the ring."""
         evicted: list[AdapterVersion] = []
+        records: list[Record] = []
+        for item in stored:
+            if isinstance(item, NewestMark):
+                self._own_ring(item.adapter).skip(item.version)
+            else:
+                records.append(item)
         for record in sorted(records, key=lambda record: record.create_time):
             if isinstance(record, Checkpoint):
                 self.put_checkpoint(record)
@@ -47,10 +54,10 @@ class Catalogue:
         """Return an adapter's versions.
 
         Raises:
-            AdapterNotFound: nothing was ever published.
+            AdapterNotFound: nothing was ever published, or all of it was collected.
         """
         ring = self._rings.get(adapter)
-        if ring is None:
+        if ring is None or ring.newest is None:
             raise AdapterNotFound(adapter.adapter_id)
         return ring
 
@@ -67,8 +74,11 @@ class Catalogue:
 
     def add_version(self, version: AdapterVersion) -> list[AdapterVersion]:
         """Add a version and return those that had to leave for it, oldest first."""
-        ring = self._rings.setdefault(version.adapter, self._new_ring(version.adapter))
-        return ring.add(version)
+        return self._own_ring(version.adapter).add(version)
+
+    def adapters(self) -> list[AdapterKey]:
+        """Return every adapter that has versions."""
+        return [adapter for adapter, ring in self._rings.items() if ring.newest is not None]
 
     def checkpoint(self, key: CheckpointKey, *, now: datetime) -> Checkpoint:
         """Return a checkpoint.
@@ -80,6 +90,21 @@ class Catalogue:
         if found is None or found.is_expired(now):
             raise CheckpointNotFound(key.checkpoint_id)
         return found
+
+    def readable_checkpoint(self, key: CheckpointKey, *, now: datetime) -> Checkpoint:
+        """Return a checkpoint of the key's tenant, or another one's of the same run and name that is public.
+
+        Raises:
+            CheckpointNotFound: there is neither, or its time is over.
+        """
+        if self.is_here(key, now=now):
+            return self.checkpoint(key, now=now)
+        return self.checkpoint(self._public.get(key.checkpoint_id, key), now=now)
+
+    def is_public_elsewhere(self, key: CheckpointKey, *, now: datetime) -> bool:
+        """Say whether another tenant's checkpoint of the same run and name is public."""
+        public = self._public.get(key.checkpoint_id, key)
+        return public != key and self.is_here(public, now=now)
 
     def match_checkpoint(
         self, key: CheckpointKey, digest: str, *, is_overwrite_allowed: bool, now: datetime, request_id: str = ''
@@ -105,6 +130,7 @@ class Catalogue:
     def put_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint, or replace one."""
         self._checkpoints.setdefault(checkpoint.key.adapter.tenant_id, {})[checkpoint.key] = checkpoint
+        self._note_public(checkpoint.key, is_public=checkpoint.is_public)
         self.changes.record(checkpoint.key, is_deletion=False)
 
     def remove_checkpoint(self, key: CheckpointKey) -> None:
@@ -113,6 +139,7 @@ class Catalogue:
         del of_tenant[key]
         if not of_tenant:
             del self._checkpoints[key.adapter.tenant_id]
+        self._note_public(key, is_public=False)
         self.changes.record(key, is_deletion=True)
 
     def checkpoints(self, tenant_id: str, *, adapter_id: str, now: datetime) -> list[Checkpoint]:
@@ -125,6 +152,11 @@ class Catalogue:
         return sorted(
             found, key=lambda checkpoint: (checkpoint.create_time, checkpoint.key.checkpoint_id), reverse=True
         )
+
+    def is_here(self, key: CheckpointKey, *, now: datetime) -> bool:
+        """Say whether a checkpoint is here and its time is not over."""
+        found = self.find(key)
+        return found is not None and not found.is_expired(now)
 
     def is_expired(self, key: CheckpointKey, *, now: datetime) -> bool:
         """Say whether a checkpoint is still here although its time is over."""
@@ -139,6 +171,15 @@ class Catalogue:
         """Yield every tenant's checkpoints, in no particular order."""
         for of_tenant in self._checkpoints.values():
             yield from of_tenant.values()
+
+    def _note_public(self, key: CheckpointKey, *, is_public: bool) -> None:
+        if is_public:
+            self._public[key.checkpoint_id] = key
+        elif self._public.get(key.checkpoint_id) == key:
+            del self._public[key.checkpoint_id]
+
+    def _own_ring(self, adapter: AdapterKey) -> VersionRing:
+        return self._rings.setdefault(adapter, self._new_ring(adapter))
 
     def _new_ring(self, adapter: AdapterKey) -> VersionRing:
         return VersionRing(adapter, capacity=self._ring_capacity, pin_limit=self._pin_limit)

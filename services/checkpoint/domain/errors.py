@@ -26,3 +26,15 @@ class CheckpointExists(AlreadyExists):
 
     def __str__(self) -> str:
         return f'checkpoint {self.checkpoint_id!r} exists; allow overwriting or choose another name'
+
+
+@dataclass(eq=False)
+class CheckpointIdTaken(AlreadyExists):
+    """Another tenant's checkpoint of that path is public; whose, is not told."""
+
+    reason = 'ID_TAKEN'
+    id: str
+    kind: str = 'checkpoint'
+
+    def __str__(self) -> str:
+        return f'another checkpoint {self.id!r} is public; save this one under another name'

@@ -5,7 +5,7 @@ Because no lookup can be made without a tenant, what belongs to another one cann
 
 from dataclasses import dataclass
 
-from services.kit.names import is_name
+from services.kit.names import is_adapter_id, is_name
 
 PATH_SCHEME = 'twinkle://'
 
@@ -47,6 +47,6 @@ class CheckpointKey:
 def parse_checkpoint_path(tenant_id: str, path: str) -> CheckpointKey | None:
     """Return the key of a path or checkpoint id of `tenant_id`; None where it is neither."""
     run, separator, name = path.removeprefix(PATH_SCHEME).partition('/weights/')
-    if not separator or not is_name(run) or not is_name(name):
+    if not separator or not is_adapter_id(run) or not is_name(name):
         return None
     return CheckpointKey(AdapterKey(tenant_id, run), name)

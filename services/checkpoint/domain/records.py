@@ -1,6 +1,7 @@
 """What is remembered of a version or a checkpoint beside its weights."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey
@@ -46,10 +47,28 @@ class Checkpoint:
     """When it is deleted. None: kept."""
     request_id: str = ''
     """Of the request that made it; empty: none was given."""
+    is_public: bool = False
+    """Whether every tenant may read it."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The owner's labels."""
+    lora_rank: int = 0
+    """0: it holds the base model's own weights, or was made before this was noted."""
 
     def is_expired(self, now: datetime) -> bool:
         """Say whether its time is over."""
         return self.expire_time is not None and self.expire_time <= now
+
+
+@dataclass(frozen=True)
+class NewestMark:
+    """The highest number an adapter ever gave a version, written down when that version is collected.
+
+    Without it the numbers would begin again, and a sampler that holds an old version would take
+    the new one for it.
+    """
+
+    adapter: AdapterKey
+    version: int
 
 
 Record = AdapterVersion | Checkpoint

@@ -1,6 +1,7 @@
 """The versions of one adapter: the newest few, and those that are pinned.
 
-The newest one always stays, so the numbers can be told to count up even after a restart.
+The newest one stays, so that the numbers count up even after a restart. Only collecting what nobody
+uses takes it away, and then its number is remembered.
 """
 
 from dataclasses import replace
@@ -26,6 +27,7 @@ class VersionRing:
         self._capacity = capacity
         self._pin_limit = pin_limit
         self._versions: dict[int, AdapterVersion] = {}
+        self._highest = 0
 
     @property
     def newest(self) -> AdapterVersion | None:
@@ -58,8 +60,7 @@ class VersionRing:
             VersionConflict: it is neither.
             QuotaExceeded: it asks to be pinned, and as many as may be are.
         """
-        newest = self.newest
-        if newest is None or version > newest.version:
+        if version > self._highest:
             if is_pinned:
                 self._check_pins()
             return None
@@ -71,7 +72,12 @@ class VersionRing:
     def add(self, version: AdapterVersion) -> list[AdapterVersion]:
         """Add a version and return those that had to leave for it, oldest first."""
         self._versions[version.version] = version
+        self.skip(version.version)
         return self._evict()
+
+    def skip(self, version: int) -> None:
+        """Remember that numbers up to `version` were given, also where nothing else tells of it."""
+        self._highest = max(self._highest, version)
 
     def pinned(self, version: int, *, is_pinned: bool) -> AdapterVersion:
         """Return the version as it would be, pinned or not; nothing changes yet.

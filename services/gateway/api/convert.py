@@ -9,15 +9,19 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.gateway.application.create_key import KeyOrder
 from services.gateway.application.create_session import SessionOrder
+from services.gateway.application.rotate_key import DEFAULT_OVERLAP
 from services.gateway.domain.api_key import ApiKey, Scope
 from services.gateway.domain.catalogue import Checkpoint, Run
 from services.gateway.domain.listing import Cursor, Page
+from services.gateway.domain.project import Project
 from services.gateway.domain.session import FinishReason, Session, SessionState
 from services.gateway.domain.tenant import Tenant
 from services.kit.errors import InvalidField, InvalidPageToken
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.fields import (
+    LONGEST_TTL,
     MAX_ID_LENGTH,
+    duration_from_proto,
     id_from_proto,
     text_from_proto,
     timestamp_to_proto,
@@ -30,7 +34,7 @@ MAX_LABEL_LENGTH = 256
 MAX_LABELS = 64
 MAX_LABEL_VALUE_LENGTH = 4096
 
-_TENANT_ID = re.compile(r'[a-z0-9-]{1,64}')
+_CHOSEN_ID = re.compile(r'[a-z0-9-]{1,64}')
 _SCOPES: Mapping[key_service_pb2.Scope.ValueType, Scope] = {
     key_service_pb2.SCOPE_TRAIN: Scope.TRAIN,
     key_service_pb2.SCOPE_SAMPLE: Scope.SAMPLE,
@@ -52,24 +56,22 @@ _FINISH_REASONS: Mapping[session_service_pb2.FinishReason.ValueType, FinishReaso
 }
 
 
-def filter_from_proto(value: str, field: str) -> str | None:
-    """Return what a list is cut down to; None where the field is empty.
-
-    Raises:
-        InvalidField: it is too long or holds a control character.
-    """
-    return text_from_proto(value, field, limit=MAX_ID_LENGTH) or None
-
-
 def tenant_id_from_proto(value: str) -> str:
     """Return the id of a tenant.
 
     Raises:
         InvalidField: it is not 1 to 64 of lower-case letters, digits and '-'.
     """
-    if not _TENANT_ID.fullmatch(value):
-        raise InvalidField('tenant_id', "must be 1 to 64 of lower-case letters, digits and '-'")
-    return value
+    return _chosen_id(value, 'tenant_id')
+
+
+def project_id_from_proto(value: str) -> str:
+    """Return the id of a project.
+
+    Raises:
+        InvalidField: it is not 1 to 64 of lower-case letters, digits and '-'.
+    """
+    return _chosen_id(value, 'project_id')
 
 
 def display_name_from_proto(value: str) -> str:
@@ -96,8 +98,20 @@ def key_order_from_proto(request: key_service_pb2.CreateKeyRequest) -> KeyOrder:
         tenant_id=tenant_id_from_proto(request.tenant_id),
         scopes=frozenset(_SCOPES[number] for number in request.scopes),
         display_name=display_name_from_proto(request.display_name),
+        project_id=project_id_from_proto(request.project_id) if request.project_id else '',
         ttl=ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None,
     )
+
+
+def overlap_from_proto(request: key_service_pb2.RotateKeyRequest) -> timedelta:
+    """Return how long a replaced key still works.
+
+    Raises:
+        InvalidField: it is out of range.
+    """
+    if not request.HasField('overlap'):
+        return DEFAULT_OVERLAP
+    return duration_from_proto(request.overlap, 'overlap', least=timedelta(), most=LONGEST_TTL)
 
 
 def session_order_from_proto(request: session_service_pb2.CreateSessionRequest) -> SessionOrder:
@@ -115,6 +129,7 @@ def session_order_from_proto(request: session_service_pb2.CreateSessionRequest) 
         request_id=id_from_proto(request.request_id, 'request_id'),
         client=text_from_proto(request.client, 'client', limit=MAX_LABEL_LENGTH),
         user_metadata=dict(request.user_metadata),
+        project_id=project_id_from_proto(request.project_id) if request.project_id else '',
     )
 
 
@@ -170,6 +185,16 @@ def tenant_to_proto(tenant: Tenant) -> key_service_pb2.Tenant:
     )
 
 
+def project_to_proto(project: Project) -> key_service_pb2.Project:
+    """Return the message of a project."""
+    return key_service_pb2.Project(
+        tenant_id=project.tenant_id,
+        project_id=project.project_id,
+        display_name=project.display_name,
+        create_time=_timestamp(project.create_time),
+    )
+
+
 def key_to_proto(key: ApiKey) -> key_service_pb2.ApiKey:
     """Return the message of a key, without its secret."""
     return key_service_pb2.ApiKey(
@@ -180,6 +205,9 @@ def key_to_proto(key: ApiKey) -> key_service_pb2.ApiKey:
         create_time=_timestamp(key.create_time),
         expire_time=_timestamp(key.expire_time),
         revoke_time=_timestamp(key.revoke_time),
+        project_id=key.project_id,
+        replaces_key_id=key.replaces_key_id,
+        retire_time=_timestamp(key.retire_time),
     )
 
 
@@ -192,6 +220,8 @@ def session_to_proto(session: Session) -> session_service_pb2.Session:
         user_metadata=session.user_metadata,
         create_time=_timestamp(session.create_time),
         heartbeat_time=_timestamp(session.heartbeat_time),
+        project_id=session.project_id,
+        checkpoint_paths=session.checkpoint_paths,
     )
 
 
@@ -225,7 +255,16 @@ def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
         folder=checkpoint.folder,
         create_time=_timestamp(checkpoint.create_time),
         expire_time=_timestamp(checkpoint.expire_time),
+        is_public=checkpoint.is_public,
+        user_metadata=checkpoint.user_metadata,
+        lora_rank=checkpoint.lora_rank,
     )
+
+
+def _chosen_id(value: str, field: str) -> str:
+    if not _CHOSEN_ID.fullmatch(value):
+        raise InvalidField(field, "must be 1 to 64 of lower-case letters, digits and '-'")
+    return value
 
 
 def _timestamp(moment: datetime | None) -> Timestamp | None:

@@ -17,35 +17,19 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from services.gateway.domain.permissions import Access, requirement_of
 from services.kit.errors import DomainError, ServiceUnreachable
-from services.kit.rpc.auth import KEY_ID_KEY, SCOPES_KEY, TENANT_KEY
-from services.kit.rpc.channel import TRANSPORT_OPTIONS
-from services.kit.rpc.context import current_caller, current_request_id
-from services.kit.rpc.layers import REQUEST_ID_KEY, current_trace_metadata
+from services.kit.rpc.channel import forwarded_metadata
+from services.kit.rpc.context import current_request_id
+from services.kit.rpc.layers import REQUEST_ID_KEY
 from services.kit.rpc.status import error_from_call
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 STATUS_DETAILS_KEY = 'grpc-status-details-bin'
-_OPTIONS = (
-    *TRANSPORT_OPTIONS,
-    # A service that was restarted is found again within a second; gRPC's own default is two minutes.
-    ('grpc.initial_reconnect_backoff_ms', 100),
-    ('grpc.min_reconnect_backoff_ms', 100),
-    ('grpc.max_reconnect_backoff_ms', 1000),
-    # Whoever calls the gateway repeats calls; repeating them here as well would multiply them.
-    ('grpc.enable_retries', 0),
-)
-
 _SETTLE_SECONDS = 0.005
 """Between the end of a client's stream and telling the service. grpc.aio 1.85 ends the stream of a client that
 was cut off like that of one that is done, and cancels the call only just after; a service must not take the one
 for the other. Delete once the two can be told apart."""
-
-
-def open_forwarding_channel(address: str) -> grpc.aio.Channel:
-    """Open a bare channel for `Forwarder`: no interceptor, no retries. The caller closes it."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 
 class Forwarder(grpc.GenericRpcHandler):
@@ -65,7 +49,7 @@ class Forwarder(grpc.GenericRpcHandler):
             channels: its name to a channel; calls for one that is missing are refused as unreachable.
             internal_token: tells the services that the identity beside it is to be believed.
         """
-        self._token: Metadata = (('authorization', f'Bearer {internal_token}'),) if internal_token else ()
+        self._internal_token = internal_token
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for service, descriptors in contracts.items():
             for method in (method for descriptor in descriptors for method in descriptor.methods):
@@ -77,6 +61,11 @@ class Forwarder(grpc.GenericRpcHandler):
     def methods(self) -> Mapping[str, bool]:
         """Full names of the methods that are forwarded, without leading slash."""
         return {name[1:]: True for name in self._handlers}
+
+    @property
+    def handlers(self) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What handles each method, by full name with leading slash."""
+        return self._handlers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the method's handler; None where it is not forwarded."""
@@ -155,16 +144,7 @@ class Forwarder(grpc.GenericRpcHandler):
         return forward
 
     def _outgoing(self) -> Metadata:
-        """Return what goes beside a call: who calls, as the gateway knows it, and nothing the client said of itself."""
-        caller = current_caller()
-        return (
-            *self._token,
-            (TENANT_KEY, caller.tenant_id),
-            (KEY_ID_KEY, caller.key_id),
-            (SCOPES_KEY, ','.join(sorted(caller.scopes))),
-            (REQUEST_ID_KEY, current_request_id()),
-            *current_trace_metadata().items(),
-        )
+        return forwarded_metadata(self._internal_token)
 
 
 @asynccontextmanager

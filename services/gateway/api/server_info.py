@@ -41,7 +41,9 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
 
 def _take_support(own: messages.ServiceInfo, others: Sequence[messages.ServiceInfo]) -> None:
     """Say of each forwarded method what its own service says; the gateway only passes it on."""
-    support = {item.method: item.is_supported for info in others for item in info.methods}
+    support: dict[str, bool] = {}
+    for item in (item for info in others for item in info.methods):
+        support[item.method] = support.get(item.method, False) or item.is_supported
     for item in own.methods:
         if not item.method.startswith('twinkle.api.server.'):
             item.is_supported = support.get(item.method, item.is_supported)

@@ -10,6 +10,7 @@ import structlog
 from services.gateway.ports import SessionStore
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
+from services.kit.failpoints import reach
 
 _log = structlog.get_logger('sessions')
 
@@ -17,8 +18,16 @@ _log = structlog.get_logger('sessions')
 class ExpireSessions:
     """Marks sessions expired whose clients are silent; a heartbeat brings each back."""
 
-    def __init__(self, sessions: SessionStore, *, lifetime: timedelta, clock: Clock) -> None:
-        """Sweep `sessions`; a silence of `lifetime` ends a session."""
+    def __init__(
+        self,
+        sessions: SessionStore,
+        *,
+        lifetime: timedelta,
+        clock: Clock,
+        settle: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
+        """Sweep `sessions`; a silence of `lifetime` ends a session, and `settle` looks after what it leaves behind."""
+        self._settle = settle
         self._sessions = sessions
         self._lifetime = lifetime
         self._clock = clock
@@ -28,11 +37,18 @@ class ExpireSessions:
         return await self._sessions.expire(silent_since=self._clock.now() - self._lifetime)
 
     async def keep_on(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
-        """Sweep every `interval` until cancelled; a sweep that fails is made up for by the next."""
+        """Sweep every `interval` until cancelled; a sweep that fails is made up for by the next.
+
+        No session expires in the first lifetime: nobody could be heard while no gateway was there.
+        """
+        begin = self._clock.now()
         while True:
             await pause(interval.total_seconds())
             try:
-                if count := await self():
+                if self._clock.now() - begin >= self._lifetime and (count := await self()):
                     _log.info('sessions expired', count=count)
+                    reach('session.expired')
+                if self._settle is not None:
+                    await self._settle()
             except DomainError as error:
                 _log.warning('sweep failed', reason=error.reason)

@@ -12,7 +12,7 @@ from typing import Generic, Never, TypeVar
 
 import structlog
 
-from services.gateway.domain.catalogue import CatalogueEvent, Gone, Seen, Synced
+from services.gateway.domain.catalogue import CatalogueEvent, EntryKey, Gone, Seen, Synced
 from services.gateway.ports import Feed, Shelf
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
@@ -77,7 +77,7 @@ class FollowCatalogue(Generic[Entry]):
             await self._pause(limit * random.uniform(0.5, 1.0))
 
     async def _follow(self) -> None:
-        present: set[str] | None = None if self._token else set()
+        present: set[EntryKey] | None = None if self._token else set()
         async for event in self._feed.follow(self._token):
             if not self._was_heard:
                 self._was_heard = True
@@ -89,18 +89,18 @@ class FollowCatalogue(Generic[Entry]):
             # Half a snapshot is no position to go on from.
             self._token = event.resume_token if present is None else ''
 
-    async def _copy(self, event: CatalogueEvent[Entry], present: set[str] | None) -> set[str] | None:
-        """Apply one event; return `present`, the ids of the snapshot so far, and None once it is complete."""
+    async def _copy(self, event: CatalogueEvent[Entry], present: set[EntryKey] | None) -> set[EntryKey] | None:
+        """Apply one event; return `present`, the keys of the snapshot so far, and None once it is complete."""
         match event:
             case Seen():
                 await self._shelf.save(event.entry)
                 if present is not None:
-                    present.add(event.entry_id)
+                    present.add(event.key)
                 return present
             case Gone():
-                await self._shelf.mark_gone(event.entry_id, moment=self._clock.now())
+                await self._shelf.mark_gone(event.key, moment=self._clock.now())
                 if present is not None:
-                    present.discard(event.entry_id)
+                    present.discard(event.key)
                 return present
             case Synced():
                 if present is not None:

@@ -1,6 +1,6 @@
 """The verb that lists checkpoints."""
 
-from services.gateway.domain.catalogue import Checkpoint
+from services.gateway.domain.catalogue import Checkpoint, CheckpointFilter
 from services.gateway.domain.listing import Cursor, Listing, Page, list_page
 from services.gateway.ports import CheckpointStore
 from services.kit.caller import Caller
@@ -13,7 +13,7 @@ class ListRunCheckpoints:
         """List what `checkpoints` keeps."""
         self._checkpoints = checkpoints
 
-    async def __call__(self, caller: Caller, page: Page, *, run_id: str | None = None) -> Listing[Checkpoint]:
-        """Return one page, of the run alone unless it is None."""
-        found = await self._checkpoints.list_newest(caller.tenant_id, page, run_id=run_id)
+    async def __call__(self, caller: Caller, page: Page, wanted: CheckpointFilter) -> Listing[Checkpoint]:
+        """Return one page of those that are `wanted`."""
+        found = await self._checkpoints.list_newest(caller.tenant_id, page, wanted)
         return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.checkpoint_id))

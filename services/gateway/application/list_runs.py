@@ -1,6 +1,6 @@
 """The verb that lists runs."""
 
-from services.gateway.domain.catalogue import Run
+from services.gateway.domain.catalogue import Run, RunFilter
 from services.gateway.domain.listing import Cursor, Listing, Page, list_page
 from services.gateway.ports import RunStore
 from services.kit.caller import Caller
@@ -13,7 +13,7 @@ class ListRuns:
         """List what `runs` keeps."""
         self._runs = runs
 
-    async def __call__(self, caller: Caller, page: Page, *, base_model: str | None = None) -> Listing[Run]:
-        """Return one page, of `base_model` alone unless it is None."""
-        found = await self._runs.list_newest(caller.tenant_id, page, base_model=base_model)
+    async def __call__(self, caller: Caller, page: Page, wanted: RunFilter) -> Listing[Run]:
+        """Return one page of those that are `wanted`."""
+        found = await self._runs.list_newest(caller.tenant_id, page, wanted)
         return list_page(found, page, cursor_of=lambda run: Cursor(run.create_time, run.run_id))

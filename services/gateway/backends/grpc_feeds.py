@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from services.gateway.backends.checkpoint_messages import checkpoint_from_proto
 from services.gateway.domain.catalogue import CatalogueEvent, Checkpoint, Gone, Run, Seen, Synced
 from services.kit.rpc.status import error_from_call
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc
@@ -78,10 +79,11 @@ def _run_event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueE
                 is_active=True,
                 create_time=_moment(adapter.create_time),
                 update_time=_moment(adapter.update_time),
+                session_id=adapter.session_id,
             )
-            return Seen(entry_id=run.run_id, entry=run, resume_token=message.resume_token)
+            return Seen(key=(run.tenant_id, run.run_id), entry=run, resume_token=message.resume_token)
         case 'deletion':
-            return Gone(entry_id=message.deletion.adapter_id, resume_token=message.resume_token)
+            return Gone(key=(message.tenant_id, message.deletion.adapter_id), resume_token=message.resume_token)
         case 'is_synced':
             return Synced(resume_token=message.resume_token)
         case None:
@@ -94,25 +96,11 @@ def _checkpoint_event(
     """Return the event; None for a kind that a newer service may have."""
     match message.WhichOneof('event'):
         case 'checkpoint':
-            item = message.checkpoint
-            checkpoint = Checkpoint(
-                checkpoint_id=item.checkpoint_id,
-                tenant_id=message.tenant_id,
-                run_id=item.adapter_id,
-                name=item.name,
-                path=item.path,
-                base_model=item.base_model,
-                is_optimizer_included=item.is_optimizer_included,
-                size_bytes=item.size_bytes,
-                step_count=item.step_count,
-                digest=item.digest,
-                folder=item.folder,
-                create_time=_moment(item.create_time),
-                expire_time=_moment(item.expire_time) if item.HasField('expire_time') else None,
-            )
-            return Seen(entry_id=checkpoint.checkpoint_id, entry=checkpoint, resume_token=message.resume_token)
+            checkpoint = checkpoint_from_proto(message.checkpoint, tenant_id=message.tenant_id)
+            key = checkpoint.tenant_id, checkpoint.checkpoint_id
+            return Seen(key=key, entry=checkpoint, resume_token=message.resume_token)
         case 'deletion':
-            return Gone(entry_id=message.deletion.checkpoint_id, resume_token=message.resume_token)
+            return Gone(key=(message.tenant_id, message.deletion.checkpoint_id), resume_token=message.resume_token)
         case 'is_synced':
             return Synced(resume_token=message.resume_token)
         case None:

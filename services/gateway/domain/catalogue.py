@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 
 Entry = TypeVar('Entry')
 
+EntryKey = tuple[str, str]
+"""Tenant and id of an entry: callers choose ids, so two tenants may have the same."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -32,6 +35,8 @@ class Run:
     """UTC."""
     update_time: datetime
     """UTC."""
+    session_id: str = ''
+    """The session it was made in; empty: none was named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +62,69 @@ class Checkpoint:
     """UTC."""
     expire_time: datetime | None = None
     """When it is deleted; None: kept."""
+    is_public: bool = False
+    """Whether every tenant may read it."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The owner's labels."""
+    lora_rank: int = 0
+    """0: not known, or it holds the base model's own weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadOrder:
+    """An adapter made elsewhere, on its way in."""
+
+    upload_id: str
+    """Chosen by the client; what was cut goes on under it."""
+    name: str
+    base_model: str
+    size_bytes: int
+    """Of the archive."""
+
+
+@dataclass(frozen=True)
+class ArchivePart:
+    """Consecutive bytes of a checkpoint's archive."""
+
+    data: bytes
+    size_bytes: int
+    """Of the whole archive."""
+    digest: str
+    """blake3 of the whole archive, hexadecimal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFilter:
+    """Which runs are listed. What is None or empty leaves out none."""
+
+    base_model: str | None = None
+    session_id: str | None = None
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels that all of them have."""
+    is_active: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFilter:
+    """Which checkpoints are listed. What is None or empty leaves out none."""
+
+    run_id: str | None = None
+    base_model: str | None = None
+    is_optimizer_included: bool | None = None
+    is_public: bool | None = None
+    begin_time: datetime | None = None
+    """The first moment that they may be of."""
+    end_time: datetime | None = None
+    """The first moment that is too late."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels that all of them have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Generic[Entry]):
     """The entry exists, and looks like this now."""
 
-    entry_id: str
+    key: EntryKey
     entry: Entry
     resume_token: str
 
@@ -72,7 +133,7 @@ class Seen(Generic[Entry]):
 class Gone:
     """The entry exists no more."""
 
-    entry_id: str
+    key: EntryKey
     resume_token: str
 
 

@@ -37,6 +37,26 @@ class Listing(Generic[Item]):
     """What the next page begins after; None on the last."""
 
 
+@dataclass(frozen=True)
+class Slice:
+    """What a list is asked for by place instead of by what came before."""
+
+    offset: int
+    """How many to pass over."""
+    limit: int
+    """Most items to return."""
+
+
+@dataclass(frozen=True)
+class Counted(Generic[Item]):
+    """A part of a list."""
+
+    items: Sequence[Item]
+    """Newest first."""
+    total_count: int
+    """How many there are in all."""
+
+
 def list_page(found: Sequence[Item], page: Page, *, cursor_of: Callable[[Item], Cursor]) -> Listing[Item]:
     """Return the page out of `found`, which holds one item more than the page where there is a next one."""
     items = found[: page.size]

@@ -27,8 +27,10 @@ _SERVICES: Mapping[str, Requirement] = {
     'twinkle.api.data.v1.DatasetService': Scope.DATA,
     'twinkle.api.data.v1.LoaderService': Scope.DATA,
     'twinkle.api.gateway.v1.CatalogueService': Access.ANY_KEY,
+    'twinkle.api.gateway.v1.ExportService': Scope.TRAIN,
     'twinkle.api.gateway.v1.FleetService': Scope.OPERATOR,
     'twinkle.api.gateway.v1.KeyService': Scope.ADMIN,
+    'twinkle.api.gateway.v1.QuotaService': Scope.ADMIN,
     'twinkle.api.gateway.v1.SessionService': Access.ANY_KEY,
     'twinkle.api.model.v1.AdapterService': Scope.TRAIN,
     'twinkle.api.model.v1.TrainingService': Scope.TRAIN,
@@ -38,15 +40,20 @@ _SERVICES: Mapping[str, Requirement] = {
 """What a service's methods need unless they are named below."""
 
 _METHODS: Mapping[str, Requirement] = {
+    'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint': Access.INTERNAL,
+    'twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointVisibility': Access.INTERNAL,
     'twinkle.api.checkpoint.v1.CheckpointService/WatchCheckpoints': Access.INTERNAL,
     'twinkle.api.gateway.v1.CatalogueService/PublishCheckpoint': Scope.TRAIN,
     'twinkle.api.gateway.v1.CatalogueService/UnpublishCheckpoint': Scope.TRAIN,
     'twinkle.api.gateway.v1.FleetService/Lease': Access.INTERNAL,
     'twinkle.api.gateway.v1.FleetService/Register': Access.INTERNAL,
+    'twinkle.api.model.v1.AdapterService/ParkAdapter': Access.INTERNAL,
     'twinkle.api.model.v1.AdapterService/WatchAdapters': Access.INTERNAL,
     'twinkle.api.sampler.v1.SamplerService/Pause': Scope.OPERATOR,
     'twinkle.api.sampler.v1.SamplerService/ResetPrefixCache': Scope.OPERATOR,
     'twinkle.api.sampler.v1.SamplerService/Resume': Scope.OPERATOR,
+    'twinkle.api.sampler.v1.SamplerService/Sleep': Scope.OPERATOR,
+    'twinkle.api.sampler.v1.SamplerService/WakeUp': Scope.OPERATOR,
 }
 """Methods that differ from the rest of their service."""
 

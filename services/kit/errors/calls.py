@@ -8,6 +8,7 @@ from services.kit.errors.base import (
     Aborted,
     Code,
     DomainError,
+    FailedPrecondition,
     FieldViolation,
     InvalidArgument,
     PermissionDenied,
@@ -120,6 +121,16 @@ class ScopeMissing(PermissionDenied):
 
 
 @dataclass(eq=False)
+class PeerNotTrusted(PermissionDenied):
+    """The call did not come from a service that may call this one; from which it came, is not told."""
+
+    reason = 'PEER_NOT_TRUSTED'
+
+    def __str__(self) -> str:
+        return 'only services whose certificate is trusted here may call this'
+
+
+@dataclass(eq=False)
 class RequestIdReused(Aborted):
     """A request id came again with other content."""
 
@@ -161,15 +172,30 @@ class QueueFull(ResourceExhausted):
 
 
 @dataclass(eq=False)
+class BytesFull(QueueFull):
+    """The tenant has as many bytes under way as it may, or all have. Lengths are bytes."""
+
+    def __str__(self) -> str:
+        return f'{self.queue_length} bytes of requests are under way, the limit is {self.queue_limit}; try again later'
+
+
+@dataclass(eq=False)
 class QuotaExceeded(ResourceExhausted):
     """A quota of the tenant is used up."""
 
     reason = 'QUOTA_EXCEEDED'
     quota: str
     limit: int
+    wait: timedelta | None = None
+    """Until there is something left of it by itself; None where the tenant has to give something back."""
 
     def __str__(self) -> str:
         return f'quota {self.quota!r} allows {self.limit}'
+
+    @property
+    def retry_after(self) -> timedelta | None:
+        """When there is something left."""
+        return self.wait
 
 
 @dataclass(eq=False)
@@ -213,6 +239,18 @@ class Cancelled(DomainError):
 
     def __str__(self) -> str:
         return 'the call was cancelled'
+
+
+@dataclass(eq=False)
+class NotSupportedHere(FailedPrecondition):
+    """The engine or platform behind this replica cannot do it."""
+
+    reason = 'NOT_SUPPORTED_HERE'
+    what: str
+    engine: str
+
+    def __str__(self) -> str:
+        return f'{self.what} is not supported by the {self.engine} engine on this platform'
 
 
 @dataclass(eq=False)

@@ -105,3 +105,13 @@ class DigestMismatch(DataLoss):
 
     def __str__(self) -> str:
         return f'the bytes have digest {self.actual}, expected {self.expected}; nothing was kept'
+
+
+@dataclass(eq=False)
+class MemoryNotShared(FailedPrecondition):
+    """The receiver cannot open the sender's shared-memory segment."""
+
+    reason = 'MEMORY_NOT_SHARED'
+
+    def __str__(self) -> str:
+        return 'the segment is not in shared memory of this host; send the bytes'

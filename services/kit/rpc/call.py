@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from services.kit.byte_gate import Hold
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, MessageTooLarge
 
@@ -31,6 +32,8 @@ class Call:
     caller: Caller | None = None
     status_name: str = 'OK'
     """Name of the status the call ended with."""
+    hold: Hold | None = None
+    """What its messages take of the memory there is for them; None where they are not counted."""
     message_limit_bytes: int = 0
     """Most bytes of one received message; 0 is no limit."""
 
@@ -40,6 +43,20 @@ class Call:
         pairs = context.invocation_metadata() or ()
         metadata = {str(key): value for key, value in pairs if isinstance(value, str)}
         return cls(method, context, decode=decode, metadata=metadata)
+
+    def peer_names(self) -> frozenset[str]:
+        """Return the DNS names and URIs in the certificate that the caller showed; none where it showed none."""
+        found = self.context.auth_context()
+        return frozenset(name.decode() for key in ('peer_dns', 'peer_uri') for name in found.get(key, ()))
+
+    async def take(self, message: Any) -> None:
+        """Count a message until the call ends; those of a stream are counted as they come.
+
+        Raises:
+            BytesFull: its tenant, or all, have too many bytes under way.
+        """
+        if self.hold is not None and not hasattr(message, '__aiter__'):
+            await self.hold.grow(len(message))
 
     def received(self, message: Any) -> Any:
         """Return the request whose bytes are `message`, or a stream of them, with each one's size checked.
@@ -65,4 +82,7 @@ class Call:
 
     async def _received_stream(self, messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:
+            await self.take(message)
             yield self.received(message)
+            if self.hold is not None:
+                self.hold.shrink_to(0)

@@ -9,8 +9,10 @@ import grpc
 from opentelemetry import propagate, trace
 
 from services.kit.rpc import auth
-from services.kit.rpc.context import current_caller_or_none, current_request_id
-from services.kit.rpc.layers import REQUEST_ID_KEY
+from services.kit.rpc.context import current_caller, current_caller_or_none, current_request_id
+from services.kit.rpc.layers import REQUEST_ID_KEY, current_trace_metadata
+from services.kit.rpc.renewal import RenewingChannel
+from services.kit.tls import TlsConfig, shared_files
 
 _tracer = trace.get_tracer('twinkle.rpc')
 
@@ -20,7 +22,18 @@ TRANSPORT_OPTIONS: tuple[tuple[str, int], ...] = (
     ('grpc.max_send_message_length', -1),
     ('grpc.keepalive_time_ms', 30_000),
     ('grpc.keepalive_timeout_ms', 10_000),
+    # A service that was restarted is found again within a second; gRPC's own default is two minutes.
+    ('grpc.initial_reconnect_backoff_ms', 100),
+    ('grpc.min_reconnect_backoff_ms', 100),
+    ('grpc.max_reconnect_backoff_ms', 1000),
 )
+FORWARDING_OPTIONS: tuple[tuple[str, int], ...] = (
+    *TRANSPORT_OPTIONS,
+    # Whoever calls the gateway repeats calls; repeating them here as well would multiply them.
+    ('grpc.enable_retries', 0),
+)
+"""Of channels over which calls are passed on."""
+_PLAINTEXT = TlsConfig()
 
 
 def service_config_json() -> str:
@@ -28,7 +41,9 @@ def service_config_json() -> str:
     return resources.files('twinkle.api').joinpath('service_config.json').read_text(encoding='utf-8')
 
 
-def open_channel(address: str, *, internal_token: str = '') -> grpc.aio.Channel:
+def open_channel(
+    address: str, *, internal_token: str = '', tls: TlsConfig = _PLAINTEXT, service: str = ''
+) -> grpc.aio.Channel:
     """Open a channel to another service of this deployment.
 
     Every call carries the internal token, the current trace, request id and caller (`current_caller`
@@ -37,15 +52,44 @@ def open_channel(address: str, *, internal_token: str = '') -> grpc.aio.Channel:
     Args:
         address: 'host:port'.
         internal_token: the deployment's shared secret.
+        tls: this service's; with authorities in it, the connection is over TLS.
+        service: which one listens there, for the name in its certificate.
 
     Returns:
         A channel to be closed by the caller. It connects lazily and reconnects by itself.
     """
-    return grpc.aio.insecure_channel(
-        address,
-        options=[*TRANSPORT_OPTIONS, ('grpc.service_config', service_config_json())],
-        interceptors=_interceptors(internal_token),
-    )
+    options = [*TRANSPORT_OPTIONS, ('grpc.service_config', service_config_json())]
+    return _open(address, options, _interceptors(internal_token), tls=tls, service=service)
+
+
+def open_forwarding_channel(address: str, *, tls: TlsConfig = _PLAINTEXT, service: str = '') -> grpc.aio.Channel:
+    """Open a bare channel, over which calls are passed on: no interceptor, no retries. The caller closes it.
+
+    Args:
+        address: 'host:port'.
+        tls: as of `open_channel`.
+        service: as of `open_channel`.
+    """
+    return _open(address, list(FORWARDING_OPTIONS), (), tls=tls, service=service)
+
+
+def _open(
+    address: str,
+    options: list[tuple[str, Any]],
+    interceptors: Sequence[grpc.aio.ClientInterceptor],
+    *,
+    tls: TlsConfig,
+    service: str,
+) -> grpc.aio.Channel:
+    if tls.ca is None:
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    if name := tls.server_names.get(service):
+        options.append(('grpc.ssl_target_name_override', name))
+
+    def opened(credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+
+    return RenewingChannel(shared_files(tls), opened)
 
 
 def identity_metadata(internal_token: str) -> list[tuple[str, str]]:
@@ -61,6 +105,25 @@ def identity_metadata(internal_token: str) -> list[tuple[str, str]]:
         metadata.append((auth.KEY_ID_KEY, caller.key_id))
         metadata.append((auth.SCOPES_KEY, ','.join(sorted(caller.scopes))))
     return metadata
+
+
+def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call that is passed on for the current caller, and nothing a client said of itself.
+
+    Args:
+        internal_token: tells the service that the identity beside it is to be believed.
+        is_internal: the call is this deployment's own, though on behalf of the caller.
+    """
+    caller = current_caller()
+    return (
+        *((('authorization', f'Bearer {internal_token}'),) if internal_token else ()),
+        *(((auth.INTERNAL_KEY, '1'),) if is_internal else ()),
+        (auth.TENANT_KEY, caller.tenant_id),
+        (auth.KEY_ID_KEY, caller.key_id),
+        (auth.SCOPES_KEY, ','.join(sorted(caller.scopes))),
+        (REQUEST_ID_KEY, current_request_id()),
+        *current_trace_metadata().items(),
+    )
 
 
 class _Outgoing:

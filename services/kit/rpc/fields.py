@@ -1,6 +1,7 @@
 """Plain fields that messages of several services have, checked: ids, names, counts, times."""
 
 import hashlib
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -8,10 +9,11 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.kit.errors import InvalidField
-from services.kit.names import NAME_RULE, is_name
+from services.kit.names import ADAPTER_ID_RULE, NAME_RULE, is_adapter_id, is_name
 
 MAX_ID_LENGTH = 256
 LONGEST_TTL = timedelta(days=36_500)
+MAX_LABELS, MAX_LABEL_LENGTH, MAX_LABEL_VALUE_LENGTH = 64, 256, 4096
 
 
 def id_from_proto(value: str, field: str) -> str:
@@ -39,6 +41,20 @@ def text_from_proto(value: str, field: str, *, limit: int) -> str:
     return value
 
 
+def labels_from_proto(labels: Mapping[str, str], field: str) -> dict[str, str]:
+    """Return what an owner notes on a thing, sorted by name.
+
+    Raises:
+        InvalidField: there are too many, or one is too long or holds a control character.
+    """
+    if len(labels) > MAX_LABELS:
+        raise InvalidField(field, f'has {len(labels)} labels; at most {MAX_LABELS}')
+    for name, value in labels.items():
+        text_from_proto(name, field, limit=MAX_LABEL_LENGTH)
+        text_from_proto(value, f'{field}[{name}]', limit=MAX_LABEL_VALUE_LENGTH)
+    return dict(sorted(labels.items()))
+
+
 def name_from_proto(value: str, field: str) -> str:
     """Return a name that may stand in a path.
 
@@ -47,6 +63,17 @@ def name_from_proto(value: str, field: str) -> str:
     """
     if not is_name(value):
         raise InvalidField(field, f'must be {NAME_RULE}')
+    return value
+
+
+def adapter_id_from_proto(value: str, field: str) -> str:
+    """Return an adapter's id, which may stand in a path, too.
+
+    Raises:
+        InvalidField: it may not.
+    """
+    if not is_adapter_id(value):
+        raise InvalidField(field, f'must be {ADAPTER_ID_RULE}')
     return value
 
 

@@ -11,7 +11,7 @@ import grpc
 from services.kit.errors import NotBuiltYet
 from services.kit.rpc.call import Call, Decoder
 from services.kit.rpc.layers import Layer
-from services.kit.rpc.leftovers import reading_to_end
+from services.kit.rpc.leftovers import reading_refused_to_end, reading_to_end
 
 _OPEN_TO_ALL = ('/grpc.health.', '/grpc.reflection.')
 """Health and reflection tell nothing of tenants and are asked by load balancers without keys."""
@@ -56,7 +56,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
     def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]], decode: Decoder | None) -> Any:
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             call = Call.begin(method, context, decode=decode)
-            async with self._around(call), reading_to_end(request):
+            async with self._around(call, request), reading_to_end(request):
                 return await behaviour(call.received(request), context)
 
         return serve
@@ -66,17 +66,22 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         # inside these scopes and the generator is closed at once, not when it is collected.
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             call = Call.begin(method, context, decode=decode)
-            async with self._around(call), aclosing(behaviour(call.received(request), context)) as responses:
+            async with (
+                self._around(call, request),
+                reading_refused_to_end(request),
+                aclosing(behaviour(call.received(request), context)) as responses,
+            ):
                 async for response in responses:
                     await context.write(response)
 
         return serve
 
     @asynccontextmanager
-    async def _around(self, call: Call) -> AsyncIterator[None]:
+    async def _around(self, call: Call, request: Any) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for layer in self._layers:
                 await stack.enter_async_context(layer(call))
+            await call.take(request)
             yield
 
 

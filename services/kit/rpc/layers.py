@@ -21,7 +21,8 @@ from opentelemetry import propagate, trace
 from prometheus_client import Counter as CallCounter
 from prometheus_client import Histogram
 
-from services.kit.errors import Cancelled, DeadlinePassed, DomainError, Internal, NotBuiltYet, QueueFull
+from services.kit.byte_gate import ByteGate
+from services.kit.errors import Cancelled, DeadlinePassed, DomainError, Internal, NotBuiltYet, PeerNotTrusted, QueueFull
 from services.kit.ids import new_id
 from services.kit.rpc.auth import Authenticator
 from services.kit.rpc.call import Call
@@ -50,6 +51,7 @@ def server_layers(
     default_timeouts: Mapping[str, float],
     message_limit_bytes: int,
     call_limit: int = 4096,
+    trusts: Callable[[Call], bool] = lambda call: True,
 ) -> list[Layer]:
     """Return the layers of a server, outermost first.
 
@@ -59,6 +61,7 @@ def server_layers(
         default_timeouts: seconds a method may take where the caller sets no deadline.
         message_limit_bytes: most bytes of one received message.
         call_limit: calls that the server takes at a time; tenants share them.
+        trusts: whether a call came over a connection of somebody who may call.
     """
     return [
         trace_call,
@@ -66,6 +69,7 @@ def server_layers(
         count_call,
         log_call,
         map_errors,
+        trust_peer(trusts),
         authenticate_with(authenticator),
         share_calls(call_limit),
         refuse_unbuilt(is_supported),
@@ -170,6 +174,19 @@ async def _abort(call: Call, error: DomainError) -> None:
     await call.context.abort(status.code, status.details, trailing)
 
 
+def trust_peer(trusts: Callable[[Call], bool]) -> Layer:
+    """Make the layer that refuses calls over connections of others than those who may call."""
+
+    @asynccontextmanager
+    async def trust(call: Call) -> AsyncIterator[None]:
+        if not trusts(call):
+            _log.warning('refused an untrusted peer', method=call.method, names=sorted(call.peer_names()))
+            raise PeerNotTrusted()
+        yield
+
+    return trust
+
+
 def authenticate_with(authenticator: Authenticator) -> Layer:
     """Make the layer that finds the caller."""
 
@@ -208,6 +225,27 @@ def share_calls(call_limit: int) -> Layer:
                 del counts[caller.tenant_id]
 
     return share
+
+
+def count_bytes(gate: ByteGate) -> Layer:
+    """Make the layer, the innermost, that bounds the bytes of messages that are served, of each tenant and of all.
+
+    Those of calls between services are counted where they came in.
+    """
+
+    @asynccontextmanager
+    async def count(call: Call) -> AsyncIterator[None]:
+        caller = call.caller
+        if caller is None or caller.is_internal:
+            yield
+            return
+        call.hold = gate.hold(caller.tenant_id)
+        try:
+            yield
+        finally:
+            call.hold.release()
+
+    return count
 
 
 def refuse_unbuilt(is_supported: Callable[[str], bool]) -> Layer:

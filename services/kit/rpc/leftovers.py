@@ -34,6 +34,22 @@ async def reading_to_end(request: Any) -> AsyncIterator[None]:
         await _discard(request)
 
 
+@asynccontextmanager
+async def reading_refused_to_end(request: Any) -> AsyncIterator[None]:
+    """Read the rest of a stream of requests after the block where it raised; else the client may go on as it likes.
+
+    Args:
+        request: As in `reading_to_end`.
+
+    Cancellation: a cancelled call is not read on.
+    """
+    try:
+        yield
+    except Exception:
+        await _discard(request)
+        raise
+
+
 async def _discard(request: Any) -> None:
     if not hasattr(request, '__aiter__'):
         return

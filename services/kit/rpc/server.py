@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,13 +21,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from services.kit.config import ServiceConfig
+from services.kit.byte_gate import ByteGate
+from services.kit.config import LimitsConfig, Listener, ServiceConfig
 from services.kit.rpc.auth import Authenticator
+from services.kit.rpc.call import Call
 from services.kit.rpc.channel import service_config_json
+from services.kit.rpc.credentials import server_credentials
 from services.kit.rpc.interceptor import LayeredInterceptor
-from services.kit.rpc.layers import server_layers
+from services.kit.rpc.layers import count_bytes, server_layers
 from services.kit.rpc.server_info import ServerInfoServicer
 from services.kit.server_facts import ServerFacts
+from services.kit.tls import TlsFiles, shared_files
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 
 _log = structlog.get_logger('server')
@@ -64,6 +69,15 @@ class Endpoint:
         return False
 
 
+class ListenError(RuntimeError):
+    """An address cannot be listened on; the message names the setting and the cure."""
+
+    def __init__(self, listener: Listener) -> None:
+        """Say so of `listener`."""
+        place = f'{listener.field}: cannot serve on {listener.address}'
+        super().__init__(f'{place}; give a free HOST:PORT of this machine, port 0 for any')
+
+
 class RpcServer:
     """Serves endpoints until stopped."""
 
@@ -88,7 +102,7 @@ class RpcServer:
             server_info: serves GetServerInfo. Unset: an answer for this service alone.
 
         Raises:
-            ValueError: there is no internal token and the address is not on loopback.
+            ValueError: there is no internal token and the address is not on loopback, or a certificate cannot be used.
         """
         _refuse_open_door(config)
         self._config = config
@@ -105,13 +119,22 @@ class RpcServer:
         self.methods.update(self._endpoints[-1].methods())
         self._health = HealthServicer()
         self._drain_actions: list[Callable[[], None]] = []
+        self._end: asyncio.Future[None] | None = None
         self._server = self._build(authenticator)
-        self.port = 0
+        self._listeners = config.listeners()
+        self._files = [shared_files(item.tls, field=item.tls_field) for item in self._listeners]
+        self.ports: tuple[int, ...] = ()
 
     @property
     def address(self) -> str:
         """Where it listens, 'host:port'; known once started."""
-        return f'{self._config.listen.rpartition(":")[0]}:{self.port}'
+        return self.addresses[0]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All places where it listens, in the order of the configuration; known once started."""
+        hosts = (item.address.rpartition(':')[0] for item in self._listeners)
+        return tuple(f'{host}:{port}' for host, port in zip(hosts, self.ports, strict=True))
 
     def on_drain(self, action: Callable[[], None]) -> None:
         """Have `action` run before running calls are waited for.
@@ -124,29 +147,58 @@ class RpcServer:
         """Listen and say so in the health service.
 
         Raises:
-            RuntimeError: the address is taken or not this machine's.
+            ListenError: an address is taken or not this machine's.
         """
-        self.port = self._server.add_insecure_port(self._config.listen)
+        self.ports = tuple(map(self._bind, self._listeners, self._files))
         await self._server.start()
         for name in ('', *(endpoint.descriptor.full_name for endpoint in self._endpoints)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self, grace: timedelta | None = None) -> None:
-        """Say that it ends, refuse new calls, let running ones go on for `grace`, then end them."""
-        seconds = self._config.drain_seconds if grace is None else grace.total_seconds()
+    async def say_not_serving(self) -> None:
+        """Say in the health service that no new calls are wanted; those that come are served all the same."""
         await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace: timedelta | None = None) -> None:
+        """Say that it ends, refuse new calls, let running ones go on for `grace`, then end them.
+
+        Whoever asks again waits for the same end: grpc.aio 1.85 crashes where a server is stopped twice at once.
+        """
+        if self._end is None:
+            seconds = self._config.drain_seconds if grace is None else grace.total_seconds()
+            self._end = asyncio.ensure_future(self._stop(seconds))
+        await asyncio.shield(self._end)
+
+    async def _stop(self, seconds: float) -> None:
+        await self.say_not_serving()
         for action in self._drain_actions:
             action()
         await self._server.stop(seconds)
 
+    def _bind(self, listener: Listener, files: TlsFiles) -> int:
+        try:
+            if listener.tls.certificate is None:
+                return self._server.add_insecure_port(listener.address)
+            credentials = server_credentials(files, is_mutual=listener.is_mutual)
+            return self._server.add_secure_port(listener.address, credentials)
+        except RuntimeError as error:
+            raise ListenError(listener) from error
+
+    def _trusts(self, call: Call) -> bool:
+        names = self._config.peers()
+        return not names or not self._config.is_between_services(call.method[1:]) or bool(names & call.peer_names())
+
     def _build(self, authenticator: Authenticator) -> grpc.aio.Server:
-        layers = server_layers(
-            authenticator,
-            is_supported=lambda method: self.methods.get(method[1:], False),
-            default_timeouts=default_timeouts(),
-            message_limit_bytes=self._config.limits.message_bytes,
-            call_limit=_MAX_CONCURRENT_CALLS,
-        )
+        layers = [
+            *server_layers(
+                authenticator,
+                is_supported=lambda method: self.methods.get(method[1:], False),
+                default_timeouts=default_timeouts(),
+                message_limit_bytes=self._config.limits.message_bytes,
+                call_limit=_MAX_CONCURRENT_CALLS,
+                trusts=self._trusts,
+            ),
+            count_bytes(_gate(self._config.limits)),
+        ]
         server = grpc.aio.server(
             interceptors=[LayeredInterceptor(layers)],
             maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS,
@@ -168,8 +220,19 @@ class RpcServer:
         return server
 
 
-async def serve_until_stopped(server: RpcServer, config: ServiceConfig) -> None:
+async def serve_until_stopped(
+    server: RpcServer,
+    config: ServiceConfig,
+    *,
+    beside: Callable[[asyncio.Event], AbstractAsyncContextManager[None]] | None = None,
+) -> None:
     """Start `server`, tell where it is, and drain it on SIGINT or SIGTERM.
+
+    Args:
+        server: What listens.
+        config: Where, and how long running calls may go on.
+        beside: Makes what is entered once the server serves and left before it begins to drain; it is given
+            an event that it may set to end the service. Unset: nothing.
 
     Raises:
         SystemExit: the address cannot be listened on; the message names the setting.
@@ -180,13 +243,13 @@ async def serve_until_stopped(server: RpcServer, config: ServiceConfig) -> None:
         loop.add_signal_handler(number, stopping.set)
     try:
         await server.start()
-    except RuntimeError as error:
-        text = f'listen: cannot serve on {config.listen}; give a free HOST:PORT of this machine, port 0 for any'
-        raise SystemExit(f'{config.service}: {text}') from error
+    except ListenError as error:
+        raise SystemExit(f'{config.service}: {error}') from error
     _log.info('serving', address=server.address)
     if config.address_file is not None:
         write_address_file(config.address_file, service=config.service, address=server.address)
-    await stopping.wait()
+    async with nullcontext() if beside is None else beside(stopping):
+        await stopping.wait()
     _log.info('draining', seconds=config.drain_seconds)
     await server.stop()
 
@@ -198,6 +261,14 @@ def write_address_file(path: Path, *, service: str, address: str) -> None:
     temporary = path.with_suffix(f'.{os.getpid()}')
     temporary.write_text(content, encoding='utf-8')
     temporary.replace(path)
+
+
+def _gate(limits: LimitsConfig) -> ByteGate:
+    return ByteGate(
+        tenant_bytes=limits.bytes_per_tenant,
+        total_bytes=limits.bytes_in_all,
+        wait_seconds=limits.bytes_wait.total_seconds(),
+    )
 
 
 def default_timeouts() -> dict[str, float]:

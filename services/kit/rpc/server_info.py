@@ -52,6 +52,7 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         )
         info.limits.batch_tokens = facts.batch_tokens
         info.limits.lora_rank = facts.lora_rank
+        info.engine_version = facts.engine_version
         for method in sorted(self._methods):
             info.methods.add(method=method, is_supported=self._methods[method])
         for model in facts.base_models:

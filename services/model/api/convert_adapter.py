@@ -1,9 +1,10 @@
 """Requests about adapters from messages to the domain. Every check names its field."""
 
+import re
 from collections.abc import Mapping
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.fields import fingerprint_of, id_from_proto
+from services.kit.rpc.fields import adapter_id_from_proto, fingerprint_of, id_from_proto
 from services.kit.rpc.weights import MAX_NAMES, lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
 from services.model.api.convert_verb import check_checkpoint_path
@@ -12,6 +13,8 @@ from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
 
 _MAX_METADATA, _LABEL_NAME, _LABEL_VALUE = 64, 256, 4096
 """Labels of an adapter, and characters of one: they stay in memory as long as the adapter is there."""
+_SESSION_ID = 128
+_SAVE_PREFIX = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 
 
 def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest) -> CreateAdapterCommand:
@@ -41,8 +44,32 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
         full_parameters=full_parameters_from_proto(request.full_parameters, 'full_parameters')
         if request.HasField('full_parameters')
         else None,
+        adapter_id=adapter_id_from_proto(request.adapter_id, 'adapter_id') if request.adapter_id else '',
+        session_id=session_id_from_proto(request.session_id),
         fingerprint=fingerprint_of(request),
     )
+
+
+def session_id_from_proto(session_id: str) -> str:
+    """Return a session's id; empty for none.
+
+    Raises:
+        InvalidField: it is too long.
+    """
+    if len(session_id) > _SESSION_ID:
+        raise InvalidField('session_id', f'must have at most {_SESSION_ID} characters')
+    return session_id
+
+
+def save_prefix_from_proto(prefix: str) -> str:
+    """Return what names of checkpoints begin with; empty for none.
+
+    Raises:
+        InvalidField: it is none.
+    """
+    if prefix and not _SAVE_PREFIX.fullmatch(prefix):
+        raise InvalidField('save_prefix', "must be at most 64 of letters, digits, '.', '_' and '-'")
+    return prefix
 
 
 def _check_labels(labels: Mapping[str, str]) -> None:
@@ -68,10 +95,3 @@ def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig,
         if not name or name in names[:index]:
             raise InvalidField(f'{field}.target_modules[{index}]', 'must be a name that is not there yet')
     return names
-
-
-def creation_warnings(request: adapter_service_pb2.CreateAdapterRequest) -> list[str]:
-    """Return what of the request had no effect."""
-    if request.session_id:
-        return ['session_id: kept nowhere yet; the adapter outlives the session until it is deleted']
-    return []

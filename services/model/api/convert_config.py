@@ -35,7 +35,7 @@ def training_config_from_proto(message: wire.TrainingConfig, field: str) -> Trai
         lr_scheduler=_named(message.lr_scheduler, f'{field}.lr_scheduler')
         if message.HasField('lr_scheduler')
         else None,
-        loss=_loss(message.loss, f'{field}.loss') if message.HasField('loss') else None,
+        loss=loss_from_proto(message.loss, f'{field}.loss') if message.HasField('loss') else None,
         gradient_accumulation_steps=steps,
         processor=_named(message.processor, f'{field}.processor') if message.HasField('processor') else None,
         template=_named(message.template, f'{field}.template') if message.HasField('template') else None,
@@ -126,7 +126,12 @@ def _optimizer_to_proto(optimizer: Component) -> wire.OptimizerConfig:
     )
 
 
-def _loss(message: wire.LossConfig, field: str) -> LossChoice:
+def loss_from_proto(message: wire.LossConfig, field: str) -> LossChoice:
+    """Return a loss, the adapter's or one batch's.
+
+    Raises:
+        InvalidField: the reduction is none, or said twice.
+    """
     if message.reduction not in _IS_MEAN:
         raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')
     options = dict_from_struct(message.options)

@@ -27,11 +27,15 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
     """
     if message.sequence_number < 1:
         raise InvalidField(f'{field}.sequence_number', f'must be at least 1, got {message.sequence_number}')
+    verb = verb_from_proto(message, field, vocabulary_size=vocabulary_size)
+    if message.save.HasField('stored_bytes_limit'):
+        # It says how full the tenant's storage is now, and the same operation again may find it otherwise.
+        message.save.ClearField('stored_bytes_limit')
     payload = message.SerializeToString(deterministic=True)
     return domain.Operation(
         adapter_id=id_from_proto(message.adapter_id, f'{field}.adapter_id'),
         sequence_number=message.sequence_number,
-        verb=verb_from_proto(message, field, vocabulary_size=vocabulary_size),
+        verb=verb,
         fingerprint=fingerprint_of(payload),
         payload=payload,
     )

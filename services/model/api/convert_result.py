@@ -28,7 +28,7 @@ _STATES = {
 }
 
 
-def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
+def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb2.Adapter:
     """Return the message of an adapter."""
     lora_config = None if adapter.is_full_parameter else lora_config_to_proto(adapter.lora_config)
     return adapter_pb2.Adapter(
@@ -38,6 +38,7 @@ def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
         training_config=training_config_to_proto(adapter.training_config),
         sequence_number=adapter.sequence_number,
         step_count=adapter.step_count,
+        trained_token_count=adapter.trained_token_count,
         version=adapter.version,
         parameter_count=adapter.parameter_count,
         user_metadata=adapter.user_metadata,
@@ -46,6 +47,9 @@ def adapter_to_proto(adapter: Adapter) -> adapter_pb2.Adapter:
         full_parameters=None
         if adapter.full_parameters is None
         else training_config_pb2.FullParameterConfig(target_modules=adapter.full_parameters),
+        session_id=adapter.session_id,
+        checkpoint_path=adapter.checkpoint_path,
+        is_parked=is_parked,
     )
 
 

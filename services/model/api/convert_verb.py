@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from services.kit.errors import InvalidField, NotBuiltYet
-from services.kit.rpc.fields import name_from_proto, ttl_from_proto
-from services.model.api.convert_config import training_config_from_proto
+from services.kit.rpc.fields import labels_from_proto, name_from_proto, ttl_from_proto
+from services.kit.rpc.structs import dict_from_struct
+from services.kit.rpc.tensors import dtype_from_proto
+from services.model.api.convert_config import loss_from_proto, training_config_from_proto
 from services.model.api.convert_features import features_from_proto, gradients_from_proto
 from services.model.domain import operation as domain
+from services.model.domain.training_config import LossChoice
 from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle.checkpoint_engine.rounding import ROUNDED_DTYPES
 
 _PATH = re.compile(r'twinkle://[^/\s]+/weights/[^/\s]+')
 
@@ -42,7 +46,9 @@ def _options(message: wire.ForwardOptions, field: str) -> domain.ForwardOptions:
 
 def _forward_only(message: wire.ForwardOnly, field: str, vocabulary_size: int) -> domain.ForwardOnly:
     features = features_from_proto(message.batch, f'{field}.batch', vocabulary_size=vocabulary_size)
-    return domain.ForwardOnly(features=features, options=_options(message.options, f'{field}.options'))
+    return domain.ForwardOnly(
+        features=features, options=_options(message.options, f'{field}.options'), loss=_own_loss(message, field)
+    )
 
 
 def _forward(message: wire.Forward, field: str, vocabulary_size: int) -> domain.Forward:
@@ -55,7 +61,11 @@ def _forward_backward(message: wire.ForwardBackward, field: str, vocabulary_size
     options = _options(message.options, f'{field}.options')
     if options.is_adapter_disabled:
         raise InvalidField(f'{field}.options.is_adapter_disabled', 'must be false: nothing would be trained')
-    return domain.ForwardBackward(features=features, options=options)
+    return domain.ForwardBackward(features=features, options=options, loss=_own_loss(message, field))
+
+
+def _own_loss(message: wire.ForwardOnly | wire.ForwardBackward, field: str) -> LossChoice | None:
+    return loss_from_proto(message.loss, f'{field}.loss') if message.HasField('loss') else None
 
 
 def _backward(message: wire.Backward, field: str, vocabulary_size: int) -> domain.Backward:
@@ -66,10 +76,13 @@ def _backward(message: wire.Backward, field: str, vocabulary_size: int) -> domai
 
 def _clip(message: wire.ClipGradNorm | wire.ClipGradAndStep, field: str) -> dict[str, Any]:
     limits: dict[str, Any] = {}
-    for name in ('max_grad_norm', 'max_grad_value'):
-        if message.HasField(name):
-            _check_positive(getattr(message, name), f'{field}.{name}')
-            limits[name] = getattr(message, name)
+    if message.HasField('max_grad_norm'):
+        if not message.max_grad_norm > 0.0:
+            raise InvalidField(f'{field}.max_grad_norm', f'must be positive, got {message.max_grad_norm}')
+        limits['max_grad_norm'] = message.max_grad_norm
+    if message.HasField('max_grad_value'):
+        _check_positive(message.max_grad_value, f'{field}.max_grad_value')
+        limits['max_grad_value'] = message.max_grad_value
     if message.HasField('norm_type'):
         if not message.norm_type >= 1.0:
             raise InvalidField(f'{field}.norm_type', f'must be at least 1, got {message.norm_type}')
@@ -84,15 +97,22 @@ def _clip_grad_norm(message: wire.ClipGradNorm, field: str, vocabulary_size: int
 
 def _clip_grad_and_step(message: wire.ClipGradAndStep, field: str, vocabulary_size: int) -> domain.ClipGradAndStep:
     del vocabulary_size
-    return domain.ClipGradAndStep(**_clip(message, field), is_health_returned=message.is_health_returned)
+    return domain.ClipGradAndStep(**_clip(message, field), **_step_options(message, field))
 
 
 def _step(message: wire.Step, field: str, vocabulary_size: int) -> domain.Step:
     del vocabulary_size
+    return domain.Step(**_step_options(message, field))
+
+
+def _step_options(message: wire.Step | wire.ClipGradAndStep, field: str) -> dict[str, Any]:
     rate = message.learning_rate if message.HasField('learning_rate') else None
     if rate is not None and not 0.0 <= rate < math.inf:
         raise InvalidField(f'{field}.learning_rate', f'must be at least 0 and finite, got {rate}')
-    return domain.Step(learning_rate=rate, is_health_returned=message.is_health_returned)
+    options = dict_from_struct(message.optimizer_options)
+    if 'lr' in options:
+        raise InvalidField(f'{field}.optimizer_options.lr', 'set learning_rate instead')
+    return {'learning_rate': rate, 'optimizer_options': options, 'is_health_returned': message.is_health_returned}
 
 
 def _calculate_metric(message: wire.CalculateMetric, field: str, vocabulary_size: int) -> domain.CalculateMetric:
@@ -122,6 +142,8 @@ def _save(message: wire.Save, field: str, vocabulary_size: int) -> domain.Save:
         is_overwrite_allowed=message.is_overwrite_allowed,
         ttl=ttl_from_proto(message.ttl, f'{field}.ttl') if message.HasField('ttl') else None,
         consumed_train_samples=consumed,
+        user_metadata=labels_from_proto(message.user_metadata, f'{field}.user_metadata'),
+        stored_bytes_limit=message.stored_bytes_limit if message.HasField('stored_bytes_limit') else None,
     )
 
 
@@ -143,8 +165,11 @@ def _load(message: wire.Load, field: str, vocabulary_size: int) -> domain.Load:
 
 
 def _publish_version(message: wire.PublishVersion, field: str, vocabulary_size: int) -> domain.PublishVersion:
-    del field, vocabulary_size
-    return domain.PublishVersion(is_pinned=message.is_pinned)
+    del vocabulary_size
+    dtype = dtype_from_proto(message.dtype, f'{field}.dtype') if message.HasField('dtype') else None
+    if dtype is not None and dtype not in ROUNDED_DTYPES:
+        raise InvalidField(f'{field}.dtype', f'must be one of {", ".join(ROUNDED_DTYPES)}, got {dtype}')
+    return domain.PublishVersion(is_pinned=message.is_pinned, dtype=dtype)
 
 
 def _undo(message: wire.Undo, field: str, vocabulary_size: int) -> domain.Undo:

@@ -66,8 +66,11 @@ class ProtoRecordCodec:
             update_time=message.update_time.ToDatetime(tzinfo=UTC),
             sequence_number=message.sequence_number,
             step_count=message.step_count,
+            trained_token_count=message.trained_token_count,
             version=message.version,
             user_metadata=dict(message.user_metadata),
+            session_id=message.session_id,
+            checkpoint_path=message.checkpoint_path,
         )
 
 

@@ -16,7 +16,8 @@ from services.kit.errors import DomainError, Internal
 from services.kit.failpoints import reach
 from services.model.application.directory import AdapterDirectory
 from services.model.application.progress import adapter_after, result_of
-from services.model.application.residency import Residency, Resident
+from services.model.application.residency import Residency
+from services.model.application.resident import Resident
 from services.model.application.state_verbs import StateChange, StateVerbs
 from services.model.application.world import World
 from services.model.domain.adapter import Adapter

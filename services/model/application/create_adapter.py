@@ -15,7 +15,7 @@ from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
 from services.model.application.world import World
 from services.model.domain.adapter import Adapter
-from services.model.domain.errors import ReplicaLeased
+from services.model.domain.errors import AdapterIdTaken, ReplicaLeased
 from services.model.domain.training_config import TrainingConfig
 from services.model.ports import AdapterState, CreationRecord
 from twinkle.data_format import LoraConfig
@@ -37,7 +37,21 @@ class CreateAdapterCommand:
     is_optimizer_included: bool = False
     full_parameters: tuple[str, ...] | None = None
     """Names of the base model's own parameters to train, empty for all; None: a LoRA adapter."""
+    adapter_id: str = ''
+    """Chosen by the caller; empty: the service chooses."""
+    session_id: str = ''
+    """The caller's session; may be empty."""
     fingerprint: str = ''
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterCounts:
+    """How many adapters there may be; those that are not resident cost disk, and some kilobytes of memory."""
+
+    tenant: int
+    """Of one tenant."""
+    total: int
+    """Of all tenants."""
 
 
 class CreateAdapter:
@@ -50,14 +64,14 @@ class CreateAdapter:
         residency: Residency,
         *,
         max_lora_rank: int,
-        max_adapters: int,
+        most: AdapterCounts,
     ) -> None:
         """Use the parts and bounds given."""
         self._world = world
         self._directory = directory
         self._residency = residency
         self._max_lora_rank = max_lora_rank
-        self._max_adapters = max_adapters
+        self._most = most
         self._requests: OrderedDict[tuple[str, str], CreationRecord] = OrderedDict()
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -83,31 +97,39 @@ class CreateAdapter:
         Raises:
             ScopeMissing: the key may not train.
             BaseModelNotFound, CheckpointNotFound: what it is to begin from is not there.
-            InvalidField, UnknownComponent: the configuration is of no use.
-            QuotaExceeded: the replica holds as many as it may.
+            InvalidField, UnknownComponent: the configuration is of no use, or a client chose the id.
+            QuotaExceeded: the tenant has, or the replica holds, as many as may be.
             ReplicaLeased: a full-parameter adapter has the replica for itself.
             JournalUnavailable: it could not be made durable; there is no adapter.
             RequestIdReused: the request id came with other content before.
+            AdapterIdTaken: the id that was chosen was used before, by whoever.
         """
         require_scope(caller, 'train')
+        if command.adapter_id and not caller.is_internal:
+            # That one is taken would tell a client what others have.
+            raise InvalidField('adapter_id', 'is given by the service; leave it empty')
         request = (caller.tenant_id, command.request_id)
         async with self._repeats.setdefault(request, asyncio.Lock()):
-            known = self._requests.get(request)
+            known = self._requests.get(request) or await self._maker_of(command.adapter_id)
             if known is not None:
+                if (known.tenant_id, known.request_id) != request:
+                    raise AdapterIdTaken(command.adapter_id)
                 if known.fingerprint != command.fingerprint:
                     raise RequestIdReused(command.request_id)
                 return self._directory.get(caller, known.adapter_id)
-            self._check(command)
+            self._check(caller.tenant_id, command)
             # What others send takes its time, in which nobody else should have to wait.
             state = await self._starting_state(command)
             async with self._one_at_a_time:
+                if await self._maker_of(command.adapter_id) is not None:
+                    raise AdapterIdTaken(command.adapter_id)
                 return await _to_its_end(self._create(caller, command, state))
 
     async def _create(self, caller: Caller, command: CreateAdapterCommand, state: AdapterState | None) -> Adapter:
-        self._check(command)
+        self._check(caller.tenant_id, command)
         lora_config = command.lora_config or (state.lora_config if state else LoraConfig())
         self._check_rank(lora_config)
-        adapter_id = new_id('ad')
+        adapter_id = command.adapter_id or new_id('ad')
         creation = CreationRecord(
             tenant_id=caller.tenant_id,
             request_id=command.request_id,
@@ -147,17 +169,21 @@ class CreateAdapter:
             create_time=now,
             update_time=now,
             user_metadata=command.user_metadata,
+            session_id=command.session_id,
+            checkpoint_path=command.checkpoint_path,
         )
         return adapter, description.warnings
 
-    def _check(self, command: CreateAdapterCommand) -> None:
+    def _check(self, tenant_id: str, command: CreateAdapterCommand) -> None:
         if command.full_parameters is not None and command.checkpoint_path:
             raise NotBuiltYet('full-parameter training that begins from a checkpoint')
         known = tuple(model.base_model for model in self._world.backend.facts().base_models)
         if command.base_model not in known:
             raise BaseModelNotFound(command.base_model, known)
-        if len(self._directory) >= self._max_adapters:
-            raise QuotaExceeded(quota='adapters', limit=self._max_adapters)
+        if self._directory.count_of(tenant_id) >= self._most.tenant:
+            raise QuotaExceeded(quota='adapters', limit=self._most.tenant)
+        if len(self._directory) >= self._most.total:
+            raise QuotaExceeded(quota='adapters', limit=self._most.total)
         if self._residency.lease.is_taken:
             raise ReplicaLeased()
 
@@ -175,6 +201,10 @@ class CreateAdapter:
         finally:
             if not is_made:
                 await self._residency.forget(adapter_id)
+
+    async def _maker_of(self, adapter_id: str) -> CreationRecord | None:
+        """Return what used an id that a caller chooses now."""
+        return await self._world.journal.creation_of(adapter_id) if adapter_id else None
 
     def _check_rank(self, lora_config: LoraConfig) -> None:
         highest = max([lora_config.r, *lora_config.rank_pattern.values()])

@@ -4,7 +4,8 @@ Concurrency: for one event loop; no method waits except `watch`.
 """
 
 import asyncio
-from collections import deque
+import heapq
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,7 @@ class AdapterDirectory:
     def __init__(self) -> None:
         """Begin with no adapter."""
         self._adapters: dict[str, Adapter] = {}
+        self._counts: Counter[str] = Counter()
         self._instance = new_id('dir')
         self._events: deque[tuple[int, AdapterEvent]] = deque(maxlen=_EVENTS_KEPT)
         self._event_count = 0
@@ -50,6 +52,10 @@ class AdapterDirectory:
     def __len__(self) -> int:
         """Return the number of adapters, over all tenants."""
         return len(self._adapters)
+
+    def count_of(self, tenant_id: str) -> int:
+        """Return the number of a tenant's adapters."""
+        return self._counts[tenant_id]
 
     def get(self, caller: Caller, adapter_id: str) -> Adapter:
         """Return the caller's adapter.
@@ -68,21 +74,31 @@ class AdapterDirectory:
         """Return an adapter whoever's it is, for the service's own use; None where there is none."""
         return self._adapters.get(adapter_id)
 
-    def list(self, caller: Caller, *, after: SortKey | None, size: int) -> list[Adapter]:
+    def list(self, caller: Caller, *, after: SortKey | None, size: int, session_id: str = '') -> list[Adapter]:
         """Return up to `size` of the caller's adapters, newest first, after the sort key `after`.
+
+        Args:
+            caller: whose they are.
+            after: of the last one that is known already.
+            size: most to return.
+            session_id: the session they were made in; empty: any.
 
         Raises:
             ScopeMissing: the key may not train.
         """
         require_scope(caller, 'train')
-        mine = (adapter for adapter in self._adapters.values() if adapter.tenant_id == caller.tenant_id)
-        ordered = sorted(mine, key=sort_key, reverse=True)
-        if after is not None:
-            ordered = [adapter for adapter in ordered if sort_key(adapter) < after]
-        return ordered[:size]
+        wanted = (
+            adapter
+            for adapter in self._adapters.values()
+            if adapter.tenant_id == caller.tenant_id
+            and (not session_id or adapter.session_id == session_id)
+            and (after is None or sort_key(adapter) < after)
+        )
+        return heapq.nlargest(size, wanted, key=sort_key)
 
     def put(self, adapter: Adapter) -> None:
         """Add an adapter, or replace what is known of it."""
+        self._counts[adapter.tenant_id] += adapter.adapter_id not in self._adapters
         self._adapters[adapter.adapter_id] = adapter
         self._tell(tenant_id=adapter.tenant_id, adapter=adapter)
 
@@ -106,6 +122,7 @@ class AdapterDirectory:
         """
         self.get(caller, adapter_id)
         del self._adapters[adapter_id]
+        self._counts[caller.tenant_id] -= 1
         self._tell(tenant_id=caller.tenant_id, deleted_id=adapter_id)
 
     async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:

@@ -6,8 +6,8 @@ from services.kit.authority import require_scope
 from services.kit.caller import Caller
 from services.kit.errors import BaseModelNotFound, InvalidField
 from services.model.domain.errors import BatchTooLarge
-from services.model.domain.plan import PlanCost, TrainingPlan
-from services.model.ports import CostEstimator, TrainerBackend
+from services.model.domain.plan import CostEstimator, PlanCost, TrainingPlan
+from services.model.ports import TrainerBackend
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,19 +5,37 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from services.model.domain.adapter import Adapter
-from services.model.domain.operation import Operation, token_count
-from services.model.domain.result import OperationResult, Receipt
+from services.model.domain.operation import Load, Operation, Save, Undo, token_count
+from services.model.domain.result import OperationResult, Receipt, SaveResult, StepResult
 from services.model.ports import VerbRun
 
 
 def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *, now: datetime) -> Adapter:
     """Return the adapter after an operation; `run` is None where it failed and used up its number."""
     changes: dict[str, Any] = {'sequence_number': operation.sequence_number, 'update_time': now}
+    if run is not None:
+        changes['trained_token_count'] = adapter.trained_token_count + token_count(operation.verb)
     if run is not None and run.training_config is not None:
         changes['training_config'] = run.training_config
     if run is not None and run.step_count is not None:
         changes['step_count'] = run.step_count
+    if run is not None:
+        changes['checkpoint_path'] = _checkpoint_after(adapter, operation, run)
     return replace(adapter, **changes)
+
+
+def _checkpoint_after(adapter: Adapter, operation: Operation, run: VerbRun) -> str:
+    """Return the checkpoint that has the weights as they are after a verb."""
+    match operation.verb:
+        case Save(is_optimizer_included=True, ttl=None) if isinstance(run.outcome, SaveResult):
+            return run.outcome.checkpoint_path
+        case Load(checkpoint_path=path):
+            return path
+        case Undo():
+            return ''
+        case _:
+            is_changed = isinstance(run.outcome, StepResult) and run.outcome.is_applied
+            return '' if is_changed else adapter.checkpoint_path
 
 
 def result_of(operation: Operation, run: VerbRun, *, queue_time: timedelta = timedelta()) -> OperationResult:

@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -19,6 +19,7 @@ from services.kit.failpoints import reach
 from services.model.application.changes import Changes
 from services.model.application.directory import AdapterDirectory
 from services.model.application.lease import ReplicaLease
+from services.model.application.resident import Resident
 from services.model.application.restore import Restore, Restored
 from services.model.domain.adapter import Adapter
 from services.model.ports import AdapterState, Journal, Snapshot, TrainerBackend
@@ -38,40 +39,6 @@ class ResidencyBounds:
     """A snapshot is due once replaying what came after the last one would take so long."""
     snapshot_operations: int = 256
     """A snapshot is due after so many operations, however cheap."""
-
-
-@dataclass(eq=False)
-class Resident:
-    """One adapter's place; kept while it is in the engine or on its way."""
-
-    adapter_id: str
-    is_loaded: bool = False
-    user_count: int = 0
-    """Operations that hold it or wait to."""
-    holder_count: int = 0
-    """Operations that hold it: it may not leave."""
-    device_seconds: float = 0.0
-    """To replay what came after the last snapshot."""
-    operation_count: int = 0
-    """Operations after the last snapshot."""
-    is_pending: bool = False
-    """A Forward waits for its Backward: leaving now costs running it again."""
-    is_unwanted: bool = False
-    """It is being deleted: what waits for it to come in gives up."""
-    last_used: float = 0.0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it comes, leaves or is copied."""
-    copying: asyncio.Task[None] | None = None
-    writing: asyncio.Task[None] | None = None
-
-    def ran(self, device_seconds: float = 0.0) -> None:
-        """Count an operation that is not in a snapshot yet."""
-        self.device_seconds += device_seconds
-        self.operation_count += 1
-
-    def snapshotted(self) -> None:
-        """Begin counting anew after a snapshot of everything up to now."""
-        self.device_seconds, self.operation_count = 0.0, 0
 
 
 class Residency:
@@ -147,6 +114,31 @@ class Residency:
             resident.user_count -= 1
             resident.last_used = self._clock.monotonic()
             self._tidy(resident)
+            # From now on it may make room for another one that waits.
+            self._changes.tell()
+
+    @asynccontextmanager
+    async def at_rest(self, adapter_id: str) -> AsyncIterator[bool]:
+        """Hold an adapter whose next operation does not begin before the block ends, and have all of it in a snapshot.
+
+        Yields whether that is so: not where an operation of it runs.
+
+        Raises:
+            AdapterNotFound, AdapterDamaged, JournalUnavailable: as `hold`.
+        """
+        async with self.hold(adapter_id) as resident, resident.lock:
+            is_at_rest = resident.holder_count == 1
+            if is_at_rest and resident.operation_count:
+                await _ended(resident.writing)
+                await self._snapshot_now(resident)
+            yield is_at_rest
+
+    async def park(self, adapter_id: str) -> None:
+        """Let an adapter go now, all of it on disk; one that an operation holds or waits for stays."""
+        resident = self._residents.get(adapter_id)
+        if resident is not None and not resident.user_count and not self.lease.is_held_by(adapter_id):
+            await _ended(resident.copying)
+            await self._page_out(resident)
 
     async def discard(self, adapter_id: str) -> None:
         """Drop what the engine has of an adapter: what is durable counts, and is restored at the next use."""
@@ -228,7 +220,9 @@ class Residency:
                 adapter.adapter_id,
                 sequence_number=adapter.sequence_number,
                 step_count=adapter.step_count,
+                trained_token_count=adapter.trained_token_count,
                 training_config=adapter.training_config,
+                checkpoint_path=adapter.checkpoint_path,
                 update_time=adapter.update_time,
             )
 
@@ -277,12 +271,12 @@ class Residency:
                 return
             await _ended(resident.writing)
             if resident.operation_count:
-                await self._snapshot_before_leaving(resident)
+                await self._snapshot_now(resident)
             reach('page_out.recorded')
             await self._leave(resident)
         self._tidy(resident)
 
-    async def _snapshot_before_leaving(self, resident: Resident) -> None:
+    async def _snapshot_now(self, resident: Resident) -> None:
         adapter = self._directory.find(resident.adapter_id)
         if adapter is None:
             return
@@ -291,6 +285,7 @@ class Residency:
             # Without one, as while a Forward waits for its Backward, replay gives everything back.
             if state is not None:
                 await self._journal.add_snapshot(_snapshot_of(adapter, state))
+                resident.snapshotted()
         except DomainError as error:
             _log.warning('no snapshot; replay will be longer', adapter=resident.adapter_id, error=str(error))
 

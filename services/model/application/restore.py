@@ -95,23 +95,26 @@ class Restore:
     async def _attempt(self, current: Adapter, until: int | None) -> Restored:
         snapshot = await self._journal.snapshot_before(current.adapter_id, at_most=until)
         begun = await begin_from(snapshot, self._backend)
-        return await self._replay(replace(begun, version=current.version), snapshot, until)
+        restored = Restored(adapter=replace(begun, version=current.version), snapshot_number=snapshot.sequence_number)
+        return await self._replay(restored, current, until)
 
-    async def _replay(self, adapter: Adapter, snapshot: Snapshot, until: int | None) -> Restored:
-        adapter_id, number = adapter.adapter_id, snapshot.sequence_number
-        entries = await self._journal.entries(adapter_id, after=number, until=until)
-        restored = Restored(adapter=adapter, snapshot_number=number)
+    async def _replay(self, restored: Restored, current: Adapter, until: int | None) -> Restored:
+        adapter_id = current.adapter_id
+        entries = await self._journal.entries(adapter_id, after=restored.snapshot_number, until=until)
         for entry in entries:
             reach('restore.replaying')
-            restored = await self._replay_one(restored, entry)
+            restored = await self._replay_one(restored, current, entry)
             if restored.replayed_count % _PROGRESS_EVERY == 0:
                 _log.info('replaying', adapter=adapter_id, done=restored.replayed_count, total=len(entries))
         return restored
 
-    async def _replay_one(self, restored: Restored, entry: JournalEntry) -> Restored:
+    async def _replay_one(self, restored: Restored, current: Adapter, entry: JournalEntry) -> Restored:
         operation = entry.operation
         run, outcome = await self._run(operation)
         adapter = adapter_after(restored.adapter, operation, run, now=self._clock.now())
+        # Saves are not replayed, so what is known of them counts as long as no step followed.
+        is_as_known = adapter.step_count == current.step_count
+        adapter = replace(adapter, checkpoint_path=current.checkpoint_path if is_as_known else '')
         if entry.outcome is None and isinstance(outcome, Internal):
             # A defect: it counts for nothing, as when it was met at once, and nobody knows what it left behind.
             await self._journal.settle(adapter, operation, outcome)

@@ -7,7 +7,8 @@ does to the engine counts only once the journal has the state that it led to.
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from services.kit.errors import FailedPrecondition, NotBuiltYet
+from services.kit.errors import FailedPrecondition, NotBuiltYet, QuotaExceeded
+from services.model.application.publish_dtype import as_published
 from services.model.application.residency import Residency
 from services.model.application.world import World
 from services.model.domain.adapter import Adapter
@@ -58,7 +59,7 @@ class StateVerbs:
         Raises:
             DomainError: it could not be done; what the engine holds, or what it restores, is as before.
         """
-        if adapter.is_full_parameter and isinstance(verb, Save | Load | PublishVersion):
+        if adapter.is_full_parameter and isinstance(verb, Save | Load):
             raise NotBuiltYet(f"{operation.verb_name} of the base model's own weights (ExportMerged writes them)")
         match verb:
             case Save():
@@ -73,6 +74,8 @@ class StateVerbs:
                 return await self._export(adapter, verb)
 
     async def _save(self, adapter: Adapter, verb: Save, *, request_id: str) -> StateChange:
+        if verb.stored_bytes_limit is not None:
+            raise QuotaExceeded('stored_bytes', verb.stored_bytes_limit)
         state = await self._backend.export_state(
             adapter.adapter_id,
             is_trainer_included=verb.is_optimizer_included,
@@ -84,7 +87,8 @@ class StateVerbs:
         return StateChange(run=VerbRun(outcome=made))
 
     async def _publish(self, adapter: Adapter, verb: PublishVersion) -> StateChange:
-        state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
+        trained = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
+        state, warnings = await as_published(trained, verb.dtype)
         made = await self._world.store.publish_version(
             adapter.adapter_id,
             state,
@@ -92,7 +96,7 @@ class StateVerbs:
             version=adapter.version + 1,
             is_pinned=verb.is_pinned,
         )
-        return StateChange(run=VerbRun(outcome=made), version=made.version)
+        return StateChange(run=VerbRun(outcome=made, warnings=warnings), version=made.version)
 
     async def _export(self, adapter: Adapter, verb: ExportMerged) -> StateChange:
         state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)

@@ -1,9 +1,9 @@
 """Carry out the operations of a stream: many under way, each adapter's results in order.
 
 An operation that is refused leaves its number free, and those behind it could never run. Where trying the same
-one again may help (UNAVAILABLE, RESOURCE_EXHAUSTED) they wait for it. Otherwise they fail at once with
-SEQUENCE_GAP, until the stream brings the missing number: as in a database's pipeline, nothing is applied that was
-sent in the belief that what is before it works, and nobody waits for what will not come.
+one again may help (UNAVAILABLE, RESOURCE_EXHAUSTED with a time to try again) they wait for it. Otherwise they fail
+at once with SEQUENCE_GAP, until the stream brings the missing number: as in a database's pipeline, nothing is applied
+that was sent in the belief that what is before it works, and nobody waits for what will not come.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from services.model.domain.result import OperationResult
 
 WINDOW = 64
 """Operations of one stream under way; more wait in the transport, which slows the sender down."""
-_PASSING = {Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED}
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class _Stream:
 
     def _note_refusal(self, refused: Refused) -> None:
         adapter_id, number = refused.adapter_id, refused.sequence_number
-        if not is_refusal(refused.error) or refused.error.code in _PASSING:
+        if not is_refusal(refused.error) or _is_passing(refused.error):
             return
         self._missing[adapter_id] = min(number, self._missing.get(adapter_id, number))
         queue = self._queues.find(adapter_id)
@@ -144,3 +143,8 @@ class _Stream:
         if not self._numbers[adapter_id]:
             del self._numbers[adapter_id]
         self._answered.tell()
+
+
+def _is_passing(error: DomainError) -> bool:
+    """Whether the same operation may be taken a little later: a quota that is used up does not come back by itself."""
+    return error.code is Code.UNAVAILABLE or (error.code is Code.RESOURCE_EXHAUSTED and error.retry_after is not None)

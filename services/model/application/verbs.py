@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from services.model.application.admission import Admission, QueueLimits
 from services.model.application.cancel_operation import CancelOperation
 from services.model.application.carry_out import CarryOut
-from services.model.application.create_adapter import CreateAdapter
+from services.model.application.create_adapter import AdapterCounts, CreateAdapter
 from services.model.application.delete_adapter import DeleteAdapter
 from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
 from services.model.application.estimate import Estimate
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.find_operation import FindOperation
+from services.model.application.park_adapter import ParkAdapter
 from services.model.application.queues import Queues
 from services.model.application.recover import Recover
 from services.model.application.residency import Residency, ResidencyBounds
@@ -29,8 +30,8 @@ from services.model.domain.scheduler import Scheduler
 class Limits:
     """Bounds that the configuration sets."""
 
-    adapters: int
-    """Held at once, over all tenants."""
+    adapters: AdapterCounts
+    """Held at once."""
     lora_rank: int
     """Highest that is accepted."""
     pass_tokens: int
@@ -52,6 +53,9 @@ class Verbs:
     create_adapter: CreateAdapter
     estimate: Estimate
     delete_adapter: DeleteAdapter
+    park_adapter: ParkAdapter
+    is_resident: Callable[[str], bool]
+    """Whether an adapter is in the engine's memory."""
     execute_operation: ExecuteOperation
     find_operation: FindOperation
     watch_operations: WatchOperations
@@ -81,7 +85,7 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     dispatcher = Dispatcher(world.backend, scheduler, world.clock)
     carry_out = CarryOut(world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run)
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
-    create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, max_adapters=limits.adapters)
+    create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, most=limits.adapters)
 
     delete = DeleteAdapter(directory, queues, dispatcher, residency, world.journal)
 
@@ -96,6 +100,8 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
         create_adapter=create,
         estimate=Estimate(world.backend, world.estimator),
         delete_adapter=delete,
+        park_adapter=ParkAdapter(world, directory, residency),
+        is_resident=residency.is_resident,
         execute_operation=execute,
         find_operation=FindOperation(directory, queues, dispatcher),
         watch_operations=WatchOperations(directory, queues),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from services.kit.clock import Clock
+from services.model.domain.plan import CostEstimator
 from services.model.domain.upload import UploadStore
-from services.model.ports import CostEstimator, Journal, ModelExporter, TrainerBackend, WeightStore
+from services.model.ports import Journal, ModelExporter, TrainerBackend, WeightStore
 
 
 @dataclass(frozen=True, kw_only=True)

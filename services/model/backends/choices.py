@@ -5,7 +5,8 @@ from typing import Any
 
 from services.kit.errors import InvalidField, UnknownComponent
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
-from twinkle.loss import build_loss
+from twinkle import component
+from twinkle.loss import Loss, build_loss
 from twinkle.model.engine import AdapterState, TrainerEngine
 from twinkle.template import template_names
 
@@ -36,7 +37,7 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
         if config.lr_scheduler is not None:
             engine.set_lr_scheduler(adapter_id, config.lr_scheduler.name, **config.lr_scheduler.options)
         if config.loss is not None:
-            engine.set_loss(adapter_id, config.loss.name, **_loss_options(config.loss))
+            engine.set_loss(adapter_id, config.loss.name, **_loss_options(config.loss, field='training_config.loss'))
         if config.processor is not None:
             engine.set_processor(adapter_id, config.processor.name, **config.processor.options)
         if config.gradient_accumulation_steps is not None:
@@ -46,6 +47,20 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
         for metric in config.evaluation_metrics:
             engine.add_metric(adapter_id, metric.name, is_training=False, **metric.options)
     return _warnings(config)
+
+
+def batch_loss(choice: LossChoice) -> Loss:
+    """Return the loss of one batch alone.
+
+    Raises:
+        UnknownComponent, InvalidField: there is no such loss, or it cannot be so; fields are named from `loss`.
+    """
+    try:
+        return build_loss(choice.name, **_loss_options(choice, field='loss'))
+    except component.UnknownComponent as error:
+        raise UnknownComponent('loss.name', kind='loss', name=error.name, known=error.known) from error
+    except component.InvalidComponentOptions as error:
+        raise InvalidField('loss.options', error.problem) from error
 
 
 def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingConfig:
@@ -76,7 +91,7 @@ def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingCo
     )
 
 
-def _loss_options(choice: LossChoice) -> dict[str, Any]:
+def _loss_options(choice: LossChoice, *, field: str) -> dict[str, Any]:
     """Return the loss's arguments, the reduction among them where it has one.
 
     Raises:
@@ -87,7 +102,7 @@ def _loss_options(choice: LossChoice) -> dict[str, Any]:
     if _has_reduction(built):
         return {**choice.options, _REDUCTION: 'mean' if choice.is_mean else 'sum'}
     if choice.is_mean:
-        raise InvalidField('training_config.loss.reduction', f'must be unset: {choice.name} scales its gradient itself')
+        raise InvalidField(f'{field}.reduction', f'must be unset: {choice.name} scales its gradient itself')
     return dict(choice.options)
 
 

@@ -20,7 +20,7 @@ from twinkle.nn import select_parameters
 
 
 class EngineDryRun:
-    """Implements `services.model.ports.CostEstimator`.
+    """Implements `services.model.domain.plan.CostEstimator`.
 
     The model is measured at the first question, in steps between which other work goes on. Concurrency: for one
     event loop.
@@ -62,7 +62,7 @@ class EngineDryRun:
     def _size(self, plan: TrainingPlan) -> TrainableSize:
         name, options = plan.optimizer.name, plan.optimizer.options
         if plan.full_parameters is None:
-            return lora_size(self._engine.model.layers, plan.lora_config, optimizer=name, options=options)
+            return lora_size(self._engine.model.targets, plan.lora_config, optimizer=name, options=options)
         chosen = select_parameters(self._engine.model.base_parameters, plan.full_parameters)
         counts = [parameter.numel() for parameter in chosen.values()]
         return full_size(counts, optimizer=name, options=options)

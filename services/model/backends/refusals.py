@@ -83,6 +83,7 @@ _FACTS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = (
     (nn.UnknownParameters, lambda error: InvalidField('full_parameters.target_modules', str(error))),
     (nn.UnsupportedModel, lambda error: InvalidField('full_parameters', str(error))),
     (errors.SnapshotMismatch, lambda error: InvalidField('checkpoint_path', str(error))),
+    (errors.InvalidStepOptions, lambda error: InvalidField('optimizer_options', str(error))),
     (errors.InvalidArgument, lambda error: InvalidField('operation', str(error))),
 )
 """What each of the engine's errors means; the first that fits."""

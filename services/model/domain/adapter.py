@@ -29,11 +29,22 @@ class Adapter:
     """The last operation that was accepted; 0 before the first."""
     step_count: int = 0
     """Optimizer steps applied."""
+    trained_token_count: int = 0
+    """Tokens computed for its operations since it was made, also for those that were undone."""
     version: int = 0
     """The newest published version; 0 before the first."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    session_id: str = ''
+    """The session it was made in, as its creator named it."""
+    checkpoint_path: str = ''
+    """A checkpoint that its weights can be had from again; empty: none."""
 
     @property
     def is_full_parameter(self) -> bool:
         """Whether it trains the base model itself."""
         return self.full_parameters is not None
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether it has steps that no checkpoint has."""
+        return self.step_count > 0 and not self.checkpoint_path

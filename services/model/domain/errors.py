@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.kit.errors import Aborted, DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from services.kit.errors import (
+    Aborted,
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 
 
 @dataclass(eq=False)
@@ -16,6 +24,18 @@ class OperationNotFound(NotFound):
 
     def __str__(self) -> str:
         return f'adapter {self.adapter_id!r} has no operation {self.sequence_number} on record'
+
+
+@dataclass(eq=False)
+class AdapterIdTaken(AlreadyExists):
+    """The id that was asked for was used before; by whom, is not told."""
+
+    reason = 'ID_TAKEN'
+    id: str
+    kind: str = 'adapter'
+
+    def __str__(self) -> str:
+        return f'adapter_id {self.id!r} was used before; choose another, or leave it empty'
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """Operations: one ordered training verb on one adapter. Each verb is a value."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.model.domain.training_config import TrainingConfig
+from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import InputFeature
 
 
@@ -27,6 +27,8 @@ class ForwardOnly:
 
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
+    loss: LossChoice | None = None
+    """Of this batch alone; None for the adapter's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class ForwardBackward:
 
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
+    loss: LossChoice | None = None
+    """Of this batch alone; None for the adapter's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,7 @@ class ClipGradNorm:
     """Scales the accumulated gradient down to a norm."""
 
     max_grad_norm: float = 1.0
+    """Infinity reports the norm and limits nothing."""
     norm_type: float = 2.0
     max_grad_value: float | None = None
     """Each element is first limited to plus or minus this; None for no limit."""
@@ -75,6 +80,8 @@ class Step:
     learning_rate: float | None = None
     """Of this step alone; None is the optimizer's."""
     is_health_returned: bool = False
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Other arguments of the optimizer for this step alone, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +102,10 @@ class ClipGradAndStep:
     norm_type: float = 2.0
     max_grad_value: float | None = None
     is_health_returned: bool = False
+    learning_rate: float | None = None
+    """See `Step`."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """See `Step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +132,10 @@ class Save:
     ttl: timedelta | None = None
     consumed_train_samples: int | None = None
     """The caller's data cursor, kept with the optimizer."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The owner's labels."""
+    stored_bytes_limit: int | None = None
+    """The tenant's quota, where the gateway found it used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +151,8 @@ class PublishVersion:
     """Makes the current weights the next version."""
 
     is_pinned: bool = False
+    dtype: str | None = None
+    """Element type of the published weights, a name of `twinkle.checkpoint_engine`; None for the trainer's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 
 from services.model.domain.training_config import Component
 from twinkle.data_format import LoraConfig
@@ -41,3 +42,15 @@ class PlanCost:
     def does_fit(self) -> bool:
         """Whether it fits beside what is there now."""
         return self.peak_bytes <= self.available_bytes
+
+
+class CostEstimator(Protocol):
+    """Says what a training plan would cost, before anything is allocated. A port."""
+
+    async def estimate(self, plan: TrainingPlan) -> PlanCost:
+        """Return what a plan would cost.
+
+        Raises:
+            InvalidField, UnknownComponent: a part of the plan is of no use.
+        """
+        ...

@@ -15,7 +15,7 @@ class ForwardResult:
     loss: float
     label_count: int
     logprobs: Sequence[npt.NDArray[np.float32]] = ()
-    """float32 [T] for each example, natural, 0.0 where the label is ignored."""
+    """float32 [T] for each example, natural, 0.0 where the label is ignored; [T, K] where the loss has K targets."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

@@ -1,5 +1,6 @@
 """Requests as values, with every check of their fields."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import cast
 
@@ -8,29 +9,30 @@ from services.kit.ids import new_id
 from services.kit.rpc.chats import chat_from_proto
 from services.kit.rpc.fields import duration_from_proto, id_from_proto
 from services.kit.rpc.tensors import tensor_from_proto
+from services.sampler.api.convert_params import MAX_TOP_LOGPROBS, check_range, params_from_proto
 from services.sampler.application.generate import SampleCommand
 from services.sampler.application.pause import PauseMode
 from services.sampler.domain.adapter import DEFAULT_VERSION_WAIT, AdapterChoice
-from services.sampler.domain.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
+from services.sampler.domain.generation import ChatPrompt, Prompt, SequenceSoFar, SleepLevel, TextPrompt, TokenPrompt
+from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import SamplingParams, Trajectory
 
-MAX_SAMPLES = 128
-MAX_TOP_LOGPROBS = 20
-MAX_STOPS = 64
-"""Stop strings, and stop tokens, of one request."""
-MAX_STOP_LENGTH = 256
-"""Characters of a stop string."""
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)
 MAX_VERSION_WAIT = timedelta(minutes=10)
 
 _PAUSE_MODES = {
-    sampler_service_pb2.PAUSE_MODE_UNSPECIFIED: PauseMode.KEEP,
-    sampler_service_pb2.PAUSE_MODE_KEEP: PauseMode.KEEP,
-    sampler_service_pb2.PAUSE_MODE_WAIT: PauseMode.WAIT,
-    sampler_service_pb2.PAUSE_MODE_ABORT: PauseMode.ABORT,
+    engine_pb2.PAUSE_MODE_UNSPECIFIED: PauseMode.KEEP,
+    engine_pb2.PAUSE_MODE_KEEP: PauseMode.KEEP,
+    engine_pb2.PAUSE_MODE_WAIT: PauseMode.WAIT,
+    engine_pb2.PAUSE_MODE_ABORT: PauseMode.ABORT,
+}
+
+_SLEEP_LEVELS = {
+    engine_pb2.SLEEP_LEVEL_UNSPECIFIED: SleepLevel.WEIGHTS_KEPT,
+    engine_pb2.SLEEP_LEVEL_WEIGHTS_KEPT: SleepLevel.WEIGHTS_KEPT,
+    engine_pb2.SLEEP_LEVEL_WEIGHTS_DROPPED: SleepLevel.WEIGHTS_DROPPED,
 }
 
 
@@ -40,12 +42,14 @@ def sample_from_proto(request: sampler_service_pb2.SampleRequest) -> SampleComma
     Raises:
         InvalidField: names the field.
     """
+    params = params_from_proto(request.params)
     return SampleCommand(
         request_id=_request_id(request.request_id),
         base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=(_prompt(request.prompt, 'prompt'),),
-        params=_params(request.params),
+        params=params,
+        continued=_continued(request.continued, params.num_samples),
     )
 
 
@@ -62,7 +66,7 @@ def batch_from_proto(request: sampler_service_pb2.SampleBatchRequest) -> SampleC
         base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
         prompts=tuple(_prompt(prompt, f'prompts[{index}]') for index, prompt in enumerate(request.prompts)),
-        params=_params(request.params),
+        params=params_from_proto(request.params),
     )
 
 
@@ -75,7 +79,7 @@ def logprobs_from_proto(request: sampler_service_pb2.ComputeLogprobsRequest) -> 
     if not request.token_ids:
         raise InvalidField('token_ids', 'is empty; give at least one sequence')
     count = request.top_logprob_count if request.HasField('top_logprob_count') else 0
-    _check_range('top_logprob_count', count, 0, MAX_TOP_LOGPROBS)
+    check_range('top_logprob_count', count, 0, MAX_TOP_LOGPROBS)
     return SampleCommand(
         request_id=new_id('rq'),
         base_model=id_from_proto(request.base_model, 'base_model'),
@@ -123,7 +127,7 @@ def required_choice_from_proto(request: sampler_service_pb2.LoadAdapterRequest) 
     return choice_from_proto(request.adapter, 'adapter')
 
 
-def pause_mode_from_proto(mode: sampler_service_pb2.PauseMode.ValueType) -> PauseMode:
+def pause_mode_from_proto(mode: engine_pb2.PauseMode.ValueType) -> PauseMode:
     """Return what becomes of running requests.
 
     Raises:
@@ -132,6 +136,17 @@ def pause_mode_from_proto(mode: sampler_service_pb2.PauseMode.ValueType) -> Paus
     if mode not in _PAUSE_MODES:
         raise InvalidField('mode', f'{mode} is no PauseMode')
     return _PAUSE_MODES[mode]
+
+
+def sleep_level_from_proto(level: engine_pb2.SleepLevel.ValueType) -> SleepLevel:
+    """Return how deep the engine is to sleep.
+
+    Raises:
+        InvalidField: the contract has no such level.
+    """
+    if level not in _SLEEP_LEVELS:
+        raise InvalidField('level', f'{level} is no SleepLevel')
+    return _SLEEP_LEVELS[level]
 
 
 def interval_from_proto(request: sampler_service_pb2.WatchLoadRequest) -> timedelta:
@@ -143,46 +158,6 @@ def interval_from_proto(request: sampler_service_pb2.WatchLoadRequest) -> timede
     if not request.HasField('interval'):
         return timedelta(seconds=1)
     return duration_from_proto(request.interval, 'interval', least=MIN_WATCH_INTERVAL, most=MAX_WATCH_INTERVAL)
-
-
-def _params(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    count = message.sample_count if message.HasField('sample_count') else 1
-    _check_range('params.sample_count', count, 1, MAX_SAMPLES)
-    _check_range('params.top_logprob_count', message.top_logprob_count, 0, MAX_TOP_LOGPROBS)
-    _check_range('params.prompt_top_logprob_count', message.prompt_top_logprob_count, 0, MAX_TOP_LOGPROBS)
-    is_prompt_scored = message.is_prompt_logprobs_returned or message.prompt_top_logprob_count > 0
-    values = {
-        'max_tokens': message.max_tokens if message.HasField('max_tokens') else None,
-        'min_tokens': message.min_tokens,
-        'seed': message.seed if message.HasField('seed') else None,
-        'stop': _stops(message),
-        'temperature': message.temperature if message.HasField('temperature') else 1.0,
-        'top_k': message.top_k if message.HasField('top_k') else -1,
-        'top_p': message.top_p if message.HasField('top_p') else 1.0,
-        'repetition_penalty': message.repetition_penalty if message.HasField('repetition_penalty') else 1.0,
-        'logprobs': message.top_logprob_count,
-        'prompt_logprobs': message.prompt_top_logprob_count if is_prompt_scored else None,
-        'num_samples': count,
-        'ignore_eos': message.is_eos_ignored,
-    }
-    try:
-        return SamplingParams.from_dict(values)
-    except ValueError as error:
-        # The value's own message begins with the field, which has the same name here.
-        raise InvalidField(f'params.{str(error).partition(" ")[0]}', str(error)) from error
-
-
-def _stops(message: sampling_pb2.SamplingParams) -> tuple[str | int, ...]:
-    for name, items in (('stop_strings', message.stop_strings), ('stop_token_ids', message.stop_token_ids)):
-        if len(items) > MAX_STOPS:
-            raise InvalidField(f'params.{name}', f'has {len(items)} entries, at most {MAX_STOPS} are allowed')
-    for index, text in enumerate(message.stop_strings):
-        if not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise InvalidField(f'params.stop_strings[{index}]', f'must have 1 to {MAX_STOP_LENGTH} characters')
-    for index, token_id in enumerate(message.stop_token_ids):
-        if token_id < 0:
-            raise InvalidField(f'params.stop_token_ids[{index}]', f'must be at least 0, got {token_id}')
-    return (*message.stop_strings, *message.stop_token_ids)
 
 
 def _prompt(message: sampling_pb2.Prompt, field: str) -> Prompt:
@@ -202,6 +177,23 @@ def _prompt(message: sampling_pb2.Prompt, field: str) -> Prompt:
     raise InvalidField(field, 'must hold token_ids, chat or text')
 
 
+def _continued(entries: Sequence[sampler_service_pb2.SequenceSoFar], sample_count: int) -> tuple[SequenceSoFar, ...]:
+    if entries and len(entries) != sample_count:
+        raise InvalidField('continued', f'has {len(entries)} entries for {sample_count} sequences')
+    return tuple(_so_far(entry, index) for index, entry in enumerate(entries))
+
+
+def _so_far(entry: sampler_service_pb2.SequenceSoFar, index: int) -> SequenceSoFar:
+    field = f'continued[{index}]'
+    if entry.sequence_index != index:
+        raise InvalidField(f'{field}.sequence_index', f'must be {index}: entries come in order, one a sequence')
+    token_ids: tuple[int, ...] = ()
+    if entry.HasField('token_ids'):
+        array = tensor_from_proto(entry.token_ids, f'{field}.token_ids', dtypes=('int32', 'int64'), dimensions=1)
+        token_ids = tuple(array.tolist())
+    return SequenceSoFar(sequence_index=index, token_ids=token_ids, is_finished=entry.is_finished)
+
+
 def _tokens(tensor: tensor_pb2.Tensor, field: str) -> TokenPrompt:
     token_ids = tensor_from_proto(tensor, field, dtypes=('int32', 'int64'), dimensions=1)
     if not len(token_ids):
@@ -211,8 +203,3 @@ def _tokens(tensor: tensor_pb2.Tensor, field: str) -> TokenPrompt:
 
 def _request_id(value: str) -> str:
     return id_from_proto(value, 'request_id') if value else new_id('rq')
-
-
-def _check_range(field: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise InvalidField(field, f'must be {least} to {most}, got {value}')

@@ -17,7 +17,7 @@ from services.sampler.domain.generation import (
     TopTokens,
 )
 from services.sampler.domain.residency import ResidentVersion
-from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
+from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import StopReason, VersionSpan
 
@@ -58,9 +58,9 @@ def scores_to_proto(sequences: list[ScoredSequence]) -> sampler_service_pb2.Comp
     return answer
 
 
-def resident_to_proto(version: ResidentVersion) -> sampler_service_pb2.ResidentAdapter:
+def resident_to_proto(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
     """Return a version that is held. A checkpoint is named by its path."""
-    return sampler_service_pb2.ResidentAdapter(
+    return engine_pb2.ResidentAdapter(
         adapter_id=version.key.adapter.name.partition('#')[0],
         version=version.key.version,
         size_bytes=version.size_bytes,
@@ -68,15 +68,17 @@ def resident_to_proto(version: ResidentVersion) -> sampler_service_pb2.ResidentA
     )
 
 
-def load_to_proto(load: EngineLoad) -> sampler_service_pb2.EngineLoad:
+def load_to_proto(load: EngineLoad) -> engine_pb2.EngineLoad:
     """Return how busy the engine is."""
-    return sampler_service_pb2.EngineLoad(
+    return engine_pb2.EngineLoad(
         running_sequence_count=load.running_sequences,
         waiting_sequence_count=load.waiting_sequences,
         kv_usage=load.kv_usage,
         tokens_per_second=load.tokens_per_second,
         prefix_hit_rate=load.prefix_hit_rate,
         is_paused=load.is_paused,
+        is_sleeping=load.is_sleeping,
+        max_sequence_count=load.max_sequences,
     )
 
 

@@ -11,7 +11,7 @@ import grpc
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
-from services.sampler.api import convert, convert_answers
+from services.sampler.api import convert, convert_answers, convert_tokens
 from services.sampler.application.verbs import Verbs
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc
@@ -48,6 +48,13 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
         """Score tokens."""
         scores = await self._verbs.compute_logprobs(current_caller(), convert.logprobs_from_proto(request))
         return convert_answers.scores_to_proto(scores)
+
+    async def DescribeTokens(
+        self, request: wire.DescribeTokensRequest, context: _Context
+    ) -> wire.DescribeTokensResponse:
+        """Say what tokens stand for."""
+        base_model, token_ids = convert_tokens.tokens_from_proto(request)
+        return convert_tokens.forms_to_proto(await self._verbs.describe_tokens(base_model, token_ids))
 
     async def Abort(self, request: wire.AbortRequest, context: _Context) -> wire.AbortResponse:
         """End a request."""
@@ -106,3 +113,13 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
         """Let it go on."""
         await self._verbs.resume(current_caller())
         return wire.ResumeResponse()
+
+    async def Sleep(self, request: wire.SleepRequest, context: _Context) -> wire.SleepResponse:
+        """Give memory back for a while."""
+        await self._verbs.sleep(current_caller(), convert.sleep_level_from_proto(request.level))
+        return wire.SleepResponse()
+
+    async def WakeUp(self, request: wire.WakeUpRequest, context: _Context) -> wire.WakeUpResponse:
+        """Take it again."""
+        await self._verbs.wake_up(current_caller())
+        return wire.WakeUpResponse()

@@ -31,6 +31,11 @@ class Admission:
         """Prompts that wait for a place."""
         return len(self._waiting)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether new requests are let in."""
+        return self._is_open
+
     def check_open(self, tenant_id: str) -> None:
         """Refuse a new request early.
 

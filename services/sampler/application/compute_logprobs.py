@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, InvalidField
-from services.sampler.application.generate import Generate, SampleCommand
+from services.sampler.application.generate import Generate, PromptRun, SampleCommand
 from services.sampler.domain.generation import GenerationEvent, PromptComputed
 
 
@@ -39,17 +39,17 @@ class ComputeLogprobs:
         sequences = [await self._encode(index, command) for index in range(len(command.prompts))]
         turns = asyncio.Semaphore(self._max_concurrent_prompts)
         with generate.running(caller, command.request_id) as request:
-            async with generate.version(caller, command.adapter) as adapter, asyncio.TaskGroup() as group:
+            async with generate.version(caller, command.adapter) as weights, asyncio.TaskGroup() as group:
 
                 async def score(index: int) -> PromptComputed:
                     async with turns:
-                        events = generate(
-                            request, sequences[index], command.params, adapter=adapter, prompt_index=index
+                        run = PromptRun(
+                            token_ids=sequences[index], params=command.params, weights=weights, prompt_index=index
                         )
-                        return await _prompt_of(events)
+                        return await _prompt_of(generate(request, run))
 
                 tasks = [group.create_task(score(index)) for index in range(len(sequences))]
-        version = adapter.version if adapter else 0
+        version = weights.key.version if weights else 0
         return [ScoredSequence(prompt=task.result(), version=version) for task in tasks]
 
     async def _encode(self, index: int, command: SampleCommand) -> tuple[int, ...]:

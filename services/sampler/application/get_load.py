@@ -17,5 +17,9 @@ class GetLoad:
 
     async def __call__(self) -> EngineLoad:
         """Return the load now."""
+        return self.now()
+
+    def now(self) -> EngineLoad:
+        """Return the load now, without waiting for anything."""
         load = self._engine.load
         return replace(load, waiting_sequences=load.waiting_sequences + self._admission.waiting_count)

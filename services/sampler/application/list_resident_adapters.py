@@ -2,14 +2,14 @@
 
 from services.kit.caller import Caller
 from services.kit.paging import Page
-from services.sampler.application.version_store import VersionStore
+from services.sampler.application.versions import Versions
 from services.sampler.domain.residency import ResidentVersion
 
 
 class ListResidentAdapters:
     """Lists versions by adapter and version."""
 
-    def __init__(self, versions: VersionStore) -> None:
+    def __init__(self, versions: Versions) -> None:
         """List what `versions` holds."""
         self._versions = versions
 

@@ -7,7 +7,7 @@ from services.sampler.ports import SamplerEngine
 
 
 class Resume:
-    """For operators. Resuming what runs is no error."""
+    """For operators. Resuming what runs is no error; what sleeps goes on sleeping."""
 
     def __init__(self, engine: SamplerEngine, admission: Admission) -> None:
         """Act on `engine` and its door."""
@@ -22,4 +22,5 @@ class Resume:
         """
         require_scope(caller, 'operator')
         await self._engine.resume()
-        self._admission.open()
+        if not self._engine.load.is_sleeping:
+            self._admission.open()

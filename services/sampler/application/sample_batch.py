@@ -6,8 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from services.kit.caller import Caller
-from services.sampler.application.generate import Generate, SampleCommand
-from services.sampler.domain.adapter import VersionKey
+from services.sampler.application.generate import Generate, PromptRun, SampleCommand
 from services.sampler.domain.generation import (
     GenerationEvent,
     PromptComputed,
@@ -15,6 +14,7 @@ from services.sampler.domain.generation import (
     TokensDrawn,
     TopTokens,
 )
+from services.sampler.domain.residency import ResidentVersion
 from services.sampler.domain.running_requests import RunningRequest
 from twinkle.data_format import StopReason, VersionSpan
 
@@ -64,8 +64,8 @@ class SampleBatch:
             for index, prompt in enumerate(command.prompts)
         ]
         with generate.running(caller, command.request_id) as request:
-            async with generate.version(caller, command.adapter) as adapter:
-                batch = _Batch(generate, request, command, adapter=adapter, prompts=enumerate(prompts))
+            async with generate.version(caller, command.adapter) as weights:
+                batch = _Batch(generate, request, command, weights=weights, prompts=enumerate(prompts))
                 async with aclosing(batch.run(min(self._max_concurrent_prompts, len(prompts)))) as results:
                     async for result in results:
                         yield result
@@ -80,13 +80,13 @@ class _Batch:
         request: RunningRequest,
         command: SampleCommand,
         *,
-        adapter: VersionKey | None,
+        weights: ResidentVersion | None,
         prompts: Iterator[tuple[int, tuple[int, ...]]],
     ) -> None:
         self._generate = generate
         self._request = request
         self._params = command.params
-        self._adapter = adapter
+        self._weights = weights
         self._prompts = prompts
         self._finished = asyncio.Queue[CompletedPrompt | None](maxsize=1)
 
@@ -112,10 +112,10 @@ class _Batch:
         await self._finished.put(None)
 
     async def _complete(self, index: int, token_ids: tuple[int, ...]) -> CompletedPrompt:
-        events = self._generate(self._request, token_ids, self._params, adapter=self._adapter, prompt_index=index)
+        run = PromptRun(token_ids=token_ids, params=self._params, weights=self._weights, prompt_index=index)
         prompt = PromptComputed(token_ids=token_ids)
         sequences = [CompletedSequence() for _ in range(self._params.num_samples)]
-        async with aclosing(events):
+        async with aclosing(self._generate(self._request, run)) as events:
             async for event in events:
                 if isinstance(event, PromptComputed):
                     prompt = event

@@ -1,13 +1,13 @@
 """Drop an adapter from memory."""
 
 from services.kit.caller import Caller
-from services.sampler.application.version_store import VersionStore
+from services.sampler.application.versions import Versions
 
 
 class UnloadAdapter:
     """Drops all versions of an adapter; those in use leave once nothing uses them."""
 
-    def __init__(self, versions: VersionStore) -> None:
+    def __init__(self, versions: Versions) -> None:
         """Unload from `versions`."""
         self._versions = versions
 

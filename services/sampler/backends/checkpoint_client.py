@@ -2,40 +2,49 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.status import error_from_call
-from services.kit.rpc.weight_client import ReceivedState, WeightClient
+from services.kit.rpc.weights import ReceivedState, WeightClient
+from services.kit.weights import Segments
 from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
 from services.sampler.ports import Synced, WeightUpdate
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc
-from twinkle.checkpoint_engine import unpack_state
+from twinkle.checkpoint_engine import PackedState, unpack_state
 
 
 class CheckpointClient:
     """Implements `ports.WeightSource`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Use a channel of `open_channel` that leads to the checkpoint service; it stays the caller's to close."""
-        self._weights = WeightClient(channel)
+    def __init__(self, channel: grpc.aio.Channel, *, segments: Segments | None = None) -> None:
+        """Use a channel of `open_channel`, which stays the caller's to close.
+
+        Args:
+            channel: Leads to the checkpoint service.
+            segments: Memory that may be shared with it. Unset: bytes are sent.
+        """
+        self._weights = WeightClient(channel, segments=segments)
         self._checkpoints = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
 
-    async def follow(self, caller: Caller, adapter_id: str, held_version: int) -> AsyncGenerator[WeightUpdate, None]:
+    async def follow(
+        self, caller: Caller, adapter_id: str, held: AdapterWeights | None
+    ) -> AsyncGenerator[WeightUpdate, None]:
         """Yield versions as they come; see the port."""
-        async with aclosing(self._weights.follow(adapter_id, held_version=held_version)) as events:
+        async with aclosing(self._weights.follow(adapter_id, **held_by(held))) as events:
             while True:
                 # Only while a call may begin: around the yield it would be the reader's caller, too.
                 with acting_for(caller):
                     event = await anext(events)
-                yield _weights_of(event) if isinstance(event, ReceivedState) else Synced()
+                yield weights_of(event) if isinstance(event, ReceivedState) else Synced()
 
     async def fetch(self, caller: Caller, adapter_id: str, version: int) -> AdapterWeights:
         """Return one version; see the port."""
         with acting_for(caller):
-            return _weights_of(await self._weights.fetch_version(adapter_id, version))
+            return weights_of(await self._weights.fetch_version(adapter_id, version))
 
     async def find_checkpoint(self, caller: Caller, path: str) -> CheckpointFacts:
         """Return what a checkpoint is now; see the port."""
@@ -51,10 +60,18 @@ class CheckpointClient:
     async def fetch_checkpoint(self, caller: Caller, path: str) -> AdapterWeights:
         """Return a checkpoint's weights; see the port."""
         with acting_for(caller):
-            return _weights_of(await self._weights.fetch_checkpoint(path, is_adapter_only=True))
+            return weights_of(await self._weights.fetch_checkpoint(path, is_adapter_only=True))
 
 
-def _weights_of(received: ReceivedState) -> AdapterWeights:
+def held_by(held: AdapterWeights | None) -> dict[str, Any]:
+    """Return what a follower holds, as arguments of `WeightClient.follow`."""
+    if held is None:
+        return {}
+    return {'held_version': held.version, 'held': held.packed if isinstance(held.packed, PackedState) else None}
+
+
+def weights_of(received: ReceivedState) -> AdapterWeights:
+    """Return what was received, as the service knows it."""
     header, manifest = received.header, received.state.manifest
     return AdapterWeights(
         adapter_id=header.adapter_id,
@@ -64,4 +81,6 @@ def _weights_of(received: ReceivedState) -> AdapterWeights:
         tensors=unpack_state(manifest, received.state.data),
         size_bytes=manifest.size_bytes,
         digest=manifest.digest,
+        packed=received.state,
+        segment_path=received.segment_path,
     )

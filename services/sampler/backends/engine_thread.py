@@ -5,19 +5,31 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
 
-from services.sampler.backends.mailbox import Mailbox
+from services.sampler.backends.mailbox import EngineFailed, Mailbox
 from twinkle.data_format import SamplingParams
-from twinkle.sampler.engine import EngineAdapter, EngineEvent, SamplerEngine, TokenEvent
+from twinkle.sampler.engine import EngineAdapter, EngineEvent, SamplerEngine, SequenceSoFar, TokenEvent
 
 _Result = TypeVar('_Result')
 _log = structlog.get_logger('engine')
 
 _RATE_WINDOW_SECONDS = 5.0
+_MAX_FAILED_STEPS = 8
+"""Steps that may fail one after the other; a device that is lost fails them all."""
+
+
+@dataclass(frozen=True)
+class _Command:
+    """What runs between two steps."""
+
+    run: Callable[[], Any]
+    fail: Callable[[], Any]
+    """Called instead where the thread has ended."""
 
 
 @dataclass
@@ -43,12 +55,15 @@ class EngineThread:
         """How busy the engine was after its last step."""
         self._stall_seconds = stall_seconds
         self._readers: dict[str, _Reader] = {}
-        self._commands: deque[Callable[[], Any]] = deque()
+        self._commands: deque[_Command] = deque()
         self._wakeup = threading.Condition()
         self._is_paused = False
         self._is_closing = False
+        self._is_ended = False
+        self._failed_steps = 0
+        self._failure: Future[None] = Future()
         self._token_counts: deque[tuple[float, int]] = deque(maxlen=4096)
-        self._thread = threading.Thread(target=self._run, name='sampler-engine', daemon=True)
+        self._thread = threading.Thread(target=self._live, name='sampler-engine', daemon=True)
         self._thread.start()
 
     @property
@@ -57,19 +72,26 @@ class EngineThread:
         return self._is_paused
 
     @property
+    def buffered_events(self) -> int:
+        """Events that wait for their readers."""
+        return sum(reader.mailbox.size for reader in list(self._readers.values()))
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens drawn over the last seconds."""
         begin = time.monotonic() - _RATE_WINDOW_SECONDS
         return sum(count for at, count in list(self._token_counts) if at >= begin) / _RATE_WINDOW_SECONDS
 
     def post(self, command: Callable[[], Any]) -> None:
-        """Have `command` run between two steps."""
-        with self._wakeup:
-            self._commands.append(command)
-            self._wakeup.notify()
+        """Have `command` run between two steps; where the thread has ended it never runs."""
+        self._post(_Command(command, lambda: None))
 
     async def call(self, command: Callable[[], _Result]) -> _Result:
-        """Have `command` run between two steps and return what it returns."""
+        """Have `command` run between two steps and return what it returns.
+
+        Raises:
+            EngineFailed: the thread has ended, or ends before its turn.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
 
@@ -81,8 +103,12 @@ class EngineThread:
             else:
                 loop.call_soon_threadsafe(_settle, future, result, None)
 
-        self.post(run)
+        self._post(_Command(run, lambda: loop.call_soon_threadsafe(_settle, future, None, EngineFailed())))
         return await future
+
+    async def wait_until_failed(self) -> None:
+        """Return once the thread has ended without having been closed; else never."""
+        await asyncio.shield(asyncio.wrap_future(self._failure))
 
     def close(self) -> None:
         """End the thread after the running step; blocks until it has."""
@@ -99,13 +125,14 @@ class EngineThread:
         *,
         adapter: EngineAdapter | None,
         mailbox: Mailbox,
+        continued: Sequence[SequenceSoFar] = (),
     ) -> None:
         """Begin a request whose events go to `mailbox`. In the thread.
 
         Raises:
             SamplerError: as `SamplerEngine.add_request`.
         """
-        self.engine.add_request(request_id, prompt, params, adapter=adapter)
+        self.engine.add_request(request_id, prompt, params, adapter=adapter, continued=continued)
         self._readers[request_id] = _Reader(mailbox)
 
     def abort(self, request_id: str) -> None:
@@ -134,6 +161,37 @@ class EngineThread:
         """Stop or go on stepping. In the thread."""
         self._is_paused = is_paused
 
+    def fail(self) -> None:
+        """End the thread as broken. In the thread, posted.
+
+        Raises:
+            EngineFailed: always.
+        """
+        raise EngineFailed
+
+    def _post(self, command: _Command) -> None:
+        with self._wakeup:
+            if not self._is_ended:
+                self._commands.append(command)
+                self._wakeup.notify()
+                return
+        command.fail()
+
+    def _live(self) -> None:
+        """Run until closed; whatever ends the thread earlier is told to everybody who waits for it."""
+        try:
+            self._run()
+        except Exception:
+            _log.exception('the engine has ended')
+            self._failure.set_result(None)
+        with self._wakeup:
+            self._is_ended = True
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command.fail()
+        for reader in self._readers.values():
+            reader.mailbox.fail()
+
     def _run(self) -> None:
         is_waiting = True
         while self._take_commands(is_waiting=is_waiting):
@@ -142,15 +200,28 @@ class EngineThread:
             if self._is_paused:
                 is_waiting = True
                 continue
-            try:
-                events = self.engine.step()
-            except Exception:
-                _log.exception('the engine failed; its requests are ended')
-                self._fail_all()
-                events = []
-            self._deliver(events)
+            self._deliver(self._step())
             self.load = self.engine.load
             is_waiting = self.engine.last_step_rows == 0
+
+    def _step(self) -> list[EngineEvent]:
+        """Make a step; one that fails ends what it computed.
+
+        Raises:
+            Exception: what the last of too many failures in a row failed with.
+        """
+        try:
+            events = self.engine.step()
+        except Exception:
+            self._failed_steps += 1
+            if self._failed_steps == _MAX_FAILED_STEPS:
+                raise
+            _log.exception('a step failed; its requests are ended')
+            self._fail_all()
+            return []
+        if self.engine.last_step_rows:
+            self._failed_steps = 0
+        return events
 
     def _take_commands(self, *, is_waiting: bool) -> bool:
         """Run what was posted, waiting for it if there is nothing to step; return whether to go on."""
@@ -160,7 +231,7 @@ class EngineThread:
                 is_waiting = not self._has_parked()
             commands, self._commands = self._commands, deque()
         for command in commands:
-            command()
+            command.run()
         return not self._is_closing
 
     def _has_parked(self) -> bool:

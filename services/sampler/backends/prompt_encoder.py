@@ -4,7 +4,7 @@ import numpy as np
 
 from services.kit.errors import InvalidField
 from services.sampler.domain.errors import ContextExceeded
-from services.sampler.domain.generation import ChatPrompt, EngineFacts, Prompt, TokenPrompt
+from services.sampler.domain.generation import ChatPrompt, EngineFacts, Prompt, TokenForm, TokenPrompt
 from twinkle.hub import resolve_tokenizer
 from twinkle.template import ChatTokenizer, ExampleTooLong, InvalidTrajectory, Template, TemplateError
 
@@ -27,16 +27,31 @@ class PromptEncoder:
 
         Raises:
             InvalidField: relative to the prompt: 'token_ids', 'text' or 'chat...'.
-            ContextExceeded: a chat alone is longer than the context.
+            ContextExceeded: a chat alone is longer than the context, or a text so much longer that it need not be
+                tokenised to know; `prompt_tokens` is then a lower bound.
         """
         if isinstance(prompt, TokenPrompt):
             return self._checked(prompt.token_ids)
         if isinstance(prompt, ChatPrompt):
             return self._encode_chat(prompt, facts)
+        least = self.tokenizer.least_token_count(prompt.text)
+        if least > facts.context_tokens:
+            raise ContextExceeded(least, 1, facts.context_tokens)
         token_ids = tuple(self.tokenizer.encode(prompt.text))
         if not token_ids:
             raise InvalidField('text', 'is empty; give at least one character')
         return token_ids
+
+    def describe(self, token_ids: tuple[int, ...]) -> tuple[TokenForm, ...]:
+        """Return what tokens stand for, in order.
+
+        Raises:
+            InvalidField: one is outside the vocabulary.
+        """
+        return tuple(
+            TokenForm(piece=self.tokenizer.token_bytes(token_id), is_special=self.tokenizer.is_special(token_id))
+            for token_id in self._checked(token_ids)
+        )
 
     def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         array = np.asarray(token_ids)

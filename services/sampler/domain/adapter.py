@@ -75,9 +75,14 @@ class AdapterWeights:
     version: int
     """0 for a checkpoint."""
     base_model: str
-    lora_config: LoraConfig
+    lora_config: LoraConfig | None
+    """None: no adapter's, but the base model's own weights, of a full-parameter run."""
     tensors: Mapping[str, TensorData]
     """By peft's names; views of one buffer."""
     size_bytes: int
     digest: str
     """blake3 of the bytes, hexadecimal."""
+    packed: object | None = None
+    """The state as it came, a `twinkle.checkpoint_engine.PackedState`, to be sent on; None where it was not kept."""
+    segment_path: str = ''
+    """File in shared memory that holds exactly these bytes, for as long as this value lives; empty: none."""

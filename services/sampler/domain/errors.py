@@ -82,6 +82,10 @@ class AdapterMisfit(FailedPrecondition):
         return f'adapter {self.adapter_id!r} cannot be sampled here: it needs {self.needs}'
 
 
+class EngineInUse(Exception):
+    """The base model cannot be replaced now: requests run, or the engine sleeps. Never leaves this service."""
+
+
 @dataclass(eq=False)
 class EnginePaused(Unavailable):
     """An operator has paused the engine."""

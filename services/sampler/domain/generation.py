@@ -1,6 +1,7 @@
 """A request to the engine and what the engine tells of it."""
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from services.kit.errors import InvalidField
 from services.sampler.domain.adapter import VersionKey
@@ -37,6 +38,34 @@ Prompt = TokenPrompt | TextPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenForm:
+    """What one token stands for."""
+
+    piece: bytes
+    """A part of a text in UTF-8; empty where the id has no token."""
+    is_special: bool
+    """Left out of texts; `piece` is its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSoFar:
+    """A sequence that another engine began, as far as its reader has it."""
+
+    sequence_index: int
+    token_ids: tuple[int, ...]
+    """The tokens that were delivered; may be empty."""
+    is_finished: bool = False
+    """Its end was delivered, too: nothing more is said of it."""
+
+
+class SleepLevel(IntEnum):
+    """How deep an engine sleeps, as vLLM counts it."""
+
+    WEIGHTS_KEPT = 1
+    WEIGHTS_DROPPED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """A prompt on its way into the engine."""
 
@@ -46,6 +75,17 @@ class GenerationRequest:
     params: SamplingParams
     adapter: VersionKey | None = None
     """None: the base model alone. Otherwise a version that is loaded."""
+    cache_salt: str = ''
+    """Prefixes are shared between requests of the same salt and version only."""
+    continued: tuple[SequenceSoFar, ...] = ()
+    """Empty: a new request. Otherwise one entry for each sequence, in order: no `PromptComputed` comes, and
+    limits, penalties, stops and text go on as if this engine had drawn those tokens itself."""
+
+    @property
+    def open_sequences(self) -> int:
+        """How many sequences are still to end."""
+        finished = sum(so_far.is_finished for so_far in self.continued)
+        return self.params.num_samples - finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +140,10 @@ class EngineFacts:
     dtype: str
     max_sequences: int
     """Sequences it continues at once."""
+    engine: str = 'torch'
+    """What computes: 'torch' or 'vllm'."""
+    can_sleep: bool = True
+    """Whether it can give memory back while it sleeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +158,14 @@ class EngineLoad:
     """Over the last seconds."""
     prefix_hit_rate: float = 0.0
     is_paused: bool = False
+    is_sleeping: bool = False
+    max_sequences: int = 0
+    """Sequences it continues at once, at most."""
+
+
+def spans_of(version: int, token_count: int) -> list[VersionSpan]:
+    """Return the spans of a sequence that one version drew; none where it has no token."""
+    return [VersionSpan(version=version, begin_token=0, end_token=token_count)] if token_count else []
 
 
 def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -> None:

@@ -1,4 +1,4 @@
-"""One suite for every store of states: in memory, on a local disk, and through fsspec elsewhere."""
+"""One suite for every store: in memory, on a disk, through fsspec elsewhere, over the S3 API, and memory first."""
 
 import io
 import random
@@ -12,10 +12,13 @@ from uuid import uuid4
 import pytest
 
 from fixtures.checkpoint_service import make_state
+from fixtures.s3_server import S3Server
 from services.checkpoint.backends.disk import Disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.backends.memory_store import MemoryStore
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, VersionKey
+from services.checkpoint.backends.memory_tier import MemoryTier
+from services.checkpoint.backends.segment_shelf import SegmentShelf
+from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, VersionKey
 from services.checkpoint.ports import ByteSource, StateStore
 from services.kit.errors import (
     CheckpointNotFound,
@@ -25,6 +28,7 @@ from services.kit.errors import (
     StreamOutOfOrder,
     VersionNotFound,
 )
+from services.kit.weights import Segments
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks, unpack_state
 
@@ -34,7 +38,7 @@ CHECKPOINT = CheckpointKey(ADAPTER, 'final')
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(params=['memory', 'disk', 'fsspec'])
+@pytest.fixture(params=['memory', 'disk', 'fsspec', 's3', 'tier', 'full tier'])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore]:
     """Each implementation of the port."""
     threads = Threads('store', count=2)
@@ -42,9 +46,21 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore
         'memory': lambda: MemoryStore(threads),
         'disk': lambda: FolderStore(Disk(str(tmp_path)), threads),
         'fsspec': lambda: FolderStore(Disk(f'memory://{uuid4()}'), threads),
+        'tier': lambda: _tier(tmp_path, threads, 1 << 20),
+        'full tier': lambda: _tier(tmp_path, threads, 0),
+        's3': lambda: _s3_store(request.getfixturevalue('s3_server'), threads),
     }
     yield stores[request.param]()
     threads.close()
+
+
+def _tier(folder: Path, threads: Threads, capacity_bytes: int) -> MemoryTier:
+    shelf = SegmentShelf(Segments(folder / 'memory'), store_url='here', home=folder)
+    return MemoryTier(FolderStore(Disk(str(folder)), threads), shelf, threads, capacity_bytes=capacity_bytes)
+
+
+def _s3_store(server: S3Server, threads: Threads) -> FolderStore:
+    return FolderStore(Disk(server.new_url(), server.options), threads)
 
 
 def version_record(state: PackedState, key: VersionKey = VERSION) -> AdapterVersion:
@@ -218,6 +234,31 @@ async def test_updated_records_are_loaded(store: StateStore) -> None:
         await store.update(replace(record, version=9))
 
 
+async def test_marks_are_loaded(store: StateStore) -> None:
+    """The last one of each adapter, beside its states."""
+    other = AdapterKey('te/nant', 'ad-2')
+    kept = await put_version(store, make_state(1))
+    for number in (3, 7):
+        await store.mark_newest(NewestMark(ADAPTER, number))
+    await store.mark_newest(NewestMark(other, 1))
+    await store.delete(VersionKey(ADAPTER, 9))
+    found = await store.load()
+    assert sorted(found, key=str) == sorted([kept, NewestMark(ADAPTER, 7), NewestMark(other, 1)], key=str)
+
+
+async def test_a_reader_outlives_a_deletion_and_a_new_state(store: StateStore) -> None:
+    """Each of two readers goes on with what it opened, whoever closes first."""
+    old, new = make_state(1, size_bytes=1 << 16), make_state(2, size_bytes=1 << 16)
+    await put_version(store, old)
+    first, second = [await store.open_state(VERSION, is_adapter_only=False) for _ in range(2)]
+    await store.delete(VERSION)
+    await put_version(store, new)
+    assert await read_all(first) == old.data
+    assert await read_all(second) == old.data
+    assert await read_all(await store.open_state(VERSION, is_adapter_only=False)) == new.data
+    assert len(await store.load()) == 1
+
+
 async def test_missing_states_say_so(store: StateStore) -> None:
     """By their kind."""
     with pytest.raises(VersionNotFound):
@@ -251,6 +292,17 @@ async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: s
     for seed, key in enumerate(keys):
         assert await read_all(await store.open_state(key, is_adapter_only=False)) == make_state(seed).data
     assert {record.key.adapter.tenant_id for record in await store.load()} == {tenant_id, 'alice'}
+
+
+@pytest.mark.parametrize('adapter_id', ['0b5c:train:0', 'a' + 127 * ':'], ids=['parts', 'longest'])
+async def test_adapters_may_have_ids_of_several_parts(store: StateStore, adapter_id: str) -> None:
+    """A colon joins them, and leads nowhere else."""
+    keys = [VersionKey(AdapterKey('alice', run), 1) for run in (adapter_id, adapter_id.replace(':', '.'))]
+    for seed, key in enumerate(keys):
+        await put_version(store, make_state(seed), key)
+    for seed, key in enumerate(keys):
+        assert await read_all(await store.open_state(key, is_adapter_only=False)) == make_state(seed).data
+    assert {record.key.adapter.adapter_id for record in await store.load()} == {key.adapter.adapter_id for key in keys}
 
 
 async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:

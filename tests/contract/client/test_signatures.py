@@ -8,8 +8,8 @@ from twinkle_client import TwinkleClient
 from twinkle_client.model import MultiLoraTransformersModel as RemoteModel
 from twinkle_client.rpc import RemoteMethod, RemoteStream
 
-LOCAL_ONLY = {'get_state_dict'}
-"""What needs the weights in this process: a checkpoint is downloaded instead."""
+LOCAL_ONLY = {'chosen_adapter', 'export_base', 'export_weights', 'get_state_dict'}
+"""What needs the weights in this process: a checkpoint is downloaded, a version published instead."""
 NAMED_OTHERWISE = {
     'apply_patch': {'patch'},
     'load': {'name', 'output_dir'},

@@ -1,7 +1,6 @@
 """The implementations of the gateway's stores: in memory, SQLite, and PostgreSQL where there is one."""
 
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +9,16 @@ import pytest
 from fixtures.gateway_stores import (
     MemoryCheckpointStore,
     MemoryKeyStore,
+    MemoryProjectStore,
     MemoryRunStore,
     MemorySessionStore,
     MemoryTenantStore,
 )
-from fixtures.postgres import empty_database, postgres_url
 from services.gateway.backends.sql import (
     Database,
     SqlCheckpointStore,
     SqlKeyStore,
+    SqlProjectStore,
     SqlRunStore,
     SqlSessionStore,
     SqlTenantStore,
@@ -26,6 +26,7 @@ from services.gateway.backends.sql import (
 from services.gateway.ports import (
     CheckpointStore,
     KeyStore,
+    ProjectStore,
     RunStore,
     SessionStore,
     TenantStore,
@@ -37,33 +38,11 @@ class Stores:
     """All stores of one implementation, sharing what they must share."""
 
     tenants: TenantStore
+    projects: ProjectStore
     keys: KeyStore
     sessions: SessionStore
     runs: RunStore
     checkpoints: CheckpointStore
-
-
-@pytest.fixture(scope='session')
-def postgres() -> Iterator[str]:
-    """URL of a PostgreSQL database for these tests alone; without a server it fails in CI, else skips."""
-    if url := os.environ.get('TWINKLE_TEST_POSTGRES_URL'):
-        yield url
-        return
-    with postgres_url() as found:
-        if found is None:
-            end = pytest.fail if os.environ.get('CI') else pytest.skip
-            end(
-                'PostgreSQL did not run: no server is installed (apt-get install postgresql), '
-                'nor does TWINKLE_TEST_POSTGRES_URL name a database to empty'
-            )
-        yield found
-
-
-@pytest.fixture
-def postgres_database(postgres: str) -> str:
-    """URL of a PostgreSQL database without any table."""
-    empty_database(postgres)
-    return postgres
 
 
 @pytest.fixture(params=['sqlite', 'postgres'])
@@ -80,6 +59,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if request.param == 'memory':
         yield Stores(
             tenants=MemoryTenantStore(),
+            projects=MemoryProjectStore(),
             keys=MemoryKeyStore(),
             sessions=MemorySessionStore(),
             runs=MemoryRunStore(),
@@ -91,6 +71,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     database = await Database.open(url)
     yield Stores(
         tenants=SqlTenantStore(database),
+        projects=SqlProjectStore(database),
         keys=SqlKeyStore(database),
         sessions=SqlSessionStore(database),
         runs=SqlRunStore(database),

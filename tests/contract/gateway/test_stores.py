@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.domain.api_key import ApiKey, Scope
-from services.gateway.domain.catalogue import Checkpoint, Run
-from services.gateway.domain.errors import SessionFinished
+from services.gateway.domain.api_key import ApiKey, Scope, Succession
+from services.gateway.domain.catalogue import Checkpoint, CheckpointFilter, Run, RunFilter
+from services.gateway.domain.errors import KeyEnded, SessionFinished
 from services.gateway.domain.listing import Cursor, Page
+from services.gateway.domain.project import Project
 from services.gateway.domain.session import FinishReason, Session, SessionState
 from services.gateway.domain.tenant import Tenant
 
@@ -71,6 +72,38 @@ async def owned(stores: Any) -> Any:
     for tenant in (ALICE, BOB):
         await stores.tenants.add_if_absent(tenant)
     return stores
+
+
+async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
+    """Two tenants have projects of one id; a second one of the same tenant changes nothing."""
+    mine = Project(tenant_id='alice', project_id='rl', display_name='Mine', create_time=START)
+    other = replace(mine, tenant_id='bob', display_name='Other')
+    assert await owned.projects.add_if_absent(mine) == mine
+    assert await owned.projects.add_if_absent(other) == other
+    assert await owned.projects.add_if_absent(replace(mine, display_name='Again')) == mine
+    assert await owned.projects.get('alice', 'rl') == mine
+    assert await owned.projects.get('alice', 'sft') is None
+    assert await owned.projects.list_newest('bob', ALL) == [other]
+
+
+async def test_replaced_key_and_its_heir_are_kept_together(owned: Any) -> None:
+    """Both are changed or neither: what `succeed` raises leaves the key as it was."""
+    await owned.keys.add(KEY, digest=b'a' * 32)
+    heir = replace(KEY, key_id='key-2', replaces_key_id='key-1', project_id='rl')
+    retired = replace(KEY, retire_time=START + timedelta(hours=1))
+
+    def refuse(key: ApiKey) -> Succession:
+        raise KeyEnded(key.key_id)
+
+    with pytest.raises(KeyEnded):
+        await owned.keys.replace('key-1', refuse, digest=b'b' * 32)
+    assert await owned.keys.find(b'a' * 32) == KEY
+    assert await owned.keys.find(b'b' * 32) is None
+    succession = Succession(retired=retired, heir=heir)
+    assert await owned.keys.replace('key-1', lambda _: succession, digest=b'b' * 32) == succession
+    assert await owned.keys.find(b'a' * 32) == retired
+    assert await owned.keys.find(b'b' * 32) == heir
+    assert await owned.keys.replace('key-9', refuse, digest=b'c' * 32) is None
 
 
 async def test_tenant_stays_as_it_was_first_made(stores: Any) -> None:
@@ -146,6 +179,30 @@ async def test_only_silent_active_sessions_expire(owned: Any) -> None:
     }
 
 
+async def test_ended_sessions_are_found_until_they_are_settled(owned: Any) -> None:
+    """Those silent longest come first, page after page; what was saved is kept with a session."""
+    for number in range(5):
+        session = replace(SESSION, session_id=f'ses-{number}', request_id=f'rq-{number}')
+        await owned.sessions.add_if_absent(replace(session, heartbeat_time=START + timedelta(minutes=number // 2)))
+    assert await owned.sessions.list_unsettled(after=None, size=10) == []
+    await owned.sessions.expire(silent_since=START + timedelta(minutes=2))
+    await owned.sessions.change('alice', 'ses-4', lambda found: found.finished(FinishReason.SUCCESS))
+    first = await owned.sessions.list_unsettled(after=None, size=3)
+    assert [item.session_id for item in first] == ['ses-0', 'ses-1', 'ses-2']
+    after = Cursor(first[-1].heartbeat_time, first[-1].session_id)
+    rest = await owned.sessions.list_unsettled(after=after, size=3)
+    assert [item.session_id for item in rest] == ['ses-3', 'ses-4']
+    paths = ('twinkle://a/weights/session-expired-1', 'twinkle://b/weights/mine')
+    await owned.sessions.change('alice', 'ses-1', lambda found: found.settled(found, paths))
+    left = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
+    assert left == ['ses-0', 'ses-2', 'ses-3', 'ses-4']
+    assert (await owned.sessions.get('alice', 'ses-1')).checkpoint_paths == paths
+    await owned.sessions.change('alice', 'ses-1', lambda found: found.heard(START))
+    await owned.sessions.expire(silent_since=START + timedelta(minutes=2))
+    left = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
+    assert left == ['ses-0', 'ses-1', 'ses-2', 'ses-3', 'ses-4']
+
+
 async def test_run_is_kept_as_last_heard(stores: Any) -> None:
     """Saving again replaces every field, and large counters come back whole."""
     await stores.runs.save(RUN)
@@ -160,18 +217,41 @@ async def test_run_that_is_gone_stays_listed(stores: Any) -> None:
     """A deleted run is inactive from that moment; marking it again changes nothing."""
     await stores.runs.save(RUN)
     for hours in (1, 2):
-        await stores.runs.mark_gone('ad-1', moment=START + timedelta(hours=hours))
-    await stores.runs.mark_gone('unknown', moment=START)
+        await stores.runs.mark_gone(('alice', 'ad-1'), moment=START + timedelta(hours=hours))
+    await stores.runs.mark_gone(('alice', 'unknown'), moment=START)
     gone = replace(RUN, is_active=False, update_time=START + timedelta(hours=1))
-    assert await stores.runs.list_newest('alice', ALL, base_model=None) == [gone]
+    assert await stores.runs.list_newest('alice', ALL, RunFilter()) == [gone]
+
+
+async def test_two_tenants_entries_of_one_id_are_two(stores: Any) -> None:
+    """Ids are chosen by callers: nobody's entry replaces another's, and each is marked for its own tenant."""
+    theirs, other = replace(RUN, tenant_id='bob', step_count=99), replace(CHECKPOINT, tenant_id='bob', size_bytes=1)
+    for run in (RUN, theirs):
+        await stores.runs.save(run)
+    for checkpoint in (CHECKPOINT, other):
+        await stores.checkpoints.save(checkpoint)
+    assert (await stores.runs.get('alice', 'ad-1'), await stores.runs.get('bob', 'ad-1')) == (RUN, theirs)
+    await stores.runs.mark_gone(('bob', 'ad-1'), moment=START)
+    await stores.checkpoints.mark_gone(('bob', CHECKPOINT.checkpoint_id), moment=START)
+    assert (
+        await stores.runs.get('alice', 'ad-1'),
+        await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()),
+    ) == (
+        RUN,
+        [CHECKPOINT],
+    )
+    await stores.runs.mark_absent_gone({('bob', 'ad-1')}, moment=START)
+    await stores.checkpoints.mark_absent_gone({('bob', CHECKPOINT.checkpoint_id)}, moment=START)
+    assert not (await stores.runs.get('alice', 'ad-1')).is_active
+    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == []
 
 
 async def test_runs_absent_from_a_snapshot_are_inactive(stores: Any) -> None:
     """What a snapshot does not hold is inactive; what it holds is untouched."""
     await stores.runs.save(RUN)
     await stores.runs.save(replace(RUN, run_id='ad-2'))
-    await stores.runs.mark_absent_gone({'ad-2'}, moment=START)
-    activity = {run.run_id: run.is_active for run in await stores.runs.list_newest('alice', ALL, base_model=None)}
+    await stores.runs.mark_absent_gone({('alice', 'ad-2')}, moment=START)
+    activity = {run.run_id: run.is_active for run in await stores.runs.list_newest('alice', ALL, RunFilter())}
     assert activity == {'ad-1': False, 'ad-2': True}
 
 
@@ -180,19 +260,21 @@ async def test_runs_are_listed_by_base_model(stores: Any) -> None:
     await stores.runs.save(RUN)
     await stores.runs.save(replace(RUN, run_id='ad-2', base_model='large'))
     await stores.runs.save(replace(RUN, run_id='ad-3', tenant_id='bob'))
-    assert [run.run_id for run in await stores.runs.list_newest('alice', ALL, base_model='large')] == ['ad-2']
-    assert {run.run_id for run in await stores.runs.list_newest('alice', ALL, base_model=None)} == {'ad-1', 'ad-2'}
+    assert [run.run_id for run in await stores.runs.list_newest('alice', ALL, RunFilter(base_model='large'))] == [
+        'ad-2'
+    ]
+    assert {run.run_id for run in await stores.runs.list_newest('alice', ALL, RunFilter())} == {'ad-1', 'ad-2'}
 
 
 async def test_checkpoint_that_is_gone_is_not_listed_until_it_is_back(stores: Any) -> None:
     """A deleted checkpoint leaves the list; the same one saved again is in it, every field as told."""
     await stores.checkpoints.save(CHECKPOINT)
-    await stores.checkpoints.mark_gone(CHECKPOINT.checkpoint_id, moment=START)
-    assert await stores.checkpoints.list_newest('alice', ALL, run_id=None) == []
+    await stores.checkpoints.mark_gone(('alice', CHECKPOINT.checkpoint_id), moment=START)
+    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == []
     await stores.checkpoints.save(CHECKPOINT)
-    assert await stores.checkpoints.list_newest('alice', ALL, run_id='ad-1') == [CHECKPOINT]
-    assert await stores.checkpoints.list_newest('alice', ALL, run_id='ad-2') == []
-    assert await stores.checkpoints.list_newest('bob', ALL, run_id=None) == []
+    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter(run_id='ad-1')) == [CHECKPOINT]
+    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter(run_id='ad-2')) == []
+    assert await stores.checkpoints.list_newest('bob', ALL, CheckpointFilter()) == []
 
 
 async def test_checkpoints_absent_from_a_snapshot_are_gone(stores: Any) -> None:
@@ -200,8 +282,8 @@ async def test_checkpoints_absent_from_a_snapshot_are_gone(stores: Any) -> None:
     other = replace(CHECKPOINT, checkpoint_id='ad-1/weights/second', name='second', expire_time=None)
     for checkpoint in (CHECKPOINT, other):
         await stores.checkpoints.save(checkpoint)
-    await stores.checkpoints.mark_absent_gone({other.checkpoint_id}, moment=START)
-    assert await stores.checkpoints.list_newest('alice', ALL, run_id=None) == [other]
+    await stores.checkpoints.mark_absent_gone({('alice', other.checkpoint_id)}, moment=START)
+    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == [other]
 
 
 async def _fill_tenants(stores: Any, number: int, moment: datetime) -> None:
@@ -230,10 +312,10 @@ LISTS: dict[str, tuple[Any, Any, str]] = {
     'tenants': (_fill_tenants, lambda stores, page: stores.tenants.list_newest(page), 'tenant_id'),
     'keys': (_fill_keys, lambda stores, page: stores.keys.list_newest('alice', page), 'key_id'),
     'sessions': (_fill_sessions, lambda stores, page: stores.sessions.list_newest('alice', page), 'session_id'),
-    'runs': (_fill_runs, lambda stores, page: stores.runs.list_newest('alice', page, base_model=None), 'run_id'),
+    'runs': (_fill_runs, lambda stores, page: stores.runs.list_newest('alice', page, RunFilter()), 'run_id'),
     'checkpoints': (
         _fill_checkpoints,
-        lambda stores, page: stores.checkpoints.list_newest('alice', page, run_id=None),
+        lambda stores, page: stores.checkpoints.list_newest('alice', page, CheckpointFilter()),
         'checkpoint_id',
     ),
 }

@@ -58,6 +58,8 @@ async def test_a_removed_adapter_leaves_only_its_request(reopen):
     journal = await reopen()
     assert await journal.adapters() == []
     assert [creation.adapter_id for creation in await journal.creations()] == ['ad-1']
+    assert (await journal.creation_of('ad-1')).request_id == 'ad-1'
+    assert await journal.creation_of('ad-2') is None
     with pytest.raises(AdapterNotFound):
         await journal.snapshot_before('ad-1')
     with pytest.raises(AdapterNotFound):
@@ -154,6 +156,25 @@ async def test_a_late_note_does_not_turn_an_adapter_back(reopen):
         )
     journal = await reopen()
     assert (await journal.adapters())[0].adapter.sequence_number == 2
+
+
+async def test_an_amendment_comes_back_unless_a_later_operation_did(reopen):
+    """What was learnt of an adapter between two operations stays; what is older than the record changes nothing."""
+    journal = await reopen()
+    adapter = await add(journal, make_adapter(session_id='ses-1'))
+    saved = replace(adapter, checkpoint_path='twinkle://ad-1/weights/a')
+    await journal.amend(saved)
+    journal = await reopen()
+    assert [item.adapter for item in await journal.adapters()] == [saved]
+    operation = batch_operation(1)
+    await journal.accept(operation)
+    later = replace(saved, sequence_number=1, checkpoint_path='')
+    journal.note(later, operation, forward_result(operation))
+    await journal.amend(saved)
+    journal = await reopen()
+    assert [item.adapter for item in await journal.adapters()] == [later]
+    with pytest.raises(AdapterNotFound):
+        await journal.amend(make_adapter('ad-2'))
 
 
 async def test_a_restore_begins_from_the_newest_snapshot(reopen):

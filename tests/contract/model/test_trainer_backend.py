@@ -1,17 +1,13 @@
 """What every trainer behind the model service's port does, the fake of the tests included."""
 
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fixtures.fake_trainer import FakeTrainer
 from fixtures.model_service import draw_example
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField
-from services.model.backends.local import LoadOptions, LocalBackend
 from services.model.domain.errors import AdapterNotReady, ReplicaLeased
 from services.model.domain.operation import (
     Backward,
@@ -27,17 +23,8 @@ from services.model.domain.operation import (
 )
 from services.model.domain.result import ForwardResult, LoadResult, MetricResult, StepResult
 from services.model.domain.training_config import Component, TrainingConfig
-from services.model.ports import AdapterState, BatchWork, TrainerBackend, VerbRun
+from services.model.ports import AdapterState, BatchWork, VerbRun
 from twinkle.data_format import LoraConfig
-
-
-@pytest.fixture(params=['fake', 'local'])
-async def backend(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[TrainerBackend]:
-    """Each implementation in turn."""
-    options = LoadOptions(base_model=str(tiny_llama_dir), thread_count=1, pass_tokens=64)
-    made = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(options)
-    yield made
-    await made.close()
 
 
 async def test_facts_name_one_trainable_model(backend):

@@ -9,8 +9,9 @@ import pytest
 
 from fixtures import checkpoint_service
 from fixtures.fake_trainer import FakeStore
-from services.kit.errors import Code, DomainError
+from services.kit.errors import Code, DomainError, InvalidField
 from services.kit.rpc.context import acting_for
+from services.kit.weights import Segments
 from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.domain.operation import Save
 from services.model.ports import AdapterState, WeightStore
@@ -25,7 +26,7 @@ STATE = AdapterState(
 )
 
 
-@pytest.fixture(params=['fake', 'checkpoint-service'])
+@pytest.fixture(params=['fake', 'checkpoint-service', 'shared-memory'])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[WeightStore]:
     """Each implementation in turn, acting for a tenant."""
     with acting_for(checkpoint_service.ALICE):
@@ -33,7 +34,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield FakeStore()
             return
         async with checkpoint_service.serving(tmp_path) as running:
-            yield CheckpointClient(running.channel)
+            is_shared = request.param == 'shared-memory'
+            segments = Segments(tmp_path / 'memory') if is_shared else None
+            yield CheckpointClient(running.channel, segments=segments)
 
 
 async def test_a_saved_state_comes_back_whole(store):
@@ -46,6 +49,21 @@ async def test_a_saved_state_comes_back_whole(store):
     assert (back.lora_config, back.step_count) == (STATE.lora_config, 7)
     assert back.adapter[NAME].to_numpy().tolist() == STATE.adapter[NAME].to_numpy().tolist()
     assert bytes(back.trainer['trainer_state'].data) == b'\x00\x01\x02'
+
+
+async def test_a_checkpoint_of_another_base_model_is_refused_by_name(tmp_path):
+    """Tensors of the same shapes would be loaded without a word, and mean nothing."""
+    async with checkpoint_service.serving(tmp_path) as running:
+        with acting_for(checkpoint_service.ALICE):
+            saving = CheckpointClient(running.channel, base_model='org/tiny')
+            saved = await saving.save(
+                'ad-1', STATE, base_model='org/tiny', save=Save(name='one'), request_id='ad-1:1:f'
+            )
+            await saving.fetch(saved.checkpoint_path, is_trainer_included=False)
+            with pytest.raises(InvalidField, match='org/tiny'):
+                await CheckpointClient(running.channel, base_model='org/other').fetch(
+                    saved.checkpoint_path, is_trainer_included=False
+                )
 
 
 async def test_an_absent_checkpoint_is_not_found(store):

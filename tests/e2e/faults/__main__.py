@@ -1,4 +1,8 @@
-"""`./run faults [N] [--seed S]`: N seeds of faults against the model service, and a count of violations."""
+"""`./run faults [N] [--seed S] [--transfers | --gateway]`: N seeds of faults, and a count of violations.
+
+Against the model service, or with `--transfers` against weights on their way to samplers, or with `--gateway`
+against the gateway under a program of the Tinker SDK.
+"""
 
 import argparse
 import asyncio
@@ -9,8 +13,10 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from e2e.faults.gateway import run_seeds
 from e2e.faults.rounds import Oracle, RoundReport, run_round, serving, setting_in
 from e2e.faults.schedule import covered, kills_of, round_of, seeds_of
+from e2e.faults.transfers import Stand
 from fixtures.tiny_model import build_tiny_model
 
 _LINES_SHOWN = 6
@@ -23,7 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('count', nargs='?', type=int, default=100, help='seeds; 100 by default')
     parser.add_argument('--seed', type=int, help='run the round of this seed alone')
     parser.add_argument('--at-once', type=int, default=_AT_ONCE, help='rounds at the same time; one for each core')
+    parser.add_argument('--transfers', action='store_true', help='kill what weights pass through on their way instead')
+    parser.add_argument('--gateway', action='store_true', help='kill the gateway under a Tinker program instead')
     options = parser.parse_args(arguments)
+    only = options.seed
+    seeds = range(options.count) if only is None else range(only, only + 1)
+    if options.transfers:
+        return asyncio.run(_run_transfers(seeds))
+    if options.gateway:
+        return _run_gateway(seeds)
     if options.seed is not None:
         rounds: Iterable[range] = [seeds_of(round_of(options.seed))]
     else:
@@ -49,6 +63,26 @@ async def _run(rounds: Sequence[range], *, at_once: int) -> int:
 
             reports = await asyncio.gather(*map(run_one, rounds))
     return _conclude(rounds, reports)
+
+
+async def _run_transfers(seeds: range) -> int:
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as folder:
+        report = await Stand(Path(folder)).run(seeds)
+    for seed, lines in report.violations.items():
+        _say('\n'.join([f'VIOLATION, reproduce with ./run faults --transfers --seed {seed}:', *lines]))
+    _say(f'violations: {report}; {len(seeds)} seeds, {time.monotonic() - begin:.0f} s')
+    return 1 if report.violations else 0
+
+
+def _run_gateway(seeds: range) -> int:
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as folder:
+        report = run_seeds(Path(folder), seeds)
+    for seed, line in report.violations.items():
+        _say(f'VIOLATION, reproduce with ./run faults --gateway --seed {seed}:\n    {line}')
+    _say(f'violations: {report}; {time.monotonic() - begin:.0f} s')
+    return 1 if report.violations else 0
 
 
 def _progress(seeds: range, report: RoundReport, seconds: float) -> str:

@@ -65,8 +65,10 @@ def describe_adapter(adapter: adapter_pb2.Adapter) -> dict[str, str]:
     """Return the facts of an adapter that every run shares."""
     facts = adapter_pb2.Adapter()
     facts.CopyFrom(adapter)
-    for transient in ('adapter_id', 'create_time', 'update_time'):
+    # What is in memory differs after a restart, and is nobody's to see.
+    for transient in ('adapter_id', 'create_time', 'update_time', 'is_parked'):
         facts.ClearField(transient)
+    facts.checkpoint_path = adapter.checkpoint_path.replace(adapter.adapter_id, 'run')
     return {
         'step_count': str(adapter.step_count),
         'sequence_number': str(adapter.sequence_number),

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from fixtures.checkpoint_service import ALICE, ServiceProcess, failure_of, make_state, publish_frames
+from fixtures.checkpoint_service import ALICE, ServiceProcess, failure_of, make_state, publish_frames, until
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weight_client import WeightClient
+from services.kit.rpc.weights import WeightClient
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2, weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, read_peft_folder
 
@@ -33,7 +33,7 @@ async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> 
             state = make_state(100 + seed, size_bytes=STATE_BYTES, is_trainer_included=seed % 2 == 1)
             await _kill_while_sending(process, state, version=version, checkpoint=seed % 2 == 1, seed=seed)
             process = await ServiceProcess.start(tmp_path)
-            _assert_nothing_half_written(tmp_path)
+            await until(lambda: _is_nothing_half_written(tmp_path))
             newest, saved = await _check(process, state, newest=newest, saved=saved)
             # Whether or not it was committed before the kill, sending it again has the same outcome.
             await _commit(process, state, version=version, checkpoint=seed % 2 == 1)
@@ -130,15 +130,21 @@ async def _check(
     return version, checkpoint
 
 
-def _assert_nothing_half_written(state_dir: Path) -> None:
-    """Every folder is named by the record beside it, and loads."""
+def _is_nothing_half_written(state_dir: Path) -> bool:
+    """Say whether every folder is named by the record beside it; such a folder loads.
+
+    What was in memory only is on its way to the disk when the service has just begun.
+    """
     slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
-    for slot in slots:
-        folders = [path for path in slot.iterdir() if path.is_dir()]
-        assert [path.name for path in slot.iterdir() if path.is_file()] == ['record.json']
-        assert len(folders) == 1
-        assert folders[0].name in (slot / 'record.json').read_text()
-        assert read_peft_folder(folders[0])[0]
+    return all(_is_committed_alone(slot) for slot in slots)
+
+
+def _is_committed_alone(slot: Path) -> bool:
+    folders = [path for path in slot.iterdir() if path.is_dir()]
+    if len(folders) != 1 or [path.name for path in slot.iterdir() if path.is_file()] != ['record.json']:
+        return False
+    is_named = folders[0].name in (slot / 'record.json').read_text()
+    return is_named and bool(read_peft_folder(folders[0])[0])
 
 
 def _target() -> weights_pb2.CheckpointTarget:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving
+from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving, until
 from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import version_service_pb2 as wire
 
@@ -67,7 +67,7 @@ async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
     request = wire.UnpinVersionRequest(adapter_id='ad-1', version=1)
     assert not (await service.versions.UnpinVersion(request, metadata=ALICE_CALLS)).version.is_pinned
     assert await _numbers(service) == [5, 4, 3]
-    assert len(service.stored_folders()) == 3
+    await until(lambda: len(service.stored_folders()) == 3)
 
 
 async def test_pins_are_bounded(service: Running) -> None:
@@ -88,7 +88,7 @@ async def test_delete_takes_a_version_that_nothing_needs(service: Running) -> No
         assert (failure.code, failure.reason) == ('FAILED_PRECONDITION', 'IN_USE')
     await service.versions.DeleteVersion(wire.DeleteVersionRequest(adapter_id='ad-1', version=1), metadata=ALICE_CALLS)
     assert await _numbers(service) == [3, 2]
-    assert len(service.stored_folders()) == 2
+    await until(lambda: len(service.stored_folders()) == 2)
 
 
 REQUESTS = {

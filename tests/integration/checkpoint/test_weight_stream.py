@@ -25,7 +25,7 @@ from fixtures.checkpoint_service import (
 )
 from services.kit.paging import Page
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weight_client import ReceivedState, Synced
+from services.kit.rpc.weights import ReceivedState, Synced
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import StateChunk, StateSection, chunk_checksum, unpack_state
@@ -164,7 +164,7 @@ async def test_slow_subscriber_holds_up_nobody_and_gets_whole_versions(service: 
     for version in range(2, 9):
         await service.weights.publish_version('ad-1', make_state(version), version=version)
         assert (await service.weights.fetch_version('ad-1')).header.version.version == version
-    assert len(service.stored_folders()) == 4
+    await until(lambda: len(service.stored_folders()) == 4)
     data = bytearray()
     while (response := await slow.read()).frame.HasField('chunk'):
         data += response.frame.chunk.data
@@ -259,7 +259,7 @@ async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Runn
     """Only the ring stays, and the newest of all is whole."""
     for version in range(1, 1001):
         await service.weights.publish_version('ad-1', make_state(version, size_bytes=64), version=version)
-    assert [folder.split('/')[3] for folder in service.stored_folders()] == ['1000', '997', '998', '999']
+    await until(lambda: [each.split('/')[3] for each in service.stored_folders()] == ['1000', '997', '998', '999'])
     listed, _ = await service.verbs.list_versions(ALICE, 'ad-1', Page(size=1000))
     assert [version.version for version in listed] == [1000, 999, 998, 997]
     assert (await service.weights.fetch_version('ad-1')).state == make_state(1000, size_bytes=64)
@@ -280,7 +280,7 @@ async def test_versions_survive_a_restart(tmp_path: Path) -> None:
             assert (await service.weights.fetch_version('ad-1', 1)).state == make_state(1)
             assert (await service.weights.fetch_version('ad-1')).state == make_state(8)
             assert (await service.weights.fetch_checkpoint('ad-1/weights/kept')).state == make_state(5)
-            assert len(service.stored_folders()) == 4
+            await until(lambda: len(service.stored_folders()) == 4)
             failure = await failure_of(service.streams.Publish(stream_of(*publish_frames(make_state(9), version=6))))
             assert failure.reason == 'VERSION_CONFLICT'
 

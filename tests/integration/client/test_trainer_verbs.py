@@ -63,6 +63,29 @@ async def test_limits_and_health_are_asked_for(gateway: FakeGateway, model: Mult
     assert not gateway.operations[2].step.is_health_returned
 
 
+async def test_batches_and_steps_bring_what_is_theirs_alone(
+    gateway: FakeGateway, model: MultiLoraTransformersModel
+) -> None:
+    """A loss with its options, a rate and options of the optimizer; what is left out stays unset."""
+    feature = {'input_ids': [1, 2, 3], 'labels': [2, 3, -100]}
+    await model.forward_backward.aio([feature], loss='ppo', loss_options={'clip_low_threshold': 0.9})
+    await model.forward_only.aio([feature])
+    await model.clip_grad_and_step.aio(learning_rate=0.5, optimizer_options={'betas': (0.9, 0.95)})
+    await model.step.aio(optimizer_options={'weight_decay': 0})
+    sent = gateway.operations
+    assert (sent[1].forward_backward.loss.name, dict(sent[1].forward_backward.loss.options)) == (
+        'ppo',
+        {'clip_low_threshold': 0.9},
+    )
+    assert not sent[2].forward_only.HasField('loss')
+    assert sent[3].clip_grad_and_step.learning_rate == 0.5
+    assert list(sent[3].clip_grad_and_step.optimizer_options['betas']) == [0.9, 0.95]
+    assert not sent[4].step.HasField('learning_rate')
+    assert dict(sent[4].step.optimizer_options) == {'weight_decay': 0.0}
+    with pytest.raises(TypeError):
+        await model.forward_only.aio([feature], loss_options={'beta': 1})
+
+
 async def test_full_parameters_ask_for_no_adapter(
     gateway: FakeGateway, client: TwinkleClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,5 @@
 """The gateway's own contracts over a socket: keys, sessions, the catalogue, server info."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -16,8 +15,6 @@ from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.gateway.v1 import (
     catalogue_service_pb2,
     catalogue_service_pb2_grpc,
-    fleet_service_pb2,
-    fleet_service_pb2_grpc,
     key_service_pb2,
     key_service_pb2_grpc,
     session_service_pb2,
@@ -182,7 +179,7 @@ async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: 
     """Adapters appear, change and end in the catalogue, and end by being inactive."""
     changes = upstream.adapters.watch.changes
     changes.put_nowait(adapter_event('ad-1', step_count=1))
-    changes.put_nowait(adapter_event('ad-2'))
+    changes.put_nowait(adapter_event('ad-2', session_id='se-1'))
     changes.put_nowait(adapter_event('ad-3', tenant_id='alice'))
     changes.put_nowait(adapter_event('ad-1', step_count=5, version=2))
     runs = await until(lambda: list_runs(gateway), lambda found: 'ad-1' in found and found['ad-1'].step_count == 5)
@@ -194,6 +191,8 @@ async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: 
     deletion.deletion.adapter_id = 'ad-2'
     changes.put_nowait(deletion)
     await until(lambda: list_runs(gateway), lambda found: not found['ad-2'].is_active)
+    of_session = catalogue_service_pb2.ListRunsRequest(session_id='se-1')
+    assert [run.run_id for run in (await catalogue(gateway).ListRuns(of_session, metadata=ADMIN)).runs] == ['ad-2']
 
     first = await catalogue(gateway).ListRuns(catalogue_service_pb2.ListRunsRequest(page_size=1), metadata=ADMIN)
     request = catalogue_service_pb2.ListRunsRequest(page_size=1, page_token=first.next_page_token)
@@ -247,8 +246,9 @@ async def test_server_info_covers_all_services(gateway: RunningGateway) -> None:
     assert support['twinkle.api.gateway.v1.CatalogueService/ListRuns']
     assert support['twinkle.api.model.v1.AdapterService/GetAdapter']
     assert not support['twinkle.api.model.v1.AdapterService/CreateAdapter']
-    assert not support['twinkle.api.gateway.v1.CatalogueService/GetUsage']
-    assert not any(built for method, built in support.items() if 'FleetService' in method)
+    assert support['twinkle.api.gateway.v1.CatalogueService/GetUsage']
+    assert support['twinkle.api.gateway.v1.QuotaService/SetQuota']
+    assert support['twinkle.api.gateway.v1.FleetService/Drain']
 
 
 async def test_server_info_shows_what_cannot_be_reached(tmp_path: Path) -> None:
@@ -264,14 +264,3 @@ async def test_server_info_shows_what_cannot_be_reached(tmp_path: Path) -> None:
             'data': False,
             'checkpoint': False,
         }
-
-
-async def test_unbuilt_verbs_say_so(gateway: RunningGateway) -> None:
-    """What is in the contract only is UNIMPLEMENTED by name."""
-    fleet = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
-    calls = [
-        fleet.ListReplicas(fleet_service_pb2.ListReplicasRequest(), metadata=ADMIN),
-        catalogue(gateway).GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=ADMIN),
-    ]
-    for failure in await asyncio.gather(*map(failure_of, calls)):
-        assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, 'NOT_BUILT_YET')

@@ -265,6 +265,7 @@ def test_layers_stand_in_the_stated_order() -> None:
         'count_call',
         'log_call',
         'map_errors',
+        'trust',
         'authenticate',
         'share',
         'refuse_unbuilt_method',

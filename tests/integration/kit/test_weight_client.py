@@ -14,8 +14,7 @@ from services.kit.errors import DomainError, Draining, StreamOutOfOrder, Version
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import Endpoint, RpcServer
-from services.kit.rpc.weight_client import ReceivedState, Synced, WeightClient
-from services.kit.rpc.weights import chunk_to_proto, manifest_to_proto
+from services.kit.rpc.weights import ReceivedState, Synced, WeightClient, chunk_to_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import CHUNK_BYTES, PackedState, StateChunk, iter_chunks
@@ -66,6 +65,7 @@ def frames(state: PackedState, *, version: int = 1, offset: int = 0) -> list[wei
     """Return the frames of a state from a byte on."""
     header = weights_pb2.FrameHeader(
         manifest=manifest_to_proto(state.manifest),
+        encoding=weights_pb2.FRAME_ENCODING_WHOLE,
         version=weights_pb2.VersionTarget(version=version),
         resume_offset=offset,
     )
@@ -135,17 +135,18 @@ async def test_fetch_gives_up_on_what_does_not_move_and_on_refusals() -> None:
 
 
 async def test_follow_resumes_and_moves_on() -> None:
-    """The half version is gone on with; the next stream begins behind what is held."""
+    """The half version is gone on with; the next stream begins behind what is held, and offers to take deltas to it."""
     fake = FakeStreams(
         lambda request: frames(STATE, version=4)[:3],
-        lambda request: [*frames(STATE, version=4, offset=request.resume_offset), Synced(), Draining()],
+        lambda request: [*frames(STATE, version=4, offset=request.resume_offset), Draining()],
         lambda request: [Synced(), *frames(OTHER, version=5), Synced()],
     )
     async with client_of(fake) as client, aclosing(client.follow('ad-1', held_version=3)) as events:
-        received = [await anext(events) for _ in range(5)]
+        received = [await anext(events) for _ in range(4)]
     assert [item.state for item in received if isinstance(item, ReceivedState)] == [STATE, OTHER]
     asked = [(r.held_version, r.resume_version, r.resume_offset) for r in fake.requests]
     assert asked[:3] == [(3, 0, 0), (3, 4, 2 * CHUNK_BYTES), (4, 0, 0)]
+    assert [bool(r.accepted_encodings) for r in fake.requests[:3]] == [False, False, True]
 
 
 async def test_a_state_that_lies_about_itself_is_not_given_out() -> None:

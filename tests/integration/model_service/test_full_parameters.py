@@ -11,9 +11,13 @@ from transformers import AutoModelForCausalLM
 from fixtures import checkpoint_service
 from fixtures.model_service import batch_of, serving_model
 from fixtures.tiny_model import build_tiny_model
+from services.kit.caller import Caller
+from services.kit.rpc.context import acting_for
 from services.kit.rpc.tensors import tensor_from_proto
+from services.kit.rpc.weights import WeightClient
 from twinkle.api.model.v1 import adapter_service_pb2
-from twinkle.data_format import InputFeature
+from twinkle.data_format import InputFeature, SamplingParams
+from twinkle.sampler import TorchSampler
 
 FEATURES = [InputFeature(input_ids=list(range(5, 30)), labels=list(range(6, 31)))]
 RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
@@ -40,6 +44,31 @@ async def test_base_is_trained_exported_and_put_back(tmp_path: Path) -> None:
         after = await running.result(lora, 2, forward_only={'batch': batch_of(FEATURES)})
         assert _logprobs(before).tobytes() == _logprobs(after).tobytes()
         assert _loss_of_folder(exported.save.folder) == pytest.approx(trained.forward.loss, rel=1e-4)
+
+
+async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
+    """Each version is the whole model, trained or not, and a sampler's base gives the trainer's bits with it."""
+    folder = build_tiny_model(tmp_path / 'model')
+    sampler = TorchSampler(str(folder))
+    async with serving_model(folder, tmp_path / 'state') as running:
+        full = await running.create(full_parameters={'target_modules': ['mlp']}, training_config=RATE)
+        run = full.adapter_id
+        digests: set[str] = set()
+        for version, number in ((1, 1), (2, 5)):
+            await running.result(run, number, forward_backward={'batch': batch_of(FEATURES)})
+            await running.result(run, number + 1, clip_grad_and_step={})
+            published = (await running.result(run, number + 2, publish_version={})).publish
+            trained = await running.result(run, number + 3, forward_only={'batch': batch_of(FEATURES)})
+            with acting_for(Caller(tenant_id='alice', is_internal=True)):
+                received = await WeightClient(running.checkpoints.channel).fetch_version(run, published.version)
+            manifest = received.state.manifest
+            assert (published.version, published.digest, manifest.lora_config) == (version, manifest.digest, None)
+            assert sampler.receive_weights(received.state) == version
+            params = SamplingParams(max_tokens=0)
+            (scored,) = sampler.sample([*FEATURES[0]['input_ids'], FEATURES[0]['labels'][-1]], params)
+            assert np.array(scored.prompt_logprobs[1:], np.float32).tobytes() == _logprobs(trained).tobytes()
+            digests.add(manifest.digest)
+        assert len(digests) == 2
 
 
 async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:

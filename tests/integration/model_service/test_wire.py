@@ -2,6 +2,7 @@
 
 import asyncio
 
+import grpc
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -259,10 +260,21 @@ async def test_estimate_makes_nothing(service):
     assert list(listed.adapters) == []
 
 
-async def test_session_without_effect_is_a_warning(service):
-    """Nothing is silent."""
-    request = adapter_service_pb2.CreateAdapterRequest(
-        request_id='r9', base_model=service.base_model, session_id='ss-1'
-    )
-    response = await service.adapters.CreateAdapter(request, metadata=ALICE)
-    assert any('session_id' in warning for warning in response.warnings)
+async def test_the_adapters_of_a_session_are_listed_by_it(service):
+    """Each says where it was made; a page of one session's list goes on in that list alone."""
+    for place in range(3):
+        session_id = 'ss-1' if place < 2 else 'ss-2'
+        request = adapter_service_pb2.CreateAdapterRequest(
+            request_id=f'r{place}', base_model=service.base_model, session_id=session_id
+        )
+        response = await service.adapters.CreateAdapter(request, metadata=ALICE)
+        assert (response.adapter.session_id, response.adapter.is_parked) == (session_id, False)
+    wanted = adapter_service_pb2.ListAdaptersRequest(session_id='ss-1', page_size=1)
+    first = await service.adapters.ListAdapters(wanted, metadata=ALICE)
+    wanted.page_token = first.next_page_token
+    second = await service.adapters.ListAdapters(wanted, metadata=ALICE)
+    assert [adapter.session_id for page in (first, second) for adapter in page.adapters] == ['ss-1', 'ss-1']
+    assert not second.next_page_token
+    wanted.session_id = 'ss-2'
+    with pytest.raises(grpc.aio.AioRpcError):
+        await service.adapters.ListAdapters(wanted, metadata=ALICE)

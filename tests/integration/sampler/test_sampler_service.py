@@ -24,8 +24,8 @@ from fixtures.sampler_service import (
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 from services.sampler.ports import SamplerEngine
 from twinkle.api.data.v1 import message_pb2
+from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
-from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.sampler.engine import EngineConfig
 
@@ -188,7 +188,7 @@ async def test_pause_may_end_what_runs(sampler):
     """With ABORT running streams end first, and then the engine is paused."""
     call = sampler.stub.Sample(sample_request(params=LONG), metadata=ALICE)
     await anext(aiter(call))
-    pause = sampler.stub.Pause(wire.PauseRequest(mode=wire.PAUSE_MODE_ABORT), metadata=OPERATOR)
+    pause = sampler.stub.Pause(wire.PauseRequest(mode=engine_pb2.PAUSE_MODE_ABORT), metadata=OPERATOR)
     responses = [response async for response in call]
     await pause
     assert responses[-1].finished.stop_reason == sampling_pb2.STOP_REASON_ABORT
@@ -302,5 +302,40 @@ async def test_server_info_tells_the_model_and_every_method(sampler):
     assert service.base_models[0].base_model == 'tiny'
     assert service.base_models[0].is_sampleable
     methods = [method for method in service.methods if 'SamplerService' in method.method]
-    assert len(methods) == 12
+    assert len(methods) == 15
     assert all(method.is_supported for method in methods)
+
+
+async def test_structured_output_is_refused_where_it_cannot_be_held(sampler):
+    """The engine says that it cannot, instead of ignoring the form."""
+    form = sampling_pb2.StructuredOutput(choices=sampling_pb2.TextChoices(texts=['a', 'b']))
+    refused = await failure_of(sampler.stub.Sample(sample_request(params={'structured_output': form}), metadata=ALICE))
+    assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')
+    assert refused.metadata == {'what': 'structured_output', 'engine': 'torch'}
+
+
+async def test_sleep_waits_for_what_runs_and_refuses_what_comes(sampler):
+    """An engine that can sleep does so between requests; one that cannot says so at once. Both serve afterwards."""
+    if not sampler.engine.facts.can_sleep:
+        refused = await failure_of(sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR))
+        assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')
+    else:
+        call = sampler.stub.Sample(sample_request(params={'max_tokens': 30}), metadata=ALICE)
+        await anext(aiter(call))
+        await sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR)
+        assert len([response async for response in call]) == 31
+        load = (await sampler.stub.GetLoad(wire.GetLoadRequest(), metadata=ALICE)).load
+        assert (load.is_sleeping, load.max_sequence_count) == (True, 2)
+        refused = await failure_of(sampler.stub.Sample(sample_request(), metadata=ALICE))
+        assert refused.reason == 'ENGINE_PAUSED'
+        await sampler.stub.WakeUp(wire.WakeUpRequest(), metadata=OPERATOR)
+    assert (await read_answer(sampler.stub.Sample(sample_request(), metadata=ALICE))).tokens
+
+
+async def test_sleep_is_for_operators(sampler):
+    """A client's key is not enough."""
+    for call in (
+        sampler.stub.Sleep(wire.SleepRequest(), metadata=ALICE),
+        sampler.stub.WakeUp(wire.WakeUpRequest(), metadata=ALICE),
+    ):
+        assert (await failure_of(call)).reason == 'SCOPE_MISSING'

@@ -18,11 +18,10 @@ from services.checkpoint.domain import (
     Checkpoint,
     CheckpointExists,
     CheckpointKey,
-    FrameKind,
-    Transfer,
     parse_checkpoint_path,
 )
 from services.kit.errors import AdapterNotFound, CheckpointNotFound, Draining, StreamOutOfOrder
+from services.kit.weights import FrameKind, Transfer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = CheckpointKey(AdapterKey('alice', 'ad-1'), 'final')

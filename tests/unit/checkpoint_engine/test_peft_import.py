@@ -194,12 +194,82 @@ def test_a_pickle_is_never_opened(base, tmp_path):
         (SHAPES, {'alpha_pattern': {'(q': 1.0}}),
         (SHAPES, {'alpha_pattern': {'.' * 300: 1.0}}),
         (SHAPES, {'alpha_pattern': {'q{9999999999999999999}': 1.0}}),
+        (SHAPES, {'alpha_pattern': {'.*.+q': 1.0}}),
+        (SHAPES, {'alpha_pattern': {'(x|xx)' * 40: 1.0}}),
+        (SHAPES, {'alpha_pattern': {'((x|xx)(x|xx)|(x|xx))' * 8: 1.0}}),
+        (SHAPES, {'alpha_pattern': {f'.q{number}': 1.0 for number in range(300)}}),
     ],
 )
 def test_folders_that_contradict_themselves_are_refused(shapes, change):
     """Missing halves, foreign tensors, ranks that differ from the shapes, and expressions that could take for ever."""
     with pytest.raises(ValueError, match=r'\w'):
         import_adapter(json.dumps({**CONFIG, **change}).encode(), shapes)
+
+
+def layers(*paths):
+    """Return the shapes of an adapter of these layers."""
+    return {f'{path}.lora_{part}.weight': (4, 4) for path in paths for part in 'AB'}
+
+
+@pytest.mark.parametrize(
+    ('shapes', 'change', 'culprit'),
+    [
+        (layers('x' * 600 + '.q'), {'alpha_pattern': {'.*x.*y': 1.0}}, 'characters'),
+        (layers('x.' * 60 + 'q'), {'alpha_pattern': {'.*x.*y': 1.0}}, 'parts'),
+        (
+            layers(*(f'{number}.q' for number in range(5000))),
+            {'rank_pattern': {f'x{number}': 4 for number in range(5001)}},
+            'rank_pattern',
+        ),
+    ],
+)
+def test_what_would_take_long_to_compare_is_refused(shapes, change, culprit):
+    """By its size, before anything of it is compared."""
+    with pytest.raises(ValueError, match=culprit):
+        import_adapter(json.dumps({**CONFIG, **change}).encode(), shapes)
+
+
+def test_expressions_have_an_end():
+    """However many layers there are: the refusal says what to do."""
+    with pytest.raises(ValueError, match='alpha_pattern take too long to match; name the layers'):
+        import_adapter(json.dumps({**CONFIG, 'alpha_pattern': {'.*q': 1.0}}).encode(), SHAPES, matching_seconds=-1)
+
+
+@pytest.mark.parametrize('text', ['.*(a|b|c|d|e|f|q)', r'm\.(q|k)', r'[(|]?.*q', r'layers\.\d+.*|m.q'])
+def test_expressions_that_people_write_are_taken(text):
+    """Alternatives and a wildcard or two."""
+    adapter = import_adapter(json.dumps({**CONFIG, 'alpha_pattern': {text: 3.0}}).encode(), SHAPES)
+    assert dict(adapter.config.alpha_pattern) == {'m.q': 3.0}
+
+
+def test_names_of_no_layer_are_left_out():
+    """As by peft; an adapter that is made from them would be refused."""
+    change = {'rank_pattern': {'other': 2, 'q': 4}, 'alpha_pattern': {'other': 2, 'm.q': 4}}
+    config = import_adapter(json.dumps({**CONFIG, **change}).encode(), SHAPES).config
+    assert (dict(config.rank_pattern), dict(config.alpha_pattern)) == ({'q': 4}, {'m.q': 4})
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'),
+    [
+        *(('lora_alpha', value) for value in (float('inf'), float('nan'), 10**400, 0, -1, True)),
+        *(('alpha_pattern', {'q': value}) for value in (float('inf'), float('nan'), 10**400, 0)),
+        *(('rank_pattern', {'q': value}) for value in (float('inf'), 4.0, 1 << 31, 0, True)),
+        *(('r', value) for value in (float('nan'), 1 << 31, 0)),
+        ('lora_dropout', float('nan')),
+    ],
+)
+def test_numbers_that_no_adapter_can_have_are_refused(field, value):
+    """By the field's name, and shortly."""
+    with pytest.raises(ValueError, match=f'^{field} = .{{1,150}}$'):
+        import_adapter(json.dumps({**CONFIG, field: value}).encode(), SHAPES)
+
+
+@pytest.mark.parametrize('seed', [1 << 63, -(1 << 63) - 1])
+def test_a_seed_that_is_kept_nowhere_is_refused(seed):
+    """It is kept in 64 bits."""
+    with pytest.raises(ValueError, match='seed'):
+        import_adapter(json.dumps(CONFIG).encode(), SHAPES, seed=seed)
 
 
 def test_patterns_keep_their_order():

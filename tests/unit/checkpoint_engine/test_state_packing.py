@@ -23,6 +23,7 @@ from twinkle.checkpoint_engine import (
     chunk_checksum,
     iter_chunks,
     pack_state,
+    plan_state,
     state_digest,
     unpack_state,
 )
@@ -77,6 +78,36 @@ def test_packing_does_not_depend_on_the_order_of_tensors(adapter: dict[str, Tens
     first = pack_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig())
     again = pack_state({name: adapter[name] for name in names}, base_model=BASE_MODEL, lora_config=LoraConfig())
     assert first == again
+
+
+@given(adapter=tensors(min_size=1), trainer=tensors())
+def test_a_plan_tells_the_digest_without_a_copy(adapter: dict[str, TensorData], trainer: dict[str, TensorData]) -> None:
+    """Its parts are the state's bytes in order, its manifest the packed one's."""
+    plan = plan_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig(), trainer=trainer)
+    assert plan.describe(plan.digest()) == plan.pack().manifest
+    assert b''.join(plan.parts) == plan.pack().data
+
+
+def test_plans_of_equal_parts_share_their_layout() -> None:
+    """So the versions of a run are laid out and checked once; another dtype is another layout."""
+    first, second = (
+        plan_state({'w': TensorData('uint8', (2,), data)}, base_model=BASE_MODEL, lora_config=LoraConfig()).pack()
+        for data in (b'ab', b'cd')
+    )
+    assert first.manifest.layout is second.manifest.layout
+    assert first.manifest.digest != second.manifest.digest
+    other = pack_state({'w': TensorData('bool', (2,), b'ab')}, base_model=BASE_MODEL, lora_config=LoraConfig())
+    assert other.manifest.tensors[0].dtype == 'bool'
+
+
+def test_many_bytes_have_the_same_digest_as_few_at_a_time() -> None:
+    """Large states are hashed by several threads."""
+    data = bytes(range(256)) * (36 << 10)
+    tensors = {
+        str(n): TensorData('uint8', (len(data) // 4,), data[n * len(data) // 4 :][: len(data) // 4]) for n in range(4)
+    }
+    plan = plan_state(tensors, base_model=BASE_MODEL, lora_config=LoraConfig())
+    assert plan.digest() == state_digest(data) == state_digest(memoryview(data))
 
 
 def test_unpack_copies_nothing() -> None:

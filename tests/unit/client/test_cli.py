@@ -1,14 +1,24 @@
 """The command line: every command explains itself, and wrong use ends with one line."""
 
+import io
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
+from twinkle.api.gateway.v1 import key_service_pb2
+from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST, REPLICA_STATE_READY, Replica
+from twinkle.api.sampler.v1.engine_pb2 import EngineLoad
 from twinkle.api.server.v1.server_service_pb2 import BaseModelInfo, ModelPatch, ServiceInfo
 from twinkle.telemetry import SpanRecord
 from twinkle_client.cli import app
+from twinkle_client.cli.durations import parse_duration
+from twinkle_client.cli.fleet import fleet_table
+from twinkle_client.cli.keys import state_word
 from twinkle_client.cli.stack import differently_patched
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.stack import StackOptions
@@ -22,9 +32,33 @@ COMMANDS = [
     'runs',
     'checkpoints',
     'download',
+    'checkpoint list',
+    'checkpoint download',
+    'checkpoint upload',
+    'checkpoint publish',
+    'checkpoint unpublish',
+    'checkpoint ttl',
+    'checkpoint delete',
+    'checkpoint push',
+    'checkpoint exports',
+    'checkpoint cancel',
     'trace',
     'models get',
+    'usage',
+    'quota show',
+    'quota set',
     'keys create',
+    'keys list',
+    'keys rotate',
+    'keys revoke',
+    'tenants create',
+    'tenants list',
+    'projects create',
+    'projects list',
+    'fleet',
+    'fleet add',
+    'fleet join',
+    'fleet drain',
 ]
 runner = CliRunner()
 
@@ -37,12 +71,21 @@ def test_command_explains_itself(command: str) -> None:
     assert 'Usage' in result.output
 
 
-@pytest.mark.parametrize('arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last']])
+@pytest.mark.parametrize(
+    'arguments', [['status'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']]
+)
 def test_without_a_stack_it_says_so(arguments: list[str], tmp_path: Path) -> None:
     """Nothing runs in the folder: one line, status 1, no traceback."""
     result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])
     assert result.exit_code == 1
     assert 'Traceback' not in result.output
+
+
+def test_a_version_of_the_base_model_is_refused_before_anybody_is_asked() -> None:
+    """The option that is missing is named."""
+    result = runner.invoke(app, ['sample', 'hi', '--version', '3'])
+    assert result.exit_code == 1
+    assert '--adapter' in result.output
 
 
 def test_down_without_a_stack_is_no_error(tmp_path: Path) -> None:
@@ -126,3 +169,52 @@ def _span(
         start_ns=times[0],
         end_ns=times[1],
     )
+
+
+def test_fleet_fits_a_terminal() -> None:
+    """Every replica's id, state and load can be read in 80 columns."""
+    load = EngineLoad(running_sequence_count=12, max_sequence_count=256, waiting_sequence_count=3, kv_usage=0.5)
+    ids = ['rp-1m80cb0cxbkp8c2h28xd1v', 'rp-1m80cb4gatnjvjr7zsh8q2']
+    replicas = [
+        Replica(replica_id=ids[0], engine='vllm', address='127.0.0.1:44651', state=REPLICA_STATE_READY, load=load),
+        Replica(replica_id=ids[1], service='sampler', address='10.0.0.1:7103', state=REPLICA_STATE_LOST),
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(fleet_table(replicas, now=datetime.now(UTC)))
+    text = console.export_text()
+    for word in (*ids, 'ready', 'lost', '12/256 +3', '50%', '127.0.0.1:44651 vllm'):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ('ends', 'word'),
+    [
+        ({}, 'good'),
+        ({'expire_time': 1}, 'good until'),
+        ({'expire_time': -1}, 'expired'),
+        ({'expire_time': 1, 'retire_time': -1}, 'replaced'),
+        ({'expire_time': -2, 'retire_time': -1}, 'expired'),
+        ({'expire_time': 1, 'revoke_time': -1}, 'revoked'),
+    ],
+)
+def test_list_of_keys_tells_which_still_work(ends: dict[str, int], word: str) -> None:
+    """What ended first is told; a key that works tells until when. Moments are days from now."""
+    key = key_service_pb2.ApiKey()
+    for name, days in ends.items():
+        getattr(key, name).FromDatetime(datetime.now(UTC) + timedelta(days=days))
+    assert state_word(key).startswith(word)
+
+
+@pytest.mark.parametrize(
+    ('text', 'seconds'), [('90s', 90), ('12h', 43200), ('30d', 2592000), ('0s', 0), ('2w', 1209600)]
+)
+def test_lengths_of_time_are_read(text: str, seconds: int) -> None:
+    """A number and a unit."""
+    assert parse_duration(text).total_seconds() == seconds
+
+
+@pytest.mark.parametrize('text', ['', '5', 'h', '-1h', '1.5h', '1y', '9' * 12 + 'w', '999999999w'])
+def test_what_is_no_length_of_time_is_refused(text: str) -> None:
+    """The message says what one looks like."""
+    with pytest.raises(typer.BadParameter):
+        parse_duration(text)

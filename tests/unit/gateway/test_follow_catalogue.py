@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.gateway_stores import MemoryRunStore, ScriptedFeed
 from services.gateway.application.follow_catalogue import LONGEST_PAUSE_SECONDS, FollowCatalogue
-from services.gateway.domain.catalogue import Gone, Run, Seen, Synced
+from services.gateway.domain.catalogue import Gone, Run, RunFilter, Seen, Synced
 from services.gateway.domain.listing import Page
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField, ServiceUnreachable
@@ -31,7 +31,7 @@ def seen(run_id: str, token: str) -> Seen[Run]:
         create_time=START,
         update_time=START,
     )
-    return Seen(entry_id=run_id, entry=run, resume_token=token)
+    return Seen(key=('alice', run_id), entry=run, resume_token=token)
 
 
 async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
@@ -52,7 +52,7 @@ async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
 
 async def activity(runs: MemoryRunStore) -> dict[str, bool]:
     """Return each run's id and whether it is active."""
-    listed = await runs.list_newest('alice', Page(size=100), base_model=None)
+    listed = await runs.list_newest('alice', Page(size=100), RunFilter())
     return {run.run_id: run.is_active for run in listed}
 
 
@@ -79,7 +79,7 @@ async def test_broken_stream_goes_on_after_the_last_event() -> None:
     runs = MemoryRunStore()
     feed = ScriptedFeed(
         [Synced(resume_token='1'), seen('a', '2'), ServiceUnreachable('model')],
-        [Gone(entry_id='a', resume_token='3')],
+        [Gone(key=('alice', 'a'), resume_token='3')],
     )
     await follow(feed, runs)
     assert feed.tokens == ['', '2']

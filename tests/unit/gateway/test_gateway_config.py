@@ -21,6 +21,9 @@ from services.gateway.config import GatewayConfig
         ('session_lifetime', timedelta(seconds=30)),
         ('heartbeat_interval', timedelta()),
         ('upstreams', {'models': 'host:1'}),
+        ('upstreams', {'models': ['host:1', '']}),
+        ('upstreams', {'model': 'host:1', 'models': ['host:1']}),
+        ('upstreams', {'model_services': ['host:1']}),
     ],
 )
 def test_value_that_could_not_work_is_refused(field: str, value: Any) -> None:
@@ -46,3 +49,13 @@ def test_state_goes_to_sqlite_in_the_state_folder_by_default(tmp_path: Path) -> 
     config = GatewayConfig(state_dir=tmp_path)
     assert config.database_address() == f'sqlite:///{tmp_path}/gateway.db'
     assert config.pepper_file() == tmp_path / 'key_pepper'
+
+
+def test_model_services_are_told_apart_by_name() -> None:
+    """One is called by its kind alone; all are among the addresses."""
+    one = GatewayConfig.model_validate({'upstreams': {'model': 'host:1'}})
+    assert one.upstreams.addresses() == {'model': 'host:1'}
+    three = GatewayConfig.model_validate({'upstreams': {'model': 'host:1', 'models': ['host:2', 'host:3']}})
+    assert three.upstreams.model_addresses() == {'model': 'host:1', 'model-2': 'host:2', 'model-3': 'host:3'}
+    several = GatewayConfig.model_validate({'upstreams': {'models': ['host:2'], 'data': 'host:4'}})
+    assert several.upstreams.addresses() == {'model': 'host:2', 'data': 'host:4'}

@@ -38,12 +38,15 @@ def test_methods_marked_internal_in_the_contracts_are_closed_to_keys() -> None:
     """No key reaches what the contracts keep for services."""
     internal = {method for method in contract_methods() if requirement_of(method) is Access.INTERNAL}
     assert internal == {
+        'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint',
+        'twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointVisibility',
         'twinkle.api.checkpoint.v1.CheckpointService/WatchCheckpoints',
         'twinkle.api.checkpoint.v1.WeightStreamService/Fetch',
         'twinkle.api.checkpoint.v1.WeightStreamService/Publish',
         'twinkle.api.checkpoint.v1.WeightStreamService/Subscribe',
         'twinkle.api.gateway.v1.FleetService/Lease',
         'twinkle.api.gateway.v1.FleetService/Register',
+        'twinkle.api.model.v1.AdapterService/ParkAdapter',
         'twinkle.api.model.v1.AdapterService/WatchAdapters',
     }
 

@@ -1,16 +1,20 @@
 """The gateway's verbs over the stores in memory."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from fixtures.gateway_stores import (
     MemoryKeyStore,
+    MemoryProjectStore,
     MemoryRunStore,
     MemorySessionStore,
     MemoryTenantStore,
 )
+from services.gateway.application.assign_project import AssignProject
 from services.gateway.application.create_key import CreateKey, KeyOrder
+from services.gateway.application.create_project import CreateProject
 from services.gateway.application.create_session import CreateSession, SessionOrder
 from services.gateway.application.create_tenant import CreateTenant
 from services.gateway.application.expire_sessions import ExpireSessions
@@ -22,10 +26,18 @@ from services.gateway.application.install_bootstrap_key import InstallBootstrapK
 from services.gateway.application.list_keys import ListKeys
 from services.gateway.application.list_sessions import ListSessions
 from services.gateway.application.revoke_key import RevokeKey
+from services.gateway.application.rotate_key import RotateKey
 from services.gateway.application.verify_key import MAX_REMEMBERED, VerifyKey
 from services.gateway.backends.peppered_hasher import PepperedHasher
 from services.gateway.domain.api_key import Scope, every_scope
-from services.gateway.domain.errors import KeyNotFound, RunNotFound, SessionNotFound, TenantNotFound
+from services.gateway.domain.errors import (
+    KeyEnded,
+    KeyNotFound,
+    ProjectNotFound,
+    RunNotFound,
+    SessionNotFound,
+    TenantNotFound,
+)
 from services.gateway.domain.listing import Page
 from services.gateway.domain.session import FinishReason, SessionState
 from services.kit.caller import Caller
@@ -48,7 +60,10 @@ class Keys:
         hasher = PepperedHasher(b'p' * 32)
         self.verify = VerifyKey(self.store, hasher=hasher, clock=self.clock, memory=timedelta(seconds=5))
         self.create_tenant = CreateTenant(self.tenants, clock=self.clock)
-        self.create = CreateKey(self.tenants, self.store, hasher=hasher, clock=self.clock)
+        self.projects = MemoryProjectStore()
+        self.create_project = CreateProject(self.tenants, self.projects, clock=self.clock)
+        self.create = CreateKey(self.tenants, self.projects, self.store, hasher=hasher, clock=self.clock)
+        self.rotate = RotateKey(self.store, hasher=hasher, verify=self.verify, clock=self.clock)
         self.revoke = RevokeKey(self.store, verify=self.verify, clock=self.clock)
         self.list = ListKeys(self.tenants, self.store)
         self.bootstrap = InstallBootstrapKey(self.tenants, self.store, hasher=hasher, clock=self.clock)
@@ -144,6 +159,83 @@ async def test_keys_need_a_tenant_that_exists() -> None:
         await keys.revoke('key-9')
 
 
+async def test_rotated_key_works_beside_the_new_one_for_a_while() -> None:
+    """The heir has the rights and the lifetime of the old key, which ends after the overlap."""
+    keys = Keys()
+    old = await keys.make(ttl=timedelta(days=30))
+    keys.clock.advance(timedelta(days=10))
+    rotated = await keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
+    heir = await keys.verify(rotated.new.secret)
+    assert (heir.tenant_id, heir.scopes, heir.replaces_key_id) == ('alice', old.key.scopes, old.key.key_id)
+    assert heir.lifetime == timedelta(days=30)
+    assert (await keys.verify(old.secret)).key_id == old.key.key_id
+    keys.clock.advance(timedelta(hours=1))
+    with pytest.raises(CredentialsInvalid):
+        await keys.verify(old.secret)
+    assert await keys.verify(rotated.new.secret) == heir
+
+
+async def test_key_rotated_without_overlap_ends_at_once_though_it_is_remembered() -> None:
+    """What was looked up a moment ago is asked anew, and what has ended cannot be replaced."""
+    keys = Keys()
+    old = await keys.make()
+    await keys.verify(old.secret)
+    await keys.rotate(old.key.key_id, overlap=timedelta())
+    with pytest.raises(CredentialsInvalid):
+        await keys.verify(old.secret)
+    with pytest.raises(KeyEnded):
+        await keys.rotate(old.key.key_id, overlap=timedelta(days=1))
+    with pytest.raises(KeyNotFound):
+        await keys.rotate('key-9', overlap=timedelta(days=1))
+
+
+async def test_second_rotation_neither_delays_the_end_nor_shortens_the_heir() -> None:
+    """Where the first answer was lost, another heir is as good, and the old key still ends when it was told to."""
+    keys = Keys()
+    old = await keys.make(ttl=timedelta(days=30))
+    await keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
+    again = await keys.rotate(old.key.key_id, overlap=timedelta(days=7))
+    assert again.old.retire_time == keys.clock.now() + timedelta(hours=1)
+    assert again.new.key.lifetime == timedelta(days=30)
+
+
+async def test_sessions_belong_to_the_project_named_or_else_to_that_of_their_key() -> None:
+    """A project must exist in the caller's own tenant; another tenant's is as absent."""
+    keys, sessions = Keys(), MemorySessionStore()
+    for tenant_id in ('alice', 'bob'):
+        await keys.create_tenant(tenant_id, display_name='')
+        await keys.create_project(tenant_id, f'of-{tenant_id}', display_name='')
+    create = CreateSession(sessions, keys.projects, clock=keys.clock)
+    with pytest.raises(ProjectNotFound):
+        await create(ALICE, replace(ORDER, project_id='of-bob'))
+    named = await create(ALICE, replace(ORDER, project_id='of-alice'))
+    of_key = await create(replace(ALICE, project_id='of-alice'), replace(ORDER, request_id='rq-2'))
+    bare = await create(ALICE, replace(ORDER, request_id='rq-3'))
+    assert (named.project_id, of_key.project_id, bare.project_id) == ('of-alice', 'of-alice', '')
+    assign = AssignProject(sessions, keys.projects)
+    assert (await assign(ALICE, bare.session_id, project_id='of-alice')).project_id == 'of-alice'
+    assert (await assign(ALICE, bare.session_id, project_id='')).project_id == ''
+    with pytest.raises(ProjectNotFound):
+        await assign(ALICE, bare.session_id, project_id='of-bob')
+    with pytest.raises(SessionNotFound):
+        await assign(BOB, bare.session_id, project_id='of-bob')
+
+
+async def test_key_needs_a_project_that_its_tenant_has() -> None:
+    """A key for another tenant's project, or none, is refused."""
+    keys = Keys()
+    await keys.create_tenant('alice', display_name='')
+    await keys.create_tenant('bob', display_name='')
+    await keys.create_project('bob', 'of-bob', display_name='')
+    order = KeyOrder(tenant_id='alice', scopes=every_scope(), display_name='', ttl=None, project_id='of-bob')
+    with pytest.raises(ProjectNotFound):
+        await keys.create(order)
+    with pytest.raises(TenantNotFound):
+        await keys.create_project('nobody', 'p', display_name='')
+    made = await keys.create(replace(order, tenant_id='bob'))
+    assert (await keys.verify(made.secret)).project_id == 'of-bob'
+
+
 async def test_bootstrap_key_works_and_is_kept_once() -> None:
     """The given secret is a key of the default tenant with every scope, also when installed twice."""
     keys = Keys()
@@ -163,7 +255,7 @@ async def test_no_bootstrap_key_makes_no_key() -> None:
 
 async def test_session_repeats_are_harmless() -> None:
     """The same request returns the same session; other content under its id is refused."""
-    create = CreateSession(MemorySessionStore(), clock=FakeClock())
+    create = CreateSession(MemorySessionStore(), MemoryProjectStore(), clock=FakeClock())
     first = await create(ALICE, ORDER)
     assert await create(ALICE, ORDER) == first
     assert (await create(BOB, ORDER)).session_id != first.session_id
@@ -174,7 +266,7 @@ async def test_session_repeats_are_harmless() -> None:
 async def test_expired_session_comes_back_with_a_heartbeat() -> None:
     """Silence shows at once, the sweep writes it down, and a heartbeat undoes it."""
     store, clock = MemorySessionStore(), FakeClock()
-    session = await CreateSession(store, clock=clock)(ALICE, ORDER)
+    session = await CreateSession(store, MemoryProjectStore(), clock=clock)(ALICE, ORDER)
     get = GetSession(store, lifetime=LIFETIME, clock=clock)
     clock.advance(LIFETIME + timedelta(seconds=1))
     assert (await get(ALICE, session.session_id)).state is SessionState.EXPIRED
@@ -188,7 +280,7 @@ async def test_expired_session_comes_back_with_a_heartbeat() -> None:
 async def test_foreign_sessions_and_runs_are_as_absent() -> None:
     """Another tenant's id raises exactly what an unknown id raises."""
     store, clock = MemorySessionStore(), FakeClock()
-    session = await CreateSession(store, clock=clock)(ALICE, ORDER)
+    session = await CreateSession(store, MemoryProjectStore(), clock=clock)(ALICE, ORDER)
     for session_id in (session.session_id, 'ses-unknown'):
         with pytest.raises(SessionNotFound):
             await GetSession(store, lifetime=LIFETIME, clock=clock)(BOB, session_id)

@@ -70,11 +70,21 @@ def test_weights_go_as_large_files(folder: Path) -> None:
         assert len(hub.objects) == 1
 
 
-@pytest.mark.parametrize(('hub_id', 'token'), [('hf://org/name', 'hf_wrong'), ('hf://stranger/name', TOKEN)])
+@pytest.mark.parametrize(
+    ('hub_id', 'token'),
+    [
+        ('hf://org/name', 'hf_wrong'),
+        ('hf://stranger/name', TOKEN),
+        ('hf://org/two--dashes', TOKEN),
+        ('hf://org/name.git', TOKEN),
+        ('hf://org/name', 'hf_\u20ac'),
+        ('hf://org/name', 'hf_right\n'),
+    ],
+)
 def test_what_no_retry_would_help_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, hub_id: str, token: str
 ) -> None:
-    """A wrong token, another's name; the token is not in what is said."""
+    """A wrong token or one that is none, another's name or one that is none; the token is not in what is said."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         with pytest.raises(UploadRefused) as refusal:

@@ -8,7 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.failpoints import FAILPOINTS, VARIABLE, Failpoints
+from services.kit.failpoints import (
+    FAILPOINTS,
+    FUTURE_FAILPOINTS,
+    PARKING_FAILPOINTS,
+    REPLACEMENT_FAILPOINTS,
+    SESSION_FAILPOINTS,
+    TRANSFER_FAILPOINTS,
+    VARIABLE,
+    Failpoints,
+)
+
+PLACES = (
+    *FAILPOINTS,
+    *TRANSFER_FAILPOINTS,
+    *FUTURE_FAILPOINTS,
+    *PARKING_FAILPOINTS,
+    *SESSION_FAILPOINTS,
+    *REPLACEMENT_FAILPOINTS,
+)
 
 PROGRAM = """
 from services.kit.failpoints import reach
@@ -33,7 +51,7 @@ def test_the_process_ends_at_the_time_that_was_armed():
 
 def test_places_that_are_not_armed_are_passed():
     """Nothing happens, however often."""
-    for name in FAILPOINTS:
+    for name in PLACES:
         Failpoints({}).reach(name)
         Failpoints.from_environment({}).reach(name)
 
@@ -53,4 +71,4 @@ def test_every_place_is_somewhere():
         for path in root.rglob('*.py')
         for name in re.findall(r"\breach\('([\w.]+)'\)", path.read_text(encoding='utf-8'))
     }
-    assert found == set(FAILPOINTS)
+    assert found == set(PLACES)

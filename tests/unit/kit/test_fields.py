@@ -6,7 +6,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.fields import duration_from_proto, id_from_proto, name_from_proto, not_negative, ttl_from_proto
+from services.kit.rpc.fields import (
+    adapter_id_from_proto,
+    duration_from_proto,
+    id_from_proto,
+    name_from_proto,
+    not_negative,
+    ttl_from_proto,
+)
 
 
 @pytest.mark.parametrize('value', ['', 'x' * 257, 'a\x00b', 'a\nb'])
@@ -22,6 +29,16 @@ def test_what_may_not_stand_in_a_path_is_no_name(value: str) -> None:
     """A name leads nowhere else."""
     with pytest.raises(InvalidField):
         name_from_proto(value, 'name')
+    with pytest.raises(InvalidField):
+        adapter_id_from_proto(value, 'adapter_id')
+
+
+def test_a_colon_joins_the_parts_of_an_adapter_id_alone() -> None:
+    """Names of checkpoints have none, and no id begins with one."""
+    assert adapter_id_from_proto('s-1:train:0', 'adapter_id') == 's-1:train:0'
+    for check, value in ((name_from_proto, 's-1:train:0'), (adapter_id_from_proto, ':train')):
+        with pytest.raises(InvalidField):
+            check(value, 'x')
 
 
 def test_good_values_come_back_as_they_are() -> None:

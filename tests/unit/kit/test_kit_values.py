@@ -77,6 +77,17 @@ def test_config_takes_the_later_source(tmp_path: Path, monkeypatch: pytest.Monke
     assert (config.limits.queue_length, config.limits.message_bytes) == (5, 4096)
 
 
+def test_config_leaves_the_aliases_of_models_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their variable begins as one of the model service's fields would."""
+
+    class OfModel(ServiceConfig):
+        service = 'model'
+
+    monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'small=org/name')
+    monkeypatch.setenv('TWINKLE_MODEL_DRAIN_SECONDS', '2')
+    assert load_config(OfModel, []).drain_seconds == 2
+
+
 @pytest.mark.parametrize(
     ('argument', 'named'),
     [('lisden=x', 'lisden'), ('limits.queue_length=-1', 'limits.queue_length'), ('limits=3', 'limits')],

@@ -1,5 +1,7 @@
 """LoRA configurations and manifests to messages and back."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,8 @@ from twinkle.checkpoint_engine import iter_chunks, pack_state
 from twinkle.data_format import LoraConfig, TensorData
 
 _NAMES = st.text(min_size=1, max_size=6)
+_TWO = (b'ab', b'cd')
+_ONE = pack_state({'w': TensorData('uint8', (2,), _TWO[0])}, base_model='m', lora_config=LoraConfig()).manifest
 _ALPHAS = st.floats(0.001, 1000)
 
 configs = st.builds(
@@ -76,3 +80,41 @@ def test_manifest_and_chunks_round_trip(config: LoraConfig, size: int) -> None:
     assert manifest_from_proto(manifest_to_proto(state.manifest), 'x') == state.manifest
     for chunk in iter_chunks(state.data, chunk_bytes=64):
         assert chunk_from_proto(chunk_to_proto(chunk)) == chunk
+
+
+def test_versions_of_a_run_share_their_entries() -> None:
+    """They are checked once; whatever else differs is taken from each message."""
+    config = LoraConfig()
+    states = [pack_state({'w': TensorData('uint8', (2,), data)}, base_model='m', lora_config=config) for data in _TWO]
+    first, second = (manifest_from_proto(manifest_to_proto(state.manifest), 'x') for state in states)
+    assert (first, second) == (states[0].manifest, states[1].manifest)
+    assert first.tensors is second.tensors
+    assert first.layout is second.layout
+
+
+@pytest.mark.parametrize(
+    ('change', 'field'),
+    [({'digest': 'x'}, 'a.digest'), ({'base_model': ''}, 'a.base_model'), ({'size_bytes': 3}, 'a.size_bytes')],
+)
+def test_what_resembles_a_known_manifest_is_checked(change: dict[str, object], field: str) -> None:
+    """To have seen a good one hides no defect of the next, also when that one has come before."""
+    message = manifest_to_proto(_ONE)
+    manifest_from_proto(message, 'a')
+    for name, value in change.items():
+        setattr(message, name, value)
+    for _ in range(2):
+        with pytest.raises(InvalidField) as caught:
+            manifest_from_proto(message, 'a')
+        assert caught.value.field == field
+
+
+def test_entries_of_another_state_are_not_taken_for_known_ones() -> None:
+    """One number in one entry tells them apart."""
+    message = manifest_to_proto(_ONE)
+    manifest_from_proto(message, 'a')
+    message.tensors[0].offset = 1
+    with pytest.raises(InvalidField) as caught:
+        manifest_from_proto(message, 'a')
+    assert caught.value.field == 'a.tensors[0].offset'
+    renamed = replace(_ONE, tensors=(replace(_ONE.tensors[0], name='v'),))
+    assert manifest_from_proto(manifest_to_proto(renamed), 'a') == renamed

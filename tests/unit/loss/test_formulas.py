@@ -48,7 +48,7 @@ def test_loss_and_divisor_equal_the_formula(case, seed):
 @every_case
 def test_gradient_equals_finite_differences_of_the_formula(case):
     """By every input the loss declares; by the others it is 0."""
-    arrays, needed = case.arrays(seed=4, lengths=(3, 1, 2, 2)), ('logps', *case.loss.required_outputs)
+    arrays, needed = case.arrays(seed=4, lengths=(3, 1, 2, 2)), ('logps', *case.loss.required_outputs, *case.reads)
     batch = arrays.torch()
     inputs = [getattr(batch, name) for name in LIVE]
     gradients = torch.autograd.grad(case.loss(batch)['loss'], inputs, allow_unused=True, materialize_grads=True)

@@ -148,7 +148,7 @@ REFUSED_OPTIONS = [
     ('ppo', {'clip_low_threshold': -0.1}),
     ('ppo', {'clip_low_threshold': 1.3}),
     ('dro', {'beta': -1.0}),
-    ('gspo', {}),
+    ('stable_reinforce', {'kl_coeff': -1.0}),
 ]
 
 
@@ -162,7 +162,7 @@ def test_unknown_options_and_values_out_of_range_are_refused(name, options):
 def test_what_does_not_exist_is_refused():
     """The refusal says what there is; built losses and functions take no options."""
     with pytest.raises(UnknownComponent) as unknown:
-        build_loss('stable_reinforce')
+        build_loss('stable')
     assert unknown.value.known == LOSSES.names
     with pytest.raises(InvalidComponentOptions):
         build_loss(CrossEntropyLoss(), reduction='sum')

@@ -3,7 +3,7 @@
 import pytest
 
 from services.kit.errors import InvalidField
-from services.model.api.convert_adapter import create_command_from_proto, creation_warnings
+from services.model.api.convert_adapter import create_command_from_proto, save_prefix_from_proto
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
 
@@ -25,6 +25,8 @@ def test_full_parameters_unset_is_not_all_of_them():
     ('fields', 'field'),
     [
         ({'full_parameters': {}, 'lora_config': training_config_pb2.LoraConfig()}, 'lora_config'),
+        ({'adapter_id': 'a/b'}, 'adapter_id'),
+        ({'adapter_id': 'a' * 129}, 'adapter_id'),
         ({'full_parameters': {'target_modules': ['mlp', '']}}, 'full_parameters.target_modules[1]'),
         ({'full_parameters': {'target_modules': ['mlp', 'mlp']}}, 'full_parameters.target_modules[1]'),
     ],
@@ -55,7 +57,17 @@ def test_what_is_kept_with_an_adapter_is_bounded(fields, field):
     assert refusal.value.field == field
 
 
-def test_session_without_effect_is_told():
-    """Nothing is silent: a session that changes nothing is a warning."""
-    assert creation_warnings(request()) == []
-    assert 'session_id' in creation_warnings(request(session_id='ss-1'))[0]
+def test_the_session_is_kept_and_no_longer_than_may_be():
+    """An adapter knows the session it was made in."""
+    assert create_command_from_proto(request(session_id='ss-1')).session_id == 'ss-1'
+    with pytest.raises(InvalidField) as refusal:
+        create_command_from_proto(request(session_id='s' * 129))
+    assert refusal.value.field == 'session_id'
+
+
+@pytest.mark.parametrize('prefix', ['a/b', '.', '-', 'x' * 65, 'a b'])
+def test_what_a_checkpoint_is_named_after_is_a_name(prefix):
+    """Anything else is refused before an adapter is looked for."""
+    with pytest.raises(InvalidField):
+        save_prefix_from_proto(prefix)
+    assert save_prefix_from_proto('session-expired') == 'session-expired'

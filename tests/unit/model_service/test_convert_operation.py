@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kit.errors import InvalidField
+from services.kit.rpc.structs import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
 from services.model.api.convert_config import training_config_from_proto, training_config_to_proto
 from services.model.api.convert_operation import operation_from_proto
@@ -57,10 +58,48 @@ def test_limits_of_the_gradient_arrive():
     assert converted(step=wire.Step(is_health_returned=True)) == domain.Step(is_health_returned=True)
 
 
-@pytest.mark.parametrize('value', [0.0, -1.0, math.inf, math.nan])
-@pytest.mark.parametrize('name', ['max_grad_norm', 'max_grad_value'])
+def test_a_step_brings_options_of_its_own():
+    """Rate and options arrive by both verbs that step, and infinity is a norm that limits nothing."""
+    options = {'betas': [0.9, 0.95], 'eps': 1e-12, 'weight_decay': 0}
+    fields = {'learning_rate': 1e-4, 'optimizer_options': struct_of(options)}
+    values = {'learning_rate': 1e-4, 'optimizer_options': options}
+    assert converted(step=wire.Step(**fields)) == domain.Step(**values)
+    both = converted(clip_grad_and_step=wire.ClipGradAndStep(max_grad_norm=math.inf, **fields))
+    assert both == domain.ClipGradAndStep(max_grad_norm=math.inf, **values)
+
+
+@pytest.mark.parametrize('verb', ['step', 'clip_grad_and_step'])
+@pytest.mark.parametrize(
+    ('fields', 'field'),
+    [
+        ({'learning_rate': -1.0}, 'learning_rate'),
+        ({'learning_rate': math.nan}, 'learning_rate'),
+        ({'optimizer_options': struct_of({'lr': 0.1})}, 'optimizer_options.lr'),
+    ],
+)
+def test_a_malformed_option_of_a_step_is_named(verb, fields, field):
+    """By whichever verb it came."""
+    kinds = {'step': wire.Step, 'clip_grad_and_step': wire.ClipGradAndStep}
+    assert refused_field(**{verb: kinds[verb](**fields)}) == f'operation.{verb}.{field}'
+
+
+def test_a_batch_brings_its_loss():
+    """By both verbs that compute one; unset it is the adapter's."""
+    loss = training_config_pb2.LossConfig(name='ppo', options=struct_of({'clip_low_threshold': 0.9}))
+    chosen = LossChoice(name='ppo', options={'clip_low_threshold': 0.9})
+    batch = trained().batch
+    for name, kind in (('forward_only', wire.ForwardOnly), ('forward_backward', wire.ForwardBackward)):
+        assert converted(**{name: kind(batch=batch, loss=loss)}).loss == chosen
+        assert converted(**{name: kind(batch=batch)}).loss is None
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [('max_grad_norm', value) for value in (0.0, -1.0, math.nan)]
+    + [('max_grad_value', value) for value in (0.0, -1.0, math.inf, math.nan)],
+)
 def test_limit_that_is_none_is_named(name, value):
-    """Zero, negative, infinite and undefined limits are refused by name."""
+    """Zero, negative and undefined limits are refused by name, and an element's that is infinite."""
     assert refused_field(clip_grad_norm=wire.ClipGradNorm(**{name: value})) == f'operation.clip_grad_norm.{name}'
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fixtures import journals
 from fixtures.crashing import Died, StrictStore, create, start
+from services.kit.rpc.structs import struct_of
 from services.model.api.convert_config import training_config_to_proto
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.divergence import first_difference
@@ -19,6 +20,7 @@ from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 from services.model.domain.training_config import Component, TrainingConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle.api.model.v1 import training_config_pb2
 
 Verb = Callable[[str, int], Any]
 """Makes an operation of an adapter, from its number."""
@@ -33,6 +35,14 @@ VERBS: dict[str, Verb] = {
     'train': lambda adapter_id, number: journals.batch_operation(number, adapter_id, seed=number),
     'train more': lambda adapter_id, number: journals.batch_operation(number, adapter_id, length=31, seed=-number % 97),
     'clip and step': lambda adapter_id, number: journals.step_operation(number, adapter_id),
+    'own loss': lambda adapter_id, number: journals.batch_operation(
+        number, adapter_id, seed=number, loss=training_config_pb2.LossConfig(name='unlikelihood')
+    ),
+    'own step': _verb(
+        clip_grad_and_step=lambda _: wire.ClipGradAndStep(
+            max_grad_norm=float('inf'), learning_rate=0.125, optimizer_options=struct_of({'weight_decay': 0.5})
+        )
+    ),
     'step': _verb(step=lambda _: wire.Step(learning_rate=0.25)),
     'zero': _verb(zero_grad=lambda _: wire.ZeroGrad()),
     'metric': _verb(calculate_metric=lambda _: wire.CalculateMetric(is_training=True)),
@@ -59,7 +69,7 @@ VERBS: dict[str, Verb] = {
 }
 STORY = [
     'train', 'save', 'clip and step', 'train more', 'publish', 'step', 'zero', 'forward', 'backward', 'clip and step',
-    'undo 1', 'train', 'step', 'undo 2', 'load', 'train', 'configure', 'clip and step', 'publish', 'metric',
+    'undo 1', 'own loss', 'own step', 'undo 2', 'load', 'train', 'configure', 'clip and step', 'publish', 'metric',
 ]  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
+from fixtures.journals import CODEC, add, batch_operation, forward_result, make_adapter, open_journal, state_of
 from services.model.backends.journal.schema import JournalRefused
+from services.model.backends.journal.sqlite import SqliteJournal
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable
 from services.model.ports import Snapshot
 
@@ -183,6 +184,23 @@ async def test_a_journal_of_another_engine_or_version_is_refused(tmp_path: Path)
     database.close()
     with pytest.raises(JournalRefused, match='99'):
         await open_journal(tmp_path, engine='two')
+
+
+async def test_a_journal_of_the_first_version_is_brought_up(tmp_path: Path):
+    """Its adapters are there, and the ids on record are used up."""
+    journal = await open_journal(tmp_path)
+    adapter = await add(journal, make_adapter())
+    await journal.close()
+    with sqlite3.connect(tmp_path / 'journal.sqlite') as database:
+        database.executescript('DROP TABLE used_ids; PRAGMA user_version=1;')
+    database.close()
+    copy = await SqliteJournal.open_copy(tmp_path, codec=CODEC)
+    assert [item.adapter for item in await copy.adapters()] == [adapter]
+    await copy.close()
+    journal = await open_journal(tmp_path)
+    assert [item.adapter for item in await journal.adapters()] == [adapter]
+    assert (await journal.creation_of('ad-1')).tenant_id == adapter.tenant_id
+    await journal.close()
 
 
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path):

@@ -11,7 +11,7 @@ from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import NotBuiltYet
 from services.model.application.admission import QueueLimits
-from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.application.create_adapter import AdapterCounts, CreateAdapterCommand
 from services.model.application.residency import ResidencyBounds
 from services.model.application.verbs import Limits, Verbs, make_verbs
 from services.model.application.world import World
@@ -23,7 +23,7 @@ from services.model.domain.training_config import TrainingConfig
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
 BOB = Caller(tenant_id='bob', scopes=frozenset({'train'}))
 LIMITS = Limits(
-    adapters=10,
+    adapters=AdapterCounts(tenant=10, total=10),
     lora_rank=64,
     pass_tokens=1024,
     queue=QueueLimits(operation_count=100, request_bytes=1 << 20),

@@ -46,7 +46,7 @@ async def test_trainer_and_sampler_tell_their_patches(folder):
     trained = facts_of(options, load_engine(options).model)
     engine = TorchEngine(TorchEngineOptions(base_model='m', folder=folder, patches=PATCHES))
     try:
-        sampled = server_facts(engine.facts, patches=PATCHES)
+        sampled = server_facts(engine.facts, patches=PATCHES, is_dedicated=False)
     finally:
         await engine.close()
     for facts in (trained, sampled):

@@ -25,6 +25,7 @@ from services.kit.errors import (
     ScopeMissing,
     ServiceUnreachable,
 )
+from services.model.application.create_adapter import AdapterCounts
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
 from services.model.domain.operation import LrStep, PublishVersion, Save, Step, Verb, ZeroGrad
@@ -219,12 +220,24 @@ async def test_create_is_idempotent_by_request_id() -> None:
 
 async def test_create_refuses_before_anything_is_made() -> None:
     """Unknown model, a rank too high, one adapter too many: none of them reaches the engine."""
-    world = World(adapters=0)
+    world = World(adapters=AdapterCounts(tenant=10, total=0))
     with pytest.raises(BaseModelNotFound):
         await world.create(ALICE, create_command('r1', base_model='other'))
     with pytest.raises(QuotaExceeded):
         await world.create(ALICE, create_command('r1'))
     assert not world.trainer.adapters
+
+
+async def test_a_tenant_at_its_own_limit_leaves_the_others_theirs() -> None:
+    """Its next adapter is refused until it deletes one; another tenant's is made."""
+    world = World(adapters=AdapterCounts(tenant=1, total=10))
+    adapter = await world.adapter()
+    with pytest.raises(QuotaExceeded) as refused:
+        await world.create(ALICE, create_command('r2'))
+    assert refused.value.limit == 1
+    await world.adapter(BOB)
+    await world.delete(ALICE, adapter.adapter_id)
+    await world.create(ALICE, create_command('r2'))
 
 
 async def test_deleted_adapter_is_gone_for_operations_that_wait() -> None:

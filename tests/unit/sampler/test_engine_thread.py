@@ -76,3 +76,29 @@ async def test_request_that_nobody_reads_is_ended(model):
         assert len(events) <= 5
     finally:
         thread.close()
+
+
+async def test_engine_whose_steps_all_fail_is_given_up(model):
+    """A device that is lost fails every step: after some in a row the thread ends, and nobody waits for it."""
+    thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
+    failing = asyncio.ensure_future(thread.wait_until_failed())
+    while not failing.done():
+        try:
+            mailbox = await begin(thread, 'it', [5, 300], LONG, limit=100)
+            await mailbox.take()
+        except EngineFailed:
+            continue
+    with pytest.raises(EngineFailed):
+        await thread.call(lambda: None)
+    thread.close()
+
+
+async def test_closed_engine_has_not_failed(model):
+    """Whoever watches for failures is not told of an orderly end; calls that come later are refused."""
+    thread = EngineThread(make_engine(model), stall_seconds=60)
+    failing = asyncio.ensure_future(thread.wait_until_failed())
+    thread.close()
+    with pytest.raises(EngineFailed):
+        await thread.call(lambda: None)
+    assert not failing.done()
+    failing.cancel()

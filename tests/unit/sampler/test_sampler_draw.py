@@ -13,9 +13,10 @@ from twinkle.sampler.engine.draw import draw_token, top_logprobs, uniform
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 0.5, -3.0])
 
 
-def draw(number: float, logits: torch.Tensor = LOGITS, present=(), forbidden=(), **params) -> int:
+def draw(number: float, logits: torch.Tensor = LOGITS, *, present=(), forbidden=(), drawn=(), **params) -> int:
     """Draw with those parameters."""
-    return draw_token(logits, SamplingParams(**params), present=present, forbidden=forbidden, number=number)
+    given_params = SamplingParams(**params)
+    return draw_token(logits, given_params, present=present, forbidden=forbidden, number=number, drawn=drawn)
 
 
 def drawn_tokens(**params) -> set[int]:
@@ -91,7 +92,7 @@ def test_repetition_penalty_pushes_present_tokens_down():
     """Positive logits are divided, negative ones multiplied; the model's row is not changed."""
     before = LOGITS.clone()
     assert draw(0.0, present=[0, 0], temperature=0.0, repetition_penalty=4.0) == 1
-    assert draw(0.0, torch.tensor([-1.0, -1.5]), [0], temperature=0.0, repetition_penalty=2.0) == 1
+    assert draw(0.0, torch.tensor([-1.0, -1.5]), present=[0], temperature=0.0, repetition_penalty=2.0) == 1
     assert torch.equal(before, LOGITS)
 
 
@@ -108,3 +109,47 @@ def test_top_logprobs_begin_with_the_drawn_token():
     assert own == (5, float(logprobs[5]))
     assert [token for token, _ in best] == [0, 1]
     assert top_logprobs(logprobs, 5, 0) == [own]
+
+
+def test_min_p_keeps_what_is_likely_enough_beside_the_best():
+    """Tokens below the share are never drawn; the others keep their proportions."""
+    probs = torch.softmax(LOGITS, 0)
+    share = float(probs[2] / probs[0])
+    assert drawn_tokens(min_p=share * 0.99) == {0, 1, 2, 4}
+    assert drawn_tokens(min_p=share * 1.01) == {0, 1}
+    assert drawn_tokens(min_p=1.0) == {0}
+    # What min_p leaves is a distribution again before top_p looks at it.
+    assert drawn_tokens(min_p=share * 1.01, top_p=float(probs[0] / (probs[0] + probs[1])) - 1e-3) == {0}
+
+
+def test_penalties_count_the_new_tokens():
+    """Presence is subtracted once, frequency as often as a token was drawn; the prompt counts for neither."""
+    assert draw(0.0, temperature=0.0, present=(0, 0), presence_penalty=2.0, frequency_penalty=2.0) == 0
+    assert draw(0.0, temperature=0.0, drawn=(0,), presence_penalty=0.9) == 0
+    assert draw(0.0, temperature=0.0, drawn=(0,), presence_penalty=1.1) == 1
+    assert draw(0.0, temperature=0.0, drawn=(0,), frequency_penalty=0.6) == 0
+    assert draw(0.0, temperature=0.0, drawn=(0, 0), frequency_penalty=0.6) == 1
+    assert draw(0.0, temperature=0.0, drawn=(3,), frequency_penalty=-2.0, presence_penalty=-2.0) == 3
+
+
+@given(
+    drawn=st.lists(st.integers(0, 5), max_size=8),
+    presence=st.floats(-2, 2, width=32),
+    frequency=st.floats(-2, 2, width=32),
+)
+def test_penalties_equal_their_definition(drawn, presence, frequency):
+    """The draw is that from logits changed one token at a time."""
+    changed = LOGITS.clone()
+    for token in set(drawn):
+        changed[token] -= frequency * drawn.count(token) + presence
+    for number in (0.1, 0.5, 0.9):
+        got = draw(number, drawn=drawn, presence_penalty=presence, frequency_penalty=frequency)
+        assert got == draw(number, changed)
+
+
+def test_logits_given_are_not_changed():
+    """Every penalty works on its own copy."""
+    before = LOGITS.clone()
+    draw(0.5, drawn=(0, 1), present=(0,), forbidden=(2,), repetition_penalty=1.5, frequency_penalty=1.0, min_p=0.1)
+    draw(0.5, drawn=(0, 1), presence_penalty=1.0)
+    assert torch.equal(LOGITS, before)

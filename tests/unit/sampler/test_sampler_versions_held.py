@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, InvalidField, VersionNotFound
-from services.sampler.application.version_store import VersionStore
+from services.sampler.application.version_store import Retention, VersionStore
 from services.sampler.domain.adapter import AdapterChoice
 from services.sampler.domain.errors import AdapterMisfit, VersionNotReady
 from twinkle.data_format import TensorData
@@ -35,7 +36,7 @@ def engine() -> FakeSamplerEngine:
 @pytest.fixture
 async def store(source: FakeWeightSource, engine: FakeSamplerEngine) -> AsyncIterator[VersionStore]:
     """A store of two versions."""
-    made = VersionStore(engine, source, max_versions=2)
+    made = VersionStore(engine, source, Retention(max_versions=2))
     yield made
     await made.close()
     assert source.followers == 0
@@ -149,3 +150,114 @@ async def test_cancelled_wait_leaves_nothing_behind(store, source):
     waiting.cancel()
     await asyncio.wait([waiting])
     assert [version.use_count for version in store.resident('alice')] == [0]
+
+
+async def test_newest_that_had_no_room_is_not_taken_for_a_later_one(store, source):
+    """At least 3 waits for 3 even where 2, the newest, is not in memory."""
+    source.publish('alice', lora_weights(1))
+    source.publish('alice', lora_weights(1, adapter_id='ad-2'))
+    async with (
+        store.lease(ALICE, AdapterChoice(adapter_id='ad-1')),
+        store.lease(ALICE, AdapterChoice(adapter_id='ad-2')),
+    ):
+        source.publish('alice', lora_weights(2))
+        with pytest.raises(VersionNotReady):
+            await version_of(store, at_least=2, wait=timedelta(seconds=0.05))
+        with pytest.raises(VersionNotReady):
+            await version_of(store, at_least=3, wait=timedelta(seconds=0.05))
+    assert await version_of(store, at_least=2) == 2
+
+
+async def test_memory_is_bounded_in_bytes(source, engine):
+    """Old versions leave for a new one of their size; what can never fit is refused for good."""
+    size = lora_weights(1).size_bytes
+    store = VersionStore(engine, source, Retention(max_versions=8, max_bytes=2 * size))
+    for number in range(1, 5):
+        source.publish('alice', lora_weights(1, adapter_id=f'ad-{number}'))
+        await version_of(store, f'ad-{number}')
+        assert sum(version.size_bytes for version in store.all_resident()) <= 2 * size
+    assert len(engine.loaded) == 2
+    small = VersionStore(engine, source, Retention(max_bytes=size - 1))
+    with pytest.raises(AdapterMisfit):
+        await version_of(small)
+    await store.close()
+    await small.close()
+
+
+async def test_adapters_are_followed_while_they_are_used(source, engine):
+    """Unused for a while, an adapter is followed no more; its version stays, and later ones come when it is used."""
+    store = VersionStore(engine, source, Retention(idle=timedelta(milliseconds=20)))
+    source.publish('alice', lora_weights(1))
+    assert await version_of(store) == 1
+    await source.followed_by(0)
+    source.publish('alice', lora_weights(2))
+    assert [version.key.version for version in store.all_resident()] == [1]
+    assert await version_of(store) == 2
+    assert await version_of(store, exact=1) == 1
+    assert source.fetches == 0
+    await store.close()
+
+
+async def test_few_adapters_are_followed_at_once(source, engine):
+    """The least recently used is followed no more; one that is waited for is, and then others have to try again."""
+    store = VersionStore(engine, source, Retention(max_followers=2))
+    for number in range(1, 5):
+        source.publish('alice', lora_weights(1, adapter_id=f'ad-{number}'))
+        assert await version_of(store, f'ad-{number}') == 1
+        assert source.followers <= 2
+    waiting = [asyncio.create_task(version_of(store, f'ad-{number}', at_least=2)) for number in (1, 2)]
+    for number in (1, 2):
+        await version_of(store, f'ad-{number}')
+    with pytest.raises(VersionNotReady):
+        await version_of(store, 'ad-3', at_least=2)
+    for number, task in zip((1, 2), waiting, strict=True):
+        source.publish('alice', lora_weights(2, adapter_id=f'ad-{number}'))
+        assert await task == 2
+    await store.close()
+
+
+async def test_fetch_that_nobody_waits_for_is_ended(source, engine):
+    """A version that cannot get room leaves nothing behind once its callers have gone."""
+    store = VersionStore(engine, source, Retention(max_versions=1))
+    for version in (1, 2):
+        source.publish('alice', lora_weights(version))
+    async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
+        for _ in range(2):
+            with pytest.raises(VersionNotReady):
+                await version_of(store, exact=1, wait=timedelta(seconds=0.02))
+        fetches = [task for task in asyncio.all_tasks() if task.get_name().startswith('fetch')]
+        if fetches:
+            async with asyncio.timeout(10):
+                await asyncio.wait(fetches)
+    assert await version_of(store, exact=1) == 1
+    await store.close()
+
+
+async def test_weights_of_a_whole_model_are_no_adapter(store, source):
+    """They are never applied as one, nor is the base model taken in their place."""
+    source.publish('alice', replace(lora_weights(1), lora_config=None))
+    with pytest.raises(AdapterMisfit):
+        await version_of(store)
+
+
+async def test_changes_of_what_is_held_are_told(store, source):
+    """Whoever reports them hears of each version that comes or goes."""
+    heard: list[list[int]] = []
+    store.on_change(lambda: heard.append([version.key.version for version in store.all_resident()]))
+    for version in (1, 2, 3):
+        source.publish('alice', lora_weights(version))
+        await version_of(store, at_least=version)
+    await store.unload(ALICE, 'ad-1')
+    assert [sorted(versions) for versions in heard] == [[1], [1, 2], [2, 3], []]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize('order', [(1, 1, 2, 2, 3), (2, 1, 2, 1, 3), (3, 1, 1, 1, 2, 2, 3)])
+async def test_versions_that_push_each_other_out_are_all_served(source, engine, order):
+    """Who comes back to a load that is done, and whose version has left again, starts another: nobody spins."""
+    for version in (1, 2, 3):
+        source.publish('alice', lora_weights(version))
+    store = VersionStore(engine, source, Retention(max_versions=1))
+    assert await version_of(store) == 3
+    assert await asyncio.gather(*(version_of(store, exact=version) for version in order)) == list(order)
+    await store.close()

@@ -7,24 +7,29 @@ on it.
 """
 
 from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier
+from twinkle.checkpoint_engine.base_source import BaseSource
 from twinkle.checkpoint_engine.chunks import CHUNK_BYTES, StateChunk, chunk_checksum, iter_chunks
+from twinkle.checkpoint_engine.delta import apply_delta, encode_delta, is_delta_possible
 from twinkle.checkpoint_engine.errors import (
     AdapterMismatch,
     ChunkCorrupt,
     ChunkOutOfOrder,
     ChunkOutOfRange,
     DigestMismatch,
+    InvalidDelta,
     InvalidManifest,
     InvalidModelFolder,
     InvalidPeftFolder,
     MergeRunning,
     StateError,
     StateIncomplete,
+    WeightsOutOfRange,
 )
 from twinkle.checkpoint_engine.lora_layers import is_named, scaling_at, value_at
-from twinkle.checkpoint_engine.manifest import StateSection, TensorEntry, WeightManifest
+from twinkle.checkpoint_engine.manager import CheckpointEngineManager, SyncedWeights
+from twinkle.checkpoint_engine.manifest import Layout, StateSection, TensorEntry, WeightManifest
 from twinkle.checkpoint_engine.merge import MERGE_FILE, OUTPUT_DTYPES, MergeResult, export_merged
-from twinkle.checkpoint_engine.packing import PackedState, pack_state, state_digest, unpack_state
+from twinkle.checkpoint_engine.packing import PackedState, StatePlan, pack_state, plan_state, state_digest, unpack_state
 from twinkle.checkpoint_engine.peft_config import adapter_config_json, parse_adapter_config
 from twinkle.checkpoint_engine.peft_folder import (
     ADAPTER_CONFIG_FILE,
@@ -35,17 +40,30 @@ from twinkle.checkpoint_engine.peft_folder import (
     write_peft_folder,
 )
 from twinkle.checkpoint_engine.peft_import import ImportedAdapter, import_adapter
+from twinkle.checkpoint_engine.rounding import ROUNDED_DTYPES, RoundedTensors, round_tensors
 from twinkle.checkpoint_engine.safetensors_file import FileEntry, build_header, parse_header
+from twinkle.checkpoint_engine.state_files import (
+    MODEL_FILE,
+    WEIGHTS_FILES,
+    description_files,
+    weights_file,
+    weights_header,
+)
 
 __all__ = [
     'ADAPTER_CONFIG_FILE',
     'ADAPTER_MODEL_FILE',
     'CHUNK_BYTES',
     'MERGE_FILE',
+    'MODEL_FILE',
     'OUTPUT_DTYPES',
+    'ROUNDED_DTYPES',
     'SEED_KEY',
+    'WEIGHTS_FILES',
     'AdapterMismatch',
     'Assembler',
+    'BaseSource',
+    'CheckpointEngineManager',
     'ChunkCorrupt',
     'ChunkOutOfOrder',
     'ChunkOutOfRange',
@@ -53,33 +71,47 @@ __all__ = [
     'DigestMismatch',
     'FileEntry',
     'ImportedAdapter',
+    'InvalidDelta',
     'InvalidManifest',
     'InvalidModelFolder',
     'InvalidPeftFolder',
+    'Layout',
     'MergeResult',
     'MergeRunning',
     'PackedState',
+    'RoundedTensors',
     'StateChunk',
     'StateError',
     'StateIncomplete',
+    'StatePlan',
     'StateSection',
+    'SyncedWeights',
     'TensorEntry',
     'WeightManifest',
+    'WeightsOutOfRange',
     'adapter_config_json',
+    'apply_delta',
     'build_header',
     'chunk_checksum',
+    'description_files',
+    'encode_delta',
     'export_merged',
     'import_adapter',
+    'is_delta_possible',
     'is_named',
     'iter_chunks',
     'pack_state',
     'parse_adapter_config',
     'parse_header',
+    'plan_state',
     'read_peft_folder',
+    'round_tensors',
     'scaling_at',
     'seed_metadata',
     'state_digest',
     'unpack_state',
     'value_at',
+    'weights_file',
+    'weights_header',
     'write_peft_folder',
 ]

@@ -170,3 +170,37 @@ class MergeRunning(StateError):
 
     def __str__(self) -> str:
         return f'another process is merging into {self.folder}'
+
+
+class InvalidDelta(StateError):
+    """Bytes are no delta between the two states.
+
+    Attributes:
+        offset: About where in the delta it shows, in bytes.
+        problem: What is wrong there.
+    """
+
+    def __init__(self, offset: int, problem: str) -> None:
+        super().__init__(offset, problem)
+        self.offset = offset
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f'the delta at byte {self.offset} {self.problem}'
+
+
+class WeightsOutOfRange(StateError):
+    """Weights are too large for the element type they are to be rounded to.
+
+    Attributes:
+        name: The tensor.
+        dtype: The element type.
+    """
+
+    def __init__(self, name: str, dtype: str) -> None:
+        super().__init__(name, dtype)
+        self.name = name
+        self.dtype = dtype
+
+    def __str__(self) -> str:
+        return f'{self.name} has numbers beyond the range of {self.dtype}'

@@ -33,3 +33,12 @@ def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     # Half of the last place, less one where the last bit that stays is 0: a tie goes to the even one.
     rounded = (bits + (upper & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
     return np.where(np.isnan(values), upper | _QUIET, rounded).astype('<u2')
+
+
+def is_finite(data: bytes | memoryview, dtype: str) -> bool:
+    """Say whether none of the numbers is infinite or no number; nothing is copied."""
+    if dtype == 'bfloat16':
+        # All bits of the exponent set: infinite, or no number.
+        exponents = np.frombuffer(data, '<u2') & np.uint16(0x7F80)
+        return not bool((exponents == 0x7F80).any())
+    return bool(np.isfinite(np.frombuffer(data, _NUMPY[dtype])).all())

@@ -4,7 +4,7 @@ Canonical names are peft's, as it saves them: `base_model.model.<path>.lora_A.we
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from twinkle.data_format import LoraConfig
@@ -72,9 +72,20 @@ def is_named(path: str, name: str) -> bool:
     return path == name or path.endswith(f'.{name}')
 
 
+def endings(path: str) -> Iterator[str]:
+    """Yield every name that `is_named` takes for the path: itself, and its ends from a dot on."""
+    yield path
+    for place, character in enumerate(path, 1):
+        if character == '.':
+            yield path[place:]
+
+
 def value_at(pattern: Mapping[str, _Value], path: str, default: _Value) -> _Value:
     """Return what the first name of `pattern` that fits the path says."""
-    return next((value for name, value in pattern.items() if is_named(path, name)), default)
+    fitting = {name for name in endings(path) if name in pattern}
+    if len(fitting) > 1:
+        return next(value for name, value in pattern.items() if name in fitting)
+    return pattern[fitting.pop()] if fitting else default
 
 
 def scaling_at(path: str, config: LoraConfig) -> float:

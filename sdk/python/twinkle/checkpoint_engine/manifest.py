@@ -7,6 +7,7 @@ A manifest is checked when it is made, so one that exists adds up. Making one fr
 import enum
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from twinkle.checkpoint_engine.errors import InvalidManifest
@@ -24,16 +25,20 @@ DTYPE_BYTES = {
 }
 """Bytes of one element, by dtype name."""
 
+_KEPT_LAYOUTS = 64
+"""So many are not checked again; a run has one."""
 _DIGEST = re.compile(r'[0-9a-f]{64}')
 
 
 class StateSection(enum.Enum):
-    """Which part of a state a tensor belongs to. The adapter's part comes first."""
+    """Which part of a state a tensor belongs to. The weights come first: an adapter's, or a model's."""
 
     ADAPTER = 'adapter'
     """The adapter's weights, by peft's names."""
     TRAINER = 'trainer'
     """What a trainer needs to resume: optimizer, schedule, counters, random state."""
+    MODEL = 'model'
+    """The base model's own weights, by its checkpoint's names, that were trained whole or merged."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,33 @@ class TensorEntry:
         return self.offset + self.size_bytes
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Entries that add up, and what follows from them; the versions of a run share one.
+
+    It is equal to itself alone, so that what is worked out from hundreds of entries can be kept by it.
+    """
+
+    tensors: tuple[TensorEntry, ...]
+    """All of them."""
+    weights: tuple[TensorEntry, ...]
+    """Those of the weights."""
+    size_bytes: int
+    """Bytes of all of them."""
+    weights_size_bytes: int
+    """Bytes of the weights."""
+
+
 @dataclass(frozen=True)
 class WeightManifest:
     """The description of one state. The tensors lie in order of offset, without gaps."""
 
     base_model: str
-    """Hub id of the base model that the adapter belongs to."""
-    lora_config: LoraConfig
-    """The adapter's configuration."""
+    """Hub id of the base model that the weights belong to."""
+    lora_config: LoraConfig | None
+    """The adapter's configuration; None where the state has a model's own weights instead of an adapter."""
     tensors: tuple[TensorEntry, ...]
-    """In order of offset; adapter entries before trainer entries."""
+    """In order of offset; the weights' entries before the trainer's."""
     size_bytes: int
     """Bytes of the whole state."""
     digest: str
@@ -84,14 +106,29 @@ class WeightManifest:
             raise InvalidManifest('base_model', 'is empty; name the model the adapter belongs to')
         if not _DIGEST.fullmatch(self.digest):
             raise InvalidManifest('digest', 'has to be blake3 as 64 lower-case hexadecimal digits')
-        end = _check_entries(self.tensors)
+        end = self.layout.size_bytes
         if end != self.size_bytes:
             raise InvalidManifest('size_bytes', f'is {self.size_bytes}, the tensors cover {end} bytes')
 
     @property
+    def layout(self) -> Layout:
+        """Where the tensors lie: the same object for manifests that share their `tensors`."""
+        return _layout_of(_Entries(self.tensors, self.weights_section))
+
+    @property
+    def weights_section(self) -> StateSection:
+        """Whose weights these are: an adapter's, or the model's own."""
+        return StateSection.MODEL if self.lora_config is None else StateSection.ADAPTER
+
+    @property
+    def weights_size_bytes(self) -> int:
+        """Bytes of the weights, which is where the trainer's section begins."""
+        return self.layout.weights_size_bytes
+
+    @property
     def adapter_size_bytes(self) -> int:
-        """Bytes of the adapter's section, which is where the trainer's begins."""
-        return sum(entry.size_bytes for entry in self.entries_of(StateSection.ADAPTER))
+        """The same, by its older name."""
+        return self.weights_size_bytes
 
     @property
     def is_trainer_included(self) -> bool:
@@ -100,10 +137,37 @@ class WeightManifest:
 
     def entries_of(self, section: StateSection) -> tuple[TensorEntry, ...]:
         """Return the entries of one section, in order of offset."""
+        if section is self.weights_section:
+            return self.layout.weights
         return tuple(entry for entry in self.tensors if entry.section is section)
 
 
-def _check_entries(tensors: tuple[TensorEntry, ...]) -> int:
+class _Entries:
+    """Entries as a key, told apart by identity: to compare hundreds of them costs as much as to check them."""
+
+    __slots__ = ('tensors', 'weights')
+
+    def __init__(self, tensors: tuple[TensorEntry, ...], weights: StateSection) -> None:
+        self.tensors = tensors
+        self.weights = weights
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Entries) and self.tensors is other.tensors and self.weights is other.weights
+
+    def __hash__(self) -> int:
+        return hash((id(self.tensors), id(self.weights)))
+
+
+@lru_cache(maxsize=_KEPT_LAYOUTS)
+def _layout_of(entries: _Entries) -> Layout:
+    """Return the layout of entries, checked once; the key keeps them alive, so that no others get their identity."""
+    size_bytes = _check_entries(entries.tensors, entries.weights)
+    weights = tuple(entry for entry in entries.tensors if entry.section is entries.weights)
+    all_weights = entries.tensors if len(weights) == len(entries.tensors) else weights
+    return Layout(entries.tensors, all_weights, size_bytes, weights[-1].end)
+
+
+def _check_entries(tensors: tuple[TensorEntry, ...], weights: StateSection) -> int:
     """Check every entry against the one before it; return where the last one ends."""
     end = 0
     is_trainer_reached = False
@@ -113,15 +177,17 @@ def _check_entries(tensors: tuple[TensorEntry, ...]) -> int:
         _check_entry(entry, path)
         if entry.offset != end:
             raise InvalidManifest(f'{path}.offset', f'is {entry.offset}, the tensor before it ends at {end}')
-        if is_trainer_reached and entry.section is StateSection.ADAPTER:
-            raise InvalidManifest(f'{path}.section', 'adapter tensors have to come before trainer tensors')
+        if entry.section not in (weights, StateSection.TRAINER):
+            raise InvalidManifest(f'{path}.section', f'is {entry.section.value}, the weights are {weights.value}')
+        if is_trainer_reached and entry.section is weights:
+            raise InvalidManifest(f'{path}.section', 'weights have to come before trainer tensors')
         if (entry.section, entry.name) in names:
             raise InvalidManifest(f'{path}.name', f'{entry.name!r} is there twice')
         is_trainer_reached = entry.section is StateSection.TRAINER
         names.add((entry.section, entry.name))
         end = entry.end
-    if not any(section is StateSection.ADAPTER for section, _ in names):
-        raise InvalidManifest('tensors', 'hold no adapter weights')
+    if not any(section is weights for section, _ in names):
+        raise InvalidManifest('tensors', f'hold no {weights.value} weights')
     return end
 
 

@@ -13,6 +13,7 @@ from twinkle.data_format.sampling import (
     SampleResponse,
     SamplingParams,
     StopReason,
+    StructuredOutput,
     VersionSpan,
 )
 from twinkle.data_format.streams import EXTRA_STREAMS, STREAMS, StreamSpec
@@ -45,6 +46,7 @@ __all__ = [
     'SamplingParams',
     'StopReason',
     'StreamSpec',
+    'StructuredOutput',
     'TensorData',
     'Tool',
     'ToolCall',

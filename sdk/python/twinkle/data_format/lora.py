@@ -10,6 +10,14 @@ from typing import Any, cast
 
 ALL_LINEAR = 'all-linear'
 """Every linear layer of the model except its output head."""
+ALL_ATTENTION = 'all-attention'
+"""The linear layers of attention, whatever the architecture calls them."""
+ALL_MLP = 'all-mlp'
+"""Every linear layer that is neither of attention nor the output head."""
+OUTPUT_HEAD = 'output-head'
+"""The output head; where it is tied to the embeddings, those stay as they are."""
+TARGET_GROUPS = (ALL_LINEAR, ALL_ATTENTION, ALL_MLP, OUTPUT_HEAD)
+"""Names in `target_modules` that stand for layers of whatever name; they mix with plain ones."""
 
 PEFT_NEEDED: Mapping[str, tuple[Any, ...]] = {
     'bias': (None, 'none'),
@@ -55,7 +63,7 @@ class LoraConfig:
     lora_dropout: float = 0.0
     """Probability in [0, 1) of dropping an input element of `A` while training."""
     target_modules: str | tuple[str, ...] = ALL_LINEAR
-    """`'all-linear'`, or names matched against the end of each module's dotted path."""
+    """`'all-linear'`, or names matched against the end of each module's dotted path, `TARGET_GROUPS` among them."""
     use_rslora: bool = False
     """Rank-stabilised scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])

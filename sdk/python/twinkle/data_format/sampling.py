@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 from twinkle.data_format.input_feature import InputFeature
 
@@ -19,6 +19,51 @@ class StopReason(StrEnum):
     """The caller cancelled."""
     ERROR = 'error'
     """The engine failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutput:
+    """The form a completion has to have; exactly one field is set. Not every engine can hold it."""
+
+    json_schema: Mapping[str, Any] | None = None
+    """A JSON document that this JSON schema describes."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """Text that this regular expression matches as a whole."""
+    choices: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """Text of this context-free grammar, in the engine's notation (EBNF for vLLM)."""
+
+    def __post_init__(self) -> None:
+        """Refuse none and several.
+
+        Raises:
+            ValueError: not exactly one form is given, or it is empty.
+        """
+        given = [name for name in ('json_schema', 'regex', 'choices', 'grammar') if getattr(self, name) is not None]
+        given += ['json_object'] if self.json_object else []
+        if len(given) != 1:
+            raise ValueError(f'structured_output needs exactly one form, got {given or "none"}')
+        if given[0] in {'regex', 'choices', 'grammar'} and not getattr(self, given[0]):
+            raise ValueError(f'structured_output.{given[0]} must not be empty')
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> 'StructuredOutput':
+        """Build from a mapping of field names.
+
+        Raises:
+            ValueError: a key is no field, or not exactly one form is given.
+        """
+        known = sorted(item.name for item in fields(cls))
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(f'structured_output has unknown fields {unknown}; known are {known}')
+        given = dict(values)
+        if given.get('choices') is not None:
+            given['choices'] = tuple(given['choices'])
+        return cls(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +94,14 @@ class SamplingParams:
     """Sequences drawn for each prompt."""
     ignore_eos: bool = False
     """Do not stop at the model's own end of sequence."""
+    min_p: float = 0.0
+    """Keep tokens of at least this share of the most likely one's probability, in [0, 1]."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token drawn before, -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of each token as often as it was drawn before, -2 to 2."""
+    structured_output: StructuredOutput | None = None
+    """The form of the completion. Unset: free."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range.
@@ -66,6 +119,9 @@ class SamplingParams:
             ('logprobs', self.logprobs is None or self.logprobs >= 0, 'at least 0'),
             ('prompt_logprobs', self.prompt_logprobs is None or self.prompt_logprobs >= 0, 'at least 0'),
             ('num_samples', self.num_samples >= 1, 'at least 1'),
+            ('min_p', 0.0 <= self.min_p <= 1.0, 'in [0, 1]'),
+            ('presence_penalty', -2.0 <= self.presence_penalty <= 2.0, '-2 to 2'),
+            ('frequency_penalty', -2.0 <= self.frequency_penalty <= 2.0, '-2 to 2'),
         )
         for name, is_legal, range_text in checks:
             if not is_legal:
@@ -82,6 +138,9 @@ class SamplingParams:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ValueError(f'unknown sampling parameters {unknown}; known are {sorted(known)}')
+        form = values.get('structured_output')
+        if isinstance(form, Mapping):
+            values = {**values, 'structured_output': StructuredOutput.from_dict(cast(Mapping[str, Any], form))}
         return cls(**values)
 
     @property

@@ -14,7 +14,7 @@ from twinkle.hub.errors import (
     NotSupportedYet,
     UploadRefused,
 )
-from twinkle.hub.ids import HubId, local_path
+from twinkle.hub.ids import HubId, local_path, without_alias
 from twinkle.hub.resolve import BUILT_IN_MODELS, get_model, resolve_dataset, resolve_model, resolve_tokenizer
 from twinkle.hub.upload import UPLOAD_FILES, Uploaded, upload
 
@@ -37,4 +37,5 @@ __all__ = [
     'resolve_model',
     'resolve_tokenizer',
     'upload',
+    'without_alias',
 ]

@@ -52,7 +52,7 @@ def upload(
     Raises:
         HubError: the id is malformed or names no hub, or the folder has nothing to upload.
         NotSupportedYet: the hub is ModelScope.
-        UploadRefused: the hub does not take it from this token, whenever it is asked.
+        UploadRefused: the hub does not take it from this token or under this name, whenever it is asked.
         HubUnreachable: the hub did not answer, or its client is not installed; try again later.
 
     Idempotency: the same files again leave the repository as it is.
@@ -64,6 +64,8 @@ def upload(
         raise NotSupportedYet(f'{hub_id}: uploading to ModelScope is not built yet; upload to hf://{target.name}')
     if not token:
         raise HubError(f'uploading to {hub_id} needs a token that may write there')
+    if not (token.isascii() and token.isprintable()):
+        raise UploadRefused(f'{hub_id}: no hub gave out this token: a token is of printable ASCII characters')
     names = _names(Path(folder), ignore)
     return _upload_hugging_face(Path(folder), target, names, token=token, is_private=is_private)
 
@@ -102,6 +104,8 @@ def _upload_hugging_face(folder: Path, target: HubId, names: list[str], *, token
                 'and that the token may write there'
             ) from error
         raise HubUnreachable(f'{target} failed with HTTP {error.response.status_code}; try again later') from error
+    except client.errors.HFValidationError as error:
+        raise UploadRefused(f'{target} does not take the upload: no repository can have that name') from error
     # The client lets the errors of what it sends with through.
     except (client.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
         raise HubUnreachable(f'{target} did not take the upload ({type(error).__name__}); try again later') from error

@@ -138,7 +138,11 @@ class Loss(ABC):
     required_outputs: tuple[str, ...] = ()
     """Those of `OUTPUT_NAMES` the loss reads."""
     candidate_stream: str = ''
-    """The int64 [R, K] stream whose ids `candidate_logps` are of."""
+    """The int64 [R, K] stream whose ids `candidate_logps` are of, where the features carry it."""
+    are_candidates_targets: bool = False
+    """Whether the candidates stand in the label's place, so that their log-probabilities are what a batch answers."""
+    takes_every_label: bool = False
+    """Whether the log-probabilities of labels of weight 0 are wanted too, and a batch of nothing else is a batch."""
 
     @abstractmethod
     def __call__(self, batch: LossBatch) -> LossOutput:

@@ -25,6 +25,7 @@ class SoftCrossEntropyLoss(Loss):
     required_streams = ('target_ids', 'target_weights')
     required_outputs = ('candidate_logps',)
     candidate_stream = 'target_ids'
+    are_candidates_targets = True
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, reduction: str = 'mean') -> None:
         self.ignore_index = check_whole('ignore_index', ignore_index)

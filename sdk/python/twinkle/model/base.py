@@ -114,6 +114,7 @@ class TwinkleModel(ABC):
         max_grad_value: float | None = None,
         return_health: bool = False,
         adapter_name: str | None = None,
+        **of_step: Any,
     ) -> Any:
         """Do clip_grad_norm, step, zero_grad and lr_step in one; return what came of the step."""
 

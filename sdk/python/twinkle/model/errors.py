@@ -73,6 +73,10 @@ class InvalidArgument(TrainerError, ValueError):
     """An argument is out of range."""
 
 
+class InvalidStepOptions(InvalidArgument):
+    """An option for one step is unknown, shapes the optimizer's state, or is out of range; nothing was changed."""
+
+
 class LossFailed(InvalidArgument):
     """A loss raised, or returned what is no loss; no gradient was added."""
 

@@ -10,13 +10,13 @@ from twinkle.infra import DeviceMesh, NotSupportedYet, refuse_many_ranks, runtim
 from twinkle.model.base import TwinkleModel
 from twinkle.model.engine import TrainerEngine
 from twinkle.model.errors import InvalidArgument
-from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SteppingVerbs, TrainingVerbs
+from twinkle.model.verbs import ConfiguringVerbs, SavingVerbs, SendingVerbs, SteppingVerbs, TrainingVerbs
 from twinkle.nn import PackedCausalLM
 
 _DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
 
 
-class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVerbs, TwinkleModel):
+class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVerbs, SendingVerbs, TwinkleModel):
     """Any causal language model of transformers, with adapters in training on one device.
 
     Args:

@@ -13,6 +13,7 @@ from twinkle.module.scheduler import (
     scheduler_names,
 )
 from twinkle.module.scheduler_state import load_scheduler_state, moves_left, scheduler_state
+from twinkle.module.step_options import step_changes, step_option_names
 
 __all__ = [
     'ConstantWarmupScheduler',
@@ -35,4 +36,6 @@ __all__ = [
     'rehearse_step',
     'scheduler_names',
     'scheduler_state',
+    'step_changes',
+    'step_option_names',
 ]

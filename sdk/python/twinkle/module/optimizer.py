@@ -47,11 +47,11 @@ def build_optimizer(
     own = {option: value for option, value in options.items() if option != GROUPS}
     check_options('optimizer', name, cls, own, given=('params',))
     try:
-        groups = _groups(cls, parameters, options.get(GROUPS, ()), _with_tuples(own))
+        groups = _groups(cls, parameters, options.get(GROUPS, ()), with_tuples(own))
         for group in groups:
             differing = {key: value for key, value in group.items() if key not in ('params', PATTERN)}
-            rehearse_optimizer(cls, _with_tuples({**own, **differing}), like=group['params'][0])
-        return cls(groups, **_with_tuples(own))
+            rehearse_optimizer(cls, with_tuples({**own, **differing}), like=group['params'][0])
+        return cls(groups, **with_tuples(own))
     except REFUSALS as error:
         raise InvalidComponentOptions('optimizer', name, problem_of(error, own)) from error
 
@@ -79,10 +79,11 @@ def _groups(
     # What torch keeps for each group is what it reads from each group.
     allowed = frozenset(cls([torch.zeros(2, 2, requires_grad=True)], **own).defaults)
     split = split_parameters(named, groups, allowed=allowed)
-    return [_with_tuples(group, besides='params') for group in split]
+    return [with_tuples(group, besides='params') for group in split]
 
 
-def _with_tuples(options: Mapping[str, Any], *, besides: str = '') -> dict[str, Any]:
+def with_tuples(options: Mapping[str, Any], *, besides: str = '') -> dict[str, Any]:
+    """Return options with lists as tuples, but for the value of `besides`."""
     # JSON and protobuf have lists only, torch wants `betas` and the like as tuples.
     return {
         key: tuple(value) if isinstance(value, list) and key != besides else value for key, value in options.items()

@@ -46,8 +46,8 @@ def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like
         raise ValueError(f'{_STEPS} steps with them make weights that are not finite')
 
 
-def rehearse_step(optimizer: Optimizer, *, learning_rate: float | None = None) -> None:
-    """Take steps with what the groups hold now, or with another rate, on parameters of no use.
+def rehearse_step(optimizer: Optimizer, changes: Mapping[str, Any] | None = None) -> None:
+    """Take steps with what the groups hold now, some of it changed, on parameters of no use.
 
     Where torch raises in the middle of a real step, some weights are changed and others are not.
 
@@ -57,12 +57,11 @@ def rehearse_step(optimizer: Optimizer, *, learning_rate: float | None = None) -
     known = inspect.signature(type(optimizer)).parameters
     for group in optimizer.param_groups:
         options = {name: value for name, value in group.items() if name in known and name != 'params'}
-        if learning_rate is not None:
-            options['lr'] = learning_rate
+        options.update(changes or {})
         try:
             rehearse_optimizer(type(optimizer), options, like=group['params'][0])
         except REFUSALS as error:
-            raise ValueError('no step can be taken with them') from error
+            raise ValueError(problem_of(error, changes or options)) from error
 
 
 def rehearse_scheduler(cls: type[LRScheduler], options: Mapping[str, Any], optimizer: Optimizer) -> None:

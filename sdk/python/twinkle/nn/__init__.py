@@ -6,21 +6,24 @@ each adapter's low-rank update is applied to its own rows. Because both sides us
 the log-probabilities they report for the same tokens agree.
 """
 
+from twinkle.nn.base_weights import merged_parameters, replace_parameters
 from twinkle.nn.causal_lm import PackedCausalLM
 from twinkle.nn.errors import PackError, UnknownParameters, UnknownTargetModules, UnsupportedModel
 from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
+from twinkle.nn.head_weights import HeadAdapter, log_probabilities
 from twinkle.nn.kv_cache import KVCache
 from twinkle.nn.layer_update import AdapterWeights, LayerDraw, LayerUpdate
 from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
-from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of
+from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
 
 __all__ = [
     'AdapterSpan',
     'AdapterWeights',
     'FullWeights',
+    'HeadAdapter',
     'HeadOutputs',
     'KVCache',
     'LayerDraw',
@@ -34,8 +37,12 @@ __all__ = [
     'UnknownTargetModules',
     'UnsupportedModel',
     'load_adapter',
+    'log_probabilities',
+    'merged_parameters',
+    'replace_parameters',
     'save_adapter',
     'select_parameters',
     'tensor_data_of',
     'tensor_of',
+    'tensor_view_of',
 ]

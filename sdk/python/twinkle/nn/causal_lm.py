@@ -5,26 +5,28 @@ Legend: T rows of the pack, R rows of any choice of them, D hidden size, V vocab
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from twinkle.nn.active_adapters import ActiveAdapters, Pass
+from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan, Pass
 from twinkle.nn.attention import IMPLEMENTATION, SEQUENCES_ARGUMENT
 from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import PackError, UnsupportedModel
 from twinkle.nn.fused_layers import fuse_layers, replace_module
 from twinkle.nn.head import HeadOutputs, run_head
-from twinkle.nn.head_weights import HeadWeights
+from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
+from twinkle.nn.targets import TargetLayers
 
 
 class PackedCausalLM:
-    """Any decoder-only model of transformers, frozen, with every linear layer but the head adaptable.
+    """Any decoder-only model of transformers, frozen, with every linear layer adaptable.
 
     Concurrency: one forward pass at a time; drive it from one thread.
 
@@ -37,12 +39,14 @@ class PackedCausalLM:
         self.config: Any = model.config.get_text_config()
         self._generation_config = model.generation_config
         self._active = ActiveAdapters()
-        self._head = _head_of(model, self.config)
+        self._head, self.head_path = _head_of(model, self.config)
         self.base_parameters = dict(model.named_parameters())
         """The frozen weights by the model's own names, tied ones once."""
         fuse_layers(model)
         self.layers = _wrap_linears(model, self._active)
-        """Module path to `(in_features, out_features)`, in the model's order."""
+        """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
+        self.targets = TargetLayers(self.layers, head=self.head_path, shape=self._head.shape)
+        """The same with the head as the last one: all that an adapter may be of."""
         self._widths = {width for widths in self.layers.values() for width in widths}
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
@@ -114,6 +118,11 @@ class PackedCausalLM:
         return 2 * self.config.num_hidden_layers * heads * head_dim * self._head.weight_VD.element_size()
 
     @property
+    def dtype_name(self) -> str:
+        """Of the frozen weights, by torch's name."""
+        return str(self._head.weight_VD.dtype).removeprefix('torch.')
+
+    @property
     def device(self) -> torch.device:
         """Where the model runs; inputs must be there."""
         return self._head.weight_VD.device
@@ -158,9 +167,21 @@ class PackedCausalLM:
             )
         return output.last_hidden_state[0, :row_count]
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return float32 [R, V] for rows of `hidden`'s result. For few rows: all are held at once."""
-        return self._head.logits(hidden_RD)
+    def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
+        """Return float32 [R, V] for rows of `hidden`'s result. For few rows: all are held at once.
+
+        Args:
+            hidden_RD: the rows.
+            adapters: of these rows; those that change the head do.
+        """
+        used = [span for span in adapters if span.adapter is not None]
+        updates = [span.adapter.update_of(self.head_path) for span in used]
+        spans = [
+            LayerSpan(span.begin_row, span.end_row, update, None)
+            for span, update in zip(used, updates, strict=True)
+            if update is not None
+        ]
+        return self._head.logits(hidden_RD, spans)
 
     def head_outputs(
         self,
@@ -170,6 +191,7 @@ class PackedCausalLM:
         temperature: float | Tensor = 1.0,
         is_entropy_needed: bool = False,
         candidate_ids_RK: Tensor | None = None,
+        adapter: HeadAdapter | None = None,
     ) -> HeadOutputs:
         """Return what losses ask of each row's distribution, in blocks of rows that bound memory.
 
@@ -181,11 +203,12 @@ class PackedCausalLM:
             temperature: divides the logits; positive. For all rows, or float32 [R], one for each.
             is_entropy_needed: whether entropies are computed.
             candidate_ids_RK: int64 [R, K], ids whose log-probabilities are computed beside the label's.
+            adapter: what the adapter of all these rows does at the head.
         """
         return run_head(
             hidden_RD,
             labels_R,
-            self._head,
+            replace(self._head, adapter=adapter),
             temperature=temperature,
             is_entropy_needed=is_entropy_needed,
             candidate_ids_RK=candidate_ids_RK,
@@ -196,14 +219,16 @@ class PackedCausalLM:
         return self.head_outputs(hidden_RD, labels_R, temperature=temperature).logps_R
 
 
-def _head_of(model: PreTrainedModel, config: Any) -> HeadWeights:
+def _head_of(model: PreTrainedModel, config: Any) -> tuple[HeadWeights, str]:
+    """Return the output head and its path."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise UnsupportedModel(f'{type(model).__name__} has no linear output head')
     for name in ('logit_scale', 'attn_logit_softcapping'):
         if getattr(config, name, None) is not None:
             raise UnsupportedModel(f'{type(model).__name__} sets {name}, which the packed path does not compute')
-    return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None))
+    path = next(path for path, module in model.named_modules() if module is head)
+    return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None)), path
 
 
 def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, tuple[int, int]]:

@@ -1,5 +1,7 @@
 """What the forward path refuses. All are raised before anything is computed or changed."""
 
+from twinkle.data_format.lora import TARGET_GROUPS
+
 
 class PackError(ValueError):
     """Spans, token ids and positions of a pack do not fit together."""
@@ -9,7 +11,8 @@ class UnknownTargetModules(ValueError):
     """A LoRA configuration names layers the model does not have."""
 
     def __init__(self, unknown: list[str], known: list[str]) -> None:
-        super().__init__(f"target_modules {unknown} match no linear layer; use 'all-linear' or some of {known}")
+        groups = ', '.join(map(repr, TARGET_GROUPS))
+        super().__init__(f'target_modules {unknown} match no linear layer; use {groups} or some of {known}')
         self.unknown = unknown
         self.known = known
 

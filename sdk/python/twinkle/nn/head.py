@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from twinkle.nn.head_weights import HeadBlock, HeadWeights
+from twinkle.nn.head_weights import Adapted, HeadAdapter, HeadBlock, HeadWeights, summed
 from twinkle.nn.rows import MIN_ROWS, block_rows, pad_rows
 
 
@@ -35,10 +35,11 @@ class _Request:
     temperature_R1: Tensor | None
     is_entropy_needed: bool
     candidate_ids_RK: Tensor | None
+    adapter: HeadAdapter | None
 
     @property
     def is_label_only(self) -> bool:
-        return not self.is_entropy_needed and self.candidate_ids_RK is None
+        return not self.is_entropy_needed and self.candidate_ids_RK is None and self.adapter is None
 
 
 def run_head(
@@ -61,8 +62,9 @@ def run_head(
         temperature_R1 = temperature[:, None]
     elif temperature != 1.0:
         temperature_R1 = hidden_RD.new_full((row_count, 1), temperature, dtype=torch.float32)
-    request = _Request(labels_R, temperature_R1, is_entropy_needed, candidate_ids_RK)
-    return HeadOutputs(*_Head.apply(hidden_RD, head.weight_VD, head.bias_V, head.softcap, request))
+    request = _Request(labels_R, temperature_R1, is_entropy_needed, candidate_ids_RK, head.adapter)
+    parameters = () if head.adapter is None else head.adapter.update.parameters()
+    return HeadOutputs(*_Head.apply(hidden_RD, head.weight_VD, head.bias_V, head.softcap, request, *parameters))
 
 
 class _Head(Function):
@@ -76,7 +78,13 @@ class _Head(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, softcap: float | None, request: _Request
+        ctx: Any,
+        hidden_RD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        softcap: float | None,
+        request: _Request,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         head = HeadWeights(weight_VD, bias_V, softcap)
         is_head_trained = any(ctx.needs_input_grad[1:3])
@@ -101,7 +109,8 @@ class _Head(Function):
         if is_jacobian_kept:
             ctx.save_for_backward(torch.cat(jacobians))
         else:
-            ctx.save_for_backward(hidden_RD, weight_VD, *([] if bias_V is None else [bias_V]))
+            ctx.has_bias = bias_V is not None
+            ctx.save_for_backward(hidden_RD, weight_VD, *([] if bias_V is None else [bias_V]), *parameters)
         return torch.cat(logps), _joined(entropies), _joined(candidates)
 
     @staticmethod
@@ -113,15 +122,22 @@ class _Head(Function):
             hidden = None if d_logps_R is None else (d_logps_R[:, None] * jacobian_RD).to(jacobian_RD.dtype)
             return hidden, None, None, None, None
         hidden_RD, weight_VD, *bias = ctx.saved_tensors
+        bias = bias[: int(ctx.has_bias)]
         head = HeadWeights(weight_VD, bias[0] if bias else None, ctx.softcap)
-        gradients = [torch.zeros_like(tensor) for tensor in (hidden_RD, weight_VD, *bias)]
+        d_hidden_RD = torch.empty_like(hidden_RD)
+        # Zeros of the head's size are worth saving where it is frozen, as it is beside adapters.
+        wanted = zip((weight_VD, *bias), ctx.needs_input_grad[1:3], strict=False)
+        by_head = [torch.zeros_like(tensor) if is_wanted else None for tensor, is_wanted in wanted]
         upstream = _Upstream(d_logps_R, d_entropies_R, d_candidates_RK)
+        by_parameters: list[Tensor | None] = []
         for rows, block in _blocks(head, hidden_RD, ctx.request):
             gradient_BV = block.by_raw_logits(upstream.by_logits(ctx.request, rows, block))
-            gradients[0][rows] = block.by_hidden(gradient_BV)[: rows.stop - rows.start]
-            _add_head_gradient(gradients[1:], gradient_BV, hidden_RD[rows], needs=ctx.needs_input_grad[1:3])
-        d_bias_V = gradients[2] if bias and ctx.needs_input_grad[2] else None
-        return gradients[0], gradients[1] if ctx.needs_input_grad[1] else None, d_bias_V, None, None
+            by_hidden_BD = block.by_hidden(gradient_BV)
+            by_parameters = summed(by_parameters, block.by_adapter(gradient_BV, by_hidden_BD))
+            d_hidden_RD[rows] = by_hidden_BD[: rows.stop - rows.start]
+            _add_head_gradient(by_head, gradient_BV, hidden_RD[rows])
+        d_weight_VD, d_bias_V = (*by_head, None)[:2]
+        return d_hidden_RD, d_weight_VD, d_bias_V, None, None, *by_parameters
 
 
 @dataclass(frozen=True)
@@ -154,14 +170,14 @@ class _Upstream:
         return gradient_BV.sub_(factor_BV * block.softmax_BV)
 
 
-def _add_head_gradient(
-    gradients: list[Tensor], gradient_BV: Tensor, hidden_BD: Tensor, *, needs: tuple[bool, bool]
-) -> None:
+def _add_head_gradient(by_head: list[Tensor | None], gradient_BV: Tensor, hidden_BD: Tensor) -> None:
+    """Add what a block of rows has of the gradients by weight and bias, in place, where they are wanted."""
     gradient_BV = gradient_BV[: hidden_BD.shape[0]].to(hidden_BD.dtype)
-    if needs[0]:
-        gradients[0].addmm_(gradient_BV.t(), hidden_BD)
-    if needs[1]:
-        gradients[1].add_(gradient_BV.sum(dim=0))
+    d_weight_VD, d_bias_V = (*by_head, None)[:2]
+    if d_weight_VD is not None:
+        d_weight_VD.addmm_(gradient_BV.t(), hidden_BD)
+    if d_bias_V is not None:
+        d_bias_V.add_(gradient_BV.sum(dim=0))
 
 
 def _blocks(head: HeadWeights, hidden_RD: Tensor, request: _Request) -> Iterator[tuple[slice, HeadBlock]]:
@@ -174,7 +190,12 @@ def _blocks(head: HeadWeights, hidden_RD: Tensor, request: _Request) -> Iterator
             # Rows that were added must not divide by zero.
             missing = max(MIN_ROWS - given_B1.shape[0], 0)
             temperature_B1 = torch.cat([given_B1, given_B1.new_ones((missing, 1))])
-        yield rows, head.block(pad_rows(hidden_RD[rows], MIN_ROWS), temperature_B1)
+        hidden_BD = pad_rows(hidden_RD[rows], MIN_ROWS)
+        yield rows, head.block(hidden_BD, temperature_B1, adapted=_adapted(request.adapter, begin // size))
+
+
+def _adapted(adapter: HeadAdapter | None, block: int) -> Adapted | None:
+    return None if adapter is None else Adapted(adapter.update, adapter.draw(block))
 
 
 def _joined(pieces: list[Tensor]) -> Tensor | None:

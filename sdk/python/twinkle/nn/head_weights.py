@@ -3,13 +3,33 @@
 Legend: R rows, B rows of one block, D hidden size, V vocabulary, K candidates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from twinkle.nn.active_adapters import LayerSpan
+from twinkle.nn.dropout import RowDropout
+from twinkle.nn.layer_update import LayerDraw, LayerUpdate
 from twinkle.nn.rows import MIN_ROWS, pad_rows
+from twinkle.nn.span_kernels import kernel_for
+
+
+@dataclass(frozen=True)
+class HeadAdapter:
+    """What one adapter does at the head, in one pass."""
+
+    update: LayerUpdate
+    dropout: RowDropout | None = None
+    """Its dropout there; None where it has none, or the pass is not for training."""
+    first_layer: int = 0
+    """Number from which on the blocks of rows are numbered as layers, whose masks follow from their numbers."""
+
+    def draw(self, block: int) -> LayerDraw | None:
+        """Return the dropout of a block of rows."""
+        return None if self.dropout is None else LayerDraw(self.dropout, self.first_layer + block)
 
 
 @dataclass(frozen=True)
@@ -19,39 +39,85 @@ class HeadWeights:
     weight_VD: Tensor
     bias_V: Tensor | None
     softcap: float | None
+    adapter: HeadAdapter | None = None
+    """For `run_head`: what the adapter of all its rows does."""
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return float32 [R, V], which the caller may overwrite."""
+    @property
+    def shape(self) -> tuple[int, int]:
+        """D and V."""
+        return self.weight_VD.shape[1], self.weight_VD.shape[0]
+
+    def logits(self, hidden_RD: Tensor, spans: Sequence[LayerSpan] = ()) -> Tensor:
+        """Return float32 [R, V], which the caller may overwrite; adapters change their own rows alone."""
         padded = pad_rows(hidden_RD, MIN_ROWS)
-        logits = linear(padded, self.weight_VD, self.bias_V)[: hidden_RD.shape[0]].float()
+        raw = linear(padded, self.weight_VD, self.bias_V)
+        if spans:
+            kernel_for(spans, padded).add_output(spans, padded, raw)
+        return self.capped(raw[: hidden_RD.shape[0]])
+
+    def capped(self, raw_RV: Tensor) -> Tensor:
+        """Return the logits as float32, capped where the model says so."""
+        logits = raw_RV.float()
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
-    def block(self, hidden_BD: Tensor, temperature_B1: Tensor | None) -> 'HeadBlock':
+    def block(
+        self, hidden_BD: Tensor, temperature_B1: Tensor | None, *, adapted: 'Adapted | None' = None
+    ) -> 'HeadBlock':
         """Return the distributions of some rows. At least `MIN_ROWS`, which keeps a row's bits its own."""
-        logits_BV = self.logits(hidden_BD)
+        raw_BV = linear(hidden_BD, self.weight_VD, self.bias_V)
+        if adapted is not None:
+            adapted.add_output(hidden_BD, raw_BV)
+        logits_BV = self.capped(raw_BV)
         slope_BV = None
         if self.softcap is not None:
             slope_BV = 1.0 - (logits_BV / self.softcap) ** 2
         if temperature_B1 is not None:
             logits_BV /= temperature_B1
-        return HeadBlock(self, logits_BV, slope_BV, temperature_B1)
+        return HeadBlock(self, logits_BV, slope_BV, temperature_B1, adapted)
+
+
+class Adapted:
+    """What an adapter does to the head on one block of rows.
+
+    Args:
+        update: of the head.
+        draw: its dropout on these rows.
+    """
+
+    def __init__(self, update: LayerUpdate, draw: LayerDraw | None) -> None:
+        self._update, self._draw = update, draw
+        self._hidden_BD = torch.empty(0)
+        self._saved: tuple[Tensor, ...] = ()
+
+    def add_output(self, hidden_BD: Tensor, raw_BV: Tensor) -> None:
+        """Add the update to the logits in place."""
+        self._hidden_BD = hidden_BD
+        self._saved = self._update.add_output(hidden_BD, raw_BV, self._draw)
+
+    def add_gradient(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
+        """Add the update's part to the gradient by the rows in place; return that by its parameters."""
+        return self._update.add_gradient(self._hidden_BD, gradient_BV, by_hidden_BD, self._saved, self._draw)
 
 
 class HeadBlock:
     """Distributions over the vocabulary of one block of rows."""
 
     def __init__(
-        self, head: HeadWeights, logits_BV: Tensor, slope_BV: Tensor | None, temperature_B1: Tensor | None
+        self,
+        head: HeadWeights,
+        logits_BV: Tensor,
+        slope_BV: Tensor | None,
+        temperature_B1: Tensor | None,
+        adapted: Adapted | None = None,
     ) -> None:
         self._head = head
+        self._adapted = adapted
         self._slope_BV = slope_BV
         self._temperature_B1 = temperature_B1
         self.logits_BV = logits_BV
         """float32, after softcap and temperature."""
         self.softmax_BV = torch.softmax(logits_BV, dim=-1)
-        largest_B, index_B = logits_BV.max(dim=-1)
-        # The largest probability is 1 / sum exp(z - max z), at hand and never small.
-        self.normaliser_B = largest_B - self._at(self.softmax_BV, index_B).log_()
+        self.normaliser_B = _normaliser(logits_BV, self.softmax_BV)
         """logsumexp of the logits."""
 
     def logps(self, ids_BK: Tensor) -> Tensor:
@@ -84,6 +150,29 @@ class HeadBlock:
         """Return [B, D] for the gradient by the raw logits."""
         return gradient_BV.to(self._head.weight_VD.dtype) @ self._head.weight_VD
 
-    @staticmethod
-    def _at(values_BV: Tensor, index_B: Tensor) -> Tensor:
-        return values_BV.gather(1, index_B[:, None])[:, 0]
+    def by_adapter(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
+        """Add what the adapter has of it to the gradient by the rows; return that by the adapter's parameters."""
+        if self._adapted is None:
+            return ()
+        return self._adapted.add_gradient(gradient_BV.to(self._head.weight_VD.dtype), by_hidden_BD)
+
+
+def summed(totals: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the sums of gradients, block by block; nothing where there is none."""
+    if not totals:
+        return list(more)
+    return [None if a is None or b is None else a.add_(b) for a, b in zip(totals, more, strict=True)]
+
+
+def log_probabilities(logits_RV: Tensor) -> Tensor:
+    """Return float32 [R, V], natural, to the bit what a `HeadBlock` gives: so a sampler and a trainer agree.
+
+    For few rows: all are held at once.
+    """
+    return logits_RV - _normaliser(logits_RV, torch.softmax(logits_RV, dim=-1))[:, None]
+
+
+def _normaliser(logits_RV: Tensor, softmax_RV: Tensor) -> Tensor:
+    largest_R, index_R = logits_RV.max(dim=-1)
+    # The largest probability is 1 / sum exp(z - max z), at hand and never small.
+    return largest_R - softmax_RV.gather(1, index_R[:, None])[:, 0].log_()

@@ -30,8 +30,18 @@ def tensor_data_of(tensor: Tensor) -> TensorData:
     Raises:
         KeyError: its dtype has no name there.
     """
+    view = tensor_view_of(tensor)
+    return TensorData(view.dtype, view.shape, bytes(view.data))
+
+
+def tensor_view_of(tensor: Tensor) -> TensorData:
+    """Show a tensor in the shared byte layout, without copying one that lies contiguous on the CPU.
+
+    Raises:
+        KeyError: its dtype has no name there.
+    """
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return TensorData(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().tobytes())
+    return TensorData(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data.toreadonly())
 
 
 def tensor_of(data: TensorData) -> Tensor:

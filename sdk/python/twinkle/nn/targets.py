@@ -4,11 +4,27 @@ from collections.abc import Mapping, Sequence
 
 from twinkle.checkpoint_engine import is_named, scaling_at, value_at
 from twinkle.data_format import LoraConfig
-from twinkle.data_format.lora import ALL_LINEAR
+from twinkle.data_format.lora import ALL_ATTENTION, ALL_LINEAR, ALL_MLP, OUTPUT_HEAD
 from twinkle.nn.errors import UnknownTargetModules
 
+_ATTENTION_MARKS = ('attn', 'attention')
+"""One of these is in the path of every linear layer of attention, in every architecture of transformers."""
 Layers = Mapping[str, tuple[int, int]]
 """Module path to `(in_features, out_features)`, in the model's order."""
+
+
+class TargetLayers(dict[str, tuple[int, int]]):
+    """`Layers` of which the last may be the output head.
+
+    Args:
+        layers: every linear layer but the head.
+        head: path of the head.
+        shape: its `(in_features, out_features)`.
+    """
+
+    def __init__(self, layers: Layers, *, head: str, shape: tuple[int, int]) -> None:
+        super().__init__({**layers, head: shape})
+        self.head = head
 
 
 def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
@@ -17,14 +33,32 @@ def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
     Raises:
         UnknownTargetModules: a name, or a pattern's key, matches no targeted layer.
     """
-    if config.target_modules == ALL_LINEAR:
-        selected = list(layers)
-    else:
-        names = [config.target_modules] if isinstance(config.target_modules, str) else config.target_modules
-        _check_known(names, list(layers))
-        selected = [path for path in layers if any(is_named(path, name) for name in names)]
+    names = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules)
+    groups = _groups(layers)
+    unknown = [name for name in names if not groups.get(name)]
+    _check_known(unknown, list(layers))
+    chosen = {path for name in names for path in groups.get(name, ())}
+    selected = [path for path in layers if path in chosen or any(is_named(path, name) for name in unknown)]
     _check_known([*config.rank_pattern, *config.alpha_pattern], selected)
     return selected
+
+
+def _groups(layers: Layers) -> dict[str, list[str]]:
+    """Return the paths that each of `TARGET_GROUPS` stands for."""
+    head = layers.head if isinstance(layers, TargetLayers) else ''
+    body = [path for path in layers if path != head]
+    attention = [path for path in body if is_of_attention(path)]
+    return {
+        ALL_LINEAR: body,
+        ALL_ATTENTION: attention,
+        ALL_MLP: [path for path in body if path not in attention],
+        OUTPUT_HEAD: [head] if head else [],
+    }
+
+
+def is_of_attention(path: str) -> bool:
+    """Return whether a linear layer is one of attention, by its path."""
+    return any(mark in path for mark in _ATTENTION_MARKS)
 
 
 def rank_of(path: str, config: LoraConfig) -> int:

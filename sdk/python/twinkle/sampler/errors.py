@@ -33,6 +33,25 @@ class InvalidSamplingParams(SamplerError, ValueError):
         self.field = field
 
 
+class InvalidContinuation(SamplerError, ValueError):
+    """The sequences so far cannot be the beginning of this request."""
+
+
+class NotSupportedByEngine(SamplerError, ValueError):
+    """This engine cannot do it, whatever the value."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f'{what} is not supported by the torch engine; use one that is, such as vLLM')
+        self.what = what
+
+
+class SamplerBusy(SamplerError, RuntimeError):
+    """Requests run on the weights that are to be replaced."""
+
+    def __init__(self) -> None:
+        super().__init__('requests are running; end them, or wait, before the base weights are replaced')
+
+
 class DuplicateRequest(SamplerError, ValueError):
     """A request of that id is running."""
 
@@ -56,3 +75,19 @@ class UnknownAdapter(SamplerError, KeyError):
         super().__init__(f'no adapter {name!r}; add it with add_adapter_to_sampler. Known: {known}')
         self.name = name
         self.known = known
+
+
+class AdapterDoesNotFit(SamplerError, ValueError):
+    """An adapter's weights cannot be used on this model; nothing of them stays."""
+
+
+class BaseDoesNotFit(SamplerError, ValueError):
+    """Weights are not those of this base model; the old ones go on serving."""
+
+
+class EngineFailed(SamplerError, RuntimeError):
+    """The engine is broken for good, and every request with it; start another."""
+
+
+class SleepUnavailable(SamplerError, RuntimeError):
+    """Engine or platform cannot give its memory back and live."""

@@ -1,12 +1,13 @@
 """What users may give a sampler, as prompts of tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from twinkle.data_format import InputFeature, Trajectory
+from twinkle.data_format import InputFeature, SamplingParams, Trajectory
 from twinkle.sampler.base import SamplerInput
 
 
@@ -48,3 +49,15 @@ def _is_tokens(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and value.dtype.kind in 'iu'
     return isinstance(value, Sequence) and bool(value) and isinstance(value[0], Integral)
+
+
+def sampling_params_of(given: SamplingParams | Mapping[str, Any] | None, num_samples: int | None) -> SamplingParams:
+    """Return what users may give as sampling parameters; without new tokens the prompt is scored.
+
+    Raises:
+        ValueError: a key is no parameter, or a value is out of range.
+    """
+    params = given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
+    if params.max_tokens == 0 and params.prompt_logprobs is None:
+        params = replace(params, prompt_logprobs=0)
+    return params if num_samples is None else replace(params, num_samples=num_samples)

@@ -51,7 +51,8 @@ class ResponseBuilder:
         feature = template.concat_input_feature(self._prompt, sequence.tokens)
         count, length = len(sequence.tokens), len(feature['input_ids'])
         old_logps = np.zeros(length, dtype=np.float32)
-        # Aligned with the labels: the token before predicts each new one.
+        # What earlier turns were sampled with stays; new ones stand where their labels do: the token before predicts.
+        old_logps[: length - count] = self._prompt.get('old_logps', 0.0)
         old_logps[length - count - 1 : length - 1] = [entry[0][1] for entry in sequence.logprobs]
         feature['old_logps'] = old_logps
         if 'messages' in feature:

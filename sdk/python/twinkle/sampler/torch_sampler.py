@@ -1,23 +1,24 @@
 """The sampler of this process: the torch engine behind the names users type."""
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams, Trajectory
+from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
+from twinkle.data_format import LoraConfig, SampleResponse, SamplingParams
 from twinkle.hub import resolve_model
 from twinkle.infra import DeviceMesh
 from twinkle.infra.runtime import refuse_many_ranks
-from twinkle.nn import LoraWeights, PackedCausalLM, load_adapter
+from twinkle.nn import LoraWeights, PackedCausalLM, load_adapter, replace_parameters, tensor_of
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.engine import EngineAdapter, EngineConfig, EngineEvent, SamplerEngine, TokenEvent
-from twinkle.sampler.errors import UnknownAdapter
+from twinkle.sampler.errors import SamplerBusy, UnknownAdapter
 from twinkle.sampler.inputs import prompt_feature, split_inputs
+from twinkle.sampler.received import ReceivedAdapters
 from twinkle.sampler.response import ResponseBuilder
-from twinkle.template import Template, build_template
 
 _ENGINE_ARGS = {
     'max_num_seqs': 'max_sequences',
@@ -66,35 +67,19 @@ class TorchSampler(Sampler):
             known = [*_MODEL_ARGS, *_ENGINE_ARGS]
             raise ValueError(f'engine_args {unknown} have no effect on the torch engine; known are {known}')
         self.model_id = model_id
-        self._template: Template | None = None
         model_args = {name: args[name] for name in _MODEL_ARGS if name in args}
-        self._model = model or PackedCausalLM.load(resolve_model(model_id), **model_args)
+        folder = resolve_model(model_id)
+        self._model = model or PackedCausalLM.load(folder, **model_args)
+        self._is_model_shared = model is not None
+        self._base_source = BaseSource(model_folder=str(folder.resolve()), dtype=self._model.dtype_name)
+        self._received = ReceivedAdapters()
         limits = {field: args[name] for name, field in _ENGINE_ARGS.items() if name in args}
         self._engine = SamplerEngine(self._model, tokenizer=self.template.tokenizer, config=EngineConfig(**limits))
         self._adapters: dict[str, EngineAdapter] = {}
+        self._base_adapter: EngineAdapter | None = None
+        self._versions: Counter[str] = Counter()
         self._request_ids = itertools.count()
         self._inboxes: dict[str, deque[EngineEvent]] = {}
-
-    @property
-    def template(self) -> Template:
-        """How chats become tokens; the model's own format unless `set_template` chose another."""
-        if self._template is None:
-            self._template = Template(self.model_id)
-        return self._template
-
-    def set_template(self, template_cls: str | type[Template] | Template, **options: Any) -> None:
-        """Choose how chats become tokens.
-
-        Args:
-            template_cls: a name, class or instance.
-            options: of the template; `model_id` is this sampler's unless given.
-
-        Raises:
-            UnknownTemplate: no template has that name.
-        """
-        if not isinstance(template_cls, Template):
-            options.setdefault('model_id', self.model_id)
-        self._template = build_template(template_cls, **options)
 
     def add_adapter_to_sampler(
         self, adapter_name: str, config_or_dir: LoraConfig | LoraWeights | str | PathLike[str]
@@ -113,8 +98,31 @@ class TorchSampler(Sampler):
         if not adapter_name:
             raise ValueError('adapter_name is empty, which names the base model; give the adapter a name')
         weights = self._load(config_or_dir)
-        known = self._adapters.get(adapter_name)
-        self._adapters[adapter_name] = EngineAdapter(adapter_name, known.version + 1 if known else 1, weights)
+        self._adapters[adapter_name] = EngineAdapter(adapter_name, self._next_version(adapter_name), weights)
+
+    @property
+    def base_source(self) -> BaseSource:
+        """Where the base weights come from."""
+        return self._base_source
+
+    def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
+        """Take weights from memory; see `Sampler.receive_weights`.
+
+        Raises:
+            DigestMismatch, SamplerBusy: as there.
+            ValueError: as there; or the weights are a model's own, and this sampler runs on a model it was given.
+        """
+        actual = state_digest(state.data)
+        if actual != state.manifest.digest:
+            raise DigestMismatch(state.manifest.digest, actual)
+        config = state.manifest.lora_config
+        if config is None:
+            return self._receive_base(state, adapter_name)
+        tensors = {name: tensor_of(data) for name, data in unpack_state(state.manifest, state.data).items()}
+        weights = LoraWeights.from_peft_state(self._model.targets, config, tensors, device=str(self._model.device))
+        self.add_adapter_to_sampler(adapter_name, weights)
+        self._received.add(adapter_name)
+        return self._adapters[adapter_name].version
 
     def sample(
         self,
@@ -123,10 +131,11 @@ class TorchSampler(Sampler):
         adapter_name: str = '',
         *,
         num_samples: int | None = None,
+        use_base_model: bool = False,
     ) -> list[SampleResponse]:
         """Return the completions of each input, in order; see `Sampler.sample`."""
         params = _params(sampling_params, num_samples)
-        adapter = self._adapter(adapter_name)
+        adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
         features = [prompt_feature(item, self.encode_trajectory) for item in split_inputs(inputs)]
         prompts = [[int(token_id) for token_id in feature['input_ids']] for feature in features]
         for prompt in prompts:
@@ -150,6 +159,7 @@ class TorchSampler(Sampler):
         adapter_name: str = '',
         *,
         num_samples: int | None = None,
+        use_base_model: bool = False,
     ) -> Iterator[TokenEvent]:
         """Yield the tokens of one input as they are drawn; closing the iterator frees its memory.
 
@@ -159,7 +169,8 @@ class TorchSampler(Sampler):
         params = _params(sampling_params, num_samples)
         (item,) = split_inputs(inputs)
         feature = prompt_feature(item, self.encode_trajectory)
-        request_id = self._add([int(token) for token in feature['input_ids']], params, self._adapter(adapter_name))
+        adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
+        request_id = self._add([int(token) for token in feature['input_ids']], params, adapter)
         try:
             yield from (event for event in self._events(request_id) if isinstance(event, TokenEvent))
         finally:
@@ -168,30 +179,44 @@ class TorchSampler(Sampler):
     def reset_prefix_cache(self) -> None:
         """Do nothing: this engine keeps no prefix beyond its request."""
 
-    def encode_trajectory(self, trajectory: Trajectory, *, add_generation_prompt: bool = True) -> InputFeature:
-        """Return a chat as tokens, by the template.
-
-        Raises:
-            InvalidTrajectory: names the field that is wrong.
-        """
-        return self.template.encode(trajectory, add_generation_prompt=add_generation_prompt)
-
-    def decode_response(self, token_ids: Sequence[int]) -> str:
-        """Return new tokens as text, special tokens left out."""
-        return self.template.decode(token_ids, skip_special_tokens=True)
-
     def _load(self, source: LoraConfig | LoraWeights | str | PathLike[str]) -> LoraWeights:
         device = str(self._model.device)
         if isinstance(source, LoraWeights):
             return source
         if isinstance(source, str | PathLike):
-            return load_adapter(source, self._model.layers, device=device)
+            return load_adapter(source, self._model.targets, device=device)
         config = LoraConfig.of(source)
-        return LoraWeights.create(self._model.layers, config, seed=config.seed or 0, device=device)
+        return LoraWeights.create(self._model.targets, config, seed=config.seed or 0, device=device)
+
+    def _receive_base(self, state: PackedState, adapter_name: str) -> int:
+        if adapter_name:
+            raise ValueError(f"the weights are a model's own, not those of an adapter {adapter_name!r}")
+        if self._is_model_shared:
+            raise ValueError(
+                'this sampler runs on a model it was given, whose owner would see its weights change; '
+                'let it load one of its own'
+            )
+        if not self._engine.is_idle:
+            raise SamplerBusy
+        tensors = unpack_state(state.manifest, state.data)
+        missing = sorted(self._model.base_parameters.keys() - tensors.keys())
+        if missing:
+            raise ValueError(f'the weights are not the whole model: {missing[:3]} are missing')
+        replace_parameters(self._model, tensors)
+        self._base_source = replace(self._base_source, digest=state.manifest.digest)
+        # It changes no layer, and has its tokens say which base drew them.
+        self._base_adapter = EngineAdapter('', self._next_version(''), LoraWeights(LoraConfig(), {}, seed=0))
+        self._adapters.clear()
+        self._received.clear()
+        return self._base_adapter.version
+
+    def _next_version(self, name: str) -> int:
+        self._versions[name] += 1
+        return self._versions[name]
 
     def _adapter(self, name: str) -> EngineAdapter | None:
         if not name:
-            return None
+            return self._base_adapter
         if name not in self._adapters:
             raise UnknownAdapter(name, sorted(self._adapters))
         return self._adapters[name]

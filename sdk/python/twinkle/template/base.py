@@ -155,6 +155,8 @@ class Template:
         """
         formatted = [self.format_trajectory(trajectory) for trajectory in trajectories]
         rendered = [self._render(chat, add_generation_prompt=add_generation_prompt) for chat in formatted]
+        for chat in rendered:
+            self._refuse_far_too_long(chat.text)
         tokenized = self.tokenizer.tokenize([chat.text for chat in rendered])
         encoded: list[EncodedChat] = []
         for chat, text, tokens in zip(formatted, rendered, tokenized, strict=True):
@@ -208,6 +210,14 @@ class Template:
         joined.update(_token_fields(ids))
         joined.update({'labels': labels, 'completion_mask': mask})
         return joined
+
+    def _refuse_far_too_long(self, text: str) -> None:
+        """Refuse, under 'raise', what need not be tokenised to know that it does not fit."""
+        if self.truncation_strategy != 'raise':
+            return
+        least = self.tokenizer.least_token_count(text)
+        if least > self.max_length:
+            raise ExampleTooLong(least, self.max_length)
 
     def _render(self, chat: Trajectory, *, add_generation_prompt: bool) -> RenderedChat:
         if self._chat_template is None:

@@ -9,6 +9,8 @@ from typing import Any, cast
 import tokenizers
 
 from twinkle.template.errors import TemplateError
+from twinkle.template.token_bound import TokenBound
+from twinkle.template.token_bytes import TokenAlphabet
 
 _SPECIAL_NAMES = ('bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token', 'cls_token', 'mask_token')
 
@@ -41,6 +43,9 @@ class ChatTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_texts = frozenset(token.content for token in added.values() if token.special)
         """Text of every special token, named or not."""
+        self._added_texts = {token_id: token.content for token_id, token in added.items()}
+        self._alphabet = TokenAlphabet.of_decoder(self._tokenizer.decoder)
+        self._bound = TokenBound(self._tokenizer)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -56,6 +61,19 @@ class ChatTokenizer:
         """Return the id of one token, or None if there is no such token."""
         return self._tokenizer.token_to_id(token)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token stands for; empty for an id without a token.
+
+        The bytes of all tokens of a text, joined, are the text, save a space that some tokenizers put before it.
+        """
+        if token_id in self._added_texts:
+            return self._added_texts[token_id].encode()
+        return self._alphabet.to_bytes(self._tokenizer.id_to_token(token_id) or '')
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether `decode` can leave this token out."""
+        return self._added_texts.get(token_id) in self.special_texts
+
     def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
         """Tokenise texts together, adding no special tokens. Uses the cores the machine has."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -64,6 +82,10 @@ class ChatTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, adding no special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def least_token_count(self, text: str) -> int:
+        """Return a number of tokens that `text` has at least, without tokenising it; 0 where nothing can be told."""
+        return self._bound.least_count(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD."""

@@ -2,7 +2,20 @@
 
 import typer
 
-from twinkle_client.cli import catalogue, keys, models, planning, sampling, stack, traces
+from twinkle_client.cli import (
+    catalogue,
+    certificates,
+    checkpoints,
+    fleet,
+    keys,
+    models,
+    planning,
+    quotas,
+    sampling,
+    stack,
+    tenants,
+    traces,
+)
 
 app = typer.Typer(
     name='twinkle',
@@ -17,7 +30,14 @@ app.command('sample')(sampling.sample)
 app.command('estimate')(planning.estimate)
 app.command('runs')(catalogue.runs)
 app.command('checkpoints')(catalogue.checkpoints)
-app.command('download')(catalogue.download)
+app.command('download')(checkpoints.download)
+app.command('certs')(certificates.certs)
 app.command('trace')(traces.trace)
+app.command('usage')(quotas.usage)
+app.add_typer(checkpoints.app, name='checkpoint')
+app.add_typer(fleet.app, name='fleet')
 app.add_typer(models.app, name='models')
 app.add_typer(keys.app, name='keys')
+app.add_typer(quotas.app, name='quota')
+app.add_typer(tenants.app, name='tenants')
+app.add_typer(tenants.projects_app, name='projects')

@@ -1,6 +1,5 @@
-"""`twinkle runs`, `checkpoints`, `download`."""
+"""`twinkle runs`, `checkpoints`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,23 +38,15 @@ def checkpoints(
     with open_client(state_dir) as client:
         found = client.list_checkpoints(run)
     table = Table()
-    for name in ('path', 'steps', 'size', 'resumable', 'created'):
+    for name in ('path', 'steps', 'size', 'resumable', 'public', 'labels', 'created', 'until'):
         table.add_column(name, overflow='fold')
     for item in found:
         size = f'{item.size_bytes / 2**20:.1f} MiB'
-        resumable = 'yes' if item.is_optimizer_included else 'no'
-        table.add_row(item.path, str(item.step_count), size, resumable, _local(item.create_time))
+        words = ['yes' if fact else 'no' for fact in (item.is_optimizer_included, item.is_public)]
+        labels = ', '.join(f'{name}={value}' for name, value in sorted(item.user_metadata.items()))
+        times = (_local(item.create_time), _local(item.expire_time))
+        table.add_row(item.path, str(item.step_count), size, *words, labels, *times)
     console.print(table)
-
-
-def download(
-    path: Annotated[str, typer.Argument(help='twinkle://<run>/weights/<name>')],
-    folder: Annotated[Path, typer.Argument(help='Where the peft folder goes.')],
-    state_dir: StateDirOption = None,
-) -> None:
-    """Fetch a checkpoint as a peft folder; goes on where an earlier download stopped."""
-    with open_client(state_dir) as client:
-        console.print(str(client.download_checkpoint(path, folder)), highlight=False, soft_wrap=True)
 
 
 def _state(client: TwinkleClient, adapter: adapter_pb2.Adapter) -> str:

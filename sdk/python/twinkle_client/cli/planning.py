@@ -1,5 +1,8 @@
-"""`twinkle estimate`: what a run would cost."""
+"""`twinkle estimate`: what a run would cost; and whether base models fit on this machine at all."""
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,6 +36,32 @@ def estimate(
     console.print(table)
     if not cost['does_fit']:
         fail('it does not fit beside what runs there now')
+
+
+def warn_of_memory(folders: Sequence[Path], *, copies: int) -> None:
+    """Say so where the weights of base models alone, as they are on the disk, need more than the free memory.
+
+    Where they are held on accelerators, it says too much: those are not looked at.
+
+    Args:
+        folders: of the base models.
+        copies: how many processes hold each.
+    """
+    needed = copies * sum(path.stat().st_size for folder in folders for path in folder.glob('*.safetensors'))
+    free = _available_bytes()
+    if free is not None and needed > free:
+        text = f'{copies} times the weights of {len(folders)} base models are {_size(needed)}; free are {_size(free)}'
+        console.print(f'[yellow]memory: {text}[/yellow]', soft_wrap=True)
+
+
+def _available_bytes() -> int | None:
+    """Return how much memory programs may take; None where the system does not tell."""
+    try:
+        text = Path('/proc/meminfo').read_text(encoding='ascii')
+    except OSError:
+        return None
+    found = re.search(r'^MemAvailable:\s+(\d+) kB$', text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def _size(count: int) -> str:

@@ -20,6 +20,8 @@ def sample(  # noqa: PLR0913, PLR0917 - each is an option of the command line
     state_dir: StateDirOption = None,
 ) -> None:
     """Ask the model something and print its answer as it comes."""
+    if version is not None and not adapter:
+        fail('--version needs --adapter: the base model has no versions')
     chat = {'messages': [{'role': 'user', 'content': prompt}]}
     params = {'max_tokens': max_tokens, 'temperature': temperature}
     where: dict[str, Any] = {'adapter_uri': adapter} if adapter.startswith('twinkle://') else {'adapter_name': adapter}

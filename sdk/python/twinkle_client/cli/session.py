@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from twinkle_client.client import TwinkleClient
-from twinkle_client.endpoint import find_endpoint
-from twinkle_client.errors import Error
+from twinkle_client.endpoint import Endpoint, find_endpoint
+from twinkle_client.errors import Error, RetryableError
 from twinkle_client.stack import StackState, default_state_dir
 from twinkle_client.tracing import tracing_to
 
@@ -29,7 +29,7 @@ StateDirOption = Annotated[
 
 def fail(message: str) -> NoReturn:
     """Print one line of error and end with status 1."""
-    error_console.print(f'twinkle: {message}', markup=False, highlight=False)
+    error_console.print(f'twinkle: {message}', markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1)
 
 
@@ -38,15 +38,19 @@ def open_client(state_dir: Path | None) -> Iterator[TwinkleClient]:
     """Connect to the stack of a folder, else as the environment says; failures end the command."""
     folder = state_dir or default_state_dir()
     stack = StackState.load(folder) if state_dir is not None else None
+    address = ''
     try:
-        if state_dir is not None and (stack is None or not stack.is_running()):
+        if state_dir is not None and (stack is None or not stack.is_reachable()):
             raise ValueError(f'no stack runs in {state_dir}')
-        base_url, key = (stack.address, stack.read_api_key()) if stack is not None else ('', '')
-        address, api_key = find_endpoint(base_url, key)
+        endpoint = Endpoint.of_stack(stack) if stack is not None else find_endpoint('', '')
+        address = endpoint.address
         with (
             tracing_to(folder / 'traces'),
-            TwinkleClient(address, api_key, retry_timeout=timedelta(seconds=3)) as client,
+            TwinkleClient(address, endpoint.api_key, ca=endpoint.ca, retry_timeout=timedelta(seconds=3)) as client,
         ):
             yield client
-    except (Error, ValueError) as error:
+    except RetryableError as error:
+        # Without a reason it is grpc that speaks, of its connections.
+        fail(str(error) if error.reason else f'no Twinkle server answers at {address} [{error.code.name}]')
+    except (Error, ValueError, OSError) as error:
         fail(str(error))

@@ -9,7 +9,8 @@ import numpy as np
 from google.protobuf import duration_pb2
 
 from twinkle.api.sampler.v1 import sampling_pb2 as pb
-from twinkle.data_format import SamplingParams
+from twinkle.data_format import SamplingParams, StructuredOutput
+from twinkle_client.convert.config import struct
 from twinkle_client.convert.tensors import tensor_to_proto, vector
 from twinkle_client.convert.trajectories import trajectory_to_proto
 
@@ -46,7 +47,25 @@ def sampling_params(
         prompt_top_logprob_count=values.prompt_logprobs,
         sample_count=values.num_samples,
         is_eos_ignored=values.ignore_eos,
+        min_p=values.min_p,
+        presence_penalty=values.presence_penalty,
+        frequency_penalty=values.frequency_penalty,
+        structured_output=_structured_output(values.structured_output),
     )
+
+
+def _structured_output(form: StructuredOutput | None) -> pb.StructuredOutput | None:
+    if form is None:
+        return None
+    if form.json_schema is not None:
+        return pb.StructuredOutput(json_schema=struct(form.json_schema, field='structured_output.json_schema'))
+    if form.choices is not None:
+        return pb.StructuredOutput(choices=pb.TextChoices(texts=form.choices))
+    if form.regex is not None:
+        return pb.StructuredOutput(regex=form.regex)
+    if form.grammar is not None:
+        return pb.StructuredOutput(grammar=form.grammar)
+    return pb.StructuredOutput(is_json_object=True)
 
 
 def adapter_ref(

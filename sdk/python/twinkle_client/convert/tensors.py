@@ -14,6 +14,17 @@ _NUMBERS: dict[str, tensor_pb2.Dtype.ValueType] = {
 }
 
 
+def dtype_number(name: str) -> tensor_pb2.Dtype.ValueType:
+    """Return the number of an element type.
+
+    Raises:
+        ValueError: it has no name in the contract.
+    """
+    if name not in _NUMBERS:
+        raise ValueError(f'dtype {name!r} is not one of {DTYPE_NAMES}')
+    return _NUMBERS[name]
+
+
 def tensor_to_proto(array: npt.NDArray[Any]) -> tensor_pb2.Tensor:
     """Return `array` as a message.
 

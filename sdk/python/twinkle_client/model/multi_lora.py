@@ -78,6 +78,7 @@ class MultiLoraTransformersModel(
             ),
             user_metadata=user_metadata or {},
             checkpoint_path=config_or_dir if is_path else '',
+            session_id=self._client.session_id,
         )
         response = await self._connection.unary(self._stub.CreateAdapter, request)
         adapter = response.adapter

@@ -6,6 +6,7 @@ from typing import Any
 from google.protobuf import duration_pb2, json_format
 
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2
+from twinkle_client.convert.tensors import dtype_number
 from twinkle_client.model.handle import ModelHandle
 from twinkle_client.model.training import StepOutput, step_output
 from twinkle_client.rpc import remote_method
@@ -96,9 +97,19 @@ class SavingVerbs(ModelHandle):
         }
 
     @remote_method
-    async def publish_version(self, *, is_pinned: bool = False, adapter_name: str | None = None) -> int:
-        """Make the current weights the next version, for samplers to use; return its number."""
-        verb = operation_pb2.PublishVersion(is_pinned=is_pinned)
+    async def publish_version(
+        self, *, is_pinned: bool = False, dtype: str | None = None, adapter_name: str | None = None
+    ) -> int:
+        """Make the current weights the next version, for samplers to use; return its number.
+
+        Args:
+            is_pinned: keep it until it is unpinned.
+            dtype: element type of the published weights: 'float32', 'bfloat16' or 'float16'. One narrower than the
+                trainer's is rounded to the nearest, and the answer warns of it. Unset: the trainer's own.
+            adapter_name: the adapter; unset where there is only one.
+        """
+        number = None if dtype is None else dtype_number(dtype)
+        verb = operation_pb2.PublishVersion(is_pinned=is_pinned, dtype=number)
         return (await self._run(adapter_name, publish_version=verb)).publish.version
 
     @remote_method

@@ -1,12 +1,13 @@
 """Verbs that compute: forward passes, gradients and steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 
-from twinkle.api.model.v1 import operation_pb2, operation_result_pb2
-from twinkle_client.convert import tensor_to_proto, vector
+from twinkle.api.model.v1 import operation_pb2, operation_result_pb2, training_config_pb2
+from twinkle_client.convert import loss_config, tensor_to_proto, vector
+from twinkle_client.convert.config import struct
 from twinkle_client.model.forward import ForwardOutput, Inputs, forward_fields, forward_output
 from twinkle_client.model.handle import ModelHandle
 from twinkle_client.model.receipt import Receipt, receipt_of
@@ -45,13 +46,31 @@ class LayerHealth(TypedDict):
     """First element that is infinite or not a number; empty where all are finite."""
 
 
+def own_loss(options: dict[str, Any]) -> training_config_pb2.LossConfig | None:
+    """Take the loss of one batch out of its options; None where there is none."""
+    name, arguments = options.pop('loss', None), dict(options.pop('loss_options', None) or {})
+    if name is None:
+        if arguments:
+            raise TypeError('loss_options are of `loss`, which is not given')
+        return None
+    return loss_config(name, arguments, reduction=arguments.pop('reduction', None))
+
+
+def step_fields(
+    *, learning_rate: float | None = None, optimizer_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the fields that both verbs that step have for this step alone."""
+    options = struct(optimizer_options, field='optimizer_options') if optimizer_options else None
+    return {'learning_rate': learning_rate, 'optimizer_options': options}
+
+
 class TrainingVerbs(ModelHandle):
     """Each takes `adapter_name`; without it the only adapter is meant."""
 
     @remote_method
     async def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ForwardOutput:
         """Compute log-probabilities and loss; no gradient, no change of state. Arguments as `forward_backward`."""
-        verb = operation_pb2.ForwardOnly(**forward_fields(inputs, options))
+        verb = operation_pb2.ForwardOnly(loss=own_loss(options), **forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward_only=verb))
 
     @remote_method
@@ -94,13 +113,14 @@ class TrainingVerbs(ModelHandle):
             adapter_name: unset: the only adapter.
             options: `advantages`, `old_logps`, `ref_logps`, `returns`, `old_values`, `loss_weights` and what
                 else the loss reads: one entry an example, a number for all its labels, one number a
-                label, or one a token. `temperature`, `disable_lora`, `return_logps`.
+                label, or one a token. `temperature`, `disable_lora`, `return_logps`. `loss`, a name or class,
+                and `loss_options`: of this batch alone.
 
         Raises:
             TypeError, ValueError: something cannot be sent; nothing was.
             UsageError: the server refuses; the message names the field. Nothing changed.
         """
-        verb = operation_pb2.ForwardBackward(**forward_fields(inputs, options))
+        verb = operation_pb2.ForwardBackward(loss=own_loss(options), **forward_fields(inputs, options))
         return forward_output(await self._run(adapter_name, forward_backward=verb))
 
     @remote_method
@@ -127,16 +147,23 @@ class TrainingVerbs(ModelHandle):
 
     @remote_method
     async def step(
-        self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
+        self,
+        *,
+        learning_rate: float | None = None,
+        optimizer_options: Mapping[str, Any] | None = None,
+        return_health: bool = False,
+        adapter_name: str | None = None,
     ) -> StepOutput:
         """Apply the accumulated gradient.
 
         Args:
             learning_rate: of this step alone. Unset: the optimizer's, as the schedule set it.
+            optimizer_options: other arguments of the optimizer for this step alone, such as `betas`.
             return_health: report each layer's gradient, weights and change.
             adapter_name: unset: the only adapter.
         """
-        verb = operation_pb2.Step(learning_rate=learning_rate, is_health_returned=return_health)
+        of_step = step_fields(learning_rate=learning_rate, optimizer_options=optimizer_options)
+        verb = operation_pb2.Step(**of_step, is_health_returned=return_health)
         return step_output(await self._run(adapter_name, step=verb))
 
     @remote_method
@@ -158,13 +185,24 @@ class TrainingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         return_health: bool = False,
         adapter_name: str | None = None,
+        **of_step: Any,
     ) -> StepOutput:
-        """Do `clip_grad_norm`, `step`, `zero_grad` and `lr_step` in one; arguments as theirs."""
+        """Do `clip_grad_norm`, `step`, `zero_grad` and `lr_step` in one; arguments as theirs.
+
+        Args:
+            max_grad_norm: positive; infinity only measures.
+            norm_type: the norm's order.
+            max_grad_value: as of `clip_grad_norm`.
+            return_health: as of `step`.
+            adapter_name: unset: the only adapter.
+            of_step: `learning_rate` and `optimizer_options`, as of `step`.
+        """
         verb = operation_pb2.ClipGradAndStep(
             max_grad_norm=max_grad_norm,
             norm_type=norm_type,
             max_grad_value=max_grad_value,
             is_health_returned=return_health,
+            **step_fields(**of_step),
         )
         return step_output(await self._run(adapter_name, clip_grad_and_step=verb))
 

@@ -46,7 +46,8 @@ class BatchUploads:
         verb: Any = getattr(operation, name)
         if not hasattr(verb, 'batch') or verb.batch.WhichOneof('source') != 'features':
             return operation
-        upload_id = await self._upload(verb.batch.features.SerializeToString(deterministic=True))
+        features = verb.batch.features.SerializeToString(deterministic=True)
+        upload_id = await self._upload(features, adapter_id=operation.adapter_id)
         fitted = Operation(adapter_id=operation.adapter_id, sequence_number=operation.sequence_number)
         getattr(fitted, name).options.CopyFrom(verb.options)
         getattr(fitted, name).batch.upload_id = upload_id
@@ -64,10 +65,12 @@ class BatchUploads:
             self._limit = min(limits, default=_SURELY_TAKEN)
         return self._limit
 
-    async def _upload(self, data: bytes) -> str:
+    async def _upload(self, data: bytes, *, adapter_id: str) -> str:
         digest = blake3(data).hexdigest()
         # Named after its content, so that the same batch again is there already.
-        header = training_service_pb2.BatchHeader(upload_id=f'up-{digest[:40]}', size_bytes=len(data), digest=digest)
+        header = training_service_pb2.BatchHeader(
+            upload_id=f'up-{digest[:40]}', size_bytes=len(data), digest=digest, adapter_id=adapter_id
+        )
         patience = self._connection.patience()
         committed, is_asking = 0, True
         while committed < len(data):

@@ -26,12 +26,17 @@ class Address:
         """
         has_scheme = '://' in text
         parts = urlsplit(text if has_scheme else f'grpc://{text}')
+        refused = ValueError(
+            f"address {text!r} is neither 'host:port' nor one of {', '.join(_SECURE)} with ://host:port"
+        )
         if parts.scheme not in _SECURE or not parts.hostname:
-            raise ValueError(
-                f"address {text!r} is neither 'host:port' nor one of {', '.join(_SECURE)} with ://host:port"
-            )
+            raise refused
+        try:
+            port = parts.port
+        except ValueError:
+            raise refused from None
         is_secure = _SECURE[parts.scheme]
-        return cls(parts.hostname, parts.port or (443 if is_secure else DEFAULT_PORT), is_secure)
+        return cls(parts.hostname, port or (443 if is_secure else DEFAULT_PORT), is_secure)
 
     @property
     def target(self) -> str:

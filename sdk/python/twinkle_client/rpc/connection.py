@@ -17,11 +17,12 @@ import grpc
 from google.protobuf.message import Message
 from opentelemetry import propagate, trace
 
-from twinkle_client.errors import Error, error_from_rpc
+from twinkle_client.errors import Error, ErrorFacts, RetryableError, UsageError, error_from_rpc
 from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.ids import new_id
 from twinkle_client.rpc.loop import LoopThread
 from twinkle_client.rpc.patience import Patience
+from twinkle_client.rpc.trust import explain_no_connection, read_authorities
 
 _Request = TypeVar('_Request', bound=Message)
 _Response = TypeVar('_Response')
@@ -62,14 +63,22 @@ class _Attempt:
 class Connection:
     """A channel, its credentials and its event loop."""
 
-    def __init__(self, address: Address, *, api_key: str, retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT) -> None:
+    def __init__(
+        self, address: Address, *, api_key: str, retry_timeout: timedelta = DEFAULT_RETRY_TIMEOUT, ca: str = ''
+    ) -> None:
         """Describe the connection; it is made by the first call, and again whenever it was lost.
 
         Args:
             address: of the gateway.
             api_key: empty for a server that asks for none.
             retry_timeout: how long calls are tried again while the server cannot serve them.
+            ca: PEM file of the authorities that a server with TLS is checked against. Empty: this machine's.
+
+        Raises:
+            ValueError: `ca` cannot be used.
         """
+        self._authorities = read_authorities(ca) if address.is_secure else None
+        self._has_connected = False
         self.address = address
         self.loop_thread = LoopThread()
         self._api_key = api_key
@@ -79,7 +88,8 @@ class Connection:
     async def _open(self) -> grpc.aio.Channel:
         options = [*_TRANSPORT_OPTIONS, ('grpc.service_config', _service_config())]
         if self.address.is_secure:
-            return grpc.aio.secure_channel(self.address.target, grpc.ssl_channel_credentials(), options=options)
+            credentials = grpc.ssl_channel_credentials(self._authorities)
+            return grpc.aio.secure_channel(self.address.target, credentials, options=options)
         return grpc.aio.insecure_channel(self.address.target, options=options)
 
     async def unary(
@@ -104,9 +114,12 @@ class Connection:
             patience = self.patience()
             while True:
                 try:
-                    return await call(request, metadata=attempt.metadata(self._api_key), timeout=seconds)
+                    answer = await call(request, metadata=attempt.metadata(self._api_key), timeout=seconds)
                 except grpc.aio.AioRpcError as error:
-                    await patience.wait_or_raise(attempt.failed(error))
+                    await patience.wait_or_raise(await self._explained(attempt.failed(error)))
+                else:
+                    self._has_connected = True
+                    return answer
 
     async def stream(
         self, call: grpc.aio.UnaryStreamMultiCallable[_Request, _Response], request: _Request
@@ -123,13 +136,13 @@ class Connection:
                 responses = call(request, metadata=attempt.metadata(self._api_key))
                 try:
                     async for response in responses:
-                        has_begun = True
+                        has_begun = self._has_connected = True
                         yield response
                     return
                 except grpc.aio.AioRpcError as error:
                     if has_begun:
                         raise attempt.failed(error) from None
-                    await patience.wait_or_raise(attempt.failed(error))
+                    await patience.wait_or_raise(await self._explained(attempt.failed(error)))
                 finally:
                     responses.cancel()
 
@@ -149,7 +162,7 @@ class Connection:
             try:
                 return await call(requests, metadata=attempt.metadata(self._api_key))
             except grpc.aio.AioRpcError as error:
-                raise attempt.failed(error) from None
+                raise await self._explained(attempt.failed(error)) from None
 
     async def duplex(
         self,
@@ -169,9 +182,19 @@ class Connection:
                 async for response in responses:
                     yield response
             except grpc.aio.AioRpcError as error:
-                raise attempt.failed(error) from None
+                raise await self._explained(attempt.failed(error)) from None
             finally:
                 responses.cancel()
+
+    async def _explained(self, error: Error) -> Error:
+        """Return the error, or a better one where no try could ever connect: the address or the trust is wrong."""
+        if error.reason or self._has_connected or not isinstance(error, RetryableError):
+            self._has_connected |= bool(error.reason)
+            return error
+        problem = await explain_no_connection(self.address, self._authorities)
+        if not problem:
+            return error
+        return UsageError(ErrorFacts(code=error.code, message=problem, request_id=error.request_id))
 
     def close(self) -> None:
         """Close the channel and end the thread; closing again does nothing."""

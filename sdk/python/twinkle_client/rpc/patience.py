@@ -6,6 +6,8 @@ from twinkle_client.errors import Error, RetryableError
 
 _FIRST_DELAY = 0.2
 _LAST_DELAY = 5.0
+_WORK_SECONDS = 10.0
+"""A shorter attempt may have been no work: grpc itself tries some calls again for several seconds."""
 
 
 class Patience:
@@ -34,7 +36,7 @@ class Patience:
         """
         now = self._clock()
         # An attempt that lasted was worked on: it failed by another outage than the one before.
-        if self._end is None or now - self._resumed > self._seconds / 2:
+        if self._end is None or now - self._resumed > max(self._seconds / 2, _WORK_SECONDS):
             self._end, self._delay = now + self._seconds, _FIRST_DELAY
         if not (may_retry or isinstance(error, RetryableError)) or now >= self._end:
             # grpc's own error says the same in worse words, with addresses in it.

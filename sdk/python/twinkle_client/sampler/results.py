@@ -1,7 +1,7 @@
 """What a sampler gives back, and how it is read from the contract's messages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -98,44 +98,64 @@ def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
     )
 
 
-def completion_feature(
-    prompt: Any, prompt_ids: npt.NDArray[Any], completion_ids: npt.NDArray[Any], text: str
-) -> InputFeature:
-    """Return prompt and completion as a training example with labels on the completion only.
+def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: _SampledSequence) -> InputFeature:
+    """Return prompt and completion as a training example, token by token as the sampler of the library does.
+
+    Labels, `completion_mask` and `old_logps` that a prompt brings, those of earlier turns, are kept; the new ones
+    cover the completion. Log-probabilities stand where the labels do, so that a policy loss finds them.
 
     Args:
         prompt: what was sampled from; a chat's messages go on with the completion, its user data is kept.
         prompt_ids: int [P].
-        completion_ids: int [C].
-        text: the completion, for the chat.
+        sequence: the completion, C tokens.
     """
+    completion_ids = np.asarray(sequence.tokens, dtype=np.int32)
     input_ids = np.concatenate([prompt_ids, completion_ids]).astype(np.int32)
-    labels = np.full(len(input_ids), IGNORE_INDEX, dtype=np.int32)
+    fields: Mapping[str, Any] = cast(Mapping[str, Any], prompt) if isinstance(prompt, Mapping) else {}
     # labels[t] is predicted from the tokens 0..t, so the first completion token is the last prompt token's label.
-    labels[len(prompt_ids) - 1 : len(input_ids) - 1] = completion_ids
-    feature = InputFeature(input_ids=input_ids, labels=labels, length=len(input_ids))
-    if isinstance(prompt, Mapping):
-        fields = cast(Mapping[str, Any], prompt)
-        if fields.get('messages'):
-            feature['messages'] = [*fields['messages'], {'role': 'assistant', 'content': text}]
-        if fields.get('user_data'):
-            feature['user_data'] = fields['user_data']
+    begin = len(prompt_ids) - 1
+    logprobs = [row[0][1] for row in sequence.logprobs]
+    feature = InputFeature(
+        input_ids=input_ids,
+        labels=_extended(fields, 'labels', len(input_ids), begin=begin, values=completion_ids, default=IGNORE_INDEX),
+        completion_mask=_extended(
+            fields, 'completion_mask', len(input_ids), begin=begin + 1, values=np.ones_like(completion_ids), default=0
+        ),
+        old_logps=_extended(
+            fields, 'old_logps', len(input_ids), begin=begin, values=np.asarray(logprobs, dtype=np.float32), default=0
+        ),
+        length=len(input_ids),
+    )
+    if fields.get('messages'):
+        feature['messages'] = [*fields['messages'], {'role': 'assistant', 'content': sequence.decoded}]
+    if fields.get('user_data'):
+        feature['user_data'] = fields['user_data']
     return feature
 
 
+def _extended(
+    fields: Mapping[str, Any], name: str, length: int, *, begin: int, values: npt.NDArray[Any], default: int
+) -> npt.NDArray[Any]:
+    """Return what a prompt has of a stream of numbers, with `values` from `begin` on."""
+    stream = np.full(length, default, dtype=values.dtype)
+    if fields.get('input_ids') is not None and fields.get(name) is not None:
+        stream[: length - len(values)] = fields[name]
+    stream[begin : begin + len(values)] = values
+    return stream
+
+
 def _sequence(sequence: sampling_pb2.SampledSequence, *, prompt: Any, prompt_ids: npt.NDArray[Any]) -> SampledSequence:
-    tokens = tensor_from_proto(sequence.token_ids)
-    return SampledSequence(
+    sampled = SampledSequence(
         stop_reason=_STOP_REASONS.get(sequence.stop_reason, StopReason.ERROR),
-        tokens=[int(token) for token in tokens],
+        tokens=[int(token) for token in tensor_from_proto(sequence.token_ids)],
         logprobs=_token_logprobs(sequence),
         decoded=sequence.text,
         version_spans=[
             VersionSpan(version=span.version, begin_token=span.begin_token, end_token=span.end_token)
             for span in sequence.version_spans
         ],
-        new_input_feature=completion_feature(prompt, prompt_ids, tokens, sequence.text),
     )
+    return replace(sampled, new_input_feature=completion_feature(prompt, prompt_ids, sampled))
 
 
 def _token_logprobs(part: sampling_pb2.SampledSequence | sampling_pb2.TokenDelta) -> list[list[tuple[int, float]]]:

@@ -34,7 +34,8 @@ class Sampler:
 
     Verbs take the weights to use as `adapter_name` (a name given to `add_adapter_to_model`, or an
     adapter's id; with `version` or `min_version` to be exact) or `adapter_uri` (a checkpoint's path).
-    Neither: the base model. The server never answers with other weights than those asked for.
+    Neither: the version that `CheckpointEngineManager.sync_weights` synced last, the base model where it
+    synced none or `use_base_model` is true. The server never answers with other weights than those asked for.
     """
 
     def __init__(self, model_id: str, *, client: TwinkleClient | None = None) -> None:
@@ -52,6 +53,7 @@ class Sampler:
         self._connection = self._client.connection
         self._stub = SamplerServiceStub(self._connection.channel)
         self._is_thinking_enabled: bool | None = None
+        self._synced: dict[str, int] = {}
 
     @property
     def loop_thread(self) -> LoopThread:
@@ -92,7 +94,7 @@ class Sampler:
             sampling_params: parameters, or a mapping of them.
             adapter_name: see the class.
             num_samples: completions for each prompt; replaces that of the parameters.
-            adapter: `adapter_uri`, `version`, `min_version`, `wait`; see the class.
+            adapter: `adapter_uri`, `version`, `min_version`, `wait`, `use_base_model`; see the class.
 
         Returns:
             One response a prompt, in order.
@@ -178,24 +180,58 @@ class Sampler:
         return [cast(Any, convert.tensor_from_proto(sequence.logprobs)) for sequence in response.sequences]
 
     @remote_method
+    async def load_adapter(self, adapter_name: str = '', **adapter: Any) -> int:
+        """Have the sampler bring a version before it is needed; return the version that is there now.
+
+        Args:
+            adapter_name: see the class.
+            adapter: as for `sample`.
+
+        Raises:
+            NotFoundError: there is no such adapter or version.
+            RetryableError: it did not come within `wait`.
+            StateError: its weights do not fit, or are those of a whole model, which this sampler does not follow.
+        """
+        request = sampler_service_pb2.LoadAdapterRequest(adapter=self._adapter(adapter_name, adapter))
+        return (await self._connection.unary(self._stub.LoadAdapter, request)).adapter.version
+
+    def note_synced(self, adapter_id: str, version: int) -> None:
+        """Take this version for what a request without a name means; a newer one replaces it."""
+        self._synced[adapter_id] = version
+
+    @remote_method
     async def reset_prefix_cache(self) -> int:
         """Empty the engine's prefix cache; return the tokens that were in it."""
         request = sampler_service_pb2.ResetPrefixCacheRequest()
         return (await self._connection.unary(self._stub.ResetPrefixCache, request)).dropped_token_count
 
     def _adapter(self, adapter_name: str, adapter: Mapping[str, Any]) -> sampling_pb2.AdapterRef | None:
-        unknown = sorted(set(adapter) - {'adapter_uri', 'version', 'min_version', 'wait'})
+        unknown = sorted(set(adapter) - {'adapter_uri', 'version', 'min_version', 'wait', 'use_base_model'})
         if unknown:
             raise TypeError(f'unknown arguments {unknown}')
         uri = adapter.get('adapter_uri') or ''
         if uri and adapter_name:
             raise ValueError('give adapter_name or adapter_uri, not both')
+        if adapter.get('use_base_model'):
+            if uri or adapter_name:
+                raise ValueError('use_base_model and an adapter cannot both be meant')
+        elif self._synced and not (uri or adapter_name):
+            return self._synced_adapter(adapter)
         return convert.adapter_ref(
             uri or self._client.adapter_id(adapter_name),
             version=adapter.get('version'),
             min_version=adapter.get('min_version'),
             wait=adapter.get('wait'),
         )
+
+    def _synced_adapter(self, adapter: Mapping[str, Any]) -> sampling_pb2.AdapterRef | None:
+        """Return the version that was synced; a version that is asked for wins."""
+        if len(self._synced) > 1:
+            raise ValueError(f'the adapters {list(self._synced)} were synced; say which with adapter_name=')
+        ((adapter_id, synced),) = self._synced.items()
+        least = adapter.get('min_version')
+        version = adapter.get('version') or (synced if least is None else None)
+        return convert.adapter_ref(adapter_id, version=version, min_version=least, wait=adapter.get('wait'))
 
     async def _sample_batch(
         self,

@@ -1,19 +1,31 @@
 """The five services on one machine: started, found, shown and stopped."""
 
-from twinkle_client.stack.launcher import StackBusyError, StackError, revive_stack, start_stack, stop_stack
-from twinkle_client.stack.options import DEFAULT_MODEL, SERVICES, StackOptions
+from twinkle_client.stack.launcher import (
+    StackBusyError,
+    add_sampler,
+    leave_stack,
+    revive_stack,
+    start_stack,
+    stop_stack,
+)
+from twinkle_client.stack.options import DEFAULT_MODEL, ENGINES, SERVICES, StackOptions
+from twinkle_client.stack.spawning import StackError, service_of
 from twinkle_client.stack.state import ServiceState, StackState, default_state_dir
 
 __all__ = [
     'DEFAULT_MODEL',
+    'ENGINES',
     'SERVICES',
     'ServiceState',
     'StackBusyError',
     'StackError',
     'StackOptions',
     'StackState',
+    'add_sampler',
     'default_state_dir',
+    'leave_stack',
     'revive_stack',
+    'service_of',
     'start_stack',
     'stop_stack',
 ]

@@ -1,48 +1,43 @@
-"""Starts the five services, each as a process of its own, and stops them again."""
+"""Starts the services of one machine, revives what ends, adds samplers, and stops it all again."""
 
 import fcntl
-import json
+import importlib
 import os
 import secrets
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import yaml
 
+from twinkle_client.stack.certificates import renewed_certificates, tls_settings
+from twinkle_client.stack.joining import wait_until_joined
 from twinkle_client.stack.options import SERVICES, StackOptions
-from twinkle_client.stack.processes import end_process, start_mark
-from twinkle_client.stack.state import ServiceState, StackState, key_path, read_secret
+from twinkle_client.stack.processes import end_process
+from twinkle_client.stack.spawning import (
+    Report,
+    Spawner,
+    StackError,
+    children,
+    read_address,
+    service_of,
+    with_port,
+    write_private,
+)
+from twinkle_client.stack.state import ServiceState, StackState, key_path, reachable, read_secret
 
-_POLL_SECONDS = 0.05
-_LOG_TAIL_LINES = 15
 STOP_GRACE_SECONDS = 20.0
-START_LIMIT_SECONDS = 600.0
-"""The model may have to be read from a slow disk."""
-
-
-_children: list[subprocess.Popen[bytes]] = []
-"""Services this program started. They may outlive every other reference to them, which is meant."""
-
-
-class StackError(Exception):
-    """The stack could not be started; the message says why."""
+ROOMS = ('config', 'data', 'logs', 'run', 'tls', 'traces')
+"""Folders of a state folder."""
+_LOCK_SECONDS = 3.0
+_POLL_SECONDS = 0.05
 
 
 class StackBusyError(StackError):
     """Another program starts or stops services in this state folder."""
-
-
-class Report(Protocol):
-    """Told how the start goes."""
-
-    def __call__(self, service: str, event: str) -> None:
-        """Say that `service` is 'starting', 'ready', 'ended', 'stopping' or 'stopped'."""
-        ...
 
 
 def start_stack(options: StackOptions, *, report: Report) -> StackState:
@@ -65,7 +60,7 @@ def start_stack(options: StackOptions, *, report: Report) -> StackState:
         try:
             return launch.run()
         except BaseException:
-            _stop(launch.state, report=report)
+            _stop(launch.described(), report=report)
             raise
 
 
@@ -83,8 +78,19 @@ def revive_stack(state_dir: Path, *, report: Report) -> StackState | None:
         state = StackState.load(state_dir)
         if state is None or state.is_running() or not state.address:
             return state
-        launch = _Launch(StackOptions(state_dir=state_dir, base_model=state.base_model), report)
-        return launch.revive(state)
+        spawner = Spawner(state_dir, report)
+        ended = state.ended()
+        state = state.without([item for item in state.services if not item.is_running() and item not in ended])
+        for service in ended:
+            report(service.name, 'ended')
+            spawner.spawn(service.name, listen=service.address)
+            spawner.addresses[service.name] = service.address
+            state = state.with_service(spawner.state_of(service.name))
+            state.save()
+        for name in spawner.started:
+            spawner.wait_for(name)
+        _wait_for_fleet(state)
+        return state
 
 
 def stop_stack(state_dir: Path, *, report: Report) -> bool:
@@ -99,145 +105,233 @@ def stop_stack(state_dir: Path, *, report: Report) -> bool:
         return True
 
 
+def add_sampler(state_dir: Path, *, engine: str, base_model: str = '', report: Report) -> ServiceState:
+    """Start one more sampler of a running stack; it joins the fleet by itself.
+
+    Args:
+        state_dir: of the stack.
+        engine: 'torch' or 'vllm'; empty: as the stack's first sampler.
+        base_model: which to sample from, one of the stack's; empty: the first.
+        report: told how it goes.
+
+    Raises:
+        StackError: no stack runs there, it was stopped meanwhile, or the sampler does not come up.
+
+    Concurrency: others may start, stop and add while the sampler loads its model.
+    """
+    spawner = Spawner(state_dir, report)
+    try:
+        name = _spawn_sampler(spawner, state_dir, engine, base_model)
+        spawner.wait_for(name)
+        with _locked(state_dir):
+            state = _reachable_stack(state_dir).with_service(spawner.state_of(name))
+            state.save()
+    except BaseException:
+        _withdraw(spawner, state_dir, report=report)
+        raise
+    _wait_for_fleet(state)
+    return spawner.state_of(name)
+
+
+def leave_stack(state_dir: Path, address: str, *, is_leaving: bool = True) -> bool:
+    """Note of a service that it is to end by itself, so that nobody starts it again; or that it stays after all.
+
+    Returns:
+        Whether a stack here has a service at that address.
+    """
+    if not address or StackState.load(state_dir) is None:
+        return False
+    with _locked(state_dir):
+        state = StackState.load(state_dir)
+        service = next((item for item in state.services if item.address == address), None) if state else None
+        if state is None or service is None:
+            return False
+        state.with_service(replace(service, is_leaving=is_leaving)).save()
+        return True
+
+
+def _spawn_sampler(spawner: Spawner, state_dir: Path, engine: str, base_model: str) -> str:
+    """Start a sampler's process and write it down; return its name."""
+    if StackState.load(state_dir) is None:
+        raise _no_stack(state_dir)
+    with _locked(state_dir):
+        state = _reachable_stack(state_dir)
+        name = _next_sampler(state)
+        settings = yaml.safe_load(spawner.config_path('sampler').read_text(encoding='utf-8'))
+        if engine == 'vllm' and settings.get('torch', {}).get('patches'):
+            raise StackError('the stack patches its model, which only the torch engine can do')
+        if base_model and base_model not in state.base_models:
+            raise StackError(f'{base_model} is not served there; there are {", ".join(state.base_models)}')
+        chosen = {'engine': engine, 'base_model': base_model}
+        chosen = {field: value for field, value in chosen.items() if value}
+        spawner.configure(name, {**settings, **_places(state_dir, spawner, name), **chosen})
+        spawner.spawn(name)
+        # Written down at once, so that a start that is killed leaves nothing that cannot be found.
+        state.with_service(spawner.state_of(name)).save()
+        return name
+
+
+def _withdraw(spawner: Spawner, state_dir: Path, *, report: Report) -> None:
+    """End what was started and take it out of the stack, unless others have by now."""
+    for name in spawner.started:
+        service = spawner.state_of(name)
+        _end(service, report=report)
+        with _locked(state_dir):
+            state = StackState.load(state_dir)
+            if state is not None:
+                state.without([item for item in state.services if item.pid == service.pid]).save()
+
+
+def _reachable_stack(state_dir: Path) -> StackState:
+    state = StackState.load(state_dir)
+    if state is None or not state.is_reachable():
+        raise _no_stack(state_dir)
+    return state
+
+
+def _no_stack(state_dir: Path) -> StackError:
+    return StackError(f'no stack runs in {state_dir}; start one with `twinkle up`')
+
+
+def _tokenizers(base_models: Sequence[str]) -> dict[str, str]:
+    """Return where tokenizers of built-in models are, and of those under an alias: no hub knows them by those names."""
+    # Its libraries come with the services; a client alone is installed without them.
+    hub = importlib.import_module('twinkle.hub')
+    known = [name for name in base_models if name in hub.BUILT_IN_MODELS or hub.without_alias(name) != name]
+    return {name: str(hub.resolve_tokenizer(name)) for name in known}
+
+
 class _Launch:
-    """One start; `state` is what has been started so far."""
+    """One start."""
 
     def __init__(self, options: StackOptions, report: Report) -> None:
         self._options = options
         self._folder = options.state_dir
-        self._report = report
         self._token = secrets.token_urlsafe(32)
-        self._addresses: dict[str, str] = {}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.state = StackState.create(self._folder, base_model=options.base_model, services=())
+        self._authority: Path | None = None
+        self._spawner = Spawner(self._folder, report)
 
     def run(self) -> StackState:
-        self._start('checkpoint', {})
-        self._start('data', {'base_models': [self._options.base_model]})
-        self._wait_for('checkpoint')
-        checkpoint = self._addresses['checkpoint']
-        engine = {'base_model': self._options.base_model, 'checkpoint_address': checkpoint}
+        """Start everything and return the stack, written down."""
+        options, spawner = self._options, self._spawner
+        gateway = with_port(options.listen)
+        # A port that is known from the start is the same after a restart of the gateway.
+        http = with_port(options.http_listen) if options.http_listen else ''
+        self._authority = renewed_certificates(self._folder / 'tls', gateway) if options.tls else None
+        # With TLS, services come in by a door of their own, where certificates are asked for.
+        internal = with_port('127.0.0.1:0') if options.tls else ''
+        self._start('checkpoint', {'base_models': list(options.base_models)})
+        self._start('data', {'base_models': list(options.base_models)})
+        checkpoint = spawner.wait_for('checkpoint')
+        for base_model in options.base_models:
+            self._start_holders(base_model, checkpoint=checkpoint, gateway=internal or reachable(gateway))
+        for name in spawner.started:
+            if service_of(name) in {'data', 'model'}:
+                spawner.wait_for(name)
+        self._start('gateway', {**self._gateway_settings(gateway, http), 'internal_listen': internal})
+        for name in spawner.started:
+            if name not in spawner.addresses:
+                spawner.wait_for(name)
+        state = self._save(http_address=read_address(spawner.address_file('gateway-http')))
+        _wait_for_fleet(state)
+        return state
+
+    def _start_holders(self, base_model: str, *, checkpoint: str, gateway: str) -> None:
+        """Start the services that hold one base model."""
+        options, place = self._options, self._options.base_models.index(base_model)
+        model = {'base_model': base_model, 'checkpoint_address': checkpoint}
         # What is trained is what is sampled only where both load the same model.
-        patches = {'patches': dict(self._options.patches)} if self._options.patches else {}
-        self._start('model', {**engine, **patches, 'thread_count': _trainer_threads()})
-        self._start('sampler', {**engine, 'torch': patches} if patches else engine)
-        for name in ('data', 'model', 'sampler'):
-            self._wait_for(name)
-        self._start(
-            'gateway',
-            {'listen': self._options.listen, 'upstreams': dict(self._addresses), 'bootstrap_key': self._api_key()},
-        )
-        self._wait_for('gateway')
-        self.state = StackState.create(
+        patches = {'patches': dict(options.patches)} if options.patches else {}
+        threads = max(1, _trainer_threads() // len(options.base_models))
+        self._start(_numbered('model', place + 1), {**model, **patches, 'thread_count': threads})
+        sampler = {**model, 'engine': options.resolved_engine, 'gateways': [gateway]}
+        sampler = {**sampler, 'torch': patches} if patches else sampler
+        if place == 0:
+            # Samplers that are added later take after it, also where there is none to begin with.
+            self._spawner.configure('sampler', self._settings('sampler', sampler))
+        for number in range(place * options.sampler_count, (place + 1) * options.sampler_count):
+            self._start(_numbered('sampler', number + 1), sampler)
+
+    def described(self, *, http_address: str = '') -> StackState:
+        """Return what has been started; the stack counts as up once the gateway's address is in it."""
+        started = [self._spawner.state_of(name) for name in self._spawner.started]
+        services = tuple(sorted(started, key=lambda item: (SERVICES.index(service_of(item.name)), item.name)))
+        return StackState.create(
             self._folder,
             base_model=self._options.base_model,
-            services=tuple(self._service_state(name) for name in SERVICES),
+            services=services,
+            http_address=http_address,
+            more_models=self._options.more_models,
+            ca=str(self._authority or ''),
         )
-        self.state.save()
-        return self.state
 
-    def revive(self, state: StackState) -> StackState:
-        """Start what ended of `state`; see `revive_stack`."""
-        self.state = state
-        for service in state.services:
-            if service.is_running():
-                continue
-            self._report(service.name, 'ended')
-            self._spawn(service.name, listen=service.address)
-            self._addresses[service.name] = service.address
-            again = self._service_state(service.name)
-            services = tuple(again if item.name == service.name else item for item in self.state.services)
-            self.state = StackState.create(self._folder, base_model=state.base_model, services=services)
-            self.state.save()
-        for name in list(self._processes):
-            self._wait_for(name)
-        return self.state
+    def _gateway_settings(self, listen: str, http_listen: str) -> dict[str, Any]:
+        addresses, http_file = self._spawner.addresses, self._spawner.address_file('gateway-http')
+        http_file.unlink(missing_ok=True)
+        return {
+            'listen': listen,
+            'http_listen': http_listen,
+            'http_address_file': str(http_file),
+            'upstreams': {
+                'models': [addresses[name] for name in self._spawner.started if service_of(name) == 'model'],
+                **{name: addresses[name] for name in ('data', 'checkpoint')},
+            },
+            'bootstrap_key': self._api_key(),
+            'tokenizers': _tokenizers(self._options.base_models),
+        }
 
     def _start(self, name: str, settings: Mapping[str, Any]) -> None:
-        # Not sorted: patches are applied in their order.
-        _write_private(self._config_path(name), yaml.safe_dump(self._settings(name, settings), sort_keys=False))
-        self._spawn(name)
+        self._spawner.configure(name, self._settings(name, settings))
+        self._spawner.spawn(name)
         # Written down at once, so that a start that is killed leaves nothing that cannot be found.
-        services = tuple(self._service_state(started) for started in self._processes)
-        self.state = StackState.create(self._folder, base_model=self._options.base_model, services=services)
-        self.state.save()
+        self._save()
 
-    def _spawn(self, name: str, *, listen: str = '') -> None:
-        """Start a process; `listen` is where, if not where its configuration says."""
-        self._report(name, 'starting')
-        self._address_file(name).unlink(missing_ok=True)
-        command = [sys.executable, '-m', f'services.{name}', '--config', str(self._config_path(name))]
-        with self._log_path(name).open('ab') as log:
-            self._processes[name] = subprocess.Popen(
-                [*command, *(['--set', f'listen={listen}'] if listen else [])],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self._folder,
-                # An interrupt of the terminal is for us alone: services are stopped in their order.
-                start_new_session=True,
-            )
-        _children.append(self._processes[name])
+    def _save(self, *, http_address: str = '') -> StackState:
+        state = self.described(http_address=http_address)
+        state.save()
+        return state
 
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        own = dict(self._options.services.get(name, {}))
+        own = dict(self._options.services.get(service_of(name), {}))
         telemetry = {'trace_dir': str(self._folder / 'traces'), **own.pop('telemetry', {})}
         if 'torch' in settings and 'torch' in own:
             own['torch'] = {**settings['torch'], **own['torch']}
         return {
             'listen': '127.0.0.1:0',
-            'state_dir': str(self._folder / 'data' / name),
-            'address_file': str(self._address_file(name)),
+            **_places(self._folder, self._spawner, name),
             'internal_token': self._token,
             'telemetry': telemetry,
+            **({'tls': tls_settings(self._authority, name)} if self._authority else {}),
             **settings,
             **own,
         }
-
-    def _wait_for(self, name: str) -> None:
-        process, path = self._processes[name], self._address_file(name)
-        end = time.monotonic() + START_LIMIT_SECONDS
-        while not path.exists():
-            if process.poll() is not None:
-                raise StackError(f'{name} ended with status {process.returncode}:\n{self._log_tail(name)}')
-            if time.monotonic() > end:
-                raise StackError(f'{name} did not serve within {START_LIMIT_SECONDS:.0f} s:\n{self._log_tail(name)}')
-            time.sleep(_POLL_SECONDS)
-        self._addresses[name] = json.loads(path.read_text(encoding='utf-8'))['address']
-        self._report(name, 'ready')
-
-    def _service_state(self, name: str) -> ServiceState:
-        pid = self._processes[name].pid
-        return ServiceState(
-            name=name,
-            pid=pid,
-            start_mark=start_mark(pid),
-            address=self._addresses.get(name, ''),
-            log_path=str(self._log_path(name)),
-        )
 
     def _api_key(self) -> str:
         path = key_path(self._folder)
         key = read_secret(path)
         if not key:
             key = f'tml-{secrets.token_urlsafe(32)}'
-            _write_private(path, f'{key}\n')
+            write_private(path, f'{key}\n')
         return key
 
-    def _address_file(self, name: str) -> Path:
-        return self._folder / 'run' / f'{name}.json'
 
-    def _config_path(self, name: str) -> Path:
-        return self._folder / 'config' / f'{name}.yaml'
+def _places(folder: Path, spawner: Spawner, name: str) -> dict[str, str]:
+    """Return where a process keeps its state and writes its address."""
+    return {'state_dir': str(folder / 'data' / name), 'address_file': str(spawner.address_file(name))}
 
-    def _log_path(self, name: str) -> Path:
-        path = self._folder / 'logs' / f'{name}.log'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
 
-    def _log_tail(self, name: str) -> str:
-        lines = self._log_path(name).read_text(encoding='utf-8', errors='replace').splitlines()
-        return '\n'.join(f'  {name} | {line}' for line in lines[-_LOG_TAIL_LINES:])
+def _numbered(service: str, number: int) -> str:
+    return service if number == 1 else f'{service}-{number}'
+
+
+def _next_sampler(state: StackState) -> str:
+    taken = {service.name for service in state.services}
+    return next(name for number in range(1, len(taken) + 2) if (name := _numbered('sampler', number)) not in taken)
+
+
+def _wait_for_fleet(state: StackState) -> None:
+    samplers = {item.address for item in state.services if service_of(item.name) == 'sampler' and item.is_kept_up}
+    wait_until_joined(reachable(state.address), state.read_api_key(), samplers, ca=state.ca)
 
 
 def _trainer_threads() -> int:
@@ -249,34 +343,42 @@ def _trainer_threads() -> int:
 def _stop(state: StackState, *, report: Report) -> None:
     """Stop what is written down, last service first."""
     for service in reversed(state.services):
-        if service.is_running():
-            report(service.name, 'stopping')
-            end_process(service.pid, service.start_mark, grace_seconds=STOP_GRACE_SECONDS)
-            report(service.name, 'stopped')
+        _end(service, report=report)
     state.delete()
-    _children[:] = [child for child in _children if child.poll() is None]
+
+
+def _end(service: ServiceState, *, report: Report) -> None:
+    if service.is_running():
+        report(service.name, 'stopping')
+        end_process(service.pid, service.start_mark, grace_seconds=STOP_GRACE_SECONDS)
+        report(service.name, 'stopped')
+    children[:] = [child for child in children if child.poll() is None]
 
 
 def _make_private(folder: Path) -> None:
+    """Make the folder and its rooms the owner's alone; one that holds other things keeps its own mode."""
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, 'w', encoding='utf-8') as file:
-        file.write(text)
+    if key_path(folder).exists() or not any(folder.iterdir()):
+        folder.chmod(0o700)
+    for room in ROOMS:
+        (folder / room).mkdir(mode=0o700, exist_ok=True)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time start or stop the stack of a folder."""
+    """Let one process at a time change the stack of a folder; a change that is short is waited for."""
+    end = time.monotonic() + _LOCK_SECONDS
     with (folder / 'lock').open('w') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StackBusyError(f'another `twinkle up` or `twinkle down` is at work in {folder}') from None
+        while not _is_locked(file):
+            if time.monotonic() > end:
+                raise StackBusyError(f'another `twinkle up` or `twinkle down` is at work in {folder}')
+            time.sleep(_POLL_SECONDS)
         yield
+
+
+def _is_locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

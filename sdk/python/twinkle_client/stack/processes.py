@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _POLL_SECONDS = 0.05
@@ -19,7 +21,7 @@ def start_mark(pid: int) -> str:
         except OSError:
             return ''
         return '' if fields[0] == 'Z' else fields[19]
-    return _ps(pid, 'lstart')
+    return _ps('-o', 'lstart=', '-p', str(pid))
 
 
 def is_same_process(pid: int, mark: str) -> bool:
@@ -28,9 +30,42 @@ def is_same_process(pid: int, mark: str) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return a process's resident memory; 0 where it cannot be read."""
-    kilobytes = _ps(pid, 'rss')
-    return int(kilobytes) * 1024 if kilobytes.isdigit() else 0
+    """Return the resident memory of a process and of those it started; 0 where it cannot be read.
+
+    Memory that they share is counted once for each.
+    """
+    rows = list(_LISTINGS.get(sys.platform, _ps_processes)())
+    parents = {row[0]: row[1] for row in rows}
+    return sum(size for item, _, size in rows if pid in _ancestry(item, parents))
+
+
+def _linux_processes() -> Iterator[tuple[int, int, int]]:
+    """Yield id, parent and resident bytes of every process; small images have no `ps`."""
+    page_bytes = os.sysconf('SC_PAGE_SIZE')
+    for folder in Path('/proc').glob('[0-9]*'):
+        try:
+            stat = (folder / 'stat').read_text(encoding='utf-8').rpartition(')')[2].split()
+        except OSError:
+            continue
+        yield int(folder.name), int(stat[1]), int(stat[21]) * page_bytes
+
+
+def _ps_processes() -> Iterator[tuple[int, int, int]]:
+    for line in _ps('-e', '-o', 'pid=,ppid=,rss=').splitlines():
+        pid, parent, kibibytes = line.split()
+        yield int(pid), int(parent), int(kibibytes) * 1024
+
+
+_LISTINGS = {'linux': _linux_processes}
+
+
+def _ancestry(pid: int, parents: dict[int, int]) -> list[int]:
+    """Return a process and those above it."""
+    line: list[int] = []
+    while pid and pid not in line:
+        line.append(pid)
+        pid = parents.get(pid, 0)
+    return line
 
 
 def end_process(pid: int, mark: str, *, grace_seconds: float) -> bool:
@@ -46,12 +81,18 @@ def end_process(pid: int, mark: str, *, grace_seconds: float) -> bool:
     """
     if not is_same_process(pid, mark):
         return True
-    os.kill(pid, signal.SIGTERM)
+    _signal(pid, signal.SIGTERM)
     if _wait_for_end(pid, mark, grace_seconds):
         return True
-    os.kill(pid, signal.SIGKILL)
+    _signal(pid, signal.SIGKILL)
     _wait_for_end(pid, mark, grace_seconds)
     return False
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    # It may have ended by itself since it was looked at.
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _wait_for_end(pid: int, mark: str, seconds: float) -> bool:
@@ -63,9 +104,9 @@ def _wait_for_end(pid: int, mark: str, seconds: float) -> bool:
     return True
 
 
-def _ps(pid: int, column: str) -> str:
+def _ps(*arguments: str) -> str:
     result = subprocess.run(
-        ['ps', '-o', f'{column}=', '-p', str(pid)],  # noqa: S607 - where ps is differs between systems
+        ['ps', *arguments],  # noqa: S607 - where ps is differs between systems
         capture_output=True,
         text=True,
         check=False,

@@ -3,7 +3,8 @@
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from twinkle_client.stack.processes import is_same_process
@@ -29,7 +30,17 @@ class ServiceState:
     start_mark: str
     """Tells this process from a later one with the same id."""
     address: str
+    """Empty: whoever starts it still waits for it."""
     log_path: str
+    base_model: str = ''
+    """Which it holds; empty: none."""
+    is_leaving: bool = False
+    """It was told to finish what it has and to end."""
+
+    @property
+    def is_kept_up(self) -> bool:
+        """Whether it is to be started again where it ends."""
+        return bool(self.address) and not self.is_leaving
 
     def is_running(self) -> bool:
         """Whether this very process lives."""
@@ -46,6 +57,28 @@ class StackState:
     base_model: str
     services: tuple[ServiceState, ...]
     start_time: float
+    http_address: str = ''
+    """Where the gateway speaks HTTP; empty: nowhere."""
+    more_models: tuple[str, ...] = ()
+    """Further base models."""
+    ca: str = ''
+    """PEM file of the authority of its certificates; empty: it speaks no TLS."""
+
+    @property
+    def base_models(self) -> tuple[str, ...]:
+        """All base models, in the order of their services."""
+        return self.base_model, *self.more_models
+
+    @property
+    def url(self) -> str:
+        """Where clients call it: the gateway's address, with https:// where it speaks TLS."""
+        return f'https://{reachable(self.address)}' if self.ca and self.address else self.address
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP clients call it; empty: nowhere."""
+        scheme, address = ('https', reachable(self.http_address)) if self.ca else ('http', self.http_address)
+        return f'{scheme}://{address}' if address else ''
 
     @classmethod
     def load(cls, state_dir: Path) -> 'StackState | None':
@@ -53,17 +86,46 @@ class StackState:
         try:
             values = json.loads((state_dir / _FILE).read_text(encoding='utf-8'))
             services = tuple(ServiceState(**service) for service in values.pop('services'))
-            return cls(state_dir=state_dir, services=services, **values)
+            more_models = tuple(values.pop('more_models', ()))
+            return cls(state_dir=state_dir, services=services, more_models=more_models, **values)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     @classmethod
-    def create(cls, state_dir: Path, *, base_model: str, services: tuple[ServiceState, ...]) -> 'StackState':
+    def create(
+        cls,
+        state_dir: Path,
+        *,
+        base_model: str,
+        services: tuple[ServiceState, ...],
+        http_address: str = '',
+        ca: str = '',
+        more_models: tuple[str, ...] = (),
+    ) -> 'StackState':
         """Describe a stack of which these services were started; without the gateway it has no address."""
         address = next((service.address for service in services if service.name == 'gateway'), '')
         return cls(
-            state_dir=state_dir, address=address, base_model=base_model, services=services, start_time=time.time()
+            state_dir=state_dir,
+            address=address,
+            base_model=base_model,
+            services=services,
+            start_time=time.time(),
+            http_address=http_address,
+            more_models=more_models,
+            ca=ca,
         )
+
+    def with_service(self, service: ServiceState) -> 'StackState':
+        """Return the stack with a service in the place of the one of its name, or before the gateway."""
+        if any(item.name == service.name for item in self.services):
+            services = tuple(service if item.name == service.name else item for item in self.services)
+        else:
+            services = (*self.services[:-1], service, *self.services[-1:])
+        return replace(self, services=services)
+
+    def without(self, services: Collection[ServiceState]) -> 'StackState':
+        """Return the stack without some of its services."""
+        return replace(self, services=tuple(item for item in self.services if item not in services))
 
     def save(self) -> None:
         """Write it down, replacing what was there at once."""
@@ -77,13 +139,28 @@ class StackState:
         """Forget it."""
         (self.state_dir / _FILE).unlink(missing_ok=True)
 
+    def ended(self) -> tuple[ServiceState, ...]:
+        """Return the services that are to be kept up and do not run."""
+        return tuple(service for service in self.services if service.is_kept_up and not service.is_running())
+
     def is_running(self) -> bool:
-        """Whether it came up whole and every service's process lives."""
-        return bool(self.address) and all(service.is_running() for service in self.services)
+        """Whether it came up whole and every service that is to be kept up runs."""
+        return bool(self.address) and not self.ended()
+
+    def is_reachable(self) -> bool:
+        """Whether it came up and its gateway's process lives, whatever became of the services behind it."""
+        gateways = (service for service in self.services if service.name == 'gateway')
+        return bool(self.address) and any(service.is_running() for service in gateways)
 
     def read_api_key(self) -> str:
         """Return the stack's own API key; empty where it cannot be read."""
         return read_secret(self.state_dir / _KEY_FILE)
+
+
+def reachable(listen: str) -> str:
+    """Return where a process of this machine reaches what listens on every address; empty stays empty."""
+    host, _, port = listen.rpartition(':')
+    return f'127.0.0.1:{port}' if port and host in {'', '0.0.0.0', '[::]'} else listen  # noqa: S104 (compared, not bound)
 
 
 def key_path(state_dir: Path) -> Path:

@@ -1,24 +1,38 @@
 """A database: its connections, its transactions, its schema."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
 import structlog
 from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from services.gateway.backends.sql.migrations import upgrade_schema
-from services.kit.errors import ServiceUnreachable
+from services.gateway.backends.sql.uncut_connection import UncutConnection
+from services.kit.errors import InvalidField, ServiceUnreachable
 
 _BUSY_SECONDS = 30
 """How long a writer waits for another one's transaction."""
 _MIGRATION_LOCK = 0x7477696E6B6C65
 """Number of PostgreSQL's advisory lock: only one gateway changes the schema at a time."""
+
+KEPT_ALIVE: Mapping[str, Any] = {
+    'connect_timeout': 10,
+    'keepalives': 1,
+    'keepalives_idle': 10,
+    'keepalives_interval': 5,
+    'keepalives_count': 3,
+    'tcp_user_timeout': 20_000,
+}
+"""Of a connection to PostgreSQL: that its machine is gone is noticed within half a minute, also amid a statement."""
+_READ_ONLY = '25006'
+"""PostgreSQL's state for a write where nothing may be written."""
 
 _log = structlog.get_logger('database')
 
@@ -32,6 +46,11 @@ class Database:
     def __init__(self, engine: AsyncEngine) -> None:
         """Use `engine`; see `open`."""
         self._engine = engine
+        event.listen(engine.sync_engine, 'before_cursor_execute', _refuse_nul)
+        # SQLite has one writer at a time, and those that wait for it look again in ever longer intervals.
+        is_single = engine.dialect.name == 'sqlite'
+        self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if is_single else nullcontext()
+        self._connection_class = UncutConnection if is_single else AsyncConnection
 
     @classmethod
     async def open(cls, url: str) -> Self:
@@ -48,7 +67,9 @@ class Database:
         if address.get_backend_name() == 'sqlite':
             engine = _sqlite_engine(address)
         else:
-            engine = create_async_engine(address, pool_pre_ping=True, hide_parameters=True)
+            engine = create_async_engine(
+                address, pool_pre_ping=True, hide_parameters=True, connect_args=dict(KEPT_ALIVE)
+            )
         database = cls(engine)
         try:
             async with database.write() as connection:
@@ -58,6 +79,11 @@ class Database:
             raise
         return database
 
+    @property
+    def dialect(self) -> str:
+        """Which SQL it speaks: 'sqlite' or 'postgresql'."""
+        return self._engine.dialect.name
+
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction that commits at the end of the block.
@@ -66,8 +92,11 @@ class Database:
             ServiceUnreachable: the database does not answer.
         """
         with _connection_errors_as_facts():
-            async with self._engine.begin() as connection:
+            async with self._turn, self._connected() as connection:
+                # At once and for the whole block: what changes the schema would make transactions of its own.
+                await connection.run_sync(_begin)
                 yield connection
+                await connection.commit()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -77,8 +106,18 @@ class Database:
             ServiceUnreachable: the database does not answer.
         """
         with _connection_errors_as_facts():
-            async with self._engine.connect() as connection:
+            async with self._connected() as connection:
                 yield await connection.execution_options(is_read_only=True)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncConnection]:
+        """Connect for the block; what was begun at its end and is not committed is undone."""
+        connection = self._connection_class(self._engine)
+        await connection.start()
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -92,9 +131,35 @@ class _connection_errors_as_facts:  # noqa: N801 (used as a block, named like on
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
+        if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError) or _is_read_only(error):
             _log.warning('the database does not answer', exc_info=error)
             raise ServiceUnreachable('database') from error
+
+
+def _is_read_only(error: BaseException | None) -> bool:
+    """Say whether it was written where nothing may be: at a server that another one has taken over from."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, 'sqlstate', None) == _READ_ONLY
+
+
+def _refuse_nul(
+    connection: Connection,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    executemany: bool,  # noqa: FBT001 (the library's own signature)
+) -> None:
+    """Refuse texts that PostgreSQL could not keep, whichever database it is: nothing that is kept has one.
+
+    Raises:
+        InvalidField: a text has a NUL character.
+    """
+    del connection, cursor, statement, context
+    rows = cast(Sequence[Any], parameters if executemany else (parameters,))
+    for row in rows:
+        values = cast(Iterable[Any], row.values() if isinstance(row, dict) else row)
+        if any(isinstance(value, str) and '\0' in value for value in values):
+            raise InvalidField('request', 'has a NUL character in a text that is kept')
 
 
 def _with_driver(url: str) -> URL:
@@ -123,6 +188,10 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     for setting in ('journal_mode=WAL', 'synchronous=NORMAL', 'foreign_keys=ON', 'cache_size=-2000'):
         cursor.execute(f'PRAGMA {setting}')
     cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    connection.begin()
 
 
 def _begin_sqlite(connection: Connection) -> None:

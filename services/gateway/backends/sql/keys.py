@@ -1,7 +1,7 @@
 """API keys in SQL. Of a secret only its digest is ever here."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from sqlalchemy import select, update
@@ -16,7 +16,7 @@ from services.gateway.backends.sql.statements import (
     select_values,
 )
 from services.gateway.backends.sql.tables import ApiKeyRow
-from services.gateway.domain.api_key import ApiKey
+from services.gateway.domain.api_key import ApiKey, Succession
 from services.gateway.domain.listing import Page
 
 
@@ -43,6 +43,26 @@ class SqlKeyStore:
                 return None
             query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == row.key_id)
             return await fetch_one(connection, query, ApiKey)
+
+    async def replace(
+        self, key_id: str, succeed: Callable[[ApiKey], Succession], *, digest: bytes
+    ) -> Succession | None:
+        """Keep both keys of `succeed(key)` in one transaction, the heir by `digest`; None if there is no such key.
+
+        Raises:
+            DomainError: whatever `succeed` raised; nothing is changed then.
+        """
+        is_it = ApiKeyRow.key_id == key_id
+        async with self._database.write() as connection:
+            key = await fetch_one(connection, select_values(ApiKeyRow, ApiKey).where(is_it).with_for_update(), ApiKey)
+            if key is None:
+                return None
+            succession = succeed(key)
+            await connection.execute(update(ApiKeyRow).where(is_it).values(as_row(succession.retired)))
+            await connection.execute(
+                insert_into(connection, ApiKeyRow).values(digest=digest, **as_row(succession.heir))
+            )
+            return succession
 
     async def revoke(self, key_id: str, *, moment: datetime) -> ApiKey | None:
         """Mark the key revoked, at `moment` unless it was before, and return it; None if there is none."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from sqlalchemy import update
+from sqlalchemy import tuple_, update
 
 from services.gateway.backends.sql.database import Database
 from services.gateway.backends.sql.statements import (
@@ -15,7 +15,7 @@ from services.gateway.backends.sql.statements import (
     select_values,
 )
 from services.gateway.backends.sql.tables import SessionRow
-from services.gateway.domain.listing import Page
+from services.gateway.domain.listing import Cursor, Page
 from services.gateway.domain.session import Session, SessionState
 
 
@@ -61,8 +61,19 @@ class SqlSessionStore:
         """Mark active sessions expired that were last heard before `silent_since`; return how many."""
         is_silent = (SessionRow.state == SessionState.ACTIVE) & (SessionRow.heartbeat_time < silent_since)
         async with self._database.write() as connection:
-            statement = update(SessionRow).where(is_silent).values(state=SessionState.EXPIRED)
+            statement = update(SessionRow).where(is_silent).values(state=SessionState.EXPIRED, is_settled=False)
             return (await connection.execute(statement)).rowcount
+
+    async def list_unsettled(self, *, after: Cursor | None, size: int) -> Sequence[Session]:
+        """Return sessions of all tenants that have ended and are not settled, those silent longest first."""
+        is_wanted = (SessionRow.state != SessionState.ACTIVE) & SessionRow.is_settled.is_(False)
+        key = tuple_(SessionRow.heartbeat_time, SessionRow.session_id)
+        if after is not None:
+            is_wanted &= key > tuple_(after.create_time, after.item_id)
+        query = select_values(SessionRow, Session).where(is_wanted)
+        query = query.order_by(SessionRow.heartbeat_time, SessionRow.session_id).limit(size)
+        async with self._database.read() as connection:
+            return await fetch_all(connection, query, Session)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
         """Return one item more than the page where there are as many, newest first."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Select, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
@@ -50,3 +50,10 @@ def newest_first(
     if page.after is not None:
         query = query.where(key < tuple_(page.after.create_time, page.after.item_id))
     return query.order_by(time.desc(), item_id.desc()).limit(page.size + 1)
+
+
+def has_label(labels: InstrumentedAttribute[Any], label: tuple[str, str], dialect: str) -> ColumnElement[bool]:
+    """Return whether a column of labels has this one, whatever characters are in its name."""
+    expand = func.json_each_text if dialect == 'postgresql' else func.json_each
+    entry = expand(labels).table_valued('key', 'value')
+    return select(entry.c.key).where(entry.c.key == label[0], entry.c.value == label[1]).exists()

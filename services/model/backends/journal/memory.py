@@ -46,6 +46,7 @@ class MemoryJournal:
         self._undo_steps = undo_steps
         self._adapters: dict[str, _Kept] = {}
         self._creations: list[CreationRecord] = []
+        self._used: dict[str, CreationRecord] = {}
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         """Return every adapter, oldest first; see the port."""
@@ -57,6 +58,10 @@ class MemoryJournal:
         """Return the last requests that made adapters; see the port."""
         return list(self._creations)
 
+    async def creation_of(self, adapter_id: str) -> CreationRecord | None:
+        """Return what made an adapter; see the port."""
+        return self._used.get(adapter_id)
+
     async def add_adapter(
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
     ) -> None:
@@ -64,6 +69,7 @@ class MemoryJournal:
         first = Snapshot(sequence_number=0, adapter=origin if state is None else adapter, state=state)
         self._adapters[adapter.adapter_id] = _Kept(adapter, {0: first})
         self._creations = [*self._creations, creation][-CREATIONS_KEPT:]
+        self._used[adapter.adapter_id] = creation
 
     async def remove_adapter(self, adapter_id: str) -> None:
         """Forget an adapter; see the port."""
@@ -114,6 +120,10 @@ class MemoryJournal:
         if kept is not None:
             kept.snapshots[snapshot.sequence_number] = snapshot
             _trim(kept, self._undo_steps)
+
+    async def amend(self, adapter: Adapter) -> None:
+        """Record what an adapter is; see the port."""
+        _renew(self._kept(adapter.adapter_id), adapter)
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
         """Return the newest snapshot; see the port."""

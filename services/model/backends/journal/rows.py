@@ -76,6 +76,15 @@ def all_creations(tx: Transaction) -> list[CreationRecord]:
     ]
 
 
+def creation_of(tx: Transaction, adapter_id: str) -> CreationRecord | None:
+    """Return what made an adapter, whether or not it is still there."""
+    columns = 'tenant_id, request_id, fingerprint'
+    row = tx.execute(f'SELECT {columns} FROM used_ids WHERE adapter_id = ?', adapter_id).fetchone()  # noqa: S608
+    if row is None:
+        return None
+    return CreationRecord(tenant_id=row[0], request_id=row[1], fingerprint=row[2], adapter_id=adapter_id)
+
+
 def add_adapter(tx: Transaction, adapter_id: str, record: bytes, origin: bytes, *, is_fresh: bool) -> int:
     """Add an adapter and return its key."""
     cursor = tx.execute(
@@ -90,13 +99,20 @@ def add_adapter(tx: Transaction, adapter_id: str, record: bytes, origin: bytes, 
 
 
 def add_creation(tx: Transaction, creation: CreationRecord) -> None:
-    """Add a request, and forget the oldest beyond those that are kept."""
+    """Add a request, and forget the oldest beyond those that are kept; the id it used is kept for good."""
     tx.execute(
         'INSERT OR REPLACE INTO creations (tenant_id, request_id, fingerprint, adapter_id) VALUES (?, ?, ?, ?)',
         creation.tenant_id,
         creation.request_id,
         creation.fingerprint,
         creation.adapter_id,
+    )
+    tx.execute(
+        'INSERT INTO used_ids (adapter_id, tenant_id, request_id, fingerprint) VALUES (?, ?, ?, ?)',
+        creation.adapter_id,
+        creation.tenant_id,
+        creation.request_id,
+        creation.fingerprint,
     )
     tx.execute('DELETE FROM creations WHERE position <= (SELECT max(position) FROM creations) - ?', CREATIONS_KEPT)
 

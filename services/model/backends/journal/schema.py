@@ -5,7 +5,15 @@ import os
 import sqlite3
 from pathlib import Path
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_USED_IDS = """
+CREATE TABLE used_ids (          -- of every adapter there ever was
+    adapter_id TEXT PRIMARY KEY,
+    tenant_id TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    fingerprint TEXT NOT NULL
+) WITHOUT ROWID;
+"""
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE adapters (
@@ -50,6 +58,11 @@ CREATE TABLE snapshots (
     PRIMARY KEY (adapter, number)
 ) WITHOUT ROWID;
 """
+_UPGRADES = {
+    1: _USED_IDS  # noqa: S608 - constants of this module
+    + 'INSERT INTO used_ids SELECT adapter_id, tenant_id, request_id, fingerprint FROM creations;'
+}
+"""What makes each older version the next one. The ids it has forgotten were drawn by the service: nobody meets them."""
 
 
 class JournalRefused(Exception):
@@ -109,7 +122,10 @@ def open_database(path: Path, *, engine: str, is_new_welcome: bool = True) -> sq
                     f'{path} is missing or empty, and files of its adapters are still there; put it back, or move the'
                     ' folder away to begin anew'
                 )
-            connection.executescript(f'BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;')
+            connection.executescript(
+                f'BEGIN IMMEDIATE; {_TABLES} {_USED_IDS} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;'
+            )
+        _upgrade(connection)
         _check_version(connection, path)
         _check_engine(connection, path, engine)
     except sqlite3.DatabaseError as error:
@@ -122,21 +138,32 @@ def open_database(path: Path, *, engine: str, is_new_welcome: bool = True) -> sq
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open a journal's database for reading alone.
+    """Open a journal's database for reading alone; an older version is read as it is.
 
     Raises:
         JournalRefused: it is none of ours, or of another version.
     """
     try:
         connection = sqlite3.connect(f'file:{path}?mode=ro', uri=True, isolation_level=None, check_same_thread=False)
-        _check_version(connection, path)
+        if _version_of(connection) not in _UPGRADES:
+            _check_version(connection, path)
     except sqlite3.DatabaseError as error:
         raise JournalRefused(f'{path} cannot be read: {error}') from error
     return connection
 
 
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Bring a database of an older version to this one, step by step, each of them whole or not at all."""
+    while (version := _version_of(connection)) in _UPGRADES:
+        connection.executescript(f'BEGIN IMMEDIATE; {_UPGRADES[version]} PRAGMA user_version={version + 1}; COMMIT;')
+
+
+def _version_of(connection: sqlite3.Connection) -> int:
+    return connection.execute('PRAGMA user_version').fetchone()[0]
+
+
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute('PRAGMA user_version').fetchone()[0]
+    version = _version_of(connection)
     if version != SCHEMA_VERSION:
         raise JournalRefused(f'{path} is of version {version}; this service reads version {SCHEMA_VERSION}')
 

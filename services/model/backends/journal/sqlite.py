@@ -116,6 +116,10 @@ class SqliteJournal:
         """Return the last requests that made adapters; see the port."""
         return await self._run('', rows.all_creations)
 
+    async def creation_of(self, adapter_id: str) -> CreationRecord | None:
+        """Return what made an adapter; see the port."""
+        return await self._run(adapter_id, lambda tx: rows.creation_of(tx, adapter_id))
+
     async def add_adapter(
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
     ) -> None:
@@ -212,6 +216,15 @@ class SqliteJournal:
 
             await self._run(adapter.adapter_id, write)
         reach('snapshot.recorded')
+
+    async def amend(self, adapter: Adapter) -> None:
+        """Record what an adapter is; see the port."""
+        record = self._codec.adapter_to_bytes(adapter)
+
+        def write(tx: Transaction) -> None:
+            rows.renew_adapter(tx, rows.key_of(tx, adapter.adapter_id), adapter.sequence_number, record)
+
+        await self._run(adapter.adapter_id, write)
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
         """Return the newest snapshot that is whole; see the port."""

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
 from services.kit.errors import DomainError, Internal
-from services.model.backends.choices import configure, training_config_of
+from services.model.backends.choices import batch_loss, configure, training_config_of
 from services.model.backends.local.states import CURSOR, counters_of, snapshot_of, state_of
 from services.model.backends.local.verbs import forward_options, forward_outcome, run_forward, run_other
 from services.model.backends.refusals import domain_error_of, engine_errors_as_facts
@@ -17,6 +18,7 @@ from services.model.domain.training_config import LossChoice, TrainingConfig
 from services.model.ports import AdapterDescription, AdapterState, BatchWork, VerbRun
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import BatchItem, ForwardResult, TrainerEngine
+from twinkle.nn import tensor_data_of
 
 _log = structlog.get_logger('engine')
 
@@ -118,6 +120,7 @@ class EngineHost:
             features=work.verb.features,
             options=forward_options(work.verb.options),
             is_training=isinstance(work.verb, verbs.ForwardBackward),
+            loss=None if work.verb.loss is None else batch_loss(work.verb.loss),
         )
 
     def _outcome_of(self, work: BatchWork, result: ForwardResult | Exception) -> VerbRun | DomainError:
@@ -188,10 +191,18 @@ class EngineHost:
     def export_state(
         self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
     ) -> AdapterState:
-        """Copy an adapter's weights and, if asked, its trainer's state."""
+        """Copy an adapter's weights and, if asked, its trainer's state.
+
+        Of a full-parameter run without its trainer all weights of the model, so that others can serve it.
+        """
         cursor = {} if consumed_train_samples is None else {CURSOR: consumed_train_samples}
         with engine_errors_as_facts():
-            return state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
+            state = state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
+        if state.full_parameters is None or is_trainer_included:
+            return state
+        whole = self._engine.model.base_parameters
+        frozen = {name: tensor_data_of(whole[name]) for name in whole.keys() - state.adapter.keys()}
+        return replace(state, adapter={**state.adapter, **frozen})
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
         """Replace an adapter's weights and, if asked, its trainer's state."""

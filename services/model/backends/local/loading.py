@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from services.kit.server_facts import BaseModelFacts, ServerFacts
+from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from twinkle.hub import resolve_model
 from twinkle.loss import LOSSES
 from twinkle.metric import METRICS
@@ -83,6 +83,7 @@ def facts_of(options: LoadOptions, model: PackedCausalLM) -> ServerFacts:
         components=_components(),
         batch_tokens=options.batch_tokens,
         lora_rank=options.lora_rank,
+        engine_version=versioned('torch'),
     )
 
 

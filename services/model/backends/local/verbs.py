@@ -5,7 +5,7 @@ from typing import Any
 
 from services.model.domain import operation as verbs
 from services.model.domain import result as results
-from twinkle.model.engine import ForwardOptions, ForwardResult, StepResult, TrainerEngine
+from twinkle.model.engine import ForwardOptions, ForwardResult, StepOptions, StepResult, TrainerEngine
 
 
 def forward_options(options: verbs.ForwardOptions) -> ForwardOptions:
@@ -59,7 +59,12 @@ def _clip_grad_norm(engine: TrainerEngine, adapter_id: str, verb: verbs.ClipGrad
 
 
 def _step(engine: TrainerEngine, adapter_id: str, verb: verbs.Step) -> results.Outcome:
-    result = engine.step(adapter_id, learning_rate=verb.learning_rate, is_health_returned=verb.is_health_returned)
+    result = engine.step(
+        adapter_id,
+        learning_rate=verb.learning_rate,
+        optimizer_options=verb.optimizer_options,
+        is_health_returned=verb.is_health_returned,
+    )
     return _step_outcome(result)
 
 
@@ -79,6 +84,7 @@ def _clip_grad_and_step(engine: TrainerEngine, adapter_id: str, verb: verbs.Clip
         max_grad_norm=verb.max_grad_norm,
         norm_type=verb.norm_type,
         max_grad_value=verb.max_grad_value,
+        step_options=StepOptions(learning_rate=verb.learning_rate, optimizer_options=verb.optimizer_options),
         is_health_returned=verb.is_health_returned,
     )
     return _step_outcome(result)

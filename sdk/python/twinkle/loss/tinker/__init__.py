@@ -1,8 +1,8 @@
 """The losses of the Tinker API under its names, with exactly its formulas, options and defaults.
 
 All are sums over tokens that nothing divides, reported as `loss:sum`. What Tinker calls `weights` are
-`loss_weights` here, its `logprobs` `old_logps`. `target_tokens` of shape [T, K] are what
-`SoftCrossEntropyLoss(reduction='sum')` takes; `stable_reinforce`, whose objective is not published, is not offered.
+`loss_weights` here, its `logprobs` `old_logps`, its `target_tokens` of shape [T, K] the stream `target_ids`. The
+objective of `stable_reinforce` is not published: ours is stated there.
 """
 
 from twinkle.loss.tinker.base import TinkerLoss
@@ -12,6 +12,7 @@ from twinkle.loss.tinker.dro import TinkerDRO
 from twinkle.loss.tinker.gspo import TinkerGSPO
 from twinkle.loss.tinker.importance_sampling import TinkerImportanceSampling
 from twinkle.loss.tinker.ppo import TinkerPPO
+from twinkle.loss.tinker.stable_reinforce import TinkerStableReinforce
 
 TINKER_LOSSES: dict[str, type[TinkerLoss]] = {
     'cispo': TinkerCISPO,
@@ -20,6 +21,7 @@ TINKER_LOSSES: dict[str, type[TinkerLoss]] = {
     'gspo': TinkerGSPO,
     'importance_sampling': TinkerImportanceSampling,
     'ppo': TinkerPPO,
+    'stable_reinforce': TinkerStableReinforce,
 }
 """By the names Tinker's clients send."""
 
@@ -32,4 +34,5 @@ __all__ = [
     'TinkerImportanceSampling',
     'TinkerLoss',
     'TinkerPPO',
+    'TinkerStableReinforce',
 ]

@@ -7,12 +7,18 @@ from torch import Tensor
 
 from twinkle.data_format import LossOutput
 from twinkle.loss.base import Loss, LossBatch
+from twinkle.loss.errors import MissingStream
 from twinkle.loss.options import check_number
 from twinkle.loss.reporting import as_numbers
 
 
 class TinkerLoss(Loss):
-    """A sum over labels of `weight * f(label)`; `num_tokens` is 0, `loss:sum` is reported."""
+    """A sum over labels of `weight * f(label)`; `num_tokens` is 0, `loss:sum` is reported.
+
+    Labels of weight 0 have log-probabilities too, and a batch of them alone is one whose loss is 0.
+    """
+
+    takes_every_label = True
 
     @abstractmethod
     def per_label(self, batch: LossBatch) -> Tensor:
@@ -38,8 +44,8 @@ class TinkerClippedLoss(TinkerPolicyLoss):
     """A policy loss with bounds on the ratio, from the options or, label by label, from streams of their names.
 
     Args:
-        clip_low_threshold: the smallest ratio, at least 0.
-        clip_high_threshold: the largest, at least the smallest.
+        clip_low_threshold: the smallest ratio, at least 0. None: the stream has it.
+        clip_high_threshold: the largest, at least the smallest. None: the stream has it.
 
     Raises:
         ValueError: a bound is out of its range.
@@ -47,17 +53,33 @@ class TinkerClippedLoss(TinkerPolicyLoss):
 
     optional_streams = ('clip_low_threshold', 'clip_high_threshold')
 
-    def __init__(self, clip_low_threshold: float, clip_high_threshold: float) -> None:
-        self.clip_low_threshold = check_number('clip_low_threshold', clip_low_threshold, low=0.0)
-        self.clip_high_threshold = check_number('clip_high_threshold', clip_high_threshold, low=clip_low_threshold)
+    def __init__(self, clip_low_threshold: float | None, clip_high_threshold: float | None) -> None:
+        self.clip_low_threshold = _checked('clip_low_threshold', clip_low_threshold, low=0.0)
+        lowest = 0.0 if clip_low_threshold is None else clip_low_threshold
+        self.clip_high_threshold = _checked('clip_high_threshold', clip_high_threshold, low=lowest)
 
     def clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the ratio within its bounds."""
-        low = batch.streams.get('clip_low_threshold', ratio_R.new_tensor(self.clip_low_threshold))
-        high = batch.streams.get('clip_high_threshold', ratio_R.new_tensor(self.clip_high_threshold))
+        """Return [R]: the ratio within its bounds.
+
+        Raises:
+            MissingStream: a bound is neither an option nor in the features.
+        """
+        low, high = (self._bound(name, ratio_R, batch) for name in ('clip_low_threshold', 'clip_high_threshold'))
         return torch.minimum(torch.maximum(ratio_R, low), high)
 
     def pessimistic(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
         """Return [R]: `- min(r A, clip(r) A)`."""
         advantages_R = batch.stream('advantages')
         return -torch.minimum(ratio_R * advantages_R, self.clipped(ratio_R, batch) * advantages_R)
+
+    def _bound(self, name: str, ratio_R: Tensor, batch: LossBatch) -> Tensor:
+        own = getattr(self, name)
+        if name in batch.streams:
+            return batch.stream(name)
+        if own is None:
+            raise MissingStream(type(self).__name__, name)
+        return ratio_R.new_tensor(own)
+
+
+def _checked(name: str, value: float | None, *, low: float) -> float | None:
+    return None if value is None else check_number(name, value, low=low)

@@ -14,7 +14,7 @@ class TinkerGSPO(TinkerClippedLoss):
     The mean of log r is taken over the labels where the stream `sequence_ratio_mask` is not 0.
 
     Args:
-        clip_low_threshold: as of `TinkerClippedLoss`; the service publishes no default, so it must be given.
+        clip_low_threshold: as of `TinkerClippedLoss`; the service publishes no default, so unset it must be a stream.
         clip_high_threshold: likewise.
 
     Raises:
@@ -22,6 +22,9 @@ class TinkerGSPO(TinkerClippedLoss):
     """
 
     required_streams = ('advantages', 'old_logps', 'sequence_ratio_mask')
+
+    def __init__(self, clip_low_threshold: float | None = None, clip_high_threshold: float | None = None) -> None:
+        super().__init__(clip_low_threshold, clip_high_threshold)
 
     def per_label(self, batch: LossBatch) -> Tensor:
         """Return [R]: the pessimistic objective, negated.

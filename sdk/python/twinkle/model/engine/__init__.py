@@ -1,7 +1,7 @@
 """The trainer on one device: many adapters on one frozen model. Synchronous; drive it from one thread."""
 
 from twinkle.model.engine.adapter_state import AdapterState
-from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult, StepResult
+from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult, StepOptions, StepResult
 from twinkle.model.engine.snapshot import AdapterSnapshot
 from twinkle.model.engine.trainer_engine import TrainerEngine
 
@@ -11,6 +11,7 @@ __all__ = [
     'BatchItem',
     'ForwardOptions',
     'ForwardResult',
+    'StepOptions',
     'StepResult',
     'TrainerEngine',
 ]

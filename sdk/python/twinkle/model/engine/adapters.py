@@ -53,7 +53,7 @@ class AdapterTable:
         check_accumulation(gradient_accumulation_steps)
         seed = config.seed if config.seed is not None else int(torch.randint(2**31, ()))
         weights = LoraWeights.create(
-            self.model.layers, replace(config, seed=seed), seed=seed, device=str(self.model.device), is_trainable=True
+            self.model.targets, replace(config, seed=seed), seed=seed, device=str(self.model.device), is_trainable=True
         )
         state = AdapterState.create(adapter_id, weights, gradient_accumulation_steps=gradient_accumulation_steps)
         self._adapters[adapter_id] = state

@@ -5,7 +5,8 @@ is done for the step alone, so that batches may still be added after clipping or
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,32 +81,31 @@ def clip_gradient(state: AdapterState, limits: ClipOptions) -> float:
     return norm
 
 
-def apply_gradient(state: AdapterState, *, learning_rate: float | None = None) -> float:
+def apply_gradient(state: AdapterState, changes: Mapping[str, Any]) -> float:
     """Step the optimizer with the divided gradient; return the learning rate used.
 
     Args:
         state: of the adapter.
-        learning_rate: for this step alone; unset: the schedule's.
+        changes: values of every parameter group for this step alone, such as `lr`; see `step_changes`.
     """
     parameters = state.parameters()
     sums = [parameter.grad for parameter in parameters]
-    rates = [group['lr'] for group in state.optimizer.param_groups]
+    own = [{name: group[name] for name in changes} for group in state.optimizer.param_groups]
     if state.divisor:
         for parameter, total in zip(parameters, sums, strict=True):
             parameter.grad = None if total is None else total / state.divisor
-    if learning_rate is not None:
-        _set_rates(state, [learning_rate] * len(rates))
+    _set_values(state, [changes] * len(own))
     used = state.learning_rate
     try:
         state.optimizer.step()
     finally:
-        _set_rates(state, rates)
+        _set_values(state, own)
         for parameter, total in zip(parameters, sums, strict=True):
             parameter.grad = total
     state.step_count += 1
     return used
 
 
-def _set_rates(state: AdapterState, rates: list[float]) -> None:
-    for group, rate in zip(state.optimizer.param_groups, rates, strict=True):
-        group['lr'] = rate
+def _set_values(state: AdapterState, values: Sequence[Mapping[str, Any]]) -> None:
+    for group, changed in zip(state.optimizer.param_groups, values, strict=True):
+        group.update(changed)

@@ -19,9 +19,10 @@ from twinkle.loss import InvalidLossInput, LossBatch
 from twinkle.metric import LabelFacts
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.gradient import check_gradient
-from twinkle.model.engine.label_facts import label_facts, more_outputs
+from twinkle.model.engine.label_facts import label_facts, more_outputs, target_logps
 from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, SegmentOutputs, forward_outputs
+from twinkle.model.engine.purpose import Purpose
 from twinkle.model.errors import LossFailed, LossNotFinite, TrainerError
 from twinkle.nn import PackedCausalLM
 from twinkle.nn.rows import padded_row_count
@@ -44,6 +45,8 @@ class PassResult:
     facts: LabelFacts
     output: LossOutput
     """Of numbers alone."""
+    target_logps: npt.NDArray[np.float32]
+    """[R], or [R, K] where the loss has several targets in the place of a label."""
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Other outputs that were asked for."""
     gradient: Sequence[Tensor] | None = None
@@ -94,14 +97,16 @@ def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[P
     return [share.refusal or _result_of(share, shares, seconds=seconds, padded_count=padded_count) for share in shares]
 
 
-def has_loss(state: AdapterState, batch: PackedBatch) -> bool:
+def has_loss(purpose: Purpose, batch: PackedBatch) -> bool:
     """Whether a batch has all for the loss, and anything: labels that count, or features where it learns from those."""
-    if any(name not in batch.streams for name in state.loss.required_streams):
+    loss = purpose.loss
+    if any(name not in batch.streams for name in loss.required_streams):
         return False
-    return bool(np.any(batch.weights_R != 0)) or 'embeddings' in state.loss.required_outputs
+    has_labels = batch.label_count > 0 if loss.takes_every_label else bool(np.any(batch.weights_R != 0))
+    return has_labels or 'embeddings' in loss.required_outputs
 
 
-def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
+def loss_of(purpose: Purpose, batch: LossBatch) -> LossOutput:
     """Return the loss of a batch, checked.
 
     Raises:
@@ -111,7 +116,7 @@ def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
     """
     try:
         # Labels of weight 0 are among the rows only where their log-probabilities were asked for.
-        output = state.loss(batch.counting() if bool((batch.weights_R == 0).any()) else batch)
+        output = purpose.loss(batch.counting() if bool((batch.weights_R == 0).any()) else batch)
         value = _checked_value(output)
         _check_numbers(output)
     except _REFUSALS:
@@ -119,10 +124,10 @@ def loss_of(state: AdapterState, batch: LossBatch) -> LossOutput:
     except LOSS_FAILURES as error:
         if is_out_of_memory(error):
             raise
-        raise LossFailed(state.adapter_id, state.loss_choice.name, str(error)) from error
+        raise LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error)) from error
     if not bool(value.isfinite().all()):
         broken = np.flatnonzero(~np.isfinite(batch.logps_R.numpy(force=True)))
-        raise LossNotFinite(state.adapter_id, int(batch.features_R[broken[0]]) if len(broken) else None)
+        raise LossNotFinite(purpose.state.adapter_id, int(batch.features_R[broken[0]]) if len(broken) else None)
     return output
 
 
@@ -178,11 +183,11 @@ def _check_numbers(output: LossOutput) -> None:
 
 
 def _calculate(share: _Share) -> None:
-    if not has_loss(share.segment.purpose.state, share.segment.batch):
+    if not has_loss(share.segment.purpose, share.segment.batch):
         share.output = LossOutput(loss=share.outputs.loss_batch.logps_R.new_zeros(()), num_tokens=0)
         return
     try:
-        share.output = loss_of(share.segment.purpose.state, share.outputs.loss_batch)
+        share.output = loss_of(share.segment.purpose, share.outputs.loss_batch)
     except (TrainerError, ValueError) as error:
         share.refusal = error
 
@@ -198,8 +203,8 @@ def _differentiate(shares: Sequence[_Share]) -> None:
             raise
         if len(shares) > 1:
             raise BackwardFailed from error
-        state = states[0]
-        shares[0].refusal = LossFailed(state.adapter_id, state.loss_choice.name, str(error))
+        purpose = shares[0].segment.purpose
+        shares[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
         return
     for share, gradient in zip(shares, gradients, strict=True):
         share.gradient = gradient
@@ -216,6 +221,7 @@ def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float, padde
         batch=batch,
         facts=label_facts(batch, share.outputs),
         output=plain_output(share.output),
+        target_logps=target_logps(share.segment.purpose.loss, share.outputs),
         more=more_outputs(share.segment.purpose.options.more_outputs, share.outputs),
         gradient=share.gradient,
         seconds=seconds * batch.token_count / token_count,

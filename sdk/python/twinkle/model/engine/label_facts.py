@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from twinkle.loss import Loss
 from twinkle.metric import LabelFacts
 from twinkle.model.engine.pass_outputs import SegmentOutputs
 from twinkle.processor import PackedBatch
@@ -35,6 +36,13 @@ def more_outputs(names: Sequence[str], outputs: SegmentOutputs) -> dict[str, npt
         'embeddings': own.embeddings_FD, 'entropies': own.entropies_R, 'logits': own.logits_RV, 'values': own.values_R,
     }  # fmt: skip
     return {name: _plain(there[name]) for name in names}
+
+
+def target_logps(loss: Loss, outputs: SegmentOutputs) -> npt.NDArray[np.float32]:
+    """Return the log-probabilities that a batch is answered with: [R], or [R, K] of candidates that are targets."""
+    own = outputs.loss_batch
+    candidates_RK = own.candidate_logps_RK if loss.are_candidates_targets else None
+    return (own.logps_R if candidates_RK is None else candidates_RK).numpy(force=True)
 
 
 def by_feature(name: str, batch: PackedBatch, values: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:

@@ -52,7 +52,7 @@ class BatchCutter:
             InvalidArgument: outputs are asked for that the adapter does not have.
         """
         purpose.check()
-        loss = purpose.state.loss
+        loss = purpose.loss
         if len(features) % loss.group_size:
             raise InvalidFeatures(
                 f'must come in groups of {loss.group_size} for {type(loss).__name__}, got {len(features)}'
@@ -68,15 +68,15 @@ class BatchCutter:
         """Check a whole batch and cut it into as many parts as it needs; raises as `pack`."""
         whole = Part(features, 0, self.pack(purpose, features))
         limit = self._limit(purpose)
-        if whole.batch.token_count <= limit or not purpose.state.loss.is_separable:
+        if whole.batch.token_count <= limit or not purpose.loss.is_separable:
             return [whole]
-        return self._parts(purpose, whole, _cuts(features, purpose.state.loss.group_size, max_tokens=limit))
+        return self._parts(purpose, whole, _cuts(features, purpose.loss.group_size, max_tokens=limit))
 
     def halve(self, purpose: Purpose, part: Part) -> list[Part]:
         """Cut a part into two of about as many groups; return none where it cannot be divided."""
-        size = purpose.state.loss.group_size
+        size = purpose.loss.group_size
         group_count = len(part.features) // size
-        if group_count < 2 or not purpose.state.loss.is_separable:
+        if group_count < 2 or not purpose.loss.is_separable:
             return []
         return self._parts(purpose, part, [0, group_count // 2 * size, len(part.features)])
 

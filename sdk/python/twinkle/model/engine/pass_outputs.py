@@ -18,7 +18,7 @@ from torch import Tensor
 
 from twinkle.loss import LossBatch
 from twinkle.model.engine.purpose import Purpose
-from twinkle.nn import AdapterSpan, PackedCausalLM, SequenceSpan
+from twinkle.nn import AdapterSpan, HeadAdapter, PackedCausalLM, SequenceSpan
 from twinkle.nn.rows import block_rows
 from twinkle.processor import PackedBatch
 
@@ -33,8 +33,18 @@ class Segment:
     @property
     def candidate_ids(self) -> npt.NDArray[np.int64] | None:
         """int64 [R, K]: the ids whose log-probabilities the loss reads beside the labels'."""
-        loss = self.purpose.state.loss
-        return self.batch.streams.get(loss.candidate_stream) if 'candidate_logps' in loss.required_outputs else None
+        return self.batch.streams.get(self.purpose.loss.candidate_stream)
+
+    def head_adapter(self, model: PackedCausalLM) -> HeadAdapter | None:
+        """Return what the adapter does at the head, its dropout drawn; None where it leaves the head alone."""
+        if self.purpose.options.is_adapter_disabled:
+            return None
+        weights = self.purpose.state.weights
+        update = weights.update_of(model.head_path)
+        if update is None:
+            return None
+        dropout = weights.draw_dropout() if self.purpose.is_training else None
+        return HeadAdapter(update, dropout, first_layer=len(model.layers))
 
     @property
     def head_needs(self) -> tuple[bool, int]:
@@ -63,11 +73,16 @@ def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[
     rows = [segment.batch.rows_R + begin for segment, begin in zip(segments, begins[:-1], strict=True)]
     hiddens = hidden_TD[mover(np.concatenate(rows))].split([len(own) for own in rows])
     results: dict[int, SegmentOutputs] = {}
-    order = sorted(range(len(segments)), key=lambda index: segments[index].head_needs)
+    adapters = [segment.head_adapter(model) for segment in segments]
     # Rows whose head gives the same outputs share it: the largest matrix of the model is read once.
-    for _, group in groupby(order, key=lambda index: segments[index].head_needs):
+    kinds = [
+        (segment.head_needs, 0 if adapter is None else index + 1)
+        for index, (segment, adapter) in enumerate(zip(segments, adapters, strict=True))
+    ]
+    for _, group in groupby(sorted(range(len(segments)), key=kinds.__getitem__), key=kinds.__getitem__):
         indexes = list(group)
-        heads = _head_outputs(model, [segments[index] for index in indexes], [hiddens[index] for index in indexes])
+        own_segments, own_hiddens = ([items[index] for index in indexes] for items in (segments, hiddens))
+        heads = _head_outputs(model, own_segments, own_hiddens, adapters[indexes[0]])
         for index, head in zip(indexes, heads, strict=True):
             own = hidden_TD[begins[index] : begins[index + 1]]
             rest = _other_outputs(model, segments[index], hiddens[index], own)
@@ -95,9 +110,9 @@ def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
 
 
 def _head_outputs(
-    model: PackedCausalLM, segments: Sequence[Segment], hiddens: Sequence[Tensor]
+    model: PackedCausalLM, segments: Sequence[Segment], hiddens: Sequence[Tensor], adapter: HeadAdapter | None
 ) -> list[dict[str, Tensor]]:
-    """Return the head's outputs for segments with the same needs."""
+    """Return the head's outputs for segments with the same needs, or for one whose adapter changes the head."""
     mover = _mover(model)
     counts = [segment.batch.label_count for segment in segments]
     temperatures = [segment.purpose.options.temperature for segment in segments]
@@ -110,6 +125,7 @@ def _head_outputs(
         candidate_ids_RK=mover(np.concatenate([segment.candidate_ids for segment in segments]))
         if candidate_count
         else None,
+        adapter=adapter,
     )
     named = {
         'logps_R': outputs.logps_R,
@@ -125,7 +141,8 @@ def _other_outputs(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, h
     """Return the outputs that are computed from the segment's own rows."""
     outputs: dict[str, Tensor] = {}
     if segment.purpose.is_needed('logits'):
-        outputs['logits_RV'] = model.logits(hidden_RD) / segment.purpose.options.temperature
+        raw_RV = model.logits(hidden_RD, adapters=_whole_span(segment, len(hidden_RD)))
+        outputs['logits_RV'] = raw_RV / segment.purpose.options.temperature
     if segment.purpose.is_needed('values') and segment.purpose.state.value_head is not None:
         outputs['values_R'] = segment.purpose.state.value_head(hidden_RD)
     if segment.purpose.is_needed('embeddings'):
@@ -144,15 +161,27 @@ def _segment_outputs(
         streams={name: mover(values) for name, values in batch.streams.items()},
         **outputs,
     )
-    is_greedy_R = _is_greedy(model, hidden_RD, loss_batch.labels_R) if segment.purpose.is_needed('is_greedy') else None
+    is_greedy_R = None
+    if segment.purpose.is_needed('is_greedy'):
+        is_greedy_R = _is_greedy(model, segment, hidden_RD, loss_batch.labels_R)
     return SegmentOutputs(loss_batch, is_greedy_R)
 
 
 @torch.no_grad()
-def _is_greedy(model: PackedCausalLM, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
+def _is_greedy(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, labels_R: Tensor) -> Tensor:
     size = block_rows(hidden_RD.device)
     blocks = zip(hidden_RD.split(size), labels_R.split(size), strict=True)
-    return torch.cat([model.logits(hidden).argmax(-1) == labels for hidden, labels in blocks])
+    found = [
+        model.logits(hidden, adapters=_whole_span(segment, len(hidden))).argmax(-1) == labels
+        for hidden, labels in blocks
+    ]
+    return torch.cat(found)
+
+
+def _whole_span(segment: Segment, row_count: int) -> list[AdapterSpan]:
+    """Return a span of the segment's adapter over rows that are all its own."""
+    weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
+    return [AdapterSpan(0, row_count, weights)] if row_count else []
 
 
 def _mover(model: PackedCausalLM) -> Callable[[npt.NDArray[Any]], Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from twinkle.data_format import InputFeature
+from twinkle.loss import LOSSES, Loss
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.results import ForwardOptions
 from twinkle.model.errors import InvalidArgument
@@ -17,14 +18,26 @@ class Purpose:
     state: AdapterState
     options: ForwardOptions
     is_training: bool
+    own_loss: Loss | None = None
+    """The loss of this batch alone; None for the adapter's."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of the batch."""
+        return self.state.loss if self.own_loss is None else self.own_loss
+
+    @property
+    def loss_name(self) -> str:
+        """What the loss is called."""
+        return self.state.loss_choice.name if self.own_loss is None else LOSSES.name_of(self.own_loss)
 
     @property
     def feature_needs(self) -> FeatureNeeds:
         """What the features are packed for."""
         needs = FeatureNeeds.of_loss(
-            self.state.loss,
+            self.loss,
             more_streams=self._metric_streams,
-            are_weightless_kept=self.options.are_weightless_labels_kept,
+            are_weightless_kept=self.options.are_weightless_labels_kept or self.loss.takes_every_label,
         )
         return replace(needs, is_pooled=needs.is_pooled or 'embeddings' in self.options.more_outputs)
 
@@ -34,6 +47,8 @@ class Purpose:
         Raises:
             InvalidArgument: values without a value head.
         """
+        if 'values' in self.loss.required_outputs and self.state.value_head is None:
+            raise InvalidArgument(f'{self.loss_name} learns values; it has to be the loss of the adapter first')
         if 'values' in self.options.more_outputs and self.state.value_head is None:
             raise InvalidArgument('there are no values before a loss that learns them was set')
 
@@ -41,17 +56,17 @@ class Purpose:
         """Whether the caller asked for that output of the pass, or the loss or a metric reads it."""
         if output in self.options.more_outputs:
             return True
-        readers = (self.state.loss, *self.state.metrics(is_training=self.is_training))
+        readers = (self.loss, *self.state.metrics(is_training=self.is_training))
         return any(output in reader.required_outputs for reader in readers)
 
     def missing_streams(self, batch: PackedBatch) -> tuple[str, ...]:
         """Return what the loss needs and the features do not carry."""
-        return tuple(name for name in self.state.loss.required_streams if name not in batch.streams)
+        return tuple(name for name in self.loss.required_streams if name not in batch.streams)
 
     def warnings(self, features: Sequence[InputFeature], *, missing: Sequence[str] = ()) -> tuple[str, ...]:
         """Say which streams of the features nothing reads, and for want of which others there is no loss."""
-        loss = type(self.state.loss).__name__
-        names = ignored_streams(features, self.state.loss, more_streams=self._metric_streams)
+        loss = type(self.loss).__name__
+        names = ignored_streams(features, self.loss, more_streams=self._metric_streams)
         absent = tuple(f'no loss was calculated and no metric counts: {loss} needs {name}' for name in missing)
         return (*absent, *(f'features[].{name}: {loss} does not read it' for name in names))
 

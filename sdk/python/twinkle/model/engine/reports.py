@@ -6,24 +6,25 @@ import numpy as np
 import torch
 
 from twinkle.data_format import InputFeature, LossOutput
-from twinkle.loss import merge_metrics
+from twinkle.loss import Loss, merge_metrics
 from twinkle.metric import ForwardFacts, Metric
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.joint_pass import LOSS_FAILURES, PassResult, plain_output
-from twinkle.model.engine.label_facts import by_feature, joined_facts, label_facts, more_outputs
+from twinkle.model.engine.label_facts import by_feature, joined_facts, label_facts, more_outputs, target_logps
 from twinkle.model.engine.results import ForwardResult, StepResult
 from twinkle.model.errors import MetricFailed
 
 _DIVIDED = 'memory ran out: the batch ran in smaller pieces, which may change the last bits of its gradient'
 
 
-def result_of_pending(pending: PendingForward, *, more: Sequence[str] = ()) -> PassResult:
+def result_of_pending(pending: PendingForward, loss: Loss, *, more: Sequence[str] = ()) -> PassResult:
     """Return a pending forward pass as a result; its loss is 0 before it was calculated."""
     output = LossOutput(loss=torch.zeros(())) if pending.output is None else pending.output
     return PassResult(
         batch=pending.batch,
         facts=label_facts(pending.batch, pending.outputs),
         output=plain_output(output),
+        target_logps=target_logps(loss, pending.outputs),
         more=more_outputs(more, pending.outputs),
     )
 
@@ -59,7 +60,7 @@ def forward_result(
         loss_sum=loss_sum,
         loss=loss_sum / divisor if divisor else loss_sum,
         num_tokens=facts.label_count,
-        logps=[logps for result in results for logps in result.batch.by_feature(result.facts.logps_R)],
+        logps=[logps for result in results for logps in result.batch.by_feature(result.target_logps)],
         metrics=reported,
         outputs={
             name: [array for result in results for array in by_feature(name, result.batch, result.more[name])]

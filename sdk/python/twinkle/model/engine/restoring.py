@@ -77,7 +77,7 @@ def _weights(snapshot: AdapterSnapshot, model: PackedCausalLM) -> LoraWeights | 
     tensors = {name: tensor_of(data) for name, data in snapshot.adapter.items()}
     if snapshot.full_parameters is None:
         return LoraWeights.from_peft_state(
-            model.layers, snapshot.lora_config, tensors, device=str(model.device), is_trainable=True
+            model.targets, snapshot.lora_config, tensors, device=str(model.device), is_trainable=True
         )
     weights = FullWeights(model, snapshot.full_parameters)
     try:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twinkle.data_format import InputFeature
+from twinkle.loss import Loss
 from twinkle.model.errors import InvalidArgument
 from twinkle.module import LayerHealth
 
@@ -46,6 +48,8 @@ class BatchItem:
     options: ForwardOptions = field(default_factory=ForwardOptions)
     is_training: bool
     """Whether the loss's gradient is added to the adapter's, as forward_backward does; else as forward_only."""
+    loss: Loss | None = None
+    """Of this batch alone; None for the adapter's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,8 @@ class ForwardResult:
     num_tokens: int
     """Labels that counted."""
     logps: list[npt.NDArray[np.float32]]
-    """float32 [T] for each feature: natural log-probability of each label, 0.0 where it does not count."""
+    """float32 [T] for each feature: natural log-probability of each label, 0.0 where it does not count; [T, K] where
+    the loss has K targets in its place."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the loss reports."""
     outputs: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
@@ -101,6 +106,16 @@ class ClipOptions:
             raise InvalidArgument(f'norm_type must be at least 1, got {self.norm_type}')
         if self.max_grad_value is not None and not self.max_grad_value > 0.0:
             raise InvalidArgument(f'max_grad_value must be positive, got {self.max_grad_value}')
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What differs for one step alone."""
+
+    learning_rate: float | None = None
+    """Unset: as the schedule says."""
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments of the optimizer by name, such as `betas`; its state goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,20 @@
 """The verbs that use what was accumulated: clip, step, move the schedule, report."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from twinkle.component import InvalidComponentOptions
 from twinkle.metric import StepFacts
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.gradient import apply_gradient, clip_gradient
 from twinkle.model.engine.reports import step_result
-from twinkle.model.engine.results import ClipOptions, StepResult
-from twinkle.model.errors import AdapterNotReady, InvalidArgument
-from twinkle.module import LayerHealth, measure_health, rehearse_step
+from twinkle.model.engine.results import ClipOptions, StepOptions, StepResult
+from twinkle.model.errors import AdapterNotReady, InvalidArgument, InvalidStepOptions
+from twinkle.module import LayerHealth, measure_health, rehearse_step, step_changes
 
 _LARGEST_RATE = torch.finfo(torch.float32).max
 """Optimizers multiply float32 weights by the rate; torch raises in the middle of a step for more."""
@@ -51,28 +53,33 @@ class Stepping(AdapterTable):
         return None if state.is_accumulating else clip_gradient(state, limits)
 
     def step(
-        self, adapter_id: str, *, learning_rate: float | None = None, is_health_returned: bool = False
+        self,
+        adapter_id: str,
+        *,
+        learning_rate: float | None = None,
+        optimizer_options: Mapping[str, Any] | None = None,
+        is_health_returned: bool = False,
     ) -> StepResult:
         """Apply the accumulated gradient, which stays until `zero_grad`.
 
         Args:
             adapter_id: the adapter.
             learning_rate: for this step alone, at least 0. Unset: as the schedule says.
+            optimizer_options: others for this step alone, by name; see `twinkle.module.step_option_names`.
             is_health_returned: measure every layer; costs a copy of the weights.
 
         Raises:
             AdapterNotReady: there is no gradient, or the schedule left no finite learning rate.
             InvalidArgument: the learning rate is negative or not finite as float32.
+            InvalidStepOptions: an option is unknown, shapes the optimizer's state, or is out of range.
         """
-        if learning_rate is not None and not 0.0 <= learning_rate <= _LARGEST_RATE:
-            raise InvalidArgument(f'learning_rate must be at least 0 and finite as float32, got {learning_rate}')
+        options = StepOptions(learning_rate=learning_rate, optimizer_options=optimizer_options or {})
+        changes = _changes(self.adapter(adapter_id), options)
         state = self._with_gradient(adapter_id)
         if learning_rate is None:
             _check_rate(state)
-        elif learning_rate > _USUAL_RATE:
-            _check_own_rate(state, learning_rate)
         gradients = _gradients(state) if is_health_returned else None
-        return _step(state, learning_rate=learning_rate, gradients=gradients)
+        return _step(state, changes, gradients=gradients)
 
     def zero_grad(self, adapter_id: str) -> None:
         """Drop the gradient, unless it is still accumulating."""
@@ -102,22 +109,26 @@ class Stepping(AdapterTable):
         max_grad_norm: float = 1.0,
         norm_type: float = 2.0,
         max_grad_value: float | None = None,
+        step_options: StepOptions | None = None,
         is_health_returned: bool = False,
     ) -> StepResult:
-        """Do clip_grad_norm, step, zero_grad and, where there is a schedule, lr_step.
+        """Do clip_grad_norm, step, zero_grad and, where there is a schedule, lr_step; arguments as theirs.
 
         Raises:
-            InvalidArgument, AdapterNotReady: as they do, before any of them has changed anything.
+            InvalidArgument, InvalidStepOptions, AdapterNotReady: as they do, before any of them has changed anything.
         """
+        own = step_options or StepOptions()
         limits = ClipOptions(max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value)
+        changes = _changes(self.adapter(adapter_id), own)
         state = self._with_gradient(adapter_id)
         if state.is_accumulating:
             return step_result(state, is_applied=False)
-        _check_rate(state)
+        if own.learning_rate is None:
+            _check_rate(state)
         _check_moves(state)
         gradients = _gradients(state) if is_health_returned else None
         clip_gradient(state, limits)
-        result = _step(state, learning_rate=None, gradients=gradients)
+        result = _step(state, changes, gradients=gradients)
         state.drop_gradient()
         if state.scheduler is not None:
             state.optimization.move()
@@ -140,13 +151,13 @@ class Stepping(AdapterTable):
 
 
 def _step(
-    state: AdapterState, *, learning_rate: float | None, gradients: Mapping[str, Tensor | None] | None
+    state: AdapterState, changes: Mapping[str, Any], *, gradients: Mapping[str, Tensor | None] | None
 ) -> StepResult:
     """Apply the gradient; measure the layers where `gradients`, from before they were clipped, are given."""
     if state.is_accumulating:
         return step_result(state, is_applied=False)
     before = None if gradients is None else _copies(state)
-    rate = apply_gradient(state, learning_rate=learning_rate)
+    rate = apply_gradient(state, changes)
     facts = StepFacts(learning_rate=rate, step_count=state.step_count, grad_norm=state.grad_norm)
     for metric in state.train_metrics:
         metric.accumulate_step(facts)
@@ -182,11 +193,23 @@ def _check_rate(state: AdapterState) -> None:
         ) from error
 
 
-def _check_own_rate(state: AdapterState, learning_rate: float) -> None:
+def _changes(state: AdapterState, options: StepOptions) -> dict[str, Any]:
+    """Return what a step changes in the parameter groups, checked.
+
+    Raises:
+        InvalidArgument, InvalidStepOptions: as `Stepping.step`.
+    """
+    rate = options.learning_rate
+    if rate is not None and not 0.0 <= rate <= _LARGEST_RATE:
+        raise InvalidArgument(f'learning_rate must be at least 0 and finite as float32, got {rate}')
+    if not options.optimizer_options and (rate is None or rate <= _USUAL_RATE):
+        return {} if rate is None else {'lr': rate}
     try:
-        rehearse_step(state.optimizer, learning_rate=learning_rate)
-    except ValueError as error:
-        raise InvalidArgument(f'learning_rate {learning_rate} is more than the optimizer can take') from error
+        return step_changes(state.optimizer, options.optimizer_options, learning_rate=rate)
+    except InvalidComponentOptions as error:
+        if not options.optimizer_options:
+            raise InvalidArgument(f'learning_rate {rate} is more than the optimizer can take') from error
+        raise InvalidStepOptions(error.problem) from error
 
 
 def _check_moves(state: AdapterState) -> None:

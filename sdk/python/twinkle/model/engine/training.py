@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from twinkle.data_format import InputFeature
-from twinkle.loss import InvalidLossInput
+from twinkle.loss import InvalidLossInput, Loss
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.batch_runner import BatchRunner, ItemRun
@@ -74,31 +74,56 @@ class Training(AdapterTable):
         ]
 
     def forward_only(
-        self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
+        self,
+        adapter_id: str,
+        features: Sequence[InputFeature],
+        *,
+        options: ForwardOptions | None = None,
+        loss: Loss | None = None,
     ) -> ForwardResult:
         """Return losses and log-probabilities; changes nothing but the evaluation metrics.
 
         Where the features lack a stream the loss needs, such as the reference's log-probabilities that
         this call is made for, the loss is 0, no metric counts the batch, and a warning says so.
 
+        Args:
+            adapter_id: the adapter.
+            features: at least one; only read.
+            options: how the pass is run.
+            loss: of this batch alone. Unset: the adapter's.
+
         Raises:
             InvalidFeatures, InvalidLossInput: as `check_features`.
+            InvalidArgument: the loss learns values, and the adapter has no head for them.
             LossNotFinite: the model gave no finite loss.
             LossFailed: the loss raised.
             BatchTooLarge: memory ran out.
         """
-        return self._run_alone(adapter_id, features, options, is_training=False)
+        item = BatchItem(
+            adapter_id=adapter_id, features=features, options=options or ForwardOptions(), is_training=False, loss=loss
+        )
+        return self._run_alone(item)
 
     def forward_backward(
-        self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
+        self,
+        adapter_id: str,
+        features: Sequence[InputFeature],
+        *,
+        options: ForwardOptions | None = None,
+        loss: Loss | None = None,
     ) -> ForwardResult:
         """Return losses and log-probabilities, and add the loss's gradient to the accumulated one.
+
+        The batches of one step may have losses of their own. Arguments as of `forward_only`.
 
         Raises:
             InvalidFeatures, InvalidLossInput, LossNotFinite, LossFailed, BatchTooLarge: as
                 `forward_only`, or no label counts; no gradient was added.
         """
-        return self._run_alone(adapter_id, features, options, is_training=True)
+        item = BatchItem(
+            adapter_id=adapter_id, features=features, options=options or ForwardOptions(), is_training=True, loss=loss
+        )
+        return self._run_alone(item)
 
     def forward(
         self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
@@ -120,7 +145,7 @@ class Training(AdapterTable):
             generator.set_state(draws)
             raise
         purpose.state.pending = PendingForward(batch, outputs)
-        result = result_of_pending(purpose.state.pending, more=purpose.options.more_outputs)
+        result = result_of_pending(purpose.state.pending, purpose.loss, more=purpose.options.more_outputs)
         return forward_result((), [result], metrics=(), warnings=purpose.warnings(features))
 
     def calculate_loss(self, adapter_id: str) -> ForwardResult:
@@ -131,10 +156,11 @@ class Training(AdapterTable):
             LossNotFinite: the model gave no finite loss.
             InvalidLossInput, LossFailed: the loss refused the batch, or raised.
         """
-        pending = self._pending(self.adapter(adapter_id))
+        purpose = Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True)
+        pending = self._pending(purpose.state)
         with torch.enable_grad(), _memory_named(pending.batch):
-            pending.output = loss_of(self.adapter(adapter_id), pending.outputs.loss_batch)
-        return forward_result((), [result_of_pending(pending)], metrics=())
+            pending.output = loss_of(purpose, pending.outputs.loss_batch)
+        return forward_result((), [result_of_pending(pending, purpose.loss)], metrics=())
 
     def backward(
         self, adapter_id: str, *, logprob_gradients: Sequence[npt.NDArray[np.float32]] | None = None
@@ -159,7 +185,7 @@ class Training(AdapterTable):
             values, by_outputs = pending.output['loss'], None
         else:
             raise AdapterNotReady(adapter_id, 'calculate_loss before backward')
-        result = result_of_pending(pending)
+        result = result_of_pending(pending, state.loss)
         state.pending = None
         with _memory_named(pending.batch):
             gradient = gradients_of([state], [values], by_outputs=by_outputs)[0]
@@ -172,17 +198,7 @@ class Training(AdapterTable):
         """Forget the last `forward` and its activations; nothing happens where there is none."""
         self.adapter(adapter_id).pending = None
 
-    def _run_alone(
-        self,
-        adapter_id: str,
-        features: Sequence[InputFeature],
-        options: ForwardOptions | None,
-        *,
-        is_training: bool,
-    ) -> ForwardResult:
-        item = BatchItem(
-            adapter_id=adapter_id, features=features, options=options or ForwardOptions(), is_training=is_training
-        )
+    def _run_alone(self, item: BatchItem) -> ForwardResult:
         result = self.run_batch([item])[0]
         if isinstance(result, Exception):
             raise result
@@ -191,7 +207,7 @@ class Training(AdapterTable):
     def _begin(self, item: BatchItem) -> ItemRun | Exception:
         """Return the item checked and cut, or why it is refused."""
         try:
-            purpose = Purpose(self.adapter(item.adapter_id), item.options, item.is_training)
+            purpose = Purpose(self.adapter(item.adapter_id), item.options, item.is_training, item.loss)
             parts = self._runner.cutter.cut(purpose, item.features)
             if item.is_training:
                 _check_trainable(purpose, [part.batch for part in parts])
@@ -241,7 +257,7 @@ def _check_trainable(purpose: Purpose, batches: Sequence[PackedBatch]) -> None:
     """
     if purpose.options.is_adapter_disabled:
         raise InvalidArgument('is_adapter_disabled is for forward_only; without the adapter nothing is learned')
-    if not any(has_loss(purpose.state, batch) for batch in batches):
+    if not any(has_loss(purpose, batch) for batch in batches):
         raise InvalidFeatures('have no label that counts: each is masked or weighs 0', field='labels')
 
 

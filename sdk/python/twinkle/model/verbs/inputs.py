@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.data_format import IGNORE_INDEX, STREAMS, InputFeature
+from twinkle.loss import Loss, build_loss
 from twinkle.model.engine import ForwardOptions
 from twinkle.model.errors import InvalidArgument
 
@@ -16,6 +17,19 @@ WIDE = tuple(name for name, spec in STREAMS.items() if spec.is_wide)
 """The same with several columns: one array [T, K] for each feature."""
 _OPTIONS = ('temperature', 'disable_lora', 'return_logits', 'task', 'micro_batch_size')
 _TASKS = ('causal_lm', 'embedding')
+
+
+def own_loss(given: dict[str, Any]) -> Loss | None:
+    """Take the loss of one batch out of the options of a forward verb; None where there is none.
+
+    Raises:
+        InvalidArgument: there are options of a loss, and no loss.
+        UnknownComponent, InvalidComponentOptions: there is no such loss, or an option of it is of no use.
+    """
+    loss, options = given.pop('loss', None), given.pop('loss_options', None) or {}
+    if loss is None and options:
+        raise InvalidArgument('loss_options are of `loss`, which is not given')
+    return None if loss is None else build_loss(loss, **options)
 
 
 def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> ForwardOptions:

@@ -1,6 +1,9 @@
 """Verbs that use the accumulated gradient."""
 
-from twinkle.model.engine import StepResult
+from collections.abc import Mapping
+from typing import Any
+
+from twinkle.model.engine import StepOptions, StepResult
 from twinkle.model.verbs.handle import ModelHandle
 
 
@@ -35,20 +38,31 @@ class SteppingVerbs(ModelHandle):
         )
 
     def step(
-        self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
+        self,
+        *,
+        learning_rate: float | None = None,
+        optimizer_options: Mapping[str, Any] | None = None,
+        return_health: bool = False,
+        adapter_name: str | None = None,
     ) -> StepResult:
         """Apply the accumulated gradient, once enough batches are in it.
 
         Args:
             learning_rate: of this step alone. Unset: as the schedule says.
+            optimizer_options: other arguments of the optimizer for this step alone, such as `betas`.
             return_health: report each layer's gradient, weights and change.
             adapter_name: may be left out while there is one adapter.
 
         Raises:
             AdapterNotReady: there is no gradient.
+            InvalidStepOptions: an option is unknown, shapes the optimizer's state, or is out of range.
         """
-        name = self._adapter(adapter_name)
-        return self.engine.step(name, learning_rate=learning_rate, is_health_returned=return_health)
+        return self.engine.step(
+            self._adapter(adapter_name),
+            learning_rate=learning_rate,
+            optimizer_options=optimizer_options,
+            is_health_returned=return_health,
+        )
 
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
         """Drop the accumulated gradient, once a step is due."""
@@ -70,17 +84,28 @@ class SteppingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         return_health: bool = False,
         adapter_name: str | None = None,
+        **of_step: Any,
     ) -> StepResult:
-        """Do clip_grad_norm, step, zero_grad and, where there is a schedule, lr_step; arguments as theirs.
+        """Do clip_grad_norm, step, zero_grad and, where there is a schedule, lr_step.
+
+        Args:
+            max_grad_norm: positive; infinity only measures.
+            norm_type: as of clip_grad_norm.
+            max_grad_value: as of clip_grad_norm.
+            return_health: as of step.
+            adapter_name: may be left out while there is one adapter.
+            of_step: `learning_rate` and `optimizer_options`, as of step.
 
         Raises:
             AdapterNotReady, InvalidArgument: as they do, before any of them has changed anything.
+            TypeError: there is no such argument.
         """
         return self.engine.clip_grad_and_step(
             self._adapter(adapter_name),
             max_grad_norm=max_grad_norm,
             norm_type=norm_type,
             max_grad_value=max_grad_value,
+            step_options=StepOptions(**of_step),
             is_health_returned=return_health,
         )
 

@@ -10,7 +10,7 @@ from twinkle.loss import CustomLoss, custom_gradients
 from twinkle.model.base import Inputs
 from twinkle.model.engine import ForwardOptions, ForwardResult
 from twinkle.model.verbs.handle import ModelHandle
-from twinkle.model.verbs.inputs import forward_options, with_labels, with_streams
+from twinkle.model.verbs.inputs import forward_options, own_loss, with_labels, with_streams
 
 
 class TrainingVerbs(ModelHandle):
@@ -18,7 +18,8 @@ class TrainingVerbs(ModelHandle):
 
     `options` of the forward verbs: `temperature` divides the logits; `advantages`, `old_logps`,
     `ref_logps`, `returns`, `loss_weights` and whatever else the loss reads, one entry an example: a number
-    for all its labels, one a label, or one a token; `return_logits`; `task='embedding'`.
+    for all its labels, one a label, or one a token; `return_logits`; `task='embedding'`. `forward_only` and
+    `forward_backward` take `loss`, a name, class or instance, and `loss_options`, for this batch alone.
     """
 
     def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
@@ -34,8 +35,9 @@ class TrainingVerbs(ModelHandle):
             InvalidArgument: an option is unknown or does not fit.
             BatchTooLarge: memory ran out.
         """
+        loss = own_loss(options)
         name, features, chosen = self._prepare(adapter_name, inputs, options)
-        return _model_output(self.engine.forward_only(name, features, options=chosen))
+        return _model_output(self.engine.forward_only(name, features, options=chosen, loss=loss))
 
     def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
         """Return log-probabilities and keep what `calculate_loss` and `backward` need; errors as `forward_only`."""
@@ -71,8 +73,9 @@ class TrainingVerbs(ModelHandle):
             InvalidArgument: an option is unknown or does not fit.
             LossNotFinite, BatchTooLarge: no gradient was added.
         """
+        loss = own_loss(options)
         name, features, chosen = self._prepare(adapter_name, inputs, options)
-        return _model_output(self.engine.forward_backward(name, features, options=chosen))
+        return _model_output(self.engine.forward_backward(name, features, options=chosen, loss=loss))
 
     def forward_backward_custom(
         self, inputs: Inputs, loss_fn: CustomLoss, *, adapter_name: str | None = None, **options: Any

@@ -7,6 +7,7 @@ from twinkle.sampler.engine.request import (
     EngineLoad,
     EngineRequest,
     PromptEvent,
+    SequenceSoFar,
     TokenEvent,
     TopTokens,
 )
@@ -19,6 +20,7 @@ __all__ = [
     'EngineRequest',
     'PromptEvent',
     'SamplerEngine',
+    'SequenceSoFar',
     'TokenEvent',
     'TopTokens',
 ]

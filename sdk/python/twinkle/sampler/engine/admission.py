@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinkle.data_format import SamplingParams
-from twinkle.sampler.errors import ContextExceeded, InvalidPrompt, InvalidSamplingParams
+from twinkle.sampler.errors import ContextExceeded, InvalidPrompt, InvalidSamplingParams, NotSupportedByEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,10 @@ class Admission:
             InvalidPrompt: the prompt is empty or has a token outside the vocabulary.
             ContextExceeded: prompt and new tokens do not fit the context.
             InvalidSamplingParams: a parameter cannot be honoured here.
+            NotSupportedByEngine: a form of the output is asked for, which this engine cannot hold.
         """
+        if params.structured_output is not None:
+            raise NotSupportedByEngine('structured_output')
         self._check_prompt(prompt)
         room = self.context_tokens - len(prompt)
         least = 1 if params.max_tokens is None else params.max_tokens

@@ -6,7 +6,7 @@ order and restarts cannot change a sample. V is the vocabulary size.
 """
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -28,18 +28,20 @@ def draw_token(
     present: Collection[int],
     forbidden: Collection[int],
     number: float,
+    drawn: Sequence[int] = (),
 ) -> int:
     """Draw a token.
 
     Args:
         logits_V: float32 [V], the model's own; not changed.
-        params: temperature, top_k, top_p and repetition_penalty are used, in this order: penalty,
-            forbidden tokens, temperature, top_k, top_p.
+        params: the penalties, temperature, min_p, top_k and top_p are used, in this order: repetition,
+            frequency and presence penalty, forbidden tokens, temperature, min_p, top_k, top_p.
         present: tokens already in the sequence, prompt included.
         forbidden: tokens that may not be drawn.
         number: uniform in [0, 1).
+        drawn: the sequence's new tokens so far, which frequency and presence penalty count.
     """
-    scores_V = _adjusted(logits_V, params.repetition_penalty, present, forbidden)
+    scores_V = _forbid(_penalise(logits_V, params, present=present, drawn=drawn), forbidden)
     if params.temperature == 0.0:
         return int(scores_V.argmax())
     weights, token_ids = _candidates(scores_V, params)
@@ -63,19 +65,30 @@ def most_likely(logprobs_V: Tensor, count: int) -> TopTokens:
     return list(zip(token_ids.tolist(), values.tolist(), strict=True))
 
 
-def _adjusted(logits_V: Tensor, penalty: float, present: Collection[int], forbidden: Collection[int]) -> Tensor:
-    if penalty == 1.0 and not forbidden:
-        return logits_V
-    scores_V = logits_V.clone()
+def _penalise(logits_V: Tensor, params: SamplingParams, *, present: Collection[int], drawn: Sequence[int]) -> Tensor:
+    """Return the logits after all penalties; those given where there is none."""
+    scores_V = logits_V
+    penalty = params.repetition_penalty
     if penalty != 1.0 and present:
+        scores_V = scores_V.clone()
         index = torch.tensor(sorted(set(present)), device=scores_V.device)
         chosen = scores_V[index]
         # The smallest and largest penalties would make infinities, whose differences are no numbers.
         limits = torch.finfo(scores_V.dtype)
         punished = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
         scores_V[index] = punished.clamp(limits.min, limits.max)
-    if forbidden:
-        scores_V[torch.tensor(sorted(forbidden), device=scores_V.device)] = float('-inf')
+    if drawn and (params.frequency_penalty or params.presence_penalty):
+        token_ids, counts = torch.tensor(drawn, device=scores_V.device).unique(return_counts=True)
+        scores_V = scores_V.clone() if scores_V is logits_V else scores_V
+        scores_V[token_ids] -= params.frequency_penalty * counts + params.presence_penalty
+    return scores_V
+
+
+def _forbid(scores_V: Tensor, forbidden: Collection[int]) -> Tensor:
+    if not forbidden:
+        return scores_V
+    scores_V = scores_V.clone()
+    scores_V[torch.tensor(sorted(forbidden), device=scores_V.device)] = float('-inf')
     return scores_V
 
 
@@ -85,6 +98,9 @@ def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tenso
     scores_V = scores_V.double()
     probs = torch.softmax((scores_V - scores_V.max()) / params.temperature, dim=0)
     token_ids: Tensor | None = None
+    if params.min_p > 0.0:
+        probs = torch.where(probs >= params.min_p * probs.max(), probs, 0.0)
+        probs = probs / probs.sum()
     if 0 < params.top_k < probs.shape[0]:
         probs, token_ids = _sorted(probs, probs >= probs.topk(params.top_k).values[-1])
         probs, token_ids = probs[: params.top_k], token_ids[: params.top_k]

@@ -12,18 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twinkle.data_format import SamplingParams, StopReason, VersionSpan
-from twinkle.nn import KVCache, PackedCausalLM
+from twinkle.data_format import SamplingParams, StopReason
+from twinkle.nn import KVCache, PackedCausalLM, log_probabilities
 from twinkle.sampler.engine.admission import Admission
+from twinkle.sampler.engine.continuation import Replay, check_continued, replay
 from twinkle.sampler.engine.detokenize import IncrementalDetokenizer, TokenDecoder
 from twinkle.sampler.engine.draw import draw_token, most_likely, top_logprobs, uniform
-from twinkle.sampler.engine.pack import PackItem, pack
+from twinkle.sampler.engine.events import aborted_event, last_event, prompt_event, version_spans
+from twinkle.sampler.engine.pack import PackItem, adapter_spans, pack
 from twinkle.sampler.engine.request import (
     EngineAdapter,
     EngineEvent,
     EngineLoad,
     EngineRequest,
-    PromptEvent,
+    SequenceSoFar,
     TokenEvent,
 )
 from twinkle.sampler.engine.scheduler import PrefillChunk, Scheduler, SchedulerLimits, StepPlan
@@ -96,13 +98,14 @@ class SamplerEngine:
             )
         )
         self._unfinished: dict[str, int] = {}
+        self._ended_before: list[EngineEvent] = []
         self.last_step_rows = 0
         """Rows the last step computed; 0 means that stepping again brings nothing before something changes."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is waiting or running."""
-        return not self._unfinished
+        return not self._unfinished and not self._ended_before
 
     def is_running(self, request_id: str) -> bool:
         """Return whether a request is waiting or running."""
@@ -133,22 +136,42 @@ class SamplerEngine:
         params: SamplingParams,
         *,
         adapter: EngineAdapter | None = None,
+        continued: TokenIds[SequenceSoFar] = (),
     ) -> None:
         """Let a request wait for its turn.
+
+        Args:
+            request_id: unique among running requests.
+            prompt_token_ids: at least one token.
+            params: how to draw.
+            adapter: unset, the base model alone.
+            continued: empty, or one entry for each sequence of a request that another engine began: the events
+                that follow are those this engine would have brought after these tokens, to the bit.
 
         Raises:
             DuplicateRequest: a request of that id is running.
             InvalidPrompt: the prompt is empty or has a token outside the vocabulary.
             ContextExceeded: prompt and new tokens do not fit the context.
             InvalidSamplingParams: a parameter cannot be honoured here.
+            InvalidContinuation: `continued` cannot be the beginning of this request.
+            NotSupportedByEngine: a form of the output is asked for.
         """
         if request_id in self._unfinished:
             raise DuplicateRequest(request_id)
         prompt = tuple(int(token_id) for token_id in prompt_token_ids)
         max_new_tokens = self.admission.check(prompt, params)
-        request = EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, adapter=adapter)
-        self._unfinished[request_id] = params.num_samples
-        for group in self._groups(request, max_new_tokens):
+        request = EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            params=params,
+            adapter=adapter,
+            is_continued=bool(continued),
+        )
+        replays = self._replays(request, continued, max_new_tokens) if continued else None
+        groups = self._groups(request, max_new_tokens, replays)
+        if groups:
+            self._unfinished[request_id] = sum(len(group.sample_indices) for group in groups)
+        for group in groups:
             self._scheduler.add(group)
 
     def abort(self, request_id: str) -> list[EngineEvent]:
@@ -165,11 +188,14 @@ class SamplerEngine:
         ended: list[EngineEvent] = []
         for group in self._groups_of(request_id, [*self._scheduler.waiting, *self._scheduler.prefilling]):
             self._scheduler.remove_group(group)
-            ended += [_last_event(group, index, StopReason.ABORT) for index in group.sample_indices]
+            ended += [aborted_event(group, index) for index in group.sample_indices]
         for sequence in [item for item in self._scheduler.running if item.group.request.request_id == request_id]:
             self._scheduler.finish(sequence)
             text = sequence.stop_watch.release()
-            ended.append(_last_event(sequence.group, sequence.index, StopReason.ABORT, sequence.tokens, text))
+            count = len(sequence.tokens)
+            ended.append(
+                last_event(sequence.group.request, sequence.index, StopReason.ABORT, token_count=count, text=text)
+            )
         del self._unfinished[request_id]
         return ended
 
@@ -192,12 +218,13 @@ class SamplerEngine:
 
         If it raises, what the batch held is undefined: abort its requests.
         """
+        events, self._ended_before = self._ended_before, []
         plan = self._scheduler.schedule()
         self.last_step_rows = plan.row_count
         if plan.row_count == 0:
-            return []
+            return events
         hidden_TD, item_rows = self._forward(plan)
-        prefill_rows = item_rows[len(plan.decodes) :]
+        prefill_rows = item_rows[len(plan.decodes) + len(plan.replays) :]
         for chunk, rows in zip(plan.prefills, prefill_rows, strict=True):
             self._take_prompt_rows(chunk, hidden_TD[rows.start : rows.stop])
         computed = [
@@ -207,18 +234,36 @@ class SamplerEngine:
         ]
         last_rows = [rows.start for rows in item_rows[: len(plan.decodes)]] + [row for _, row in computed]
         if not last_rows:
-            return []
-        logits_RV = self._model.logits(hidden_TD[last_rows])
-        events = [self._extend(sequence, logits_RV[row]) for row, sequence in enumerate(plan.decodes)]
+            return events
+        drawn = [*(sequence.group for sequence in plan.decodes), *(group for group, _ in computed)]
+        owners = [(group.request.adapter, range(row, row + 1)) for row, group in enumerate(drawn)]
+        logits_RV = self._model.logits(hidden_TD[last_rows], adapters=adapter_spans(owners))
+        events += [self._extend(sequence, logits_RV[row]) for row, sequence in enumerate(plan.decodes)]
         for row, (group, _) in enumerate(computed, start=len(plan.decodes)):
             events += self._start(group, logits_RV[row])
         return events
 
-    def _groups(self, request: EngineRequest, max_new_tokens: int) -> list[SampleGroup]:
+    def _replays(
+        self, request: EngineRequest, continued: TokenIds[SequenceSoFar], max_new_tokens: int
+    ) -> dict[int, Replay]:
+        """Return the sequences to go on with; the ends of those that have no token left to draw come with a step."""
+        check_continued(continued, request.params, vocab_size=self._model.vocab_size, max_new_tokens=max_new_tokens)
+        rules = self._stop_rules(request, max_new_tokens)
+        replays = replay(continued, lambda: self._stop_watch(rules))
+        self._ended_before += [
+            last_event(request, index, item.reason, token_count=len(item.tokens))
+            for index, item in replays.items()
+            if item.reason is not None
+        ]
+        return {index: item for index, item in replays.items() if item.reason is None}
+
+    def _groups(
+        self, request: EngineRequest, max_new_tokens: int, replays: dict[int, Replay] | None
+    ) -> list[SampleGroup]:
         """Split the samples into groups that can be admitted whole; nearly always one."""
         params = request.params
-        samples = range(params.num_samples)
-        size = len(samples)
+        samples = list(range(params.num_samples) if replays is None else replays)
+        size = max(len(samples), 1)
         if max_new_tokens:
             size = self._scheduler.largest_group(len(request.prompt_token_ids) + max_new_tokens)
         seed = self._new_seed() if params.seed is None else params.seed
@@ -227,7 +272,9 @@ class SamplerEngine:
                 request=request,
                 sample_indices=samples[begin : begin + size],
                 max_new_tokens=max_new_tokens,
-                is_prompt_scored=begin == 0 and params.prompt_logprobs is not None,
+                is_prompt_scored=begin == 0 and params.prompt_logprobs is not None and not request.is_continued,
+                is_prompt_told=begin == 0 and not request.is_continued,
+                replays=replays or {},
                 seed=seed,
                 cache=KVCache(len(request.prompt_token_ids) + max_new_tokens),
             )
@@ -243,6 +290,13 @@ class SamplerEngine:
             PackItem(token_ids=sequence.tokens[-1:], cache=sequence.cache, adapter=sequence.group.request.adapter)
             for sequence in plan.decodes
         ]
+        for chunk in plan.replays:
+            sequence = chunk.sequence
+            begin = len(sequence.tokens) - sequence.uncomputed_count
+            token_ids = sequence.tokens[begin : begin + chunk.row_count]
+            sequence.uncomputed_count -= chunk.row_count
+            adapter = sequence.group.request.adapter
+            items.append(PackItem(token_ids=token_ids, cache=sequence.cache, adapter=adapter, is_by_row=True))
         for chunk in plan.prefills:
             request = chunk.group.request
             token_ids = request.prompt_token_ids[chunk.begin : chunk.end]
@@ -263,36 +317,46 @@ class SamplerEngine:
         labels = group.request.prompt_token_ids[chunk.begin + 1 : chunk.end + 1]
         for begin in range(0, len(labels), SCORED_ROWS):
             piece = labels[begin : begin + SCORED_ROWS]
-            logprobs_RV = self._model.logits(hidden_RD[begin : begin + len(piece)]).log_softmax(dim=-1)
+            owner = [(group.request.adapter, range(len(piece)))]
+            rows_RD = hidden_RD[begin : begin + len(piece)]
+            logprobs_RV = log_probabilities(self._model.logits(rows_RD, adapters=adapter_spans(owner)))
             for logprobs_V, label in zip(logprobs_RV, piece, strict=True):
                 group.prompt_logprobs.append(float(logprobs_V[label]))
                 group.prompt_top_logprobs.append(most_likely(logprobs_V, count))
 
     def _start(self, group: SampleGroup, logits_V: Tensor) -> list[EngineEvent]:
-        """Report a computed prompt and draw the first token of each sample."""
-        events: list[EngineEvent] = [_prompt_event(group)] if group.sample_indices.start == 0 else []
+        """Report a computed prompt and draw the first token of each sample that has none yet."""
+        request = group.request
+        events: list[EngineEvent] = [prompt_event(group)] if group.is_prompt_told else []
         if group.max_new_tokens == 0:
             self._scheduler.start(group, [])
-            del self._unfinished[group.request.request_id]
-            return events + [_last_event(group, index, StopReason.LENGTH) for index in group.sample_indices]
-        rules = StopRules.of(
-            group.request.params,
-            eos_token_ids=frozenset(self._model.eos_token_ids),
-            max_new_tokens=group.max_new_tokens,
-        )
-        sequences = [
-            Sequence(
-                group=group,
-                index=index,
-                cache=group.cache if index == group.sample_indices[-1] else group.cache.copy(),
-                rules=rules,
-                stop_watch=StopWatch(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None),
-            )
-            for index in group.sample_indices
-        ]
+            del self._unfinished[request.request_id]
+            return events + [last_event(request, index, StopReason.LENGTH) for index in group.sample_indices]
+        rules = self._stop_rules(request, group.max_new_tokens)
+        sequences = [self._sequence(group, index, rules) for index in group.sample_indices]
         group.cache = None
         self._scheduler.start(group, sequences)
-        return events + [self._extend(sequence, logits_V) for sequence in sequences]
+        return events + [self._extend(sequence, logits_V) for sequence in sequences if not sequence.tokens]
+
+    def _sequence(self, group: SampleGroup, index: int, rules: StopRules) -> Sequence:
+        begun = group.replays.get(index)
+        tokens = list(begun.tokens) if begun else []
+        return Sequence(
+            group=group,
+            index=index,
+            cache=group.cache if index == group.sample_indices[-1] else group.cache.copy(),
+            rules=rules,
+            stop_watch=begun.stop_watch if begun else self._stop_watch(rules),
+            tokens=tokens,
+            uncomputed_count=max(len(tokens), 1),
+        )
+
+    def _stop_rules(self, request: EngineRequest, max_new_tokens: int) -> StopRules:
+        eos_token_ids = frozenset(self._model.eos_token_ids)
+        return StopRules.of(request.params, eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens)
+
+    def _stop_watch(self, rules: StopRules) -> StopWatch:
+        return StopWatch(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None)
 
     def _extend(self, sequence: Sequence, logits_V: Tensor) -> TokenEvent:
         """Draw the next token of a sequence and decide whether it was the last."""
@@ -303,6 +367,7 @@ class SamplerEngine:
             present=(*request.prompt_token_ids, *sequence.tokens),
             forbidden=sequence.rules.forbidden_tokens(token_index),
             number=uniform(sequence.group.seed, sequence.index, token_index),
+            drawn=sequence.tokens,
         )
         sequence.tokens.append(token_id)
         verdict = sequence.stop_watch.push(token_id)
@@ -312,11 +377,11 @@ class SamplerEngine:
             request_id=request.request_id,
             sequence_index=sequence.index,
             tokens=[token_id],
-            logprobs=[top_logprobs(logits_V.log_softmax(dim=-1), token_id, request.params.logprobs or 0)],
+            logprobs=[top_logprobs(log_probabilities(logits_V[None])[0], token_id, request.params.logprobs or 0)],
             text=verdict.text,
             version=request.version,
             stop_reason=verdict.reason,
-            version_spans=_spans(request, len(sequence.tokens)) if verdict.reason else [],
+            version_spans=version_spans(request, len(sequence.tokens)) if verdict.reason else [],
         )
 
     def _close(self, sequence: Sequence) -> None:
@@ -325,32 +390,3 @@ class SamplerEngine:
         self._unfinished[request_id] -= 1
         if self._unfinished[request_id] == 0:
             del self._unfinished[request_id]
-
-
-def _prompt_event(group: SampleGroup) -> PromptEvent:
-    params = group.request.params
-    return PromptEvent(
-        request_id=group.request.request_id,
-        logprobs=group.prompt_logprobs if group.is_prompt_scored else None,
-        top_logprobs=group.prompt_top_logprobs if params.prompt_logprobs else None,
-    )
-
-
-def _last_event(
-    group: SampleGroup, sequence_index: int, reason: StopReason, tokens: TokenIds[int] = (), text: str = ''
-) -> TokenEvent:
-    """Return the event that ends a sequence without a new token; `tokens` are those it had."""
-    return TokenEvent(
-        request_id=group.request.request_id,
-        sequence_index=sequence_index,
-        text=text,
-        version=group.request.version,
-        stop_reason=reason,
-        version_spans=_spans(group.request, len(tokens)),
-    )
-
-
-def _spans(request: EngineRequest, token_count: int) -> list[VersionSpan]:
-    if token_count == 0:
-        return []
-    return [VersionSpan(version=request.version, begin_token=0, end_token=token_count)]

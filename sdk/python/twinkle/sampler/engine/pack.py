@@ -17,6 +17,8 @@ class PackItem:
     token_ids: Sequence[int]
     cache: KVCache
     adapter: EngineAdapter | None
+    is_by_row: bool = False
+    """Attend row by row, as when the tokens were drawn one after the other: to the bit the same keys and values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,14 @@ def pack(items: Sequence[PackItem], *, device: str | torch.device) -> Pack:
         rows = range(len(token_ids), len(token_ids) + len(item.token_ids))
         token_ids.extend(item.token_ids)
         positions.extend(range(item.cache.length, item.cache.length + len(rows)))
-        sequences.append(SequenceSpan(rows.start, rows.stop, item.cache))
+        step = 1 if item.is_by_row else max(len(rows), 1)
+        sequences += [SequenceSpan(row, min(row + step, rows.stop), item.cache) for row in rows[::step]]
         item_rows[place] = rows
     return Pack(
         input_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         position_ids=torch.tensor(positions, dtype=torch.int64, device=device),
         sequences=sequences,
-        adapters=_adapter_spans([(items[place].adapter, item_rows[place]) for place in order]),
+        adapters=adapter_spans([(items[place].adapter, item_rows[place]) for place in order]),
         item_rows=item_rows,
     )
 
@@ -60,7 +63,7 @@ def _adapter_key(adapter: EngineAdapter | None) -> tuple[str, int]:
     return (adapter.key, adapter.version) if adapter else ('', 0)
 
 
-def _adapter_spans(rows: list[tuple[EngineAdapter | None, range]]) -> list[AdapterSpan]:
+def adapter_spans(rows: list[tuple[EngineAdapter | None, range]]) -> list[AdapterSpan]:
     """Join neighbours of one adapter version into one span."""
     spans: list[AdapterSpan] = []
     last_key: tuple[str, int] | None = None

@@ -25,6 +25,15 @@ class EngineAdapter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceSoFar:
+    """A sequence that another engine began, as far as its reader has it."""
+
+    token_ids: tuple[int, ...] = ()
+    is_finished: bool = False
+    """Its end was told, too: nothing more is said of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineRequest:
     """A prompt with everything needed to continue it."""
 
@@ -35,6 +44,8 @@ class EngineRequest:
     params: SamplingParams
     adapter: EngineAdapter | None = None
     """None: the base model alone."""
+    is_continued: bool = False
+    """Another engine began it; its prompt is not told again."""
 
     @property
     def version(self) -> int:
@@ -51,6 +62,8 @@ class PromptEvent:
     """Natural log-probability of each prompt token, the first None; None if not asked for."""
     top_logprobs: list[TopTokens | None] | None = None
     """The most likely tokens at each prompt position, the first None; None if not asked for."""
+    cached_tokens: int = 0
+    """Prompt tokens found in a prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,16 +51,26 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True)
+class ReplayChunk:
+    """The next tokens of a sequence that was begun elsewhere; at least one, and never its newest."""
+
+    sequence: Sequence
+    row_count: int
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """What one step computes."""
 
     decodes: list[Sequence] = field(default_factory=list[Sequence])
+    replays: list[ReplayChunk] = field(default_factory=list[ReplayChunk])
     prefills: list[PrefillChunk] = field(default_factory=list[PrefillChunk])
 
     @property
     def row_count(self) -> int:
         """Rows of the step."""
-        return len(self.decodes) + sum(chunk.end - chunk.begin for chunk in self.prefills)
+        replayed = sum(chunk.row_count for chunk in self.replays)
+        return len(self.decodes) + replayed + sum(chunk.end - chunk.begin for chunk in self.prefills)
 
 
 class Scheduler:
@@ -87,8 +97,11 @@ class Scheduler:
             group = self.waiting.popleft()
             self.kv_tokens_reserved += group.sample_count * group.kv_tokens_per_sample
             self.prefilling.append(group)
-        decodes = [sequence for sequence in self.running if not sequence.group.is_parked]
-        return StepPlan(decodes, self._next_chunks(self.limits.max_step_rows - len(decodes)))
+        active = [sequence for sequence in self.running if not sequence.group.is_parked]
+        decodes = [sequence for sequence in active if sequence.uncomputed_count == 1]
+        rows_left = self.limits.max_step_rows - len(decodes)
+        replays = self._next_replays([sequence for sequence in active if sequence.uncomputed_count > 1], rows_left)
+        return StepPlan(decodes, replays, self._next_chunks(rows_left - sum(chunk.row_count for chunk in replays)))
 
     def start(self, group: SampleGroup, sequences: list[Sequence]) -> None:
         """Turn a group whose prompt is computed into its running sequences; each holds a share of its room."""
@@ -113,6 +126,16 @@ class Scheduler:
         slots = len(self.running) + sum(other.sample_count for other in self.prefilling)
         kv_tokens = self.kv_tokens_reserved + group.sample_count * group.kv_tokens_per_sample
         return slots + group.sample_count <= self.limits.max_sequences and kv_tokens <= self.limits.kv_budget_tokens
+
+    def _next_replays(self, sequences: list[Sequence], rows_left: int) -> list[ReplayChunk]:
+        """Return what fits of the tokens that sequences bring with them; their newest are decoded like any other."""
+        replays: list[ReplayChunk] = []
+        for sequence in sequences:
+            row_count = min(sequence.uncomputed_count - 1, self.limits.prefill_chunk_rows, rows_left)
+            if row_count:
+                replays.append(ReplayChunk(sequence, row_count))
+            rows_left -= row_count
+        return replays
 
     def _next_chunks(self, rows_left: int) -> list[PrefillChunk]:
         chunks: list[PrefillChunk] = []

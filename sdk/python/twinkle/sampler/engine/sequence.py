@@ -1,11 +1,14 @@
 """The state of requests inside the engine: groups of samples that share a prompt, and their sequences."""
 
+from collections.abc import Mapping
+from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from twinkle.sampler.engine.request import EngineRequest, TopTokens
 
 if TYPE_CHECKING:
+    from twinkle.sampler.engine.continuation import Replay
     from twinkle.sampler.engine.stopping import StopRules, StopWatch
 
 
@@ -14,13 +17,17 @@ class SampleGroup:
     """Samples of one request that share one prefill and are admitted together."""
 
     request: EngineRequest
-    sample_indices: range
-    """The samples among all of the request."""
+    sample_indices: TokenIds[int]
+    """The samples among all of the request; at least one."""
     max_new_tokens: int
     """0: the prompt is computed and nothing is drawn."""
     is_prompt_scored: bool
     """Whether log-probabilities of the prompt are to be reported."""
     seed: int
+    is_prompt_told: bool = True
+    """Whether the prompt is to be reported: once for each request."""
+    replays: 'Mapping[int, Replay]' = field(default_factory=dict[int, 'Replay'])
+    """Samples that were begun elsewhere, by index."""
     computed_tokens: int = 0
     """Prompt tokens whose keys and values are in `cache`."""
     cache: Any = None
@@ -62,3 +69,5 @@ class Sequence:
     rules: 'StopRules'
     stop_watch: 'StopWatch'
     tokens: list[int] = field(default_factory=list[int])
+    uncomputed_count: int = 1
+    """Tokens at the end whose keys and values are not in the cache: one, the newest, unless it was begun elsewhere."""

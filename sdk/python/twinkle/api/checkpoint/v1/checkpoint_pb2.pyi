@@ -3,9 +3,11 @@
 isort:skip_file
 Durable, named snapshots."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -23,6 +25,26 @@ class Checkpoint(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UserMetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
@@ -35,6 +57,9 @@ class Checkpoint(_message.Message):
     FOLDER_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    IS_PUBLIC_FIELD_NUMBER: _builtins.int
+    USER_METADATA_FIELD_NUMBER: _builtins.int
+    LORA_RANK_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     """"<run>/weights/<name>"."""
     adapter_id: _builtins.str
@@ -55,6 +80,10 @@ class Checkpoint(_message.Message):
     """blake3 of its state, hexadecimal."""
     folder: _builtins.str
     """The peft folder, where the store is a local disk."""
+    is_public: _builtins.bool
+    """Whether every tenant may read it."""
+    lora_rank: _builtins.int
+    """Rank of the adapter; 0 for the base model's own weights, and for checkpoints from before it was noted."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was committed."""
@@ -62,6 +91,10 @@ class Checkpoint(_message.Message):
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When it is deleted. Unset: kept."""
+
+    @_builtins.property
+    def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels, for the owner's own use. Empty where another tenant asks."""
 
     def __init__(
         self,
@@ -78,10 +111,13 @@ class Checkpoint(_message.Message):
         folder: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        is_public: _builtins.bool = ...,
+        user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        lora_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "digest", b"digest", "expire_time", b"expire_time", "folder", b"folder", "is_optimizer_included", b"is_optimizer_included", "name", b"name", "path", b"path", "size_bytes", b"size_bytes", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "digest", b"digest", "expire_time", b"expire_time", "folder", b"folder", "is_optimizer_included", b"is_optimizer_included", "is_public", b"is_public", "lora_rank", b"lora_rank", "name", b"name", "path", b"path", "size_bytes", b"size_bytes", "step_count", b"step_count", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

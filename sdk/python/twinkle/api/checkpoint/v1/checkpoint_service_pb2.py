@@ -27,13 +27,15 @@ from twinkle.api.checkpoint.v1 import checkpoint_pb2 as twinkle_dot_api_dot_chec
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2twinkle/api/checkpoint/v1/checkpoint_service.proto\x12\x19twinkle.api.checkpoint.v1\x1a\x1egoogle/protobuf/duration.proto\x1a*twinkle/api/checkpoint/v1/checkpoint.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"/\n\x14GetCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"R\n\x15GetCheckpointResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"S\n\x16ListCheckpointsRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"n\n\x17ListCheckpointsResponse\x12:\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"2\n\x17\x44\x65leteCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"\x1a\n\x18\x44\x65leteCheckpointResponse\"Z\n\x17SetCheckpointTtlRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"U\n\x18SetCheckpointTtlResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"D\n\x19\x44ownloadCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"k\n\x1a\x44ownloadCheckpointResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunk\x12\x1a\n\x12\x61rchive_size_bytes\x18\x02 \x01(\x03\"a\n\x16\x43heckpointUploadHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\"\x9b\x01\n\x17UploadCheckpointRequest\x12\x43\n\x06header\x18\x01 \x01(\x0b\x32\x31.twinkle.api.checkpoint.v1.CheckpointUploadHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"U\n\x18UploadCheckpointResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"/\n\x17WatchCheckpointsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"+\n\x12\x43heckpointDeletion\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\"\xe1\x01\n\x18WatchCheckpointsResponse\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12;\n\ncheckpoint\x18\x02 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.CheckpointH\x00\x12\x41\n\x08\x64\x65letion\x18\x03 \x01(\x0b\x32-.twinkle.api.checkpoint.v1.CheckpointDeletionH\x00\x12\x13\n\tis_synced\x18\x04 \x01(\x08H\x00\x12\x14\n\x0cresume_token\x18\x05 \x01(\tB\x07\n\x05\x65vent2\x94\x07\n\x11\x43heckpointService\x12w\n\rGetCheckpoint\x12/.twinkle.api.checkpoint.v1.GetCheckpointRequest\x1a\x30.twinkle.api.checkpoint.v1.GetCheckpointResponse\"\x03\x90\x02\x01\x12}\n\x0fListCheckpoints\x12\x31.twinkle.api.checkpoint.v1.ListCheckpointsRequest\x1a\x32.twinkle.api.checkpoint.v1.ListCheckpointsResponse\"\x03\x90\x02\x01\x12{\n\x10\x44\x65leteCheckpoint\x12\x32.twinkle.api.checkpoint.v1.DeleteCheckpointRequest\x1a\x33.twinkle.api.checkpoint.v1.DeleteCheckpointResponse\x12{\n\x10SetCheckpointTtl\x12\x32.twinkle.api.checkpoint.v1.SetCheckpointTtlRequest\x1a\x33.twinkle.api.checkpoint.v1.SetCheckpointTtlResponse\x12\x88\x01\n\x12\x44ownloadCheckpoint\x12\x34.twinkle.api.checkpoint.v1.DownloadCheckpointRequest\x1a\x35.twinkle.api.checkpoint.v1.DownloadCheckpointResponse\"\x03\x90\x02\x01\x30\x01\x12}\n\x10UploadCheckpoint\x12\x32.twinkle.api.checkpoint.v1.UploadCheckpointRequest\x1a\x33.twinkle.api.checkpoint.v1.UploadCheckpointResponse(\x01\x12\x82\x01\n\x10WatchCheckpoints\x12\x32.twinkle.api.checkpoint.v1.WatchCheckpointsRequest\x1a\x33.twinkle.api.checkpoint.v1.WatchCheckpointsResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2twinkle/api/checkpoint/v1/checkpoint_service.proto\x12\x19twinkle.api.checkpoint.v1\x1a\x1egoogle/protobuf/duration.proto\x1a*twinkle/api/checkpoint/v1/checkpoint.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"/\n\x14GetCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"R\n\x15GetCheckpointResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"S\n\x16ListCheckpointsRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"n\n\x17ListCheckpointsResponse\x12:\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"2\n\x17\x44\x65leteCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"\x1a\n\x18\x44\x65leteCheckpointResponse\"Z\n\x17SetCheckpointTtlRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"U\n\x18SetCheckpointTtlResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"L\n\x1eSetCheckpointVisibilityRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x11\n\tis_public\x18\x02 \x01(\x08\"\\\n\x1fSetCheckpointVisibilityResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"z\n\x15\x43opyCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x12\n\nadapter_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"S\n\x16\x43opyCheckpointResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"D\n\x19\x44ownloadCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\x83\x01\n\x1a\x44ownloadCheckpointResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunk\x12\x1a\n\x12\x61rchive_size_bytes\x18\x02 \x01(\x03\x12\x16\n\x0e\x61rchive_digest\x18\x03 \x01(\t\"\xf2\x01\n\x16\x43heckpointUploadHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12Z\n\ruser_metadata\x18\x05 \x03(\x0b\x32\x43.twinkle.api.checkpoint.v1.CheckpointUploadHeader.UserMetadataEntry\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9b\x01\n\x17UploadCheckpointRequest\x12\x43\n\x06header\x18\x01 \x01(\x0b\x32\x31.twinkle.api.checkpoint.v1.CheckpointUploadHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"U\n\x18UploadCheckpointResponse\x12\x39\n\ncheckpoint\x18\x01 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\"/\n\x17WatchCheckpointsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"+\n\x12\x43heckpointDeletion\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\"\xe1\x01\n\x18WatchCheckpointsResponse\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12;\n\ncheckpoint\x18\x02 \x01(\x0b\x32%.twinkle.api.checkpoint.v1.CheckpointH\x00\x12\x41\n\x08\x64\x65letion\x18\x03 \x01(\x0b\x32-.twinkle.api.checkpoint.v1.CheckpointDeletionH\x00\x12\x13\n\tis_synced\x18\x04 \x01(\x08H\x00\x12\x14\n\x0cresume_token\x18\x05 \x01(\tB\x07\n\x05\x65vent2\x9e\t\n\x11\x43heckpointService\x12w\n\rGetCheckpoint\x12/.twinkle.api.checkpoint.v1.GetCheckpointRequest\x1a\x30.twinkle.api.checkpoint.v1.GetCheckpointResponse\"\x03\x90\x02\x01\x12}\n\x0fListCheckpoints\x12\x31.twinkle.api.checkpoint.v1.ListCheckpointsRequest\x1a\x32.twinkle.api.checkpoint.v1.ListCheckpointsResponse\"\x03\x90\x02\x01\x12{\n\x10\x44\x65leteCheckpoint\x12\x32.twinkle.api.checkpoint.v1.DeleteCheckpointRequest\x1a\x33.twinkle.api.checkpoint.v1.DeleteCheckpointResponse\x12{\n\x10SetCheckpointTtl\x12\x32.twinkle.api.checkpoint.v1.SetCheckpointTtlRequest\x1a\x33.twinkle.api.checkpoint.v1.SetCheckpointTtlResponse\x12\x90\x01\n\x17SetCheckpointVisibility\x12\x39.twinkle.api.checkpoint.v1.SetCheckpointVisibilityRequest\x1a:.twinkle.api.checkpoint.v1.SetCheckpointVisibilityResponse\x12u\n\x0e\x43opyCheckpoint\x12\x30.twinkle.api.checkpoint.v1.CopyCheckpointRequest\x1a\x31.twinkle.api.checkpoint.v1.CopyCheckpointResponse\x12\x88\x01\n\x12\x44ownloadCheckpoint\x12\x34.twinkle.api.checkpoint.v1.DownloadCheckpointRequest\x1a\x35.twinkle.api.checkpoint.v1.DownloadCheckpointResponse\"\x03\x90\x02\x01\x30\x01\x12}\n\x10UploadCheckpoint\x12\x32.twinkle.api.checkpoint.v1.UploadCheckpointRequest\x1a\x33.twinkle.api.checkpoint.v1.UploadCheckpointResponse(\x01\x12\x82\x01\n\x10WatchCheckpoints\x12\x32.twinkle.api.checkpoint.v1.WatchCheckpointsRequest\x1a\x33.twinkle.api.checkpoint.v1.WatchCheckpointsResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twinkle.api.checkpoint.v1.checkpoint_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CHECKPOINTUPLOADHEADER_USERMETADATAENTRY']._loaded_options = None
+  _globals['_CHECKPOINTUPLOADHEADER_USERMETADATAENTRY']._serialized_options = b'8\001'
   _globals['_CHECKPOINTSERVICE'].methods_by_name['GetCheckpoint']._loaded_options = None
   _globals['_CHECKPOINTSERVICE'].methods_by_name['GetCheckpoint']._serialized_options = b'\220\002\001'
   _globals['_CHECKPOINTSERVICE'].methods_by_name['ListCheckpoints']._loaded_options = None
@@ -58,22 +60,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETCHECKPOINTTTLREQUEST']._serialized_end=693
   _globals['_SETCHECKPOINTTTLRESPONSE']._serialized_start=695
   _globals['_SETCHECKPOINTTTLRESPONSE']._serialized_end=780
-  _globals['_DOWNLOADCHECKPOINTREQUEST']._serialized_start=782
-  _globals['_DOWNLOADCHECKPOINTREQUEST']._serialized_end=850
-  _globals['_DOWNLOADCHECKPOINTRESPONSE']._serialized_start=852
-  _globals['_DOWNLOADCHECKPOINTRESPONSE']._serialized_end=959
-  _globals['_CHECKPOINTUPLOADHEADER']._serialized_start=961
-  _globals['_CHECKPOINTUPLOADHEADER']._serialized_end=1058
-  _globals['_UPLOADCHECKPOINTREQUEST']._serialized_start=1061
-  _globals['_UPLOADCHECKPOINTREQUEST']._serialized_end=1216
-  _globals['_UPLOADCHECKPOINTRESPONSE']._serialized_start=1218
-  _globals['_UPLOADCHECKPOINTRESPONSE']._serialized_end=1303
-  _globals['_WATCHCHECKPOINTSREQUEST']._serialized_start=1305
-  _globals['_WATCHCHECKPOINTSREQUEST']._serialized_end=1352
-  _globals['_CHECKPOINTDELETION']._serialized_start=1354
-  _globals['_CHECKPOINTDELETION']._serialized_end=1397
-  _globals['_WATCHCHECKPOINTSRESPONSE']._serialized_start=1400
-  _globals['_WATCHCHECKPOINTSRESPONSE']._serialized_end=1625
-  _globals['_CHECKPOINTSERVICE']._serialized_start=1628
-  _globals['_CHECKPOINTSERVICE']._serialized_end=2544
+  _globals['_SETCHECKPOINTVISIBILITYREQUEST']._serialized_start=782
+  _globals['_SETCHECKPOINTVISIBILITYREQUEST']._serialized_end=858
+  _globals['_SETCHECKPOINTVISIBILITYRESPONSE']._serialized_start=860
+  _globals['_SETCHECKPOINTVISIBILITYRESPONSE']._serialized_end=952
+  _globals['_COPYCHECKPOINTREQUEST']._serialized_start=954
+  _globals['_COPYCHECKPOINTREQUEST']._serialized_end=1076
+  _globals['_COPYCHECKPOINTRESPONSE']._serialized_start=1078
+  _globals['_COPYCHECKPOINTRESPONSE']._serialized_end=1161
+  _globals['_DOWNLOADCHECKPOINTREQUEST']._serialized_start=1163
+  _globals['_DOWNLOADCHECKPOINTREQUEST']._serialized_end=1231
+  _globals['_DOWNLOADCHECKPOINTRESPONSE']._serialized_start=1234
+  _globals['_DOWNLOADCHECKPOINTRESPONSE']._serialized_end=1365
+  _globals['_CHECKPOINTUPLOADHEADER']._serialized_start=1368
+  _globals['_CHECKPOINTUPLOADHEADER']._serialized_end=1610
+  _globals['_CHECKPOINTUPLOADHEADER_USERMETADATAENTRY']._serialized_start=1559
+  _globals['_CHECKPOINTUPLOADHEADER_USERMETADATAENTRY']._serialized_end=1610
+  _globals['_UPLOADCHECKPOINTREQUEST']._serialized_start=1613
+  _globals['_UPLOADCHECKPOINTREQUEST']._serialized_end=1768
+  _globals['_UPLOADCHECKPOINTRESPONSE']._serialized_start=1770
+  _globals['_UPLOADCHECKPOINTRESPONSE']._serialized_end=1855
+  _globals['_WATCHCHECKPOINTSREQUEST']._serialized_start=1857
+  _globals['_WATCHCHECKPOINTSREQUEST']._serialized_end=1904
+  _globals['_CHECKPOINTDELETION']._serialized_start=1906
+  _globals['_CHECKPOINTDELETION']._serialized_end=1949
+  _globals['_WATCHCHECKPOINTSRESPONSE']._serialized_start=1952
+  _globals['_WATCHCHECKPOINTSRESPONSE']._serialized_end=2177
+  _globals['_CHECKPOINTSERVICE']._serialized_start=2180
+  _globals['_CHECKPOINTSERVICE']._serialized_end=3362
 # @@protoc_insertion_point(module_scope)

@@ -217,6 +217,118 @@ class SetCheckpointTtlResponse(_message.Message):
 Global___SetCheckpointTtlResponse: _TypeAlias = SetCheckpointTtlResponse  # noqa: Y015
 
 @_typing.final
+class SetCheckpointVisibilityRequest(_message.Message):
+    """Asks for a checkpoint to be readable by every tenant, or by its owner alone. For internal callers, on behalf of the
+    owner.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
+    IS_PUBLIC_FIELD_NUMBER: _builtins.int
+    checkpoint_path: _builtins.str
+    """"twinkle://<run>/weights/<name>" or the id."""
+    is_public: _builtins.bool
+    """True: every tenant may get, fetch, copy and download it. False: its owner alone. One that is replaced is private."""
+    def __init__(
+        self,
+        *,
+        checkpoint_path: _builtins.str = ...,
+        is_public: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_path", b"checkpoint_path", "is_public", b"is_public"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetCheckpointVisibilityRequest: _TypeAlias = SetCheckpointVisibilityRequest  # noqa: Y015
+
+@_typing.final
+class SetCheckpointVisibilityResponse(_message.Message):
+    """The checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> _checkpoint_pb2.Checkpoint:
+        """The checkpoint."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: _checkpoint_pb2.Checkpoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetCheckpointVisibilityResponse: _TypeAlias = SetCheckpointVisibilityResponse  # noqa: Y015
+
+@_typing.final
+class CopyCheckpointRequest(_message.Message):
+    """Asks for a checkpoint of the caller's own with the state of another one. For internal callers, on behalf of a tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    checkpoint_path: _builtins.str
+    """"twinkle://<run>/weights/<name>" or the id: the caller's own, or a public one."""
+    adapter_id: _builtins.str
+    """The run that the copy belongs to; an id that the internal caller knows to be nobody else's."""
+    name: _builtins.str
+    """Name of the copy within that run."""
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Delete the copy after this long, 1 s to 36,500 days. Unset: kept."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint_path: _builtins.str = ...,
+        adapter_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "checkpoint_path", b"checkpoint_path", "name", b"name", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyCheckpointRequest: _TypeAlias = CopyCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class CopyCheckpointResponse(_message.Message):
+    """The copy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> _checkpoint_pb2.Checkpoint:
+        """The copy."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: _checkpoint_pb2.Checkpoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyCheckpointResponse: _TypeAlias = CopyCheckpointResponse  # noqa: Y015
+
+@_typing.final
 class DownloadCheckpointRequest(_message.Message):
     """Asks for a checkpoint as a tar archive of its peft folder."""
 
@@ -250,8 +362,13 @@ class DownloadCheckpointResponse(_message.Message):
 
     CHUNK_FIELD_NUMBER: _builtins.int
     ARCHIVE_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    ARCHIVE_DIGEST_FIELD_NUMBER: _builtins.int
     archive_size_bytes: _builtins.int
     """Bytes of the whole archive."""
+    archive_digest: _builtins.str
+    """blake3 of the whole archive, hexadecimal; in every piece the same. Another one than before a cut means that the
+    checkpoint was replaced meanwhile: begin at byte 0 again.
+    """
     @_builtins.property
     def chunk(self) -> _tensor_pb2.TensorChunk:
         """The piece."""
@@ -261,10 +378,11 @@ class DownloadCheckpointResponse(_message.Message):
         *,
         chunk: _tensor_pb2.TensorChunk | None = ...,
         archive_size_bytes: _builtins.int = ...,
+        archive_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive_size_bytes", b"archive_size_bytes", "chunk", b"chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive_digest", b"archive_digest", "archive_size_bytes", b"archive_size_bytes", "chunk", b"chunk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,10 +394,31 @@ class CheckpointUploadHeader(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UserMetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    USER_METADATA_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """Chosen by the caller, so that a cut upload can go on. Required."""
     name: _builtins.str
@@ -287,7 +426,11 @@ class CheckpointUploadHeader(_message.Message):
     base_model: _builtins.str
     """The base model the adapter belongs to."""
     size_bytes: _builtins.int
-    """Bytes of the tar archive of a peft folder."""
+    """Bytes of the tar archive of a peft folder, as it is sent: it may be compressed with gzip."""
+    @_builtins.property
+    def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the checkpoint. At most 64; names of 1 to 256 characters, values of up to 4096."""
+
     def __init__(
         self,
         *,
@@ -295,10 +438,11 @@ class CheckpointUploadHeader(_message.Message):
         name: _builtins.str = ...,
         base_model: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "name", b"name", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "name", b"name", "size_bytes", b"size_bytes", "upload_id", b"upload_id", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

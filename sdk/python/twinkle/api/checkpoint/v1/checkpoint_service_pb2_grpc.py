@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class CheckpointServiceStub:
     """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND).
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
     """
 
     def __init__(self, channel):
@@ -56,6 +56,16 @@ class CheckpointServiceStub:
                 request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointTtlRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointTtlResponse.FromString,
                 _registered_method=True)
+        self.SetCheckpointVisibility = channel.unary_unary(
+                '/twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointVisibility',
+                request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointVisibilityRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointVisibilityResponse.FromString,
+                _registered_method=True)
+        self.CopyCheckpoint = channel.unary_unary(
+                '/twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint',
+                request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.CopyCheckpointRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.CopyCheckpointResponse.FromString,
+                _registered_method=True)
         self.DownloadCheckpoint = channel.unary_stream(
                 '/twinkle.api.checkpoint.v1.CheckpointService/DownloadCheckpoint',
                 request_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.DownloadCheckpointRequest.SerializeToString,
@@ -75,7 +85,7 @@ class CheckpointServiceStub:
 
 class CheckpointServiceServicer:
     """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND).
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
     """
 
     def GetCheckpoint(self, request, context):
@@ -106,6 +116,22 @@ class CheckpointServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetCheckpointVisibility(self, request, context):
+        """Sets who may read a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
+        (ERROR_REASON_ID_TAKEN) where another tenant's checkpoint of that path is public.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CopyCheckpoint(self, request, context):
+        """Copies a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) where another state has that name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DownloadCheckpoint(self, request, context):
         """Streams a checkpoint as a tar archive.
         """
@@ -114,8 +140,11 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadCheckpoint(self, request_iterator, context):
-        """Takes a peft folder made elsewhere. Errors: INVALID_ARGUMENT for what is no peft folder of
-        safetensors.
+        """Takes a peft folder made elsewhere: all of it is checked before anything of it can be seen. A stream that ends
+        early is ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) and says at which byte to go on. Errors: INVALID_ARGUMENT for
+        what is no peft folder of safetensors, for tensors that are no part of the base model, of another shape or not
+        finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too
+        many unfinished uploads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +181,16 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointTtlRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointTtlResponse.SerializeToString,
             ),
+            'SetCheckpointVisibility': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetCheckpointVisibility,
+                    request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointVisibilityRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointVisibilityResponse.SerializeToString,
+            ),
+            'CopyCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyCheckpoint,
+                    request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.CopyCheckpointRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.CopyCheckpointResponse.SerializeToString,
+            ),
             'DownloadCheckpoint': grpc.unary_stream_rpc_method_handler(
                     servicer.DownloadCheckpoint,
                     request_deserializer=twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.DownloadCheckpointRequest.FromString,
@@ -177,7 +216,7 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CheckpointService:
     """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND).
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
     """
 
     @staticmethod
@@ -278,6 +317,60 @@ class CheckpointService:
             '/twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointTtl',
             twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointTtlRequest.SerializeToString,
             twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointTtlResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetCheckpointVisibility(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.checkpoint.v1.CheckpointService/SetCheckpointVisibility',
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointVisibilityRequest.SerializeToString,
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.SetCheckpointVisibilityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint',
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.CopyCheckpointRequest.SerializeToString,
+            twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__service__pb2.CopyCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,7 +14,7 @@ GRPC_VERSION: str
 
 class CheckpointServiceStub:
     """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND).
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -26,11 +26,22 @@ class CheckpointServiceStub:
     """Deletes a checkpoint."""
     SetCheckpointTtl: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SetCheckpointTtlRequest, _checkpoint_service_pb2.SetCheckpointTtlResponse]
     """Sets when a checkpoint is deleted."""
+    SetCheckpointVisibility: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SetCheckpointVisibilityRequest, _checkpoint_service_pb2.SetCheckpointVisibilityResponse]
+    """Sets who may read a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
+    (ERROR_REASON_ID_TAKEN) where another tenant's checkpoint of that path is public.
+    """
+    CopyCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CopyCheckpointRequest, _checkpoint_service_pb2.CopyCheckpointResponse]
+    """Copies a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
+    (ERROR_REASON_CHECKPOINT_EXISTS) where another state has that name.
+    """
     DownloadCheckpoint: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.DownloadCheckpointRequest, _checkpoint_service_pb2.DownloadCheckpointResponse]
     """Streams a checkpoint as a tar archive."""
     UploadCheckpoint: _aio.StreamUnaryMultiCallable[_checkpoint_service_pb2.UploadCheckpointRequest, _checkpoint_service_pb2.UploadCheckpointResponse]
-    """Takes a peft folder made elsewhere. Errors: INVALID_ARGUMENT for what is no peft folder of
-    safetensors.
+    """Takes a peft folder made elsewhere: all of it is checked before anything of it can be seen. A stream that ends
+    early is ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) and says at which byte to go on. Errors: INVALID_ARGUMENT for
+    what is no peft folder of safetensors, for tensors that are no part of the base model, of another shape or not
+    finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too
+    many unfinished uploads.
     """
     WatchCheckpoints: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchCheckpointsRequest, _checkpoint_service_pb2.WatchCheckpointsResponse]
     """Follows all checkpoints: a snapshot, `is_synced`, then changes. Errors: PERMISSION_DENIED for any
@@ -39,7 +50,7 @@ class CheckpointServiceStub:
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
     """Checkpoints belong to the tenant that saved them; any other id is NOT_FOUND
-    (ERROR_REASON_CHECKPOINT_NOT_FOUND).
+    (ERROR_REASON_CHECKPOINT_NOT_FOUND), except that a public one may be read by every tenant.
     """
 
     @_abc_1.abstractmethod
@@ -75,6 +86,26 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sets when a checkpoint is deleted."""
 
     @_abc_1.abstractmethod
+    def SetCheckpointVisibility(
+        self,
+        request: _checkpoint_service_pb2.SetCheckpointVisibilityRequest,
+        context: _aio.ServicerContext[_checkpoint_service_pb2.SetCheckpointVisibilityRequest, _abc.Awaitable[_checkpoint_service_pb2.SetCheckpointVisibilityResponse]],
+    ) -> _abc.Awaitable[_checkpoint_service_pb2.SetCheckpointVisibilityResponse]:
+        """Sets who may read a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
+        (ERROR_REASON_ID_TAKEN) where another tenant's checkpoint of that path is public.
+        """
+
+    @_abc_1.abstractmethod
+    def CopyCheckpoint(
+        self,
+        request: _checkpoint_service_pb2.CopyCheckpointRequest,
+        context: _aio.ServicerContext[_checkpoint_service_pb2.CopyCheckpointRequest, _abc.Awaitable[_checkpoint_service_pb2.CopyCheckpointResponse]],
+    ) -> _abc.Awaitable[_checkpoint_service_pb2.CopyCheckpointResponse]:
+        """Copies a checkpoint. Errors: PERMISSION_DENIED for any caller but an internal one, ALREADY_EXISTS
+        (ERROR_REASON_CHECKPOINT_EXISTS) where another state has that name.
+        """
+
+    @_abc_1.abstractmethod
     def DownloadCheckpoint(
         self,
         request: _checkpoint_service_pb2.DownloadCheckpointRequest,
@@ -88,8 +119,11 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_checkpoint_service_pb2.UploadCheckpointRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_checkpoint_service_pb2.UploadCheckpointRequest], _abc.Awaitable[_checkpoint_service_pb2.UploadCheckpointResponse]],
     ) -> _abc.Awaitable[_checkpoint_service_pb2.UploadCheckpointResponse]:
-        """Takes a peft folder made elsewhere. Errors: INVALID_ARGUMENT for what is no peft folder of
-        safetensors.
+        """Takes a peft folder made elsewhere: all of it is checked before anything of it can be seen. A stream that ends
+        early is ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) and says at which byte to go on. Errors: INVALID_ARGUMENT for
+        what is no peft folder of safetensors, for tensors that are no part of the base model, of another shape or not
+        finite; NOT_FOUND (ERROR_REASON_BASE_MODEL_NOT_FOUND); RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too
+        many unfinished uploads.
         """
 
     @_abc_1.abstractmethod

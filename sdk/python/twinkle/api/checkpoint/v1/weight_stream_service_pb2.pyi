@@ -3,8 +3,10 @@
 isort:skip_file
 Moving weights. For internal callers, on behalf of a tenant."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from twinkle.api.checkpoint.v1 import checkpoint_pb2 as _checkpoint_pb2
 from twinkle.api.checkpoint.v1 import weights_pb2 as _weights_pb2
 import builtins as _builtins
@@ -85,6 +87,9 @@ class SubscribeRequest(_message.Message):
     RESUME_VERSION_FIELD_NUMBER: _builtins.int
     RESUME_OFFSET_FIELD_NUMBER: _builtins.int
     IS_SINGLE_FIELD_NUMBER: _builtins.int
+    RESUME_DIGEST_FIELD_NUMBER: _builtins.int
+    ACCEPTED_ENCODINGS_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """The adapter."""
     held_version: _builtins.int
@@ -97,6 +102,16 @@ class SubscribeRequest(_message.Message):
     """True: end after the newest version. False: go on with every later one; a subscriber that is too
     slow for each gets the newest and misses those between.
     """
+    resume_digest: _builtins.str
+    """Digest of what is being resumed: the header's `encoded_digest`, or the state's where that is empty. The
+    transfer goes on only where it is still the same; else it begins anew.
+    """
+    host_id: _builtins.str
+    """The subscriber's host, for SHARED_MEMORY; see SharedSegment."""
+    @_builtins.property
+    def accepted_encodings(self) -> _containers.RepeatedScalarFieldContainer[_weights_pb2.FrameEncoding.ValueType]:
+        """Encodings the subscriber understands beside WHOLE. Empty: none."""
+
     def __init__(
         self,
         *,
@@ -105,10 +120,13 @@ class SubscribeRequest(_message.Message):
         resume_version: _builtins.int = ...,
         resume_offset: _builtins.int = ...,
         is_single: _builtins.bool = ...,
+        resume_digest: _builtins.str = ...,
+        accepted_encodings: _abc.Iterable[_weights_pb2.FrameEncoding.ValueType] | None = ...,
+        host_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "held_version", b"held_version", "is_single", b"is_single", "resume_offset", b"resume_offset", "resume_version", b"resume_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_encodings", b"accepted_encodings", "adapter_id", b"adapter_id", "held_version", b"held_version", "host_id", b"host_id", "is_single", b"is_single", "resume_digest", b"resume_digest", "resume_offset", b"resume_offset", "resume_version", b"resume_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,12 +172,17 @@ class FetchRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     IS_ADAPTER_ONLY_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
     checkpoint_path: _builtins.str
     """"twinkle://<run>/weights/<name>"."""
     is_adapter_only: _builtins.bool
     """Leave out the trainer's section."""
     offset: _builtins.int
     """Begin at this byte. Unset: 0."""
+    host_id: _builtins.str
+    """The caller's host, where it can take a shared-memory segment instead of bytes; see SharedSegment. Empty: it
+    cannot.
+    """
     @_builtins.property
     def version(self) -> Global___VersionRef:
         """A version in the ring."""
@@ -171,10 +194,11 @@ class FetchRequest(_message.Message):
         version: Global___VersionRef | None = ...,
         is_adapter_only: _builtins.bool = ...,
         offset: _builtins.int = ...,
+        host_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_path", b"checkpoint_path", "state", b"state", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_path", b"checkpoint_path", "is_adapter_only", b"is_adapter_only", "offset", b"offset", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_path", b"checkpoint_path", "host_id", b"host_id", "is_adapter_only", b"is_adapter_only", "offset", b"offset", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_state: _TypeAlias = _typing.Literal["checkpoint_path", "version"]  # noqa: Y015
     _WhichOneofArgType_state: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class WeightStreamServiceStub:
     """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was.
+    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
+    for versions they hold, to relay them to other samplers.
     """
 
     def __init__(self, channel):
@@ -55,11 +56,13 @@ class WeightStreamServiceStub:
 
 class WeightStreamServiceServicer:
     """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was.
+    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
+    for versions they hold, to relay them to other samplers.
     """
 
     def Publish(self, request_iterator, context):
-        """Takes a state. Errors: DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH),
+        """Takes a state. Errors: FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) for a segment that cannot be
+        opened, DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH),
         ABORTED (ERROR_REASON_VERSION_CONFLICT, ERROR_REASON_STREAM_OUT_OF_ORDER), ALREADY_EXISTS
         (ERROR_REASON_CHECKPOINT_EXISTS), INVALID_ARGUMENT for a manifest that does not add up.
         """
@@ -110,7 +113,8 @@ def add_WeightStreamServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class WeightStreamService:
     """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was.
+    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
+    for versions they hold, to relay them to other samplers.
     """
 
     @staticmethod

@@ -14,12 +14,14 @@ GRPC_VERSION: str
 
 class WeightStreamServiceStub:
     """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was.
+    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
+    for versions they hold, to relay them to other samplers.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Publish: _aio.StreamUnaryMultiCallable[_weight_stream_service_pb2.PublishRequest, _weight_stream_service_pb2.PublishResponse]
-    """Takes a state. Errors: DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH),
+    """Takes a state. Errors: FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) for a segment that cannot be
+    opened, DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH),
     ABORTED (ERROR_REASON_VERSION_CONFLICT, ERROR_REASON_STREAM_OUT_OF_ORDER), ALREADY_EXISTS
     (ERROR_REASON_CHECKPOINT_EXISTS), INVALID_ARGUMENT for a manifest that does not add up.
     """
@@ -32,7 +34,8 @@ class WeightStreamServiceStub:
 
 class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
     """Weights go in by Publish and out by Subscribe and Fetch. A state exists only once its commit frame
-    was answered: a transfer cut at any byte leaves everything as it was.
+    was answered: a transfer cut at any byte leaves everything as it was. Samplers serve Subscribe and Fetch, too,
+    for versions they hold, to relay them to other samplers.
     """
 
     @_abc_1.abstractmethod
@@ -41,7 +44,8 @@ class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_weight_stream_service_pb2.PublishRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_weight_stream_service_pb2.PublishRequest], _abc.Awaitable[_weight_stream_service_pb2.PublishResponse]],
     ) -> _abc.Awaitable[_weight_stream_service_pb2.PublishResponse]:
-        """Takes a state. Errors: DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH),
+        """Takes a state. Errors: FAILED_PRECONDITION (ERROR_REASON_MEMORY_NOT_SHARED) for a segment that cannot be
+        opened, DATA_LOSS (ERROR_REASON_CHUNK_CORRUPT, ERROR_REASON_DIGEST_MISMATCH),
         ABORTED (ERROR_REASON_VERSION_CONFLICT, ERROR_REASON_STREAM_OUT_OF_ORDER), ALREADY_EXISTS
         (ERROR_REASON_CHECKPOINT_EXISTS), INVALID_ARGUMENT for a manifest that does not add up.
         """

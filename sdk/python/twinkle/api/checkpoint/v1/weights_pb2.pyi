@@ -35,6 +35,8 @@ class _StateSectionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StateSec
     """The adapter's weights, by peft's names."""
     STATE_SECTION_TRAINER: _StateSection.ValueType  # 2
     """What a trainer needs to resume: optimizer, schedule, counters, random state."""
+    STATE_SECTION_MODEL: _StateSection.ValueType  # 3
+    """The base model's own weights, by its checkpoint's names, of a full-parameter run."""
 
 class StateSection(_StateSection, metaclass=_StateSectionEnumTypeWrapper):
     """Which part of a state a tensor belongs to."""
@@ -45,6 +47,8 @@ STATE_SECTION_ADAPTER: StateSection.ValueType  # 1
 """The adapter's weights, by peft's names."""
 STATE_SECTION_TRAINER: StateSection.ValueType  # 2
 """What a trainer needs to resume: optimizer, schedule, counters, random state."""
+STATE_SECTION_MODEL: StateSection.ValueType  # 3
+"""The base model's own weights, by its checkpoint's names, of a full-parameter run."""
 Global___StateSection: _TypeAlias = StateSection  # noqa: Y015
 
 class _FrameEncoding:
@@ -58,7 +62,9 @@ class _FrameEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameEn
     FRAME_ENCODING_WHOLE: _FrameEncoding.ValueType  # 1
     """As they are."""
     FRAME_ENCODING_DELTA_XOR_ZSTD: _FrameEncoding.ValueType  # 2
-    """Byte planes XORed with the base version's, zstd-compressed. Lossless."""
+    """Byte planes XORed with the base version's, zstd-compressed. Lossless; see docs/weights.md for the layout."""
+    FRAME_ENCODING_SHARED_MEMORY: _FrameEncoding.ValueType  # 3
+    """Not sent: they lie in a shared-memory segment that both ends can open. The commit follows the header."""
 
 class FrameEncoding(_FrameEncoding, metaclass=_FrameEncodingEnumTypeWrapper):
     """How a state's bytes are sent."""
@@ -68,7 +74,9 @@ FRAME_ENCODING_UNSPECIFIED: FrameEncoding.ValueType  # 0
 FRAME_ENCODING_WHOLE: FrameEncoding.ValueType  # 1
 """As they are."""
 FRAME_ENCODING_DELTA_XOR_ZSTD: FrameEncoding.ValueType  # 2
-"""Byte planes XORed with the base version's, zstd-compressed. Lossless."""
+"""Byte planes XORed with the base version's, zstd-compressed. Lossless; see docs/weights.md for the layout."""
+FRAME_ENCODING_SHARED_MEMORY: FrameEncoding.ValueType  # 3
+"""Not sent: they lie in a shared-memory segment that both ends can open. The commit follows the header."""
 Global___FrameEncoding: _TypeAlias = FrameEncoding  # noqa: Y015
 
 @_typing.final
@@ -134,7 +142,7 @@ class WeightManifest(_message.Message):
     """blake3 of the whole state, hexadecimal."""
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
-        """The adapter's configuration."""
+        """The adapter's configuration. Unset where the state has a STATE_SECTION_MODEL instead of an adapter."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
@@ -156,6 +164,36 @@ class WeightManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WeightManifest: _TypeAlias = WeightManifest  # noqa: Y015
+
+@_typing.final
+class SharedSegment(_message.Message):
+    """Memory of one host that holds a state's bytes, and nothing else."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    host_id: _builtins.str
+    """Tells whether two processes see the same memory: the content of the file `host` beside the segments."""
+    name: _builtins.str
+    """Name of the segment within the folder of segments; no path."""
+    size_bytes: _builtins.int
+    """Bytes in it."""
+    def __init__(
+        self,
+        *,
+        host_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "name", b"name", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedSegment: _TypeAlias = SharedSegment  # noqa: Y015
 
 @_typing.final
 class AdapterVersion(_message.Message):
@@ -235,11 +273,32 @@ class CheckpointTarget(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UserMetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     IS_OVERWRITE_ALLOWED_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    USER_METADATA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name within the run."""
     is_overwrite_allowed: _builtins.bool
@@ -254,6 +313,10 @@ class CheckpointTarget(_message.Message):
     def ttl(self) -> _duration_pb2.Duration:
         """Delete it after this long, 1 s to 36,500 days. Unset: kept."""
 
+    @_builtins.property
+    def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels, for the owner's own use. At most 64; names of 1 to 256 characters, values of up to 4096."""
+
     def __init__(
         self,
         *,
@@ -262,10 +325,11 @@ class CheckpointTarget(_message.Message):
         step_count: _builtins.int = ...,
         ttl: _duration_pb2.Duration | None = ...,
         request_id: _builtins.str = ...,
+        user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "request_id", b"request_id", "step_count", b"step_count", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "request_id", b"request_id", "step_count", b"step_count", "ttl", b"ttl", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -285,6 +349,8 @@ class FrameHeader(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     RESUME_OFFSET_FIELD_NUMBER: _builtins.int
+    ENCODED_DIGEST_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """The adapter, which is also the run."""
     encoding: Global___FrameEncoding.ValueType
@@ -294,7 +360,11 @@ class FrameHeader(_message.Message):
     encoded_size_bytes: _builtins.int
     """Bytes that follow in chunks; differs from the manifest's for a delta."""
     resume_offset: _builtins.int
-    """The chunks that follow begin here; above 0 only where a cut transfer goes on."""
+    """The chunks that follow begin here, counted in encoded bytes; above 0 only where a cut transfer goes on."""
+    encoded_digest: _builtins.str
+    """blake3 of the encoded bytes, hexadecimal: a cut transfer goes on only where these are the same. Empty where
+    they are the state's own.
+    """
     @_builtins.property
     def manifest(self) -> Global___WeightManifest:
         """The state's parts."""
@@ -307,6 +377,12 @@ class FrameHeader(_message.Message):
     def checkpoint(self) -> Global___CheckpointTarget:
         """A checkpoint."""
 
+    @_builtins.property
+    def segment(self) -> Global___SharedSegment:
+        """Where the bytes lie, for FRAME_ENCODING_SHARED_MEMORY. A receiver that keeps them links the segment to a name
+        of its own before it answers; the sender removes its name afterwards.
+        """
+
     def __init__(
         self,
         *,
@@ -318,10 +394,12 @@ class FrameHeader(_message.Message):
         version: Global___VersionTarget | None = ...,
         checkpoint: Global___CheckpointTarget | None = ...,
         resume_offset: _builtins.int = ...,
+        encoded_digest: _builtins.str = ...,
+        segment: Global___SharedSegment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest", "target", b"target", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest", "segment", b"segment", "target", b"target", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_version", b"base_version", "checkpoint", b"checkpoint", "encoded_size_bytes", b"encoded_size_bytes", "encoding", b"encoding", "manifest", b"manifest", "resume_offset", b"resume_offset", "target", b"target", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_version", b"base_version", "checkpoint", b"checkpoint", "encoded_digest", b"encoded_digest", "encoded_size_bytes", b"encoded_size_bytes", "encoding", b"encoding", "manifest", b"manifest", "resume_offset", b"resume_offset", "segment", b"segment", "target", b"target", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["version", "checkpoint"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015

@@ -84,6 +84,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. A hub id resolves to nothing that can be reached. Metadata: hubId."""
     ERROR_REASON_REQUEST_NOT_FOUND: _ErrorReason.ValueType  # 43
     """NOT_FOUND. No request with that id is running. Metadata: requestId."""
+    ERROR_REASON_REPLICA_NOT_FOUND: _ErrorReason.ValueType  # 44
+    """NOT_FOUND. No such replica in the fleet, or its lease has ended. Metadata: replicaId."""
+    ERROR_REASON_FUTURE_NOT_FOUND: _ErrorReason.ValueType  # 45
+    """NOT_FOUND. No such future for this caller. Metadata: futureId."""
+    ERROR_REASON_FUTURE_EXPIRED: _ErrorReason.ValueType  # 46
+    """NOT_FOUND. The future finished so long ago that its outcome is no longer kept. Metadata: futureId."""
     ERROR_REASON_CHECKPOINT_EXISTS: _ErrorReason.ValueType  # 50
     """ALREADY_EXISTS. A checkpoint of that name exists and `is_overwrite_allowed` is false.
     Metadata: checkpointId.
@@ -106,6 +112,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_SESSION_FINISHED: _ErrorReason.ValueType  # 71
     """FAILED_PRECONDITION. The session is finished or expired. Metadata: sessionId."""
+    ERROR_REASON_MEMORY_NOT_SHARED: _ErrorReason.ValueType  # 72
+    """FAILED_PRECONDITION. The receiver cannot reach the sender's shared memory; send the bytes. Metadata: none."""
     ERROR_REASON_DATASET_NOT_READY: _ErrorReason.ValueType  # 73
     """FAILED_PRECONDITION. The dataset is not encoded, or has no template yet. Metadata: datasetId, needs."""
     ERROR_REASON_ADAPTER_NOT_READY: _ErrorReason.ValueType  # 74
@@ -120,10 +128,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. So many steps back are not kept. Metadata: adapterId, stepCount, stepLimit."""
     ERROR_REASON_REPLICA_LEASED: _ErrorReason.ValueType  # 78
     """FAILED_PRECONDITION. The replica's base weights are leased to another adapter. Metadata: none."""
+    ERROR_REASON_NOT_SUPPORTED_HERE: _ErrorReason.ValueType  # 79
+    """FAILED_PRECONDITION. The engine or platform behind this replica cannot do it. Metadata: what, engine."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 80
     """RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit."""
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 81
-    """RESOURCE_EXHAUSTED with QuotaFailure. A quota of the tenant is used up. Metadata: quota, limit."""
+    """RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo where the quota comes back by itself: a rate, or
+    requests at a time. A quota of the tenant is used up. Metadata: quota, limit.
+    """
     ERROR_REASON_VERSION_NOT_READY: _ErrorReason.ValueType  # 90
     """UNAVAILABLE with RetryInfo. The version asked for has not reached this sampler yet. Metadata:
     adapterId, version.
@@ -142,6 +154,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE with RetryInfo. The merged model could not be written: the disk refused it, or the same
     export is being written. Metadata: adapterId.
     """
+    ERROR_REASON_NO_REPLICA: _ErrorReason.ValueType  # 96
+    """UNAVAILABLE with RetryInfo. No replica of the fleet can serve this now. Metadata: service, baseModel."""
     ERROR_REASON_CHUNK_CORRUPT: _ErrorReason.ValueType  # 100
     """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 101
@@ -150,6 +164,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """DATA_LOSS. What is kept of an adapter on the disk is damaged or missing; other adapters are not touched.
     Metadata: adapterId.
     """
+    ERROR_REASON_PAYLOAD_LOST: _ErrorReason.ValueType  # 103
+    """DATA_LOSS. The request of a future can no longer be read; it was not carried out again. Metadata: futureId."""
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 110
     """DEADLINE_EXCEEDED. The caller's deadline passed first. What had begun may still finish."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 111
@@ -158,6 +174,26 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNIMPLEMENTED. In the contract, not built yet; GetServerInfo lists what is. Metadata: method."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 130
     """INTERNAL. A defect of ours. Metadata: requestId, to be quoted in a report."""
+    ERROR_REASON_POSITION_MISSING: _ErrorReason.ValueType  # 140
+    """FAILED_PRECONDITION. The future waited for an earlier position of its lane that never came. Metadata: lane,
+    position, missing.
+    """
+    ERROR_REASON_POSITION_PASSED: _ErrorReason.ValueType  # 141
+    """FAILED_PRECONDITION. The future came after its lane had gone on without its position, or with another
+    request at it. Metadata: lane, position.
+    """
+    ERROR_REASON_KEY_ENDED: _ErrorReason.ValueType  # 161
+    """FAILED_PRECONDITION. The key was revoked or has expired, so that there is nothing to replace. Metadata: keyId."""
+    ERROR_REASON_PROJECT_NOT_FOUND: _ErrorReason.ValueType  # 162
+    """NOT_FOUND. No such project of the tenant. Metadata: projectId."""
+    ERROR_REASON_EXPORT_NOT_FOUND: _ErrorReason.ValueType  # 190
+    """NOT_FOUND. No such export for this caller, or it ended so long ago that it is forgotten. Metadata: exportId."""
+    ERROR_REASON_HUB_REFUSED: _ErrorReason.ValueType  # 191
+    """FAILED_PRECONDITION. A hub does not take an export, however often it is tried. Metadata: target."""
+    ERROR_REASON_CHECKPOINT_CHANGED: _ErrorReason.ValueType  # 192
+    """FAILED_PRECONDITION. The checkpoint was replaced before its export was done. Metadata: checkpointId."""
+    ERROR_REASON_PEER_NOT_TRUSTED: _ErrorReason.ValueType  # 170
+    """PERMISSION_DENIED. Between services only, and what called showed no certificate of a service that may."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reasons. `metadata` keys that come with a reason are named in its comment."""
@@ -221,6 +257,12 @@ ERROR_REASON_HUB_ID_NOT_FOUND: ErrorReason.ValueType  # 42
 """NOT_FOUND. A hub id resolves to nothing that can be reached. Metadata: hubId."""
 ERROR_REASON_REQUEST_NOT_FOUND: ErrorReason.ValueType  # 43
 """NOT_FOUND. No request with that id is running. Metadata: requestId."""
+ERROR_REASON_REPLICA_NOT_FOUND: ErrorReason.ValueType  # 44
+"""NOT_FOUND. No such replica in the fleet, or its lease has ended. Metadata: replicaId."""
+ERROR_REASON_FUTURE_NOT_FOUND: ErrorReason.ValueType  # 45
+"""NOT_FOUND. No such future for this caller. Metadata: futureId."""
+ERROR_REASON_FUTURE_EXPIRED: ErrorReason.ValueType  # 46
+"""NOT_FOUND. The future finished so long ago that its outcome is no longer kept. Metadata: futureId."""
 ERROR_REASON_CHECKPOINT_EXISTS: ErrorReason.ValueType  # 50
 """ALREADY_EXISTS. A checkpoint of that name exists and `is_overwrite_allowed` is false.
 Metadata: checkpointId.
@@ -243,6 +285,8 @@ Metadata: adapterId, sequenceNumber, expected.
 """
 ERROR_REASON_SESSION_FINISHED: ErrorReason.ValueType  # 71
 """FAILED_PRECONDITION. The session is finished or expired. Metadata: sessionId."""
+ERROR_REASON_MEMORY_NOT_SHARED: ErrorReason.ValueType  # 72
+"""FAILED_PRECONDITION. The receiver cannot reach the sender's shared memory; send the bytes. Metadata: none."""
 ERROR_REASON_DATASET_NOT_READY: ErrorReason.ValueType  # 73
 """FAILED_PRECONDITION. The dataset is not encoded, or has no template yet. Metadata: datasetId, needs."""
 ERROR_REASON_ADAPTER_NOT_READY: ErrorReason.ValueType  # 74
@@ -257,10 +301,14 @@ ERROR_REASON_UNDO_TOO_FAR: ErrorReason.ValueType  # 77
 """FAILED_PRECONDITION. So many steps back are not kept. Metadata: adapterId, stepCount, stepLimit."""
 ERROR_REASON_REPLICA_LEASED: ErrorReason.ValueType  # 78
 """FAILED_PRECONDITION. The replica's base weights are leased to another adapter. Metadata: none."""
+ERROR_REASON_NOT_SUPPORTED_HERE: ErrorReason.ValueType  # 79
+"""FAILED_PRECONDITION. The engine or platform behind this replica cannot do it. Metadata: what, engine."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 80
 """RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit."""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 81
-"""RESOURCE_EXHAUSTED with QuotaFailure. A quota of the tenant is used up. Metadata: quota, limit."""
+"""RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo where the quota comes back by itself: a rate, or
+requests at a time. A quota of the tenant is used up. Metadata: quota, limit.
+"""
 ERROR_REASON_VERSION_NOT_READY: ErrorReason.ValueType  # 90
 """UNAVAILABLE with RetryInfo. The version asked for has not reached this sampler yet. Metadata:
 adapterId, version.
@@ -279,6 +327,8 @@ ERROR_REASON_EXPORT_UNAVAILABLE: ErrorReason.ValueType  # 95
 """UNAVAILABLE with RetryInfo. The merged model could not be written: the disk refused it, or the same
 export is being written. Metadata: adapterId.
 """
+ERROR_REASON_NO_REPLICA: ErrorReason.ValueType  # 96
+"""UNAVAILABLE with RetryInfo. No replica of the fleet can serve this now. Metadata: service, baseModel."""
 ERROR_REASON_CHUNK_CORRUPT: ErrorReason.ValueType  # 100
 """DATA_LOSS. A chunk does not match its checksum; send it again. Metadata: offset."""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 101
@@ -287,6 +337,8 @@ ERROR_REASON_ADAPTER_DAMAGED: ErrorReason.ValueType  # 102
 """DATA_LOSS. What is kept of an adapter on the disk is damaged or missing; other adapters are not touched.
 Metadata: adapterId.
 """
+ERROR_REASON_PAYLOAD_LOST: ErrorReason.ValueType  # 103
+"""DATA_LOSS. The request of a future can no longer be read; it was not carried out again. Metadata: futureId."""
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
 """DEADLINE_EXCEEDED. The caller's deadline passed first. What had begun may still finish."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 111
@@ -295,4 +347,24 @@ ERROR_REASON_NOT_BUILT_YET: ErrorReason.ValueType  # 120
 """UNIMPLEMENTED. In the contract, not built yet; GetServerInfo lists what is. Metadata: method."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 130
 """INTERNAL. A defect of ours. Metadata: requestId, to be quoted in a report."""
+ERROR_REASON_POSITION_MISSING: ErrorReason.ValueType  # 140
+"""FAILED_PRECONDITION. The future waited for an earlier position of its lane that never came. Metadata: lane,
+position, missing.
+"""
+ERROR_REASON_POSITION_PASSED: ErrorReason.ValueType  # 141
+"""FAILED_PRECONDITION. The future came after its lane had gone on without its position, or with another
+request at it. Metadata: lane, position.
+"""
+ERROR_REASON_KEY_ENDED: ErrorReason.ValueType  # 161
+"""FAILED_PRECONDITION. The key was revoked or has expired, so that there is nothing to replace. Metadata: keyId."""
+ERROR_REASON_PROJECT_NOT_FOUND: ErrorReason.ValueType  # 162
+"""NOT_FOUND. No such project of the tenant. Metadata: projectId."""
+ERROR_REASON_EXPORT_NOT_FOUND: ErrorReason.ValueType  # 190
+"""NOT_FOUND. No such export for this caller, or it ended so long ago that it is forgotten. Metadata: exportId."""
+ERROR_REASON_HUB_REFUSED: ErrorReason.ValueType  # 191
+"""FAILED_PRECONDITION. A hub does not take an export, however often it is tried. Metadata: target."""
+ERROR_REASON_CHECKPOINT_CHANGED: ErrorReason.ValueType  # 192
+"""FAILED_PRECONDITION. The checkpoint was replaced before its export was done. Metadata: checkpointId."""
+ERROR_REASON_PEER_NOT_TRUSTED: ErrorReason.ValueType  # 170
+"""PERMISSION_DENIED. Between services only, and what called showed no certificate of a service that may."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

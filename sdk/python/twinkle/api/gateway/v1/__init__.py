@@ -3,10 +3,14 @@
 __all__ = [
     'catalogue_service_pb2',
     'catalogue_service_pb2_grpc',
+    'export_service_pb2',
+    'export_service_pb2_grpc',
     'fleet_service_pb2',
     'fleet_service_pb2_grpc',
     'key_service_pb2',
     'key_service_pb2_grpc',
+    'quota_service_pb2',
+    'quota_service_pb2_grpc',
     'session_service_pb2',
     'session_service_pb2_grpc',
 ]

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from twinkle.api.checkpoint.v1 import checkpoint_pb2 as twinkle_dot_api_dot_checkpoint_dot_v1_dot_checkpoint__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.twinkle/api/gateway/v1/catalogue_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*twinkle/api/checkpoint/v1/checkpoint.proto\"\xd1\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x11\n\tlora_rank\x18\x03 \x01(\x05\x12\x12\n\nstep_count\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\x44\n\ruser_metadata\x18\x06 \x03(\x0b\x32-.twinkle.api.gateway.v1.Run.UserMetadataEntry\x12\x11\n\tis_active\x18\x07 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\":\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.gateway.v1.Run\"L\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\"V\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.twinkle.api.gateway.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"R\n\x19ListRunCheckpointsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"q\n\x1aListRunCheckpointsResponse\x12:\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"3\n\x18PublishCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"\x1b\n\x19PublishCheckpointResponse\"5\n\x1aUnpublishCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"\x1d\n\x1bUnpublishCheckpointResponse\"o\n\x0fGetUsageRequest\x12.\n\nbegin_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x83\x01\n\x05Usage\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1b\n\x13trained_token_count\x18\x02 \x01(\x03\x12\x1b\n\x13sampled_token_count\x18\x03 \x01(\x03\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\"A\n\x10GetUsageResponse\x12-\n\x06usages\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.gateway.v1.Usage2\xb5\x05\n\x10\x43\x61talogueService\x12\\\n\x06GetRun\x12%.twinkle.api.gateway.v1.GetRunRequest\x1a&.twinkle.api.gateway.v1.GetRunResponse\"\x03\x90\x02\x01\x12\x62\n\x08ListRuns\x12\'.twinkle.api.gateway.v1.ListRunsRequest\x1a(.twinkle.api.gateway.v1.ListRunsResponse\"\x03\x90\x02\x01\x12\x80\x01\n\x12ListRunCheckpoints\x12\x31.twinkle.api.gateway.v1.ListRunCheckpointsRequest\x1a\x32.twinkle.api.gateway.v1.ListRunCheckpointsResponse\"\x03\x90\x02\x01\x12x\n\x11PublishCheckpoint\x12\x30.twinkle.api.gateway.v1.PublishCheckpointRequest\x1a\x31.twinkle.api.gateway.v1.PublishCheckpointResponse\x12~\n\x13UnpublishCheckpoint\x12\x32.twinkle.api.gateway.v1.UnpublishCheckpointRequest\x1a\x33.twinkle.api.gateway.v1.UnpublishCheckpointResponse\x12\x62\n\x08GetUsage\x12\'.twinkle.api.gateway.v1.GetUsageRequest\x1a(.twinkle.api.gateway.v1.GetUsageResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.twinkle/api/gateway/v1/catalogue_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*twinkle/api/checkpoint/v1/checkpoint.proto\"\xd1\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x11\n\tlora_rank\x18\x03 \x01(\x05\x12\x12\n\nstep_count\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\x44\n\ruser_metadata\x18\x06 \x03(\x0b\x32-.twinkle.api.gateway.v1.Run.UserMetadataEntry\x12\x11\n\tis_active\x18\x07 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\":\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.gateway.v1.Run\"\x8d\x02\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nbase_model\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12P\n\ruser_metadata\x18\x05 \x03(\x0b\x32\x39.twinkle.api.gateway.v1.ListRunsRequest.UserMetadataEntry\x12\x16\n\tis_active\x18\x06 \x01(\x08H\x00\x88\x01\x01\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_is_active\"V\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.twinkle.api.gateway.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb9\x03\n\x19ListRunCheckpointsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\"\n\x15is_optimizer_included\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\tis_public\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\nbase_model\x18\x06 \x01(\t\x12.\n\nbegin_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12Z\n\ruser_metadata\x18\t \x03(\x0b\x32\x43.twinkle.api.gateway.v1.ListRunCheckpointsRequest.UserMetadataEntry\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x18\n\x16_is_optimizer_includedB\x0c\n\n_is_public\"q\n\x1aListRunCheckpointsResponse\x12:\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32%.twinkle.api.checkpoint.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"3\n\x18PublishCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"\x1b\n\x19PublishCheckpointResponse\"5\n\x1aUnpublishCheckpointRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\"\x1d\n\x1bUnpublishCheckpointResponse\"o\n\x0fGetUsageRequest\x12.\n\nbegin_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb2\x01\n\x05Usage\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1b\n\x13trained_token_count\x18\x02 \x01(\x03\x12\x1b\n\x13sampled_token_count\x18\x03 \x01(\x03\x12\x1a\n\x12prompt_token_count\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x17\n\x0foperation_count\x18\x06 \x01(\x03\x12\x14\n\x0cprompt_count\x18\x07 \x01(\x03\"A\n\x10GetUsageResponse\x12-\n\x06usages\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.gateway.v1.Usage2\xb5\x05\n\x10\x43\x61talogueService\x12\\\n\x06GetRun\x12%.twinkle.api.gateway.v1.GetRunRequest\x1a&.twinkle.api.gateway.v1.GetRunResponse\"\x03\x90\x02\x01\x12\x62\n\x08ListRuns\x12\'.twinkle.api.gateway.v1.ListRunsRequest\x1a(.twinkle.api.gateway.v1.ListRunsResponse\"\x03\x90\x02\x01\x12\x80\x01\n\x12ListRunCheckpoints\x12\x31.twinkle.api.gateway.v1.ListRunCheckpointsRequest\x1a\x32.twinkle.api.gateway.v1.ListRunCheckpointsResponse\"\x03\x90\x02\x01\x12x\n\x11PublishCheckpoint\x12\x30.twinkle.api.gateway.v1.PublishCheckpointRequest\x1a\x31.twinkle.api.gateway.v1.PublishCheckpointResponse\x12~\n\x13UnpublishCheckpoint\x12\x32.twinkle.api.gateway.v1.UnpublishCheckpointRequest\x1a\x33.twinkle.api.gateway.v1.UnpublishCheckpointResponse\x12\x62\n\x08GetUsage\x12\'.twinkle.api.gateway.v1.GetUsageRequest\x1a(.twinkle.api.gateway.v1.GetUsageResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUN_USERMETADATAENTRY']._loaded_options = None
   _globals['_RUN_USERMETADATAENTRY']._serialized_options = b'8\001'
+  _globals['_LISTRUNSREQUEST_USERMETADATAENTRY']._loaded_options = None
+  _globals['_LISTRUNSREQUEST_USERMETADATAENTRY']._serialized_options = b'8\001'
+  _globals['_LISTRUNCHECKPOINTSREQUEST_USERMETADATAENTRY']._loaded_options = None
+  _globals['_LISTRUNCHECKPOINTSREQUEST_USERMETADATAENTRY']._serialized_options = b'8\001'
   _globals['_CATALOGUESERVICE'].methods_by_name['GetRun']._loaded_options = None
   _globals['_CATALOGUESERVICE'].methods_by_name['GetRun']._serialized_options = b'\220\002\001'
   _globals['_CATALOGUESERVICE'].methods_by_name['ListRuns']._loaded_options = None
@@ -51,28 +55,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETRUNREQUEST']._serialized_end=522
   _globals['_GETRUNRESPONSE']._serialized_start=524
   _globals['_GETRUNRESPONSE']._serialized_end=582
-  _globals['_LISTRUNSREQUEST']._serialized_start=584
-  _globals['_LISTRUNSREQUEST']._serialized_end=660
-  _globals['_LISTRUNSRESPONSE']._serialized_start=662
-  _globals['_LISTRUNSRESPONSE']._serialized_end=748
-  _globals['_LISTRUNCHECKPOINTSREQUEST']._serialized_start=750
-  _globals['_LISTRUNCHECKPOINTSREQUEST']._serialized_end=832
-  _globals['_LISTRUNCHECKPOINTSRESPONSE']._serialized_start=834
-  _globals['_LISTRUNCHECKPOINTSRESPONSE']._serialized_end=947
-  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_start=949
-  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_end=1000
-  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_start=1002
-  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_end=1029
-  _globals['_UNPUBLISHCHECKPOINTREQUEST']._serialized_start=1031
-  _globals['_UNPUBLISHCHECKPOINTREQUEST']._serialized_end=1084
-  _globals['_UNPUBLISHCHECKPOINTRESPONSE']._serialized_start=1086
-  _globals['_UNPUBLISHCHECKPOINTRESPONSE']._serialized_end=1115
-  _globals['_GETUSAGEREQUEST']._serialized_start=1117
-  _globals['_GETUSAGEREQUEST']._serialized_end=1228
-  _globals['_USAGE']._serialized_start=1231
-  _globals['_USAGE']._serialized_end=1362
-  _globals['_GETUSAGERESPONSE']._serialized_start=1364
-  _globals['_GETUSAGERESPONSE']._serialized_end=1429
-  _globals['_CATALOGUESERVICE']._serialized_start=1432
-  _globals['_CATALOGUESERVICE']._serialized_end=2125
+  _globals['_LISTRUNSREQUEST']._serialized_start=585
+  _globals['_LISTRUNSREQUEST']._serialized_end=854
+  _globals['_LISTRUNSREQUEST_USERMETADATAENTRY']._serialized_start=438
+  _globals['_LISTRUNSREQUEST_USERMETADATAENTRY']._serialized_end=489
+  _globals['_LISTRUNSRESPONSE']._serialized_start=856
+  _globals['_LISTRUNSRESPONSE']._serialized_end=942
+  _globals['_LISTRUNCHECKPOINTSREQUEST']._serialized_start=945
+  _globals['_LISTRUNCHECKPOINTSREQUEST']._serialized_end=1386
+  _globals['_LISTRUNCHECKPOINTSREQUEST_USERMETADATAENTRY']._serialized_start=438
+  _globals['_LISTRUNCHECKPOINTSREQUEST_USERMETADATAENTRY']._serialized_end=489
+  _globals['_LISTRUNCHECKPOINTSRESPONSE']._serialized_start=1388
+  _globals['_LISTRUNCHECKPOINTSRESPONSE']._serialized_end=1501
+  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_start=1503
+  _globals['_PUBLISHCHECKPOINTREQUEST']._serialized_end=1554
+  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_start=1556
+  _globals['_PUBLISHCHECKPOINTRESPONSE']._serialized_end=1583
+  _globals['_UNPUBLISHCHECKPOINTREQUEST']._serialized_start=1585
+  _globals['_UNPUBLISHCHECKPOINTREQUEST']._serialized_end=1638
+  _globals['_UNPUBLISHCHECKPOINTRESPONSE']._serialized_start=1640
+  _globals['_UNPUBLISHCHECKPOINTRESPONSE']._serialized_end=1669
+  _globals['_GETUSAGEREQUEST']._serialized_start=1671
+  _globals['_GETUSAGEREQUEST']._serialized_end=1782
+  _globals['_USAGE']._serialized_start=1785
+  _globals['_USAGE']._serialized_end=1963
+  _globals['_GETUSAGERESPONSE']._serialized_start=1965
+  _globals['_GETUSAGERESPONSE']._serialized_end=2030
+  _globals['_CATALOGUESERVICE']._serialized_start=2033
+  _globals['_CATALOGUESERVICE']._serialized_end=2726
 # @@protoc_insertion_point(module_scope)

@@ -152,27 +152,63 @@ class ListRunsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UserMetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    USER_METADATA_FIELD_NUMBER: _builtins.int
+    IS_ACTIVE_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Most to return. Unset or 0: 50; at most 1000."""
     page_token: _builtins.str
     """From an earlier answer; empty for the first page."""
     base_model: _builtins.str
     """Only of this base model. Unset: of all."""
+    session_id: _builtins.str
+    """Only those begun in this session. Unset: in all."""
+    is_active: _builtins.bool
+    """True: only those that can be trained on now. False: only the others. Unset: all."""
+    @_builtins.property
+    def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Only those that have all of these labels, with these values. At most 16."""
+
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         base_model: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        is_active: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_active", b"_is_active", "is_active", b"is_active"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_active", b"_is_active", "base_model", b"base_model", "is_active", b"is_active", "page_size", b"page_size", "page_token", b"page_token", "session_id", b"session_id", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__is_active: _TypeAlias = _typing.Literal["is_active"]  # noqa: Y015
+    _WhichOneofArgType__is_active: _TypeAlias = _typing.Literal["_is_active", b"_is_active"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_active) -> _WhichOneofReturnType__is_active | None: ...
 
 Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
 
@@ -210,27 +246,84 @@ class ListRunCheckpointsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UserMetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    IS_OPTIMIZER_INCLUDED_FIELD_NUMBER: _builtins.int
+    IS_PUBLIC_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    USER_METADATA_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Only of this run. Unset: of all."""
     page_size: _builtins.int
     """Most to return. Unset or 0: 50; at most 1000."""
     page_token: _builtins.str
     """From an earlier answer; empty for the first page."""
+    is_optimizer_included: _builtins.bool
+    """True: only those that training can resume from. False: only the others. Unset: all."""
+    is_public: _builtins.bool
+    """True: only those that every tenant may read. False: only the others. Unset: all."""
+    base_model: _builtins.str
+    """Only of this base model. Unset: of all."""
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """Only those committed at this moment or later. Unset: from the first."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Only those committed before this moment. Unset: until now."""
+
+    @_builtins.property
+    def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Only those that have all of these labels, with these values. At most 16."""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        is_optimizer_included: _builtins.bool | None = ...,
+        is_public: _builtins.bool | None = ...,
+        base_model: _builtins.str = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_optimizer_included", b"_is_optimizer_included", "_is_public", b"_is_public", "begin_time", b"begin_time", "end_time", b"end_time", "is_optimizer_included", b"is_optimizer_included", "is_public", b"is_public"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_optimizer_included", b"_is_optimizer_included", "_is_public", b"_is_public", "base_model", b"base_model", "begin_time", b"begin_time", "end_time", b"end_time", "is_optimizer_included", b"is_optimizer_included", "is_public", b"is_public", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__is_optimizer_included: _TypeAlias = _typing.Literal["is_optimizer_included"]  # noqa: Y015
+    _WhichOneofArgType__is_optimizer_included: _TypeAlias = _typing.Literal["_is_optimizer_included", b"_is_optimizer_included"]  # noqa: Y015
+    _WhichOneofReturnType__is_public: _TypeAlias = _typing.Literal["is_public"]  # noqa: Y015
+    _WhichOneofArgType__is_public: _TypeAlias = _typing.Literal["_is_public", b"_is_public"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_optimizer_included) -> _WhichOneofReturnType__is_optimizer_included | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_public) -> _WhichOneofReturnType__is_public | None: ...
 
 Global___ListRunCheckpointsRequest: _TypeAlias = ListRunCheckpointsRequest  # noqa: Y015
 
@@ -342,7 +435,7 @@ Global___UnpublishCheckpointResponse: _TypeAlias = UnpublishCheckpointResponse  
 
 @_typing.final
 class GetUsageRequest(_message.Message):
-    """Asks what was used."""
+    """Asks what was used. It is counted by the hour, in UTC: an hour belongs to the time asked for if it begins in it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -354,7 +447,7 @@ class GetUsageRequest(_message.Message):
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """To this moment. Unset: until now."""
+        """To this moment, which is left out. Unset: until now."""
 
     def __init__(
         self,
@@ -372,7 +465,7 @@ Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """What a tenant used."""
+    """What a tenant used. Work is counted when it is done, once however often it was sent, and may take seconds to be told."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -381,16 +474,22 @@ class Usage(_message.Message):
     SAMPLED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     STORED_BYTES_FIELD_NUMBER: _builtins.int
+    OPERATION_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPT_COUNT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run; empty for what belongs to none."""
+    """The run whose weights were used; empty for the base models alone."""
     trained_token_count: _builtins.int
-    """Tokens trained."""
+    """Tokens computed for training operations that succeeded, forward passes alone included."""
     sampled_token_count: _builtins.int
-    """Tokens sampled."""
+    """Tokens sampled and passed on."""
     prompt_token_count: _builtins.int
-    """Prompt tokens read."""
+    """Tokens of prompts that were sampled from, and of sequences that were scored."""
     stored_bytes: _builtins.int
-    """Bytes stored now."""
+    """Bytes of the checkpoints that are kept now, whatever time is asked for."""
+    operation_count: _builtins.int
+    """Training operations whose numbers were used up."""
+    prompt_count: _builtins.int
+    """Prompts that were sampled from, and sequences that were scored."""
     def __init__(
         self,
         *,
@@ -399,10 +498,12 @@ class Usage(_message.Message):
         sampled_token_count: _builtins.int = ...,
         prompt_token_count: _builtins.int = ...,
         stored_bytes: _builtins.int = ...,
+        operation_count: _builtins.int = ...,
+        prompt_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_token_count", b"prompt_token_count", "run_id", b"run_id", "sampled_token_count", b"sampled_token_count", "stored_bytes", b"stored_bytes", "trained_token_count", b"trained_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_count", b"operation_count", "prompt_count", b"prompt_count", "prompt_token_count", b"prompt_token_count", "run_id", b"run_id", "sampled_token_count", b"sampled_token_count", "stored_bytes", b"stored_bytes", "trained_token_count", b"trained_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

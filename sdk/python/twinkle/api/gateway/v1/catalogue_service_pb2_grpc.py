@@ -79,7 +79,8 @@ class CatalogueServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists the caller's runs.
+        """Lists the caller's runs. A list that is read page by page has each run that was there when it was begun exactly
+        once, whatever begins meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

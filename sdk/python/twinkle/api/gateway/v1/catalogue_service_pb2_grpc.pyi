@@ -19,7 +19,9 @@ class CatalogueServiceStub:
     GetRun: _aio.UnaryUnaryMultiCallable[_catalogue_service_pb2.GetRunRequest, _catalogue_service_pb2.GetRunResponse]
     """Gets a run. Errors: NOT_FOUND (ERROR_REASON_RUN_NOT_FOUND)."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_catalogue_service_pb2.ListRunsRequest, _catalogue_service_pb2.ListRunsResponse]
-    """Lists the caller's runs."""
+    """Lists the caller's runs. A list that is read page by page has each run that was there when it was begun exactly
+    once, whatever begins meanwhile.
+    """
     ListRunCheckpoints: _aio.UnaryUnaryMultiCallable[_catalogue_service_pb2.ListRunCheckpointsRequest, _catalogue_service_pb2.ListRunCheckpointsResponse]
     """Lists the caller's checkpoints."""
     PublishCheckpoint: _aio.UnaryUnaryMultiCallable[_catalogue_service_pb2.PublishCheckpointRequest, _catalogue_service_pb2.PublishCheckpointResponse]
@@ -46,7 +48,9 @@ class CatalogueServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _catalogue_service_pb2.ListRunsRequest,
         context: _aio.ServicerContext[_catalogue_service_pb2.ListRunsRequest, _abc.Awaitable[_catalogue_service_pb2.ListRunsResponse]],
     ) -> _abc.Awaitable[_catalogue_service_pb2.ListRunsResponse]:
-        """Lists the caller's runs."""
+        """Lists the caller's runs. A list that is read page by page has each run that was there when it was begun exactly
+        once, whatever begins meanwhile.
+        """
 
     @_abc_1.abstractmethod
     def ListRunCheckpoints(

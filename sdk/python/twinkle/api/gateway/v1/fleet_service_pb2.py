@@ -24,10 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
-from twinkle.api.sampler.v1 import sampler_service_pb2 as twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2
+from twinkle.api.sampler.v1 import engine_pb2 as twinkle_dot_api_dot_sampler_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/gateway/v1/fleet_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a,twinkle/api/sampler/v1/sampler_service.proto\"\xb3\x02\n\x07Replica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_models\x18\x04 \x03(\t\x12\x33\n\x05state\x18\x05 \x01(\x0e\x32$.twinkle.api.gateway.v1.ReplicaState\x12\x42\n\x11resident_adapters\x18\x06 \x03(\x0b\x32\'.twinkle.api.sampler.v1.ResidentAdapter\x12\x30\n\x04load\x18\x07 \x01(\x0b\x32\".twinkle.api.sampler.v1.EngineLoad\x12\x32\n\x0eheartbeat_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"C\n\x0fRegisterRequest\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\"E\n\x10RegisterResponse\x12\x31\n\x0elease_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x0cLeaseRequest\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\"^\n\rLeaseResponse\x12\x31\n\x0elease_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12is_drain_requested\x18\x02 \x01(\x08\"\"\n\x0c\x44rainRequest\x12\x12\n\nreplica_id\x18\x01 \x01(\t\"A\n\rDrainResponse\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\"<\n\x13ListReplicasRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x14ListReplicasResponse\x12\x31\n\x08replicas\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x11WatchFleetRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"|\n\x12WatchFleetResponse\x12\x32\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.ReplicaH\x00\x12\x13\n\tis_synced\x18\x02 \x01(\x08H\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x07\n\x05\x65vent*z\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13REPLICA_STATE_READY\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_LOST\x10\x03\x32\xf9\x03\n\x0c\x46leetService\x12]\n\x08Register\x12\'.twinkle.api.gateway.v1.RegisterRequest\x1a(.twinkle.api.gateway.v1.RegisterResponse\x12X\n\x05Lease\x12$.twinkle.api.gateway.v1.LeaseRequest\x1a%.twinkle.api.gateway.v1.LeaseResponse(\x01\x30\x01\x12T\n\x05\x44rain\x12$.twinkle.api.gateway.v1.DrainRequest\x1a%.twinkle.api.gateway.v1.DrainResponse\x12n\n\x0cListReplicas\x12+.twinkle.api.gateway.v1.ListReplicasRequest\x1a,.twinkle.api.gateway.v1.ListReplicasResponse\"\x03\x90\x02\x01\x12j\n\nWatchFleet\x12).twinkle.api.gateway.v1.WatchFleetRequest\x1a*.twinkle.api.gateway.v1.WatchFleetResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/gateway/v1/fleet_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#twinkle/api/sampler/v1/engine.proto\"\x9b\x03\n\x07Replica\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x62\x61se_models\x18\x04 \x03(\t\x12\x33\n\x05state\x18\x05 \x01(\x0e\x32$.twinkle.api.gateway.v1.ReplicaState\x12\x42\n\x11resident_adapters\x18\x06 \x03(\x0b\x32\'.twinkle.api.sampler.v1.ResidentAdapter\x12\x30\n\x04load\x18\x07 \x01(\x0b\x32\".twinkle.api.sampler.v1.EngineLoad\x12\x32\n\x0eheartbeat_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12-\n\tjoin_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_static\x18\x0b \x01(\x08\x12\x14\n\x0c\x66ollowed_run\x18\x0c \x01(\t\"C\n\x0fRegisterRequest\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\"a\n\x10RegisterResponse\x12\x31\n\x0elease_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12\x63heckpoint_address\x18\x02 \x01(\t\"@\n\x0cLeaseRequest\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\"}\n\rLeaseResponse\x12\x31\n\x0elease_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12is_drain_requested\x18\x02 \x01(\x08\x12\x1d\n\x15weight_source_address\x18\x03 \x01(\t\"\"\n\x0c\x44rainRequest\x12\x12\n\nreplica_id\x18\x01 \x01(\t\"A\n\rDrainResponse\x12\x30\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\"<\n\x13ListReplicasRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x14ListReplicasResponse\x12\x31\n\x08replicas\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.gateway.v1.Replica\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x11WatchFleetRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"\x97\x01\n\x12WatchFleetResponse\x12\x32\n\x07replica\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.ReplicaH\x00\x12\x13\n\tis_synced\x18\x02 \x01(\x08H\x00\x12\x19\n\x0fleft_replica_id\x18\x04 \x01(\tH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x07\n\x05\x65vent*z\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13REPLICA_STATE_READY\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_LOST\x10\x03\x32\xf9\x03\n\x0c\x46leetService\x12]\n\x08Register\x12\'.twinkle.api.gateway.v1.RegisterRequest\x1a(.twinkle.api.gateway.v1.RegisterResponse\x12X\n\x05Lease\x12$.twinkle.api.gateway.v1.LeaseRequest\x1a%.twinkle.api.gateway.v1.LeaseResponse(\x01\x30\x01\x12T\n\x05\x44rain\x12$.twinkle.api.gateway.v1.DrainRequest\x1a%.twinkle.api.gateway.v1.DrainResponse\x12n\n\x0cListReplicas\x12+.twinkle.api.gateway.v1.ListReplicasRequest\x1a,.twinkle.api.gateway.v1.ListReplicasResponse\"\x03\x90\x02\x01\x12j\n\nWatchFleet\x12).twinkle.api.gateway.v1.WatchFleetRequest\x1a*.twinkle.api.gateway.v1.WatchFleetResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,30 +38,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FLEETSERVICE'].methods_by_name['ListReplicas']._serialized_options = b'\220\002\001'
   _globals['_FLEETSERVICE'].methods_by_name['WatchFleet']._loaded_options = None
   _globals['_FLEETSERVICE'].methods_by_name['WatchFleet']._serialized_options = b'\220\002\001'
-  _globals['_REPLICASTATE']._serialized_start=1227
-  _globals['_REPLICASTATE']._serialized_end=1349
-  _globals['_REPLICA']._serialized_start=182
-  _globals['_REPLICA']._serialized_end=489
-  _globals['_REGISTERREQUEST']._serialized_start=491
-  _globals['_REGISTERREQUEST']._serialized_end=558
-  _globals['_REGISTERRESPONSE']._serialized_start=560
-  _globals['_REGISTERRESPONSE']._serialized_end=629
-  _globals['_LEASEREQUEST']._serialized_start=631
-  _globals['_LEASEREQUEST']._serialized_end=695
-  _globals['_LEASERESPONSE']._serialized_start=697
-  _globals['_LEASERESPONSE']._serialized_end=791
-  _globals['_DRAINREQUEST']._serialized_start=793
-  _globals['_DRAINREQUEST']._serialized_end=827
-  _globals['_DRAINRESPONSE']._serialized_start=829
-  _globals['_DRAINRESPONSE']._serialized_end=894
-  _globals['_LISTREPLICASREQUEST']._serialized_start=896
-  _globals['_LISTREPLICASREQUEST']._serialized_end=956
-  _globals['_LISTREPLICASRESPONSE']._serialized_start=958
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=1056
-  _globals['_WATCHFLEETREQUEST']._serialized_start=1058
-  _globals['_WATCHFLEETREQUEST']._serialized_end=1099
-  _globals['_WATCHFLEETRESPONSE']._serialized_start=1101
-  _globals['_WATCHFLEETRESPONSE']._serialized_end=1225
-  _globals['_FLEETSERVICE']._serialized_start=1352
-  _globals['_FLEETSERVICE']._serialized_end=1857
+  _globals['_REPLICASTATE']._serialized_start=1409
+  _globals['_REPLICASTATE']._serialized_end=1531
+  _globals['_REPLICA']._serialized_start=173
+  _globals['_REPLICA']._serialized_end=584
+  _globals['_REGISTERREQUEST']._serialized_start=586
+  _globals['_REGISTERREQUEST']._serialized_end=653
+  _globals['_REGISTERRESPONSE']._serialized_start=655
+  _globals['_REGISTERRESPONSE']._serialized_end=752
+  _globals['_LEASEREQUEST']._serialized_start=754
+  _globals['_LEASEREQUEST']._serialized_end=818
+  _globals['_LEASERESPONSE']._serialized_start=820
+  _globals['_LEASERESPONSE']._serialized_end=945
+  _globals['_DRAINREQUEST']._serialized_start=947
+  _globals['_DRAINREQUEST']._serialized_end=981
+  _globals['_DRAINRESPONSE']._serialized_start=983
+  _globals['_DRAINRESPONSE']._serialized_end=1048
+  _globals['_LISTREPLICASREQUEST']._serialized_start=1050
+  _globals['_LISTREPLICASREQUEST']._serialized_end=1110
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=1112
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=1210
+  _globals['_WATCHFLEETREQUEST']._serialized_start=1212
+  _globals['_WATCHFLEETREQUEST']._serialized_end=1253
+  _globals['_WATCHFLEETRESPONSE']._serialized_start=1256
+  _globals['_WATCHFLEETRESPONSE']._serialized_end=1407
+  _globals['_FLEETSERVICE']._serialized_start=1534
+  _globals['_FLEETSERVICE']._serialized_end=2039
 # @@protoc_insertion_point(module_scope)

@@ -10,7 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from twinkle.api.sampler.v1 import sampler_service_pb2 as _sampler_service_pb2
+from twinkle.api.sampler.v1 import engine_pb2 as _engine_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -64,6 +64,10 @@ class Replica(_message.Message):
     RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     HEARTBEAT_TIME_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    JOIN_TIME_FIELD_NUMBER: _builtins.int
+    IS_STATIC_FIELD_NUMBER: _builtins.int
+    FOLLOWED_RUN_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
     """Chosen by the replica, anew at each start."""
     service: _builtins.str
@@ -72,21 +76,31 @@ class Replica(_message.Message):
     """Where it listens, "host:port"."""
     state: Global___ReplicaState.ValueType
     """How it stands."""
+    engine: _builtins.str
+    """What computes behind it, such as "vllm" or "torch"."""
+    is_static: _builtins.bool
+    """Whether it is in the gateway's configuration instead of holding a lease."""
+    followed_run: _builtins.str
+    """The full-parameter run whose weights a sampler serves, and nothing else; empty: it serves everybody."""
     @_builtins.property
     def base_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Base models it holds."""
 
     @_builtins.property
-    def resident_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_sampler_service_pb2.ResidentAdapter]:
+    def resident_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_engine_pb2.ResidentAdapter]:
         """Versions resident, for samplers."""
 
     @_builtins.property
-    def load(self) -> _sampler_service_pb2.EngineLoad:
+    def load(self) -> _engine_pb2.EngineLoad:
         """How busy it is, for samplers."""
 
     @_builtins.property
     def heartbeat_time(self) -> _timestamp_pb2.Timestamp:
         """When it was last heard of."""
+
+    @_builtins.property
+    def join_time(self) -> _timestamp_pb2.Timestamp:
+        """When it joined."""
 
     def __init__(
         self,
@@ -96,13 +110,17 @@ class Replica(_message.Message):
         address: _builtins.str = ...,
         base_models: _abc.Iterable[_builtins.str] | None = ...,
         state: Global___ReplicaState.ValueType = ...,
-        resident_adapters: _abc.Iterable[_sampler_service_pb2.ResidentAdapter] | None = ...,
-        load: _sampler_service_pb2.EngineLoad | None = ...,
+        resident_adapters: _abc.Iterable[_engine_pb2.ResidentAdapter] | None = ...,
+        load: _engine_pb2.EngineLoad | None = ...,
         heartbeat_time: _timestamp_pb2.Timestamp | None = ...,
+        engine: _builtins.str = ...,
+        join_time: _timestamp_pb2.Timestamp | None = ...,
+        is_static: _builtins.bool = ...,
+        followed_run: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_time", b"heartbeat_time", "load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_time", b"heartbeat_time", "join_time", b"join_time", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base_models", b"base_models", "heartbeat_time", b"heartbeat_time", "load", b"load", "replica_id", b"replica_id", "resident_adapters", b"resident_adapters", "service", b"service", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base_models", b"base_models", "engine", b"engine", "followed_run", b"followed_run", "heartbeat_time", b"heartbeat_time", "is_static", b"is_static", "join_time", b"join_time", "load", b"load", "replica_id", b"replica_id", "resident_adapters", b"resident_adapters", "service", b"service", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,6 +157,9 @@ class RegisterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_INTERVAL_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ADDRESS_FIELD_NUMBER: _builtins.int
+    checkpoint_address: _builtins.str
+    """Where the deployment's checkpoint service is, "host:port"; empty where it has none."""
     @_builtins.property
     def lease_interval(self) -> _duration_pb2.Duration:
         """Renew at least this often."""
@@ -147,10 +168,11 @@ class RegisterResponse(_message.Message):
         self,
         *,
         lease_interval: _duration_pb2.Duration | None = ...,
+        checkpoint_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_interval", b"lease_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_interval", b"lease_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_address", b"checkpoint_address", "lease_interval", b"lease_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,8 +210,13 @@ class LeaseResponse(_message.Message):
 
     LEASE_INTERVAL_FIELD_NUMBER: _builtins.int
     IS_DRAIN_REQUESTED_FIELD_NUMBER: _builtins.int
+    WEIGHT_SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     is_drain_requested: _builtins.bool
     """True: finish what you have and leave."""
+    weight_source_address: _builtins.str
+    """Another replica that weights should be taken from, "host:port"; empty: the checkpoint service. It is a
+    wish: a replica that cannot reach it asks the checkpoint service.
+    """
     @_builtins.property
     def lease_interval(self) -> _duration_pb2.Duration:
         """Renew at least this often."""
@@ -199,10 +226,11 @@ class LeaseResponse(_message.Message):
         *,
         lease_interval: _duration_pb2.Duration | None = ...,
         is_drain_requested: _builtins.bool = ...,
+        weight_source_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_interval", b"lease_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_drain_requested", b"is_drain_requested", "lease_interval", b"lease_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_drain_requested", b"is_drain_requested", "lease_interval", b"lease_interval", "weight_source_address", b"weight_source_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,9 +366,12 @@ class WatchFleetResponse(_message.Message):
 
     REPLICA_FIELD_NUMBER: _builtins.int
     IS_SYNCED_FIELD_NUMBER: _builtins.int
+    LEFT_REPLICA_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     is_synced: _builtins.bool
     """The snapshot is complete; what follows are changes."""
+    left_replica_id: _builtins.str
+    """A replica is no longer part of the fleet: its id."""
     resume_token: _builtins.str
     """To resume after this event."""
     @_builtins.property
@@ -352,13 +383,14 @@ class WatchFleetResponse(_message.Message):
         *,
         replica: Global___Replica | None = ...,
         is_synced: _builtins.bool = ...,
+        left_replica_id: _builtins.str = ...,
         resume_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "is_synced", b"is_synced", "replica", b"replica"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "is_synced", b"is_synced", "left_replica_id", b"left_replica_id", "replica", b"replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "is_synced", b"is_synced", "replica", b"replica", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "is_synced", b"is_synced", "left_replica_id", b"left_replica_id", "replica", b"replica", "resume_token", b"resume_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["replica", "is_synced"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["replica", "is_synced", "left_replica_id"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

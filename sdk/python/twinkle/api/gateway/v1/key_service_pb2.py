@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(twinkle/api/gateway/v1/key_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"b\n\x06Tenant\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x83\x02\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12-\n\x06scopes\x18\x03 \x03(\x0e\x32\x1d.twinkle.api.gateway.v1.Scope\x12\x14\n\x0c\x64isplay_name\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x13\x43reateTenantRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\"F\n\x14\x43reateTenantResponse\x12.\n\x06tenant\x18\x01 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.Tenant\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x13ListTenantsResponse\x12/\n\x07tenants\x18\x01 \x03(\x0b\x32\x1e.twinkle.api.gateway.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x92\x01\n\x10\x43reateKeyRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12-\n\x06scopes\x18\x02 \x03(\x0e\x32\x1d.twinkle.api.gateway.v1.Scope\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"P\n\x11\x43reateKeyResponse\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"K\n\x0fListKeysRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x10ListKeysResponse\x12,\n\x04keys\x18\x01 \x03(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"@\n\x11RevokeKeyResponse\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey*v\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSCOPE_TRAIN\x10\x01\x12\x10\n\x0cSCOPE_SAMPLE\x10\x02\x12\x0e\n\nSCOPE_DATA\x10\x03\x12\x12\n\x0eSCOPE_OPERATOR\x10\x04\x12\x0f\n\x0bSCOPE_ADMIN\x10\x05\x32\x8c\x04\n\nKeyService\x12i\n\x0c\x43reateTenant\x12+.twinkle.api.gateway.v1.CreateTenantRequest\x1a,.twinkle.api.gateway.v1.CreateTenantResponse\x12k\n\x0bListTenants\x12*.twinkle.api.gateway.v1.ListTenantsRequest\x1a+.twinkle.api.gateway.v1.ListTenantsResponse\"\x03\x90\x02\x01\x12`\n\tCreateKey\x12(.twinkle.api.gateway.v1.CreateKeyRequest\x1a).twinkle.api.gateway.v1.CreateKeyResponse\x12\x62\n\x08ListKeys\x12\'.twinkle.api.gateway.v1.ListKeysRequest\x1a(.twinkle.api.gateway.v1.ListKeysResponse\"\x03\x90\x02\x01\x12`\n\tRevokeKey\x12(.twinkle.api.gateway.v1.RevokeKeyRequest\x1a).twinkle.api.gateway.v1.RevokeKeyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(twinkle/api/gateway/v1/key_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"b\n\x06Tenant\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"w\n\x07Project\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x12\n\nproject_id\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe1\x02\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12-\n\x06scopes\x18\x03 \x03(\x0e\x32\x1d.twinkle.api.gateway.v1.Scope\x12\x14\n\x0c\x64isplay_name\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nproject_id\x18\x08 \x01(\t\x12\x17\n\x0freplaces_key_id\x18\t \x01(\t\x12/\n\x0bretire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x13\x43reateTenantRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\"F\n\x14\x43reateTenantResponse\x12.\n\x06tenant\x18\x01 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.Tenant\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x13ListTenantsResponse\x12/\n\x07tenants\x18\x01 \x03(\x0b\x32\x1e.twinkle.api.gateway.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xa6\x01\n\x10\x43reateKeyRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12-\n\x06scopes\x18\x02 \x03(\x0e\x32\x1d.twinkle.api.gateway.v1.Scope\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nproject_id\x18\x05 \x01(\t\"P\n\x11\x43reateKeyResponse\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"K\n\x0fListKeysRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x10ListKeysResponse\x12,\n\x04keys\x18\x01 \x03(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"@\n\x11RevokeKeyResponse\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey\"N\n\x10RotateKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12*\n\x07overlap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x01\n\x11RotateKeyResponse\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x34\n\x0creplaced_key\x18\x03 \x01(\x0b\x32\x1e.twinkle.api.gateway.v1.ApiKey\"S\n\x14\x43reateProjectRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x12\n\nproject_id\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\"I\n\x15\x43reateProjectResponse\x12\x30\n\x07project\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Project\"O\n\x13ListProjectsRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"b\n\x14ListProjectsResponse\x12\x31\n\x08projects\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.gateway.v1.Project\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*v\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSCOPE_TRAIN\x10\x01\x12\x10\n\x0cSCOPE_SAMPLE\x10\x02\x12\x0e\n\nSCOPE_DATA\x10\x03\x12\x12\n\x0eSCOPE_OPERATOR\x10\x04\x12\x0f\n\x0bSCOPE_ADMIN\x10\x05\x32\xcc\x06\n\nKeyService\x12i\n\x0c\x43reateTenant\x12+.twinkle.api.gateway.v1.CreateTenantRequest\x1a,.twinkle.api.gateway.v1.CreateTenantResponse\x12k\n\x0bListTenants\x12*.twinkle.api.gateway.v1.ListTenantsRequest\x1a+.twinkle.api.gateway.v1.ListTenantsResponse\"\x03\x90\x02\x01\x12l\n\rCreateProject\x12,.twinkle.api.gateway.v1.CreateProjectRequest\x1a-.twinkle.api.gateway.v1.CreateProjectResponse\x12n\n\x0cListProjects\x12+.twinkle.api.gateway.v1.ListProjectsRequest\x1a,.twinkle.api.gateway.v1.ListProjectsResponse\"\x03\x90\x02\x01\x12`\n\tCreateKey\x12(.twinkle.api.gateway.v1.CreateKeyRequest\x1a).twinkle.api.gateway.v1.CreateKeyResponse\x12\x62\n\x08ListKeys\x12\'.twinkle.api.gateway.v1.ListKeysRequest\x1a(.twinkle.api.gateway.v1.ListKeysResponse\"\x03\x90\x02\x01\x12`\n\tRotateKey\x12(.twinkle.api.gateway.v1.RotateKeyRequest\x1a).twinkle.api.gateway.v1.RotateKeyResponse\x12`\n\tRevokeKey\x12(.twinkle.api.gateway.v1.RevokeKeyRequest\x1a).twinkle.api.gateway.v1.RevokeKeyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,34 +35,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_KEYSERVICE'].methods_by_name['ListTenants']._loaded_options = None
   _globals['_KEYSERVICE'].methods_by_name['ListTenants']._serialized_options = b'\220\002\001'
+  _globals['_KEYSERVICE'].methods_by_name['ListProjects']._loaded_options = None
+  _globals['_KEYSERVICE'].methods_by_name['ListProjects']._serialized_options = b'\220\002\001'
   _globals['_KEYSERVICE'].methods_by_name['ListKeys']._loaded_options = None
   _globals['_KEYSERVICE'].methods_by_name['ListKeys']._serialized_options = b'\220\002\001'
-  _globals['_SCOPE']._serialized_start=1290
-  _globals['_SCOPE']._serialized_end=1408
+  _globals['_SCOPE']._serialized_start=2083
+  _globals['_SCOPE']._serialized_end=2201
   _globals['_TENANT']._serialized_start=133
   _globals['_TENANT']._serialized_end=231
-  _globals['_APIKEY']._serialized_start=234
-  _globals['_APIKEY']._serialized_end=493
-  _globals['_CREATETENANTREQUEST']._serialized_start=495
-  _globals['_CREATETENANTREQUEST']._serialized_end=557
-  _globals['_CREATETENANTRESPONSE']._serialized_start=559
-  _globals['_CREATETENANTRESPONSE']._serialized_end=629
-  _globals['_LISTTENANTSREQUEST']._serialized_start=631
-  _globals['_LISTTENANTSREQUEST']._serialized_end=690
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=692
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=787
-  _globals['_CREATEKEYREQUEST']._serialized_start=790
-  _globals['_CREATEKEYREQUEST']._serialized_end=936
-  _globals['_CREATEKEYRESPONSE']._serialized_start=938
-  _globals['_CREATEKEYRESPONSE']._serialized_end=1018
-  _globals['_LISTKEYSREQUEST']._serialized_start=1020
-  _globals['_LISTKEYSREQUEST']._serialized_end=1095
-  _globals['_LISTKEYSRESPONSE']._serialized_start=1097
-  _globals['_LISTKEYSRESPONSE']._serialized_end=1186
-  _globals['_REVOKEKEYREQUEST']._serialized_start=1188
-  _globals['_REVOKEKEYREQUEST']._serialized_end=1222
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=1224
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=1288
-  _globals['_KEYSERVICE']._serialized_start=1411
-  _globals['_KEYSERVICE']._serialized_end=1935
+  _globals['_PROJECT']._serialized_start=233
+  _globals['_PROJECT']._serialized_end=352
+  _globals['_APIKEY']._serialized_start=355
+  _globals['_APIKEY']._serialized_end=708
+  _globals['_CREATETENANTREQUEST']._serialized_start=710
+  _globals['_CREATETENANTREQUEST']._serialized_end=772
+  _globals['_CREATETENANTRESPONSE']._serialized_start=774
+  _globals['_CREATETENANTRESPONSE']._serialized_end=844
+  _globals['_LISTTENANTSREQUEST']._serialized_start=846
+  _globals['_LISTTENANTSREQUEST']._serialized_end=905
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=907
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1002
+  _globals['_CREATEKEYREQUEST']._serialized_start=1005
+  _globals['_CREATEKEYREQUEST']._serialized_end=1171
+  _globals['_CREATEKEYRESPONSE']._serialized_start=1173
+  _globals['_CREATEKEYRESPONSE']._serialized_end=1253
+  _globals['_LISTKEYSREQUEST']._serialized_start=1255
+  _globals['_LISTKEYSREQUEST']._serialized_end=1330
+  _globals['_LISTKEYSRESPONSE']._serialized_start=1332
+  _globals['_LISTKEYSRESPONSE']._serialized_end=1421
+  _globals['_REVOKEKEYREQUEST']._serialized_start=1423
+  _globals['_REVOKEKEYREQUEST']._serialized_end=1457
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=1459
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=1523
+  _globals['_ROTATEKEYREQUEST']._serialized_start=1525
+  _globals['_ROTATEKEYREQUEST']._serialized_end=1603
+  _globals['_ROTATEKEYRESPONSE']._serialized_start=1606
+  _globals['_ROTATEKEYRESPONSE']._serialized_end=1740
+  _globals['_CREATEPROJECTREQUEST']._serialized_start=1742
+  _globals['_CREATEPROJECTREQUEST']._serialized_end=1825
+  _globals['_CREATEPROJECTRESPONSE']._serialized_start=1827
+  _globals['_CREATEPROJECTRESPONSE']._serialized_end=1900
+  _globals['_LISTPROJECTSREQUEST']._serialized_start=1902
+  _globals['_LISTPROJECTSREQUEST']._serialized_end=1981
+  _globals['_LISTPROJECTSRESPONSE']._serialized_start=1983
+  _globals['_LISTPROJECTSRESPONSE']._serialized_end=2081
+  _globals['_KEYSERVICE']._serialized_start=2204
+  _globals['_KEYSERVICE']._serialized_end=3048
 # @@protoc_insertion_point(module_scope)

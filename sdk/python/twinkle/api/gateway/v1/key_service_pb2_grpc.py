@@ -45,6 +45,16 @@ class KeyServiceStub:
                 request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
+        self.CreateProject = channel.unary_unary(
+                '/twinkle.api.gateway.v1.KeyService/CreateProject',
+                request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateProjectRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateProjectResponse.FromString,
+                _registered_method=True)
+        self.ListProjects = channel.unary_unary(
+                '/twinkle.api.gateway.v1.KeyService/ListProjects',
+                request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListProjectsRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListProjectsResponse.FromString,
+                _registered_method=True)
         self.CreateKey = channel.unary_unary(
                 '/twinkle.api.gateway.v1.KeyService/CreateKey',
                 request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateKeyRequest.SerializeToString,
@@ -54,6 +64,11 @@ class KeyServiceStub:
                 '/twinkle.api.gateway.v1.KeyService/ListKeys',
                 request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListKeysRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListKeysResponse.FromString,
+                _registered_method=True)
+        self.RotateKey = channel.unary_unary(
+                '/twinkle.api.gateway.v1.KeyService/RotateKey',
+                request_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.RotateKeyRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.RotateKeyResponse.FromString,
                 _registered_method=True)
         self.RevokeKey = channel.unary_unary(
                 '/twinkle.api.gateway.v1.KeyService/RevokeKey',
@@ -80,8 +95,22 @@ class KeyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateProject(self, request, context):
+        """Creates a project. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProjects(self, request, context):
+        """Lists a tenant's projects. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateKey(self, request, context):
-        """Creates a key. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND).
+        """Creates a key. Errors: NOT_FOUND (ERROR_REASON_TENANT_NOT_FOUND, ERROR_REASON_PROJECT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,6 +118,15 @@ class KeyServiceServicer:
 
     def ListKeys(self, request, context):
         """Lists a tenant's keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateKey(self, request, context):
+        """Replaces a key by a new one. A repeat makes one more; where the answer was lost, list the keys and revoke the one
+        whose secret nobody has. Errors: NOT_FOUND (ERROR_REASON_KEY_NOT_FOUND), FAILED_PRECONDITION
+        (ERROR_REASON_KEY_ENDED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,6 +152,16 @@ def add_KeyServiceServicer_to_server(servicer, server):
                     request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListTenantsRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListTenantsResponse.SerializeToString,
             ),
+            'CreateProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateProject,
+                    request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateProjectRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateProjectResponse.SerializeToString,
+            ),
+            'ListProjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProjects,
+                    request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListProjectsRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListProjectsResponse.SerializeToString,
+            ),
             'CreateKey': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateKey,
                     request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateKeyRequest.FromString,
@@ -123,6 +171,11 @@ def add_KeyServiceServicer_to_server(servicer, server):
                     servicer.ListKeys,
                     request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListKeysRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListKeysResponse.SerializeToString,
+            ),
+            'RotateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateKey,
+                    request_deserializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.RotateKeyRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.RotateKeyResponse.SerializeToString,
             ),
             'RevokeKey': grpc.unary_unary_rpc_method_handler(
                     servicer.RevokeKey,
@@ -196,6 +249,60 @@ class KeyService:
             _registered_method=True)
 
     @staticmethod
+    def CreateProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.gateway.v1.KeyService/CreateProject',
+            twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateProjectRequest.SerializeToString,
+            twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.CreateProjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.gateway.v1.KeyService/ListProjects',
+            twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListProjectsRequest.SerializeToString,
+            twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListProjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CreateKey(request,
             target,
             options=(),
@@ -239,6 +346,33 @@ class KeyService:
             '/twinkle.api.gateway.v1.KeyService/ListKeys',
             twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListKeysRequest.SerializeToString,
             twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.ListKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.gateway.v1.KeyService/RotateKey',
+            twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.RotateKeyRequest.SerializeToString,
+            twinkle_dot_api_dot_gateway_dot_v1_dot_key__service__pb2.RotateKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

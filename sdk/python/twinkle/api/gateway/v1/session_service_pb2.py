@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,twinkle/api/gateway/v1/session_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc6\x02\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.twinkle.api.gateway.v1.SessionState\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12H\n\ruser_metadata\x18\x04 \x03(\x0b\x32\x31.twinkle.api.gateway.v1.Session.UserMetadataEntry\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0eheartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc6\x01\n\x14\x43reateSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12U\n\ruser_metadata\x18\x03 \x03(\x0b\x32>.twinkle.api.gateway.v1.CreateSessionRequest.UserMetadataEntry\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x80\x01\n\x15\x43reateSessionResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"&\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"E\n\x11HeartbeatResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"F\n\x12GetSessionResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x14ListSessionsResponse\x12\x31\n\x08sessions\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"`\n\x14\x46inishSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x34\n\x06reason\x18\x02 \x01(\x0e\x32$.twinkle.api.gateway.v1.FinishReason\"I\n\x15\x46inishSessionResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session*~\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SESSION_STATE_ACTIVE\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02\x12\x19\n\x15SESSION_STATE_EXPIRED\x10\x03*\x81\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46INISH_REASON_SUCCESS\x10\x01\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03\x32\xa8\x04\n\x0eSessionService\x12l\n\rCreateSession\x12,.twinkle.api.gateway.v1.CreateSessionRequest\x1a-.twinkle.api.gateway.v1.CreateSessionResponse\x12`\n\tHeartbeat\x12(.twinkle.api.gateway.v1.HeartbeatRequest\x1a).twinkle.api.gateway.v1.HeartbeatResponse\x12h\n\nGetSession\x12).twinkle.api.gateway.v1.GetSessionRequest\x1a*.twinkle.api.gateway.v1.GetSessionResponse\"\x03\x90\x02\x01\x12n\n\x0cListSessions\x12+.twinkle.api.gateway.v1.ListSessionsRequest\x1a,.twinkle.api.gateway.v1.ListSessionsResponse\"\x03\x90\x02\x01\x12l\n\rFinishSession\x12,.twinkle.api.gateway.v1.FinishSessionRequest\x1a-.twinkle.api.gateway.v1.FinishSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,twinkle/api/gateway/v1/session_service.proto\x12\x16twinkle.api.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf4\x02\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.twinkle.api.gateway.v1.SessionState\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12H\n\ruser_metadata\x18\x04 \x03(\x0b\x32\x31.twinkle.api.gateway.v1.Session.UserMetadataEntry\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0eheartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nproject_id\x18\x08 \x01(\t\x12\x18\n\x10\x63heckpoint_paths\x18\t \x03(\t\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xda\x01\n\x14\x43reateSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12U\n\ruser_metadata\x18\x03 \x03(\x0b\x32>.twinkle.api.gateway.v1.CreateSessionRequest.UserMetadataEntry\x12\x12\n\nproject_id\x18\x04 \x01(\t\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x80\x01\n\x15\x43reateSessionResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"&\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"E\n\x11HeartbeatResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"F\n\x12GetSessionResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x14ListSessionsResponse\x12\x31\n\x08sessions\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.gateway.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"`\n\x14\x46inishSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x34\n\x06reason\x18\x02 \x01(\x0e\x32$.twinkle.api.gateway.v1.FinishReason\"I\n\x15\x46inishSessionResponse\x12\x30\n\x07session\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.gateway.v1.Session*~\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SESSION_STATE_ACTIVE\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02\x12\x19\n\x15SESSION_STATE_EXPIRED\x10\x03*\x81\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46INISH_REASON_SUCCESS\x10\x01\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03\x32\xa8\x04\n\x0eSessionService\x12l\n\rCreateSession\x12,.twinkle.api.gateway.v1.CreateSessionRequest\x1a-.twinkle.api.gateway.v1.CreateSessionResponse\x12`\n\tHeartbeat\x12(.twinkle.api.gateway.v1.HeartbeatRequest\x1a).twinkle.api.gateway.v1.HeartbeatResponse\x12h\n\nGetSession\x12).twinkle.api.gateway.v1.GetSessionRequest\x1a*.twinkle.api.gateway.v1.GetSessionResponse\"\x03\x90\x02\x01\x12n\n\x0cListSessions\x12+.twinkle.api.gateway.v1.ListSessionsRequest\x1a,.twinkle.api.gateway.v1.ListSessionsResponse\"\x03\x90\x02\x01\x12l\n\rFinishSession\x12,.twinkle.api.gateway.v1.FinishSessionRequest\x1a-.twinkle.api.gateway.v1.FinishSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,36 +41,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONSERVICE'].methods_by_name['GetSession']._serialized_options = b'\220\002\001'
   _globals['_SESSIONSERVICE'].methods_by_name['ListSessions']._loaded_options = None
   _globals['_SESSIONSERVICE'].methods_by_name['ListSessions']._serialized_options = b'\220\002\001'
-  _globals['_SESSIONSTATE']._serialized_start=1357
-  _globals['_SESSIONSTATE']._serialized_end=1483
-  _globals['_FINISHREASON']._serialized_start=1486
-  _globals['_FINISHREASON']._serialized_end=1615
+  _globals['_SESSIONSTATE']._serialized_start=1423
+  _globals['_SESSIONSTATE']._serialized_end=1549
+  _globals['_FINISHREASON']._serialized_start=1552
+  _globals['_FINISHREASON']._serialized_end=1681
   _globals['_SESSION']._serialized_start=138
-  _globals['_SESSION']._serialized_end=464
-  _globals['_SESSION_USERMETADATAENTRY']._serialized_start=413
-  _globals['_SESSION_USERMETADATAENTRY']._serialized_end=464
-  _globals['_CREATESESSIONREQUEST']._serialized_start=467
-  _globals['_CREATESESSIONREQUEST']._serialized_end=665
-  _globals['_CREATESESSIONREQUEST_USERMETADATAENTRY']._serialized_start=413
-  _globals['_CREATESESSIONREQUEST_USERMETADATAENTRY']._serialized_end=464
-  _globals['_CREATESESSIONRESPONSE']._serialized_start=668
-  _globals['_CREATESESSIONRESPONSE']._serialized_end=796
-  _globals['_HEARTBEATREQUEST']._serialized_start=798
-  _globals['_HEARTBEATREQUEST']._serialized_end=836
-  _globals['_HEARTBEATRESPONSE']._serialized_start=838
-  _globals['_HEARTBEATRESPONSE']._serialized_end=907
-  _globals['_GETSESSIONREQUEST']._serialized_start=909
-  _globals['_GETSESSIONREQUEST']._serialized_end=948
-  _globals['_GETSESSIONRESPONSE']._serialized_start=950
-  _globals['_GETSESSIONRESPONSE']._serialized_end=1020
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=1022
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=1082
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1084
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1182
-  _globals['_FINISHSESSIONREQUEST']._serialized_start=1184
-  _globals['_FINISHSESSIONREQUEST']._serialized_end=1280
-  _globals['_FINISHSESSIONRESPONSE']._serialized_start=1282
-  _globals['_FINISHSESSIONRESPONSE']._serialized_end=1355
-  _globals['_SESSIONSERVICE']._serialized_start=1618
-  _globals['_SESSIONSERVICE']._serialized_end=2170
+  _globals['_SESSION']._serialized_end=510
+  _globals['_SESSION_USERMETADATAENTRY']._serialized_start=459
+  _globals['_SESSION_USERMETADATAENTRY']._serialized_end=510
+  _globals['_CREATESESSIONREQUEST']._serialized_start=513
+  _globals['_CREATESESSIONREQUEST']._serialized_end=731
+  _globals['_CREATESESSIONREQUEST_USERMETADATAENTRY']._serialized_start=459
+  _globals['_CREATESESSIONREQUEST_USERMETADATAENTRY']._serialized_end=510
+  _globals['_CREATESESSIONRESPONSE']._serialized_start=734
+  _globals['_CREATESESSIONRESPONSE']._serialized_end=862
+  _globals['_HEARTBEATREQUEST']._serialized_start=864
+  _globals['_HEARTBEATREQUEST']._serialized_end=902
+  _globals['_HEARTBEATRESPONSE']._serialized_start=904
+  _globals['_HEARTBEATRESPONSE']._serialized_end=973
+  _globals['_GETSESSIONREQUEST']._serialized_start=975
+  _globals['_GETSESSIONREQUEST']._serialized_end=1014
+  _globals['_GETSESSIONRESPONSE']._serialized_start=1016
+  _globals['_GETSESSIONRESPONSE']._serialized_end=1086
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1088
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1148
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1150
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1248
+  _globals['_FINISHSESSIONREQUEST']._serialized_start=1250
+  _globals['_FINISHSESSIONREQUEST']._serialized_end=1346
+  _globals['_FINISHSESSIONRESPONSE']._serialized_start=1348
+  _globals['_FINISHSESSIONRESPONSE']._serialized_end=1421
+  _globals['_SESSIONSERVICE']._serialized_start=1684
+  _globals['_SESSIONSERVICE']._serialized_end=2236
 # @@protoc_insertion_point(module_scope)

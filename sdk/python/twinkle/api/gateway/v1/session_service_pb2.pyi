@@ -34,7 +34,9 @@ class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionS
     SESSION_STATE_FINISHED: _SessionState.ValueType  # 2
     """Its client said that it is done."""
     SESSION_STATE_EXPIRED: _SessionState.ValueType  # 3
-    """Its client was not heard of for too long. What it trained is kept."""
+    """Its client was not heard of for too long. What its adapters trained and nobody saved is saved as checkpoints, and
+    they are parked: on disk, without memory, until their next operation.
+    """
 
 class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
     """How a session stands."""
@@ -46,7 +48,9 @@ SESSION_STATE_ACTIVE: SessionState.ValueType  # 1
 SESSION_STATE_FINISHED: SessionState.ValueType  # 2
 """Its client said that it is done."""
 SESSION_STATE_EXPIRED: SessionState.ValueType  # 3
-"""Its client was not heard of for too long. What it trained is kept."""
+"""Its client was not heard of for too long. What its adapters trained and nobody saved is saved as checkpoints, and
+they are parked: on disk, without memory, until their next operation.
+"""
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 
 class _FinishReason:
@@ -109,12 +113,16 @@ class Session(_message.Message):
     USER_METADATA_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     HEARTBEAT_TIME_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_PATHS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Chosen by the gateway."""
     state: Global___SessionState.ValueType
     """How it stands."""
     client: _builtins.str
     """Name and version of the client."""
+    project_id: _builtins.str
+    """The project it belongs to. Empty: none."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels, for the owner's own use."""
@@ -127,6 +135,12 @@ class Session(_message.Message):
     def heartbeat_time(self) -> _timestamp_pb2.Timestamp:
         """When the client was last heard of."""
 
+    @_builtins.property
+    def checkpoint_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where the weights of its adapters can be had from that were saved when it last expired, or failed; those that the
+        client saved itself and did not train on since are among them. At most 1000; the catalogue has them all.
+        """
+
     def __init__(
         self,
         *,
@@ -136,10 +150,12 @@ class Session(_message.Message):
         user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         heartbeat_time: _timestamp_pb2.Timestamp | None = ...,
+        project_id: _builtins.str = ...,
+        checkpoint_paths: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "heartbeat_time", b"heartbeat_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "create_time", b"create_time", "heartbeat_time", b"heartbeat_time", "session_id", b"session_id", "state", b"state", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_paths", b"checkpoint_paths", "client", b"client", "create_time", b"create_time", "heartbeat_time", b"heartbeat_time", "project_id", b"project_id", "session_id", b"session_id", "state", b"state", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,10 +190,13 @@ class CreateSessionRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
     USER_METADATA_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes a repeat harmless. Required."""
     client: _builtins.str
     """Name and version of the client, such as "twinkle_client 0.1.0"."""
+    project_id: _builtins.str
+    """A project of the caller's tenant. Empty: the one of the caller's key, if any."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels; at most 64."""
@@ -188,10 +207,11 @@ class CreateSessionRequest(_message.Message):
         request_id: _builtins.str = ...,
         client: _builtins.str = ...,
         user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        project_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "request_id", b"request_id", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "project_id", b"project_id", "request_id", b"request_id", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

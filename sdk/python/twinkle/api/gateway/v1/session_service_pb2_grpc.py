@@ -67,14 +67,15 @@ class SessionServiceServicer:
     """
 
     def CreateSession(self, request, context):
-        """Begins a session.
+        """Begins a session. Errors: NOT_FOUND (ERROR_REASON_PROJECT_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Keeps it alive; brings an expired one back. Errors: FAILED_PRECONDITION
+        """Keeps it alive; brings an expired one back, and its adapters go on as if nothing had happened. Errors:
+        FAILED_PRECONDITION
         (ERROR_REASON_SESSION_FINISHED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -96,7 +97,8 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FinishSession(self, request, context):
-        """Ends a session; ending again changes nothing.
+        """Ends a session; ending again changes nothing. Its adapters are parked, and where it did not end with success, their
+        unsaved steps are saved as checkpoints; they stay until they are deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -17,9 +17,10 @@ class SessionServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.CreateSessionRequest, _session_service_pb2.CreateSessionResponse]
-    """Begins a session."""
+    """Begins a session. Errors: NOT_FOUND (ERROR_REASON_PROJECT_NOT_FOUND)."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_session_service_pb2.HeartbeatRequest, _session_service_pb2.HeartbeatResponse]
-    """Keeps it alive; brings an expired one back. Errors: FAILED_PRECONDITION
+    """Keeps it alive; brings an expired one back, and its adapters go on as if nothing had happened. Errors:
+    FAILED_PRECONDITION
     (ERROR_REASON_SESSION_FINISHED).
     """
     GetSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionRequest, _session_service_pb2.GetSessionResponse]
@@ -27,7 +28,9 @@ class SessionServiceStub:
     ListSessions: _aio.UnaryUnaryMultiCallable[_session_service_pb2.ListSessionsRequest, _session_service_pb2.ListSessionsResponse]
     """Lists the caller's sessions."""
     FinishSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.FinishSessionRequest, _session_service_pb2.FinishSessionResponse]
-    """Ends a session; ending again changes nothing."""
+    """Ends a session; ending again changes nothing. Its adapters are parked, and where it did not end with success, their
+    unsaved steps are saved as checkpoints; they stay until they are deleted.
+    """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Sessions belong to a tenant; any other id is NOT_FOUND (ERROR_REASON_SESSION_NOT_FOUND)."""
@@ -38,7 +41,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.CreateSessionRequest,
         context: _aio.ServicerContext[_session_service_pb2.CreateSessionRequest, _abc.Awaitable[_session_service_pb2.CreateSessionResponse]],
     ) -> _abc.Awaitable[_session_service_pb2.CreateSessionResponse]:
-        """Begins a session."""
+        """Begins a session. Errors: NOT_FOUND (ERROR_REASON_PROJECT_NOT_FOUND)."""
 
     @_abc_1.abstractmethod
     def Heartbeat(
@@ -46,7 +49,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.HeartbeatRequest,
         context: _aio.ServicerContext[_session_service_pb2.HeartbeatRequest, _abc.Awaitable[_session_service_pb2.HeartbeatResponse]],
     ) -> _abc.Awaitable[_session_service_pb2.HeartbeatResponse]:
-        """Keeps it alive; brings an expired one back. Errors: FAILED_PRECONDITION
+        """Keeps it alive; brings an expired one back, and its adapters go on as if nothing had happened. Errors:
+        FAILED_PRECONDITION
         (ERROR_REASON_SESSION_FINISHED).
         """
 
@@ -72,6 +76,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.FinishSessionRequest,
         context: _aio.ServicerContext[_session_service_pb2.FinishSessionRequest, _abc.Awaitable[_session_service_pb2.FinishSessionResponse]],
     ) -> _abc.Awaitable[_session_service_pb2.FinishSessionResponse]:
-        """Ends a session; ending again changes nothing."""
+        """Ends a session; ending again changes nothing. Its adapters are parked, and where it did not end with success, their
+        unsaved steps are saved as checkpoints; they stay until they are deleted.
+        """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _aio.Server) -> None: ...

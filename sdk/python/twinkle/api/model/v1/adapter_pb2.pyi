@@ -58,6 +58,10 @@ class Adapter(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     FULL_PARAMETERS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
+    IS_PARKED_FIELD_NUMBER: _builtins.int
+    TRAINED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """Chosen by the service; also the run's id in the catalogue."""
     base_model: _builtins.str
@@ -70,6 +74,20 @@ class Adapter(_message.Message):
     """The newest published version; 0 before the first."""
     parameter_count: _builtins.int
     """Number of its trainable parameters."""
+    session_id: _builtins.str
+    """The session it was made in, as its creator named it; may be empty."""
+    checkpoint_path: _builtins.str
+    """A checkpoint that its weights can be had from again: of its last Save with the optimizer and without a ttl, or
+    the one it was loaded from. Empty before the first, and once a step or an undo changed them.
+    """
+    is_parked: _builtins.bool
+    """It is on disk alone and takes no memory; its next operation brings it back as it was. Of the moment of the
+    answer; unset in watches.
+    """
+    trained_token_count: _builtins.int
+    """Tokens computed for its operations since it was made; those of operations that failed are left out, and an undo
+    takes none back.
+    """
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
         """As in use: every default filled in, the seed included."""
@@ -109,10 +127,14 @@ class Adapter(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         full_parameters: _training_config_pb2.FullParameterConfig | None = ...,
+        session_id: _builtins.str = ...,
+        checkpoint_path: _builtins.str = ...,
+        is_parked: _builtins.bool = ...,
+        trained_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "create_time", b"create_time", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "step_count", b"step_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "create_time", b"create_time", "full_parameters", b"full_parameters", "is_parked", b"is_parked", "lora_config", b"lora_config", "parameter_count", b"parameter_count", "sequence_number", b"sequence_number", "session_id", b"session_id", "step_count", b"step_count", "trained_token_count", b"trained_token_count", "training_config", b"training_config", "update_time", b"update_time", "user_metadata", b"user_metadata", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,7 @@ class CreateAdapterRequest(_message.Message):
     IS_OPTIMIZER_INCLUDED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     FULL_PARAMETERS_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes a repeat harmless: the same id again returns the same adapter. Required."""
     base_model: _builtins.str
@@ -67,8 +68,13 @@ class CreateAdapterRequest(_message.Message):
     is_optimizer_included: _builtins.bool
     """With checkpoint_path: optimizer, schedule, counters and random state too."""
     session_id: _builtins.str
-    """The caller's session. May be empty. Without effect until adapters are saved when their session
-    expires.
+    """The caller's session, at most 128 characters. When it expires, the adapter's unsaved steps are saved as a
+    checkpoint and it is parked; see SessionService. May be empty; one that is not there has no effect.
+    """
+    adapter_id: _builtins.str
+    """Its id, which only another service may choose, out of a session of its tenant: 1 to 128 of letters, digits, '.',
+    '_', ':' and '-', beginning with a letter or digit. One that was ever used, by whoever, is ALREADY_EXISTS
+    (ERROR_REASON_ID_TAKEN). Clients leave it unset; else INVALID_ARGUMENT. Unset: the service chooses.
     """
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
@@ -100,10 +106,11 @@ class CreateAdapterRequest(_message.Message):
         is_optimizer_included: _builtins.bool = ...,
         session_id: _builtins.str = ...,
         full_parameters: _training_config_pb2.FullParameterConfig | None = ...,
+        adapter_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "full_parameters", b"full_parameters", "is_optimizer_included", b"is_optimizer_included", "lora_config", b"lora_config", "request_id", b"request_id", "session_id", b"session_id", "training_config", b"training_config", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "full_parameters", b"full_parameters", "is_optimizer_included", b"is_optimizer_included", "lora_config", b"lora_config", "request_id", b"request_id", "session_id", b"session_id", "training_config", b"training_config", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,19 +200,23 @@ class ListAdaptersRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Most to return. Unset or 0: 50; at most 1000."""
     page_token: _builtins.str
     """From an earlier answer; empty for the first page."""
+    session_id: _builtins.str
+    """Those made in this session alone. Unset: all."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,6 +288,61 @@ class DeleteAdapterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteAdapterResponse: _TypeAlias = DeleteAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ParkAdapterRequest(_message.Message):
+    """Asks for an adapter to leave the memory. For internal callers (the gateway's sessions)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    SAVE_PREFIX_FIELD_NUMBER: _builtins.int
+    adapter_id: _builtins.str
+    """The adapter."""
+    save_prefix: _builtins.str
+    """Save its unsaved steps first, with the optimizer, as a checkpoint "<save_prefix>-<step count>", or, where that
+    name is taken, "<save_prefix>-<step count>-<sequence number>": at most 64 of letters, digits, '.', '_' and '-'.
+    Empty: save nothing.
+    """
+    def __init__(
+        self,
+        *,
+        adapter_id: _builtins.str = ...,
+        save_prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "save_prefix", b"save_prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkAdapterRequest: _TypeAlias = ParkAdapterRequest  # noqa: Y015
+
+@_typing.final
+class ParkAdapterResponse(_message.Message):
+    """The adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> _adapter_pb2.Adapter:
+        """The adapter as it is now: not parked where an operation of it ran, which is no error; `checkpoint_path` says
+        where its weights are saved.
+        """
+
+    def __init__(
+        self,
+        *,
+        adapter: _adapter_pb2.Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkAdapterResponse: _TypeAlias = ParkAdapterResponse  # noqa: Y015
 
 @_typing.final
 class EstimateRequest(_message.Message):

@@ -56,6 +56,11 @@ class AdapterServiceStub:
                 request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.DeleteAdapterRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.DeleteAdapterResponse.FromString,
                 _registered_method=True)
+        self.ParkAdapter = channel.unary_unary(
+                '/twinkle.api.model.v1.AdapterService/ParkAdapter',
+                request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterResponse.FromString,
+                _registered_method=True)
         self.Estimate = channel.unary_unary(
                 '/twinkle.api.model.v1.AdapterService/Estimate',
                 request_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.EstimateRequest.SerializeToString,
@@ -103,6 +108,16 @@ class AdapterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ParkAdapter(self, request, context):
+        """Writes an adapter to disk and frees its memory; its next operation brings it back as it was. Waits for nothing
+        that runs, and again is harmless. A full-parameter run stays where it is. Errors: PERMISSION_DENIED for any caller
+        but an internal one, FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) where it has to be saved and a
+        full-parameter run has the replica.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Estimate(self, request, context):
         """Says what a run would cost.
         """
@@ -140,6 +155,11 @@ def add_AdapterServiceServicer_to_server(servicer, server):
                     servicer.DeleteAdapter,
                     request_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.DeleteAdapterRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.DeleteAdapterResponse.SerializeToString,
+            ),
+            'ParkAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ParkAdapter,
+                    request_deserializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterResponse.SerializeToString,
             ),
             'Estimate': grpc.unary_unary_rpc_method_handler(
                     servicer.Estimate,
@@ -262,6 +282,33 @@ class AdapterService:
             '/twinkle.api.model.v1.AdapterService/DeleteAdapter',
             twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.DeleteAdapterRequest.SerializeToString,
             twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.DeleteAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ParkAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.model.v1.AdapterService/ParkAdapter',
+            twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterRequest.SerializeToString,
+            twinkle_dot_api_dot_model_dot_v1_dot_adapter__service__pb2.ParkAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

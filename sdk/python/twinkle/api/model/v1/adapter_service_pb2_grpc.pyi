@@ -30,6 +30,12 @@ class AdapterServiceStub:
     """Deletes an adapter; operations that wait end as NOT_FOUND, one that runs is waited for. Deleting
     again is NOT_FOUND.
     """
+    ParkAdapter: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.ParkAdapterRequest, _adapter_service_pb2.ParkAdapterResponse]
+    """Writes an adapter to disk and frees its memory; its next operation brings it back as it was. Waits for nothing
+    that runs, and again is harmless. A full-parameter run stays where it is. Errors: PERMISSION_DENIED for any caller
+    but an internal one, FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) where it has to be saved and a
+    full-parameter run has the replica.
+    """
     Estimate: _aio.UnaryUnaryMultiCallable[_adapter_service_pb2.EstimateRequest, _adapter_service_pb2.EstimateResponse]
     """Says what a run would cost."""
     WatchAdapters: _aio.UnaryStreamMultiCallable[_adapter_service_pb2.WatchAdaptersRequest, _adapter_service_pb2.WatchAdaptersResponse]
@@ -76,6 +82,18 @@ class AdapterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_adapter_service_pb2.DeleteAdapterResponse]:
         """Deletes an adapter; operations that wait end as NOT_FOUND, one that runs is waited for. Deleting
         again is NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ParkAdapter(
+        self,
+        request: _adapter_service_pb2.ParkAdapterRequest,
+        context: _aio.ServicerContext[_adapter_service_pb2.ParkAdapterRequest, _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]],
+    ) -> _abc.Awaitable[_adapter_service_pb2.ParkAdapterResponse]:
+        """Writes an adapter to disk and frees its memory; its next operation brings it back as it was. Waits for nothing
+        that runs, and again is harmless. A full-parameter run stays where it is. Errors: PERMISSION_DENIED for any caller
+        but an internal one, FAILED_PRECONDITION (ERROR_REASON_REPLICA_LEASED) where it has to be saved and a
+        full-parameter run has the replica.
         """
 
     @_abc_1.abstractmethod

@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from twinkle.api.data.v1 import dataset_pb2 as twinkle_dot_api_dot_data_dot_v1_dot_dataset__pb2
 from twinkle.api.data.v1 import input_feature_pb2 as twinkle_dot_api_dot_data_dot_v1_dot_input__feature__pb2
 from twinkle.api.data.v1 import message_pb2 as twinkle_dot_api_dot_data_dot_v1_dot_message__pb2
@@ -30,59 +31,63 @@ from twinkle.api.model.v1 import training_config_pb2 as twinkle_dot_api_dot_mode
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$twinkle/api/model/v1/operation.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!twinkle/api/data/v1/dataset.proto\x1a\'twinkle/api/data/v1/input_feature.proto\x1a!twinkle/api/data/v1/message.proto\x1a*twinkle/api/model/v1/training_config.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"M\n\x0bLoaderBatch\x12\x11\n\tloader_id\x18\x01 \x01(\t\x12+\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1b.twinkle.api.data.v1.Cursor\"#\n\x0bSampleBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"H\n\x0fTrajectoryBatch\x12\x35\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.data.v1.Trajectory\"\x87\x02\n\x05\x42\x61tch\x12\x35\n\x08\x66\x65\x61tures\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.FeatureBatchH\x00\x12\x13\n\tupload_id\x18\x02 \x01(\tH\x00\x12\x33\n\x06loader\x18\x03 \x01(\x0b\x32!.twinkle.api.model.v1.LoaderBatchH\x00\x12\x34\n\x07samples\x18\x04 \x01(\x0b\x32!.twinkle.api.model.v1.SampleBatchH\x00\x12=\n\x0ctrajectories\x18\x05 \x01(\x0b\x32%.twinkle.api.model.v1.TrajectoryBatchH\x00\x42\x08\n\x06source\"\x93\x01\n\x0e\x46orwardOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x13is_adapter_disabled\x18\x02 \x01(\x08\x12!\n\x14is_logprobs_returned\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x17\n\x15_is_logprobs_returned\"p\n\x0b\x46orwardOnly\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\"l\n\x07\x46orward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\"\x0f\n\rCalculateLoss\"D\n\x08\x42\x61\x63kward\x12\x38\n\x11logprob_gradients\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\"t\n\x0f\x46orwardBackward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\"\x92\x01\n\x0c\x43lipGradNorm\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_value\"P\n\x04Step\x12\x1a\n\rlearning_rate\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x02 \x01(\x08\x42\x10\n\x0e_learning_rate\"\n\n\x08ZeroGrad\"\x08\n\x06LrStep\"\xb1\x01\n\x0f\x43lipGradAndStep\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x04 \x01(\x08\x42\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_value\"&\n\x0f\x43\x61lculateMetric\x12\x13\n\x0bis_training\x18\x01 \x01(\x08\"J\n\tConfigure\x12=\n\x0ftraining_config\x18\x01 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\"\xb9\x01\n\x04Save\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\x12\x1c\n\x14is_overwrite_allowed\x18\x03 \x01(\x08\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x16\x63onsumed_train_samples\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x19\n\x17_consumed_train_samples\">\n\x04Load\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\"#\n\x0ePublishVersion\x12\x11\n\tis_pinned\x18\x01 \x01(\x08\"\x1a\n\x04Undo\x12\x12\n\nstep_count\x18\x01 \x01(\x05\"\x1c\n\x0c\x45xportMerged\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x0bUploadToHub\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x14\n\x0chub_model_id\x18\x02 \x01(\t\x12\x11\n\thub_token\x18\x03 \x01(\t\"\xaf\x08\n\tOperation\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x39\n\x0c\x66orward_only\x18\n \x01(\x0b\x32!.twinkle.api.model.v1.ForwardOnlyH\x00\x12\x30\n\x07\x66orward\x18\x0b \x01(\x0b\x32\x1d.twinkle.api.model.v1.ForwardH\x00\x12=\n\x0e\x63\x61lculate_loss\x18\x0c \x01(\x0b\x32#.twinkle.api.model.v1.CalculateLossH\x00\x12\x32\n\x08\x62\x61\x63kward\x18\r \x01(\x0b\x32\x1e.twinkle.api.model.v1.BackwardH\x00\x12\x41\n\x10\x66orward_backward\x18\x0e \x01(\x0b\x32%.twinkle.api.model.v1.ForwardBackwardH\x00\x12<\n\x0e\x63lip_grad_norm\x18\x0f \x01(\x0b\x32\".twinkle.api.model.v1.ClipGradNormH\x00\x12*\n\x04step\x18\x10 \x01(\x0b\x32\x1a.twinkle.api.model.v1.StepH\x00\x12\x33\n\tzero_grad\x18\x11 \x01(\x0b\x32\x1e.twinkle.api.model.v1.ZeroGradH\x00\x12/\n\x07lr_step\x18\x12 \x01(\x0b\x32\x1c.twinkle.api.model.v1.LrStepH\x00\x12\x43\n\x12\x63lip_grad_and_step\x18\x13 \x01(\x0b\x32%.twinkle.api.model.v1.ClipGradAndStepH\x00\x12\x41\n\x10\x63\x61lculate_metric\x18\x14 \x01(\x0b\x32%.twinkle.api.model.v1.CalculateMetricH\x00\x12\x34\n\tconfigure\x18\x15 \x01(\x0b\x32\x1f.twinkle.api.model.v1.ConfigureH\x00\x12*\n\x04save\x18\x16 \x01(\x0b\x32\x1a.twinkle.api.model.v1.SaveH\x00\x12*\n\x04load\x18\x17 \x01(\x0b\x32\x1a.twinkle.api.model.v1.LoadH\x00\x12?\n\x0fpublish_version\x18\x18 \x01(\x0b\x32$.twinkle.api.model.v1.PublishVersionH\x00\x12*\n\x04undo\x18\x19 \x01(\x0b\x32\x1a.twinkle.api.model.v1.UndoH\x00\x12;\n\rexport_merged\x18\x1a \x01(\x0b\x32\".twinkle.api.model.v1.ExportMergedH\x00\x12:\n\rupload_to_hub\x18\x1b \x01(\x0b\x32!.twinkle.api.model.v1.UploadToHubH\x00\x42\x06\n\x04verbb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$twinkle/api/model/v1/operation.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a!twinkle/api/data/v1/dataset.proto\x1a\'twinkle/api/data/v1/input_feature.proto\x1a!twinkle/api/data/v1/message.proto\x1a*twinkle/api/model/v1/training_config.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"M\n\x0bLoaderBatch\x12\x11\n\tloader_id\x18\x01 \x01(\t\x12+\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1b.twinkle.api.data.v1.Cursor\"#\n\x0bSampleBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"H\n\x0fTrajectoryBatch\x12\x35\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1f.twinkle.api.data.v1.Trajectory\"\x87\x02\n\x05\x42\x61tch\x12\x35\n\x08\x66\x65\x61tures\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.FeatureBatchH\x00\x12\x13\n\tupload_id\x18\x02 \x01(\tH\x00\x12\x33\n\x06loader\x18\x03 \x01(\x0b\x32!.twinkle.api.model.v1.LoaderBatchH\x00\x12\x34\n\x07samples\x18\x04 \x01(\x0b\x32!.twinkle.api.model.v1.SampleBatchH\x00\x12=\n\x0ctrajectories\x18\x05 \x01(\x0b\x32%.twinkle.api.model.v1.TrajectoryBatchH\x00\x42\x08\n\x06source\"\x93\x01\n\x0e\x46orwardOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x13is_adapter_disabled\x18\x02 \x01(\x08\x12!\n\x14is_logprobs_returned\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x17\n\x15_is_logprobs_returned\"\xa0\x01\n\x0b\x46orwardOnly\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\"l\n\x07\x46orward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\"\x0f\n\rCalculateLoss\"D\n\x08\x42\x61\x63kward\x12\x38\n\x11logprob_gradients\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\"\xa4\x01\n\x0f\x46orwardBackward\x12*\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1b.twinkle.api.model.v1.Batch\x12\x35\n\x07options\x18\x02 \x01(\x0b\x32$.twinkle.api.model.v1.ForwardOptions\x12.\n\x04loss\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LossConfig\"\x92\x01\n\x0c\x43lipGradNorm\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_value\"\x84\x01\n\x04Step\x12\x1a\n\rlearning_rate\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x02 \x01(\x08\x12\x32\n\x11optimizer_options\x18\x03 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_learning_rate\"\n\n\x08ZeroGrad\"\x08\n\x06LrStep\"\x93\x02\n\x0f\x43lipGradAndStep\x12\x1a\n\rmax_grad_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnorm_type\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0emax_grad_value\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\x12is_health_returned\x18\x04 \x01(\x08\x12\x1a\n\rlearning_rate\x18\x05 \x01(\x01H\x03\x88\x01\x01\x12\x32\n\x11optimizer_options\x18\x06 \x01(\x0b\x32\x17.google.protobuf.StructB\x10\n\x0e_max_grad_normB\x0c\n\n_norm_typeB\x11\n\x0f_max_grad_valueB\x10\n\x0e_learning_rate\"&\n\x0f\x43\x61lculateMetric\x12\x13\n\x0bis_training\x18\x01 \x01(\x08\"J\n\tConfigure\x12=\n\x0ftraining_config\x18\x01 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\"\xeb\x02\n\x04Save\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\x12\x1c\n\x14is_overwrite_allowed\x18\x03 \x01(\x08\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x16\x63onsumed_train_samples\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x43\n\ruser_metadata\x18\x06 \x03(\x0b\x32,.twinkle.api.model.v1.Save.UserMetadataEntry\x12\x1f\n\x12stored_bytes_limit\x18\x07 \x01(\x03H\x01\x88\x01\x01\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x19\n\x17_consumed_train_samplesB\x15\n\x13_stored_bytes_limit\">\n\x04Load\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x02 \x01(\x08\"_\n\x0ePublishVersion\x12\x11\n\tis_pinned\x18\x01 \x01(\x08\x12\x30\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.twinkle.api.tensor.v1.DtypeH\x00\x88\x01\x01\x42\x08\n\x06_dtype\"\x1a\n\x04Undo\x12\x12\n\nstep_count\x18\x01 \x01(\x05\"\x1c\n\x0c\x45xportMerged\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x0bUploadToHub\x12\x17\n\x0f\x63heckpoint_path\x18\x01 \x01(\t\x12\x14\n\x0chub_model_id\x18\x02 \x01(\t\x12\x11\n\thub_token\x18\x03 \x01(\t\"\xaf\x08\n\tOperation\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x39\n\x0c\x66orward_only\x18\n \x01(\x0b\x32!.twinkle.api.model.v1.ForwardOnlyH\x00\x12\x30\n\x07\x66orward\x18\x0b \x01(\x0b\x32\x1d.twinkle.api.model.v1.ForwardH\x00\x12=\n\x0e\x63\x61lculate_loss\x18\x0c \x01(\x0b\x32#.twinkle.api.model.v1.CalculateLossH\x00\x12\x32\n\x08\x62\x61\x63kward\x18\r \x01(\x0b\x32\x1e.twinkle.api.model.v1.BackwardH\x00\x12\x41\n\x10\x66orward_backward\x18\x0e \x01(\x0b\x32%.twinkle.api.model.v1.ForwardBackwardH\x00\x12<\n\x0e\x63lip_grad_norm\x18\x0f \x01(\x0b\x32\".twinkle.api.model.v1.ClipGradNormH\x00\x12*\n\x04step\x18\x10 \x01(\x0b\x32\x1a.twinkle.api.model.v1.StepH\x00\x12\x33\n\tzero_grad\x18\x11 \x01(\x0b\x32\x1e.twinkle.api.model.v1.ZeroGradH\x00\x12/\n\x07lr_step\x18\x12 \x01(\x0b\x32\x1c.twinkle.api.model.v1.LrStepH\x00\x12\x43\n\x12\x63lip_grad_and_step\x18\x13 \x01(\x0b\x32%.twinkle.api.model.v1.ClipGradAndStepH\x00\x12\x41\n\x10\x63\x61lculate_metric\x18\x14 \x01(\x0b\x32%.twinkle.api.model.v1.CalculateMetricH\x00\x12\x34\n\tconfigure\x18\x15 \x01(\x0b\x32\x1f.twinkle.api.model.v1.ConfigureH\x00\x12*\n\x04save\x18\x16 \x01(\x0b\x32\x1a.twinkle.api.model.v1.SaveH\x00\x12*\n\x04load\x18\x17 \x01(\x0b\x32\x1a.twinkle.api.model.v1.LoadH\x00\x12?\n\x0fpublish_version\x18\x18 \x01(\x0b\x32$.twinkle.api.model.v1.PublishVersionH\x00\x12*\n\x04undo\x18\x19 \x01(\x0b\x32\x1a.twinkle.api.model.v1.UndoH\x00\x12;\n\rexport_merged\x18\x1a \x01(\x0b\x32\".twinkle.api.model.v1.ExportMergedH\x00\x12:\n\rupload_to_hub\x18\x1b \x01(\x0b\x32!.twinkle.api.model.v1.UploadToHubH\x00\x42\x06\n\x04verbb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twinkle.api.model.v1.operation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOADERBATCH']._serialized_start=285
-  _globals['_LOADERBATCH']._serialized_end=362
-  _globals['_SAMPLEBATCH']._serialized_start=364
-  _globals['_SAMPLEBATCH']._serialized_end=399
-  _globals['_TRAJECTORYBATCH']._serialized_start=401
-  _globals['_TRAJECTORYBATCH']._serialized_end=473
-  _globals['_BATCH']._serialized_start=476
-  _globals['_BATCH']._serialized_end=739
-  _globals['_FORWARDOPTIONS']._serialized_start=742
-  _globals['_FORWARDOPTIONS']._serialized_end=889
-  _globals['_FORWARDONLY']._serialized_start=891
-  _globals['_FORWARDONLY']._serialized_end=1003
-  _globals['_FORWARD']._serialized_start=1005
-  _globals['_FORWARD']._serialized_end=1113
-  _globals['_CALCULATELOSS']._serialized_start=1115
-  _globals['_CALCULATELOSS']._serialized_end=1130
-  _globals['_BACKWARD']._serialized_start=1132
-  _globals['_BACKWARD']._serialized_end=1200
-  _globals['_FORWARDBACKWARD']._serialized_start=1202
-  _globals['_FORWARDBACKWARD']._serialized_end=1318
-  _globals['_CLIPGRADNORM']._serialized_start=1321
-  _globals['_CLIPGRADNORM']._serialized_end=1467
-  _globals['_STEP']._serialized_start=1469
-  _globals['_STEP']._serialized_end=1549
-  _globals['_ZEROGRAD']._serialized_start=1551
-  _globals['_ZEROGRAD']._serialized_end=1561
-  _globals['_LRSTEP']._serialized_start=1563
-  _globals['_LRSTEP']._serialized_end=1571
-  _globals['_CLIPGRADANDSTEP']._serialized_start=1574
-  _globals['_CLIPGRADANDSTEP']._serialized_end=1751
-  _globals['_CALCULATEMETRIC']._serialized_start=1753
-  _globals['_CALCULATEMETRIC']._serialized_end=1791
-  _globals['_CONFIGURE']._serialized_start=1793
-  _globals['_CONFIGURE']._serialized_end=1867
-  _globals['_SAVE']._serialized_start=1870
-  _globals['_SAVE']._serialized_end=2055
-  _globals['_LOAD']._serialized_start=2057
-  _globals['_LOAD']._serialized_end=2119
-  _globals['_PUBLISHVERSION']._serialized_start=2121
-  _globals['_PUBLISHVERSION']._serialized_end=2156
-  _globals['_UNDO']._serialized_start=2158
-  _globals['_UNDO']._serialized_end=2184
-  _globals['_EXPORTMERGED']._serialized_start=2186
-  _globals['_EXPORTMERGED']._serialized_end=2214
-  _globals['_UPLOADTOHUB']._serialized_start=2216
-  _globals['_UPLOADTOHUB']._serialized_end=2295
-  _globals['_OPERATION']._serialized_start=2298
-  _globals['_OPERATION']._serialized_end=3369
+  _globals['_SAVE_USERMETADATAENTRY']._loaded_options = None
+  _globals['_SAVE_USERMETADATAENTRY']._serialized_options = b'8\001'
+  _globals['_LOADERBATCH']._serialized_start=315
+  _globals['_LOADERBATCH']._serialized_end=392
+  _globals['_SAMPLEBATCH']._serialized_start=394
+  _globals['_SAMPLEBATCH']._serialized_end=429
+  _globals['_TRAJECTORYBATCH']._serialized_start=431
+  _globals['_TRAJECTORYBATCH']._serialized_end=503
+  _globals['_BATCH']._serialized_start=506
+  _globals['_BATCH']._serialized_end=769
+  _globals['_FORWARDOPTIONS']._serialized_start=772
+  _globals['_FORWARDOPTIONS']._serialized_end=919
+  _globals['_FORWARDONLY']._serialized_start=922
+  _globals['_FORWARDONLY']._serialized_end=1082
+  _globals['_FORWARD']._serialized_start=1084
+  _globals['_FORWARD']._serialized_end=1192
+  _globals['_CALCULATELOSS']._serialized_start=1194
+  _globals['_CALCULATELOSS']._serialized_end=1209
+  _globals['_BACKWARD']._serialized_start=1211
+  _globals['_BACKWARD']._serialized_end=1279
+  _globals['_FORWARDBACKWARD']._serialized_start=1282
+  _globals['_FORWARDBACKWARD']._serialized_end=1446
+  _globals['_CLIPGRADNORM']._serialized_start=1449
+  _globals['_CLIPGRADNORM']._serialized_end=1595
+  _globals['_STEP']._serialized_start=1598
+  _globals['_STEP']._serialized_end=1730
+  _globals['_ZEROGRAD']._serialized_start=1732
+  _globals['_ZEROGRAD']._serialized_end=1742
+  _globals['_LRSTEP']._serialized_start=1744
+  _globals['_LRSTEP']._serialized_end=1752
+  _globals['_CLIPGRADANDSTEP']._serialized_start=1755
+  _globals['_CLIPGRADANDSTEP']._serialized_end=2030
+  _globals['_CALCULATEMETRIC']._serialized_start=2032
+  _globals['_CALCULATEMETRIC']._serialized_end=2070
+  _globals['_CONFIGURE']._serialized_start=2072
+  _globals['_CONFIGURE']._serialized_end=2146
+  _globals['_SAVE']._serialized_start=2149
+  _globals['_SAVE']._serialized_end=2512
+  _globals['_SAVE_USERMETADATAENTRY']._serialized_start=2411
+  _globals['_SAVE_USERMETADATAENTRY']._serialized_end=2462
+  _globals['_LOAD']._serialized_start=2514
+  _globals['_LOAD']._serialized_end=2576
+  _globals['_PUBLISHVERSION']._serialized_start=2578
+  _globals['_PUBLISHVERSION']._serialized_end=2673
+  _globals['_UNDO']._serialized_start=2675
+  _globals['_UNDO']._serialized_end=2701
+  _globals['_EXPORTMERGED']._serialized_start=2703
+  _globals['_EXPORTMERGED']._serialized_end=2731
+  _globals['_UPLOADTOHUB']._serialized_start=2733
+  _globals['_UPLOADTOHUB']._serialized_end=2812
+  _globals['_OPERATION']._serialized_start=2815
+  _globals['_OPERATION']._serialized_end=3886
 # @@protoc_insertion_point(module_scope)

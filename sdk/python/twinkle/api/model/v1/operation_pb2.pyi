@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from twinkle.api.data.v1 import dataset_pb2 as _dataset_pb2
 from twinkle.api.data.v1 import input_feature_pb2 as _input_feature_pb2
@@ -195,6 +196,7 @@ class ForwardOnly(_message.Message):
 
     BATCH_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> Global___Batch:
         """The examples."""
@@ -203,15 +205,20 @@ class ForwardOnly(_message.Message):
     def options(self) -> Global___ForwardOptions:
         """How."""
 
+    @_builtins.property
+    def loss(self) -> _training_config_pb2.LossConfig:
+        """The loss of this batch alone, of those that learn no values. Unset: the adapter's."""
+
     def __init__(
         self,
         *,
         batch: Global___Batch | None = ...,
         options: Global___ForwardOptions | None = ...,
+        loss: _training_config_pb2.LossConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "options", b"options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss", "options", b"options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,6 +305,7 @@ class ForwardBackward(_message.Message):
 
     BATCH_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> Global___Batch:
         """The examples."""
@@ -306,15 +314,20 @@ class ForwardBackward(_message.Message):
     def options(self) -> Global___ForwardOptions:
         """How."""
 
+    @_builtins.property
+    def loss(self) -> _training_config_pb2.LossConfig:
+        """The loss of this batch alone, of those that learn no values. Unset: the adapter's."""
+
     def __init__(
         self,
         *,
         batch: Global___Batch | None = ...,
         options: Global___ForwardOptions | None = ...,
+        loss: _training_config_pb2.LossConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "options", b"options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss", "options", b"options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,7 +343,7 @@ class ClipGradNorm(_message.Message):
     NORM_TYPE_FIELD_NUMBER: _builtins.int
     MAX_GRAD_VALUE_FIELD_NUMBER: _builtins.int
     max_grad_norm: _builtins.float
-    """Positive. Unset: 1.0."""
+    """Positive; infinity reports the norm and limits nothing. Unset: 1.0."""
     norm_type: _builtins.float
     """The p of the p-norm, at least 1; infinity takes the largest element. Unset: 2."""
     max_grad_value: _builtins.float
@@ -369,19 +382,27 @@ class Step(_message.Message):
 
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     IS_HEALTH_RETURNED_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_OPTIONS_FIELD_NUMBER: _builtins.int
     learning_rate: _builtins.float
     """Learning rate of this step alone. Unset: the optimizer's, as the schedule set it."""
     is_health_returned: _builtins.bool
     """Report the health of each layer."""
+    @_builtins.property
+    def optimizer_options(self) -> _struct_pb2.Struct:
+        """Other arguments of the optimizer for this step alone, by name, such as {"betas": [0.9, 0.95],
+        "weight_decay": 0}; its state goes on. Unknown ones, and those that shape its state, are refused.
+        """
+
     def __init__(
         self,
         *,
         learning_rate: _builtins.float | None = ...,
         is_health_returned: _builtins.bool = ...,
+        optimizer_options: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "learning_rate", b"learning_rate", "optimizer_options", b"optimizer_options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "is_health_returned", b"is_health_returned", "learning_rate", b"learning_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "is_health_returned", b"is_health_returned", "learning_rate", b"learning_rate", "optimizer_options", b"optimizer_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
@@ -433,6 +454,8 @@ class ClipGradAndStep(_message.Message):
     NORM_TYPE_FIELD_NUMBER: _builtins.int
     MAX_GRAD_VALUE_FIELD_NUMBER: _builtins.int
     IS_HEALTH_RETURNED_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_OPTIONS_FIELD_NUMBER: _builtins.int
     max_grad_norm: _builtins.float
     """See ClipGradNorm."""
     norm_type: _builtins.float
@@ -441,6 +464,12 @@ class ClipGradAndStep(_message.Message):
     """See ClipGradNorm."""
     is_health_returned: _builtins.bool
     """Report the health of each layer."""
+    learning_rate: _builtins.float
+    """See Step."""
+    @_builtins.property
+    def optimizer_options(self) -> _struct_pb2.Struct:
+        """See Step."""
+
     def __init__(
         self,
         *,
@@ -448,17 +477,23 @@ class ClipGradAndStep(_message.Message):
         norm_type: _builtins.float | None = ...,
         max_grad_value: _builtins.float | None = ...,
         is_health_returned: _builtins.bool = ...,
+        learning_rate: _builtins.float | None = ...,
+        optimizer_options: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type", "optimizer_options", b"optimizer_options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "is_health_returned", b"is_health_returned", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_max_grad_norm", b"_max_grad_norm", "_max_grad_value", b"_max_grad_value", "_norm_type", b"_norm_type", "is_health_returned", b"is_health_returned", "learning_rate", b"learning_rate", "max_grad_norm", b"max_grad_norm", "max_grad_value", b"max_grad_value", "norm_type", b"norm_type", "optimizer_options", b"optimizer_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_value: _TypeAlias = _typing.Literal["max_grad_value"]  # noqa: Y015
     _WhichOneofArgType__max_grad_value: _TypeAlias = _typing.Literal["_max_grad_value", b"_max_grad_value"]  # noqa: Y015
     _WhichOneofReturnType__norm_type: _TypeAlias = _typing.Literal["norm_type"]  # noqa: Y015
     _WhichOneofArgType__norm_type: _TypeAlias = _typing.Literal["_norm_type", b"_norm_type"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
     @_typing.overload
@@ -520,11 +555,33 @@ class Save(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UserMetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     IS_OPTIMIZER_INCLUDED_FIELD_NUMBER: _builtins.int
     IS_OVERWRITE_ALLOWED_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     CONSUMED_TRAIN_SAMPLES_FIELD_NUMBER: _builtins.int
+    USER_METADATA_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_LIMIT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name within the run: 1 to 128 of letters, digits, '.', '_' and '-'. Required."""
     is_optimizer_included: _builtins.bool
@@ -535,9 +592,17 @@ class Save(_message.Message):
     """The caller's data cursor: examples consumed so far, at least 0. Kept with the optimizer, given back
     by Load, and of no meaning here. Only with is_optimizer_included.
     """
+    stored_bytes_limit: _builtins.int
+    """Set by the gateway where the tenant stores more than this quota: then the operation is refused with
+    RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED), unless it is on record. No part of its content.
+    """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Delete it after this long, 1 s to 36,500 days. Unset: kept."""
+
+    @_builtins.property
+    def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the checkpoint, for the owner's own use. At most 64; names of 1 to 256 characters, values of up to 4096."""
 
     def __init__(
         self,
@@ -547,14 +612,21 @@ class Save(_message.Message):
         is_overwrite_allowed: _builtins.bool = ...,
         ttl: _duration_pb2.Duration | None = ...,
         consumed_train_samples: _builtins.int | None = ...,
+        user_metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        stored_bytes_limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "consumed_train_samples", b"consumed_train_samples", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "_stored_bytes_limit", b"_stored_bytes_limit", "consumed_train_samples", b"consumed_train_samples", "stored_bytes_limit", b"stored_bytes_limit", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "consumed_train_samples", b"consumed_train_samples", "is_optimizer_included", b"is_optimizer_included", "is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples", "_stored_bytes_limit", b"_stored_bytes_limit", "consumed_train_samples", b"consumed_train_samples", "is_optimizer_included", b"is_optimizer_included", "is_overwrite_allowed", b"is_overwrite_allowed", "name", b"name", "stored_bytes_limit", b"stored_bytes_limit", "ttl", b"ttl", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__consumed_train_samples: _TypeAlias = _typing.Literal["consumed_train_samples"]  # noqa: Y015
     _WhichOneofArgType__consumed_train_samples: _TypeAlias = _typing.Literal["_consumed_train_samples", b"_consumed_train_samples"]  # noqa: Y015
+    _WhichOneofReturnType__stored_bytes_limit: _TypeAlias = _typing.Literal["stored_bytes_limit"]  # noqa: Y015
+    _WhichOneofArgType__stored_bytes_limit: _TypeAlias = _typing.Literal["_stored_bytes_limit", b"_stored_bytes_limit"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__consumed_train_samples) -> _WhichOneofReturnType__consumed_train_samples | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_bytes_limit) -> _WhichOneofReturnType__stored_bytes_limit | None: ...
 
 Global___Save: _TypeAlias = Save  # noqa: Y015
 
@@ -593,18 +665,26 @@ class PublishVersion(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IS_PINNED_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     is_pinned: _builtins.bool
     """Keep it until unpinned; otherwise it leaves the ring in its turn."""
+    dtype: _tensor_pb2.Dtype.ValueType
+    """Element type of the published weights: FLOAT32, BFLOAT16 or FLOAT16. A narrower type than the trainer's is
+    rounded to nearest, and a warning says so. Unset: the trainer's own.
+    """
     def __init__(
         self,
         *,
         is_pinned: _builtins.bool = ...,
+        dtype: _tensor_pb2.Dtype.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dtype", b"_dtype", "dtype", b"dtype"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pinned", b"is_pinned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dtype", b"_dtype", "dtype", b"dtype", "is_pinned", b"is_pinned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
+    _WhichOneofArgType__dtype: _TypeAlias = _typing.Literal["_dtype", b"_dtype"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dtype) -> _WhichOneofReturnType__dtype | None: ...
 
 Global___PublishVersion: _TypeAlias = PublishVersion  # noqa: Y015
 

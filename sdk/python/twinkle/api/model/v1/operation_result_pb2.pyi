@@ -59,7 +59,9 @@ class ForwardResult(_message.Message):
     """Labels that counted."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]:
-        """float32 [T] for each example; 0.0 where the label is ignored. Empty if not asked for."""
+        """float32 [T] for each example, or [T, K] where the loss has K targets in the place of a label; 0.0 where
+        the label is ignored. Empty if not asked for.
+        """
 
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:

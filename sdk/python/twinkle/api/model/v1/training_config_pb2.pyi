@@ -114,8 +114,10 @@ class LoraConfig(_message.Message):
     """Seed of A's first values and of dropout. Unset: drawn by the service and reported in the adapter."""
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names matched against the end of each linear layer's path, or the single name "all-linear": every
-        linear layer but the output head. Unset: "all-linear". A name that matches nothing is refused.
+        """Names matched against the end of each linear layer's path, or groups of layers: "all-linear", every
+        linear layer but the output head; "all-attention"; "all-mlp", those that are neither of attention nor
+        the head; "output-head", where embeddings tied to it stay as they are, and a sampler may refuse the
+        adapter. Unset: "all-linear". A name that matches nothing is refused.
         """
 
     @_builtins.property

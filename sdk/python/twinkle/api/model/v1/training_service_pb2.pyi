@@ -396,22 +396,28 @@ class BatchHeader(_message.Message):
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
     """Chosen by the caller, up to 256 characters; other tenants' ids are apart. Required."""
     size_bytes: _builtins.int
     """Size of the serialised twinkle.api.data.v1.FeatureBatch, at least 1."""
     digest: _builtins.str
     """blake3 of it, 64 hexadecimal characters in lower case. Required."""
+    adapter_id: _builtins.str
+    """The adapter that will use it. Required where a gateway serves several base models, whose services have each
+    their own uploads; else without effect.
+    """
     def __init__(
         self,
         *,
         upload_id: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         digest: _builtins.str = ...,
+        adapter_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "digest", b"digest", "size_bytes", b"size_bytes", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

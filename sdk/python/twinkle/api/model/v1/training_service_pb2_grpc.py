@@ -90,9 +90,9 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Train(self, request_iterator, context):
-        """Runs operations as they come, of any of the caller's adapters; results of one adapter come in
-        order. A full queue slows the stream down. An operation that fails is reported in its result and
-        the stream goes on.
+        """Runs operations as they come, of any of the caller's adapters that have the base model of the first
+        one's; results of one adapter come in order. A full queue slows the stream down. An operation that
+        fails is reported in its result and the stream goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,9 +26,9 @@ class TrainingServiceStub:
     (ERROR_REASON_QUEUE_FULL); of Save ALREADY_EXISTS (ERROR_REASON_CHECKPOINT_EXISTS).
     """
     Train: _aio.StreamStreamMultiCallable[_training_service_pb2.TrainRequest, _training_service_pb2.TrainResponse]
-    """Runs operations as they come, of any of the caller's adapters; results of one adapter come in
-    order. A full queue slows the stream down. An operation that fails is reported in its result and
-    the stream goes on.
+    """Runs operations as they come, of any of the caller's adapters that have the base model of the first
+    one's; results of one adapter come in order. A full queue slows the stream down. An operation that
+    fails is reported in its result and the stream goes on.
     """
     UploadBatch: _aio.StreamUnaryMultiCallable[_training_service_pb2.UploadBatchRequest, _training_service_pb2.UploadBatchResponse]
     """Uploads a batch that is too large for one message. A stream that was cut leaves what came before; a
@@ -73,9 +73,9 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_training_service_pb2.TrainRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_training_service_pb2.TrainRequest], _abc.AsyncIterator[_training_service_pb2.TrainResponse]],
     ) -> _abc.AsyncIterator[_training_service_pb2.TrainResponse]:
-        """Runs operations as they come, of any of the caller's adapters; results of one adapter come in
-        order. A full queue slows the stream down. An operation that fails is reported in its result and
-        the stream goes on.
+        """Runs operations as they come, of any of the caller's adapters that have the base model of the first
+        one's; results of one adapter come in order. A full queue slows the stream down. An operation that
+        fails is reported in its result and the stream goes on.
         """
 
     @_abc_1.abstractmethod

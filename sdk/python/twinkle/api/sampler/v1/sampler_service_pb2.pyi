@@ -8,7 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from twinkle.api.sampler.v1 import engine_pb2 as _engine_pb2
 from twinkle.api.sampler.v1 import sampling_pb2 as _sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
@@ -22,33 +22,37 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _PauseMode:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
+@_typing.final
+class SequenceSoFar(_message.Message):
+    """A sequence as far as its reader has it, to be continued by another sampler."""
 
-class _PauseModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PauseMode.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    PAUSE_MODE_UNSPECIFIED: _PauseMode.ValueType  # 0
-    """Not set; taken as KEEP."""
-    PAUSE_MODE_KEEP: _PauseMode.ValueType  # 1
-    """They stop between two steps and go on later."""
-    PAUSE_MODE_WAIT: _PauseMode.ValueType  # 2
-    """The pause begins when they are done."""
-    PAUSE_MODE_ABORT: _PauseMode.ValueType  # 3
-    """They are aborted."""
+    DESCRIPTOR: _descriptor.Descriptor
 
-class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
-    """What becomes of running requests."""
+    SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    IS_FINISHED_FIELD_NUMBER: _builtins.int
+    sequence_index: _builtins.int
+    """The sequence, from 0 to sample_count - 1."""
+    is_finished: _builtins.bool
+    """True: its end was delivered, too; nothing more is said of it."""
+    @_builtins.property
+    def token_ids(self) -> _tensor_pb2.Tensor:
+        """int32 [T]: the tokens that were delivered; may be empty."""
 
-PAUSE_MODE_UNSPECIFIED: PauseMode.ValueType  # 0
-"""Not set; taken as KEEP."""
-PAUSE_MODE_KEEP: PauseMode.ValueType  # 1
-"""They stop between two steps and go on later."""
-PAUSE_MODE_WAIT: PauseMode.ValueType  # 2
-"""The pause begins when they are done."""
-PAUSE_MODE_ABORT: PauseMode.ValueType  # 3
-"""They are aborted."""
-Global___PauseMode: _TypeAlias = PauseMode  # noqa: Y015
+    def __init__(
+        self,
+        *,
+        sequence_index: _builtins.int = ...,
+        token_ids: _tensor_pb2.Tensor | None = ...,
+        is_finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_finished", b"is_finished", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceSoFar: _TypeAlias = SequenceSoFar  # noqa: Y015
 
 @_typing.final
 class SampleRequest(_message.Message):
@@ -61,6 +65,7 @@ class SampleRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
+    CONTINUED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request for Abort. Unset: chosen by the service."""
     base_model: _builtins.str
@@ -77,6 +82,14 @@ class SampleRequest(_message.Message):
     def params(self) -> _sampling_pb2.SamplingParams:
         """How."""
 
+    @_builtins.property
+    def continued(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceSoFar]:
+        """For internal callers: a request that another sampler began, one entry for each of its sequences. Limits
+        count from its beginning, `prompt` is not sent again, and the tokens that follow are those that come next;
+        with a seed and no structured output an engine of the same kind draws what the first one would have.
+        `adapter` has to name the version exactly. Empty: a new request.
+        """
+
     def __init__(
         self,
         *,
@@ -85,10 +98,11 @@ class SampleRequest(_message.Message):
         adapter: _sampling_pb2.AdapterRef | None = ...,
         prompt: _sampling_pb2.Prompt | None = ...,
         params: _sampling_pb2.SamplingParams | None = ...,
+        continued: _abc.Iterable[Global___SequenceSoFar] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "params", b"params", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "params", b"params", "prompt", b"prompt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "continued", b"continued", "params", b"params", "prompt", b"prompt", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,6 +325,58 @@ class ComputeLogprobsResponse(_message.Message):
 Global___ComputeLogprobsResponse: _TypeAlias = ComputeLogprobsResponse  # noqa: Y015
 
 @_typing.final
+class DescribeTokensRequest(_message.Message):
+    """Asks what tokens stand for, one by one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    base_model: _builtins.str
+    """The base model whose vocabulary it is. Required."""
+    @_builtins.property
+    def token_ids(self) -> _tensor_pb2.Tensor:
+        """int32 [T], T at least 1, at most 65536."""
+
+    def __init__(
+        self,
+        *,
+        base_model: _builtins.str = ...,
+        token_ids: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeTokensRequest: _TypeAlias = DescribeTokensRequest  # noqa: Y015
+
+@_typing.final
+class DescribeTokensResponse(_message.Message):
+    """What tokens stand for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenForm]:
+        """One a token, in request order."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_sampling_pb2.TokenForm] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeTokensResponse: _TypeAlias = DescribeTokensResponse  # noqa: Y015
+
+@_typing.final
 class AbortRequest(_message.Message):
     """Asks to end a request of the caller's."""
 
@@ -350,40 +416,6 @@ class AbortResponse(_message.Message):
 Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
 
 @_typing.final
-class ResidentAdapter(_message.Message):
-    """A version this sampler holds."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ADAPTER_ID_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
-    adapter_id: _builtins.str
-    """The adapter."""
-    version: _builtins.int
-    """Its version."""
-    size_bytes: _builtins.int
-    """Bytes of its weights."""
-    sequence_count: _builtins.int
-    """Sequences using it now."""
-    def __init__(
-        self,
-        *,
-        adapter_id: _builtins.str = ...,
-        version: _builtins.int = ...,
-        size_bytes: _builtins.int = ...,
-        sequence_count: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "sequence_count", b"sequence_count", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ResidentAdapter: _TypeAlias = ResidentAdapter  # noqa: Y015
-
-@_typing.final
 class ListResidentAdaptersRequest(_message.Message):
     """Asks which of the caller's adapters are here."""
 
@@ -420,13 +452,13 @@ class ListResidentAdaptersResponse(_message.Message):
     next_page_token: _builtins.str
     """For the next page; empty on the last."""
     @_builtins.property
-    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResidentAdapter]:
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[_engine_pb2.ResidentAdapter]:
         """The adapters."""
 
     def __init__(
         self,
         *,
-        adapters: _abc.Iterable[Global___ResidentAdapter] | None = ...,
+        adapters: _abc.Iterable[_engine_pb2.ResidentAdapter] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -469,13 +501,13 @@ class LoadAdapterResponse(_message.Message):
 
     ADAPTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def adapter(self) -> Global___ResidentAdapter:
+    def adapter(self) -> _engine_pb2.ResidentAdapter:
         """What is resident now."""
 
     def __init__(
         self,
         *,
-        adapter: Global___ResidentAdapter | None = ...,
+        adapter: _engine_pb2.ResidentAdapter | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -542,48 +574,6 @@ class GetLoadRequest(_message.Message):
 Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 
 @_typing.final
-class EngineLoad(_message.Message):
-    """How busy the engine is."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUNNING_SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
-    WAITING_SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
-    KV_USAGE_FIELD_NUMBER: _builtins.int
-    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    PREFIX_HIT_RATE_FIELD_NUMBER: _builtins.int
-    IS_PAUSED_FIELD_NUMBER: _builtins.int
-    running_sequence_count: _builtins.int
-    """Sequences being decoded."""
-    waiting_sequence_count: _builtins.int
-    """Sequences waiting."""
-    kv_usage: _builtins.float
-    """Share of the key-value memory in use, 0 to 1."""
-    tokens_per_second: _builtins.float
-    """Tokens a second over the last seconds."""
-    prefix_hit_rate: _builtins.float
-    """Share of prompt tokens found in the prefix cache, 0 to 1."""
-    is_paused: _builtins.bool
-    """Whether the engine is paused."""
-    def __init__(
-        self,
-        *,
-        running_sequence_count: _builtins.int = ...,
-        waiting_sequence_count: _builtins.int = ...,
-        kv_usage: _builtins.float = ...,
-        tokens_per_second: _builtins.float = ...,
-        prefix_hit_rate: _builtins.float = ...,
-        is_paused: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_paused", b"is_paused", "kv_usage", b"kv_usage", "prefix_hit_rate", b"prefix_hit_rate", "running_sequence_count", b"running_sequence_count", "tokens_per_second", b"tokens_per_second", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EngineLoad: _TypeAlias = EngineLoad  # noqa: Y015
-
-@_typing.final
 class GetLoadResponse(_message.Message):
     """How busy the engine is."""
 
@@ -591,13 +581,13 @@ class GetLoadResponse(_message.Message):
 
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def load(self) -> Global___EngineLoad:
+    def load(self) -> _engine_pb2.EngineLoad:
         """Now."""
 
     def __init__(
         self,
         *,
-        load: Global___EngineLoad | None = ...,
+        load: _engine_pb2.EngineLoad | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -639,13 +629,13 @@ class WatchLoadResponse(_message.Message):
 
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def load(self) -> Global___EngineLoad:
+    def load(self) -> _engine_pb2.EngineLoad:
         """Now."""
 
     def __init__(
         self,
         *,
-        load: Global___EngineLoad | None = ...,
+        load: _engine_pb2.EngineLoad | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -701,12 +691,12 @@ class PauseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODE_FIELD_NUMBER: _builtins.int
-    mode: Global___PauseMode.ValueType
+    mode: _engine_pb2.PauseMode.ValueType
     """What becomes of running requests."""
     def __init__(
         self,
         *,
-        mode: Global___PauseMode.ValueType = ...,
+        mode: _engine_pb2.PauseMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -766,3 +756,76 @@ class ResumeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class SleepRequest(_message.Message):
+    """Asks for the accelerator's memory to be given back for a while. For operators."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: _engine_pb2.SleepLevel.ValueType
+    """How deep."""
+    def __init__(
+        self,
+        *,
+        level: _engine_pb2.SleepLevel.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
+
+@_typing.final
+class SleepResponse(_message.Message):
+    """Empty: it sleeps, and refuses requests (ERROR_REASON_ENGINE_PAUSED)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class WakeUpRequest(_message.Message):
+    """Asks for a sleeping engine to go on. For operators."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
+
+@_typing.final
+class WakeUpResponse(_message.Message):
+    """Empty: it runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpResponse: _TypeAlias = WakeUpResponse  # noqa: Y015

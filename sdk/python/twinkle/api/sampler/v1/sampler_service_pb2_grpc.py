@@ -28,7 +28,7 @@ if _version_not_supported:
 class SamplerServiceStub:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
     the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
     ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
     not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
     RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
@@ -54,6 +54,11 @@ class SamplerServiceStub:
                 '/twinkle.api.sampler.v1.SamplerService/ComputeLogprobs',
                 request_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ComputeLogprobsRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ComputeLogprobsResponse.FromString,
+                _registered_method=True)
+        self.DescribeTokens = channel.unary_unary(
+                '/twinkle.api.sampler.v1.SamplerService/DescribeTokens',
+                request_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.DescribeTokensRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.DescribeTokensResponse.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/twinkle.api.sampler.v1.SamplerService/Abort',
@@ -100,12 +105,22 @@ class SamplerServiceStub:
                 request_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ResumeResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/twinkle.api.sampler.v1.SamplerService/Sleep',
+                request_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.SleepRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/twinkle.api.sampler.v1.SamplerService/WakeUp',
+                request_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
 
 
 class SamplerServiceServicer:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
     the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
     ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
     not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
     RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
@@ -127,6 +142,13 @@ class SamplerServiceServicer:
 
     def ComputeLogprobs(self, request, context):
         """Log-probabilities of given tokens, without sampling.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeTokens(self, request, context):
+        """What tokens stand for: bytes, since a token may be a part of a character. They never change for a base model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,6 +217,21 @@ class SamplerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives the accelerator's memory back once running requests are done. Needs the scope "operator". Errors:
+        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) where engine or platform cannot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Wakes it up. Needs the scope "operator".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SamplerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -212,6 +249,11 @@ def add_SamplerServiceServicer_to_server(servicer, server):
                     servicer.ComputeLogprobs,
                     request_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ComputeLogprobsRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ComputeLogprobsResponse.SerializeToString,
+            ),
+            'DescribeTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeTokens,
+                    request_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.DescribeTokensRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.DescribeTokensResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -258,6 +300,16 @@ def add_SamplerServiceServicer_to_server(servicer, server):
                     request_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ResumeRequest.FromString,
                     response_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ResumeResponse.SerializeToString,
             ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.SleepRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.WakeUpRequest.FromString,
+                    response_serializer=twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.WakeUpResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'twinkle.api.sampler.v1.SamplerService', rpc_method_handlers)
@@ -269,7 +321,7 @@ def add_SamplerServiceServicer_to_server(servicer, server):
 class SamplerService:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
     the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
     ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
     not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
     RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
@@ -346,6 +398,33 @@ class SamplerService:
             '/twinkle.api.sampler.v1.SamplerService/ComputeLogprobs',
             twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ComputeLogprobsRequest.SerializeToString,
             twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ComputeLogprobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.sampler.v1.SamplerService/DescribeTokens',
+            twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.DescribeTokensRequest.SerializeToString,
+            twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.DescribeTokensResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -589,6 +668,60 @@ class SamplerService:
             '/twinkle.api.sampler.v1.SamplerService/Resume',
             twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ResumeRequest.SerializeToString,
             twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.sampler.v1.SamplerService/Sleep',
+            twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.SleepRequest.SerializeToString,
+            twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twinkle.api.sampler.v1.SamplerService/WakeUp',
+            twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.WakeUpRequest.SerializeToString,
+            twinkle_dot_api_dot_sampler_dot_v1_dot_sampler__service__pb2.WakeUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

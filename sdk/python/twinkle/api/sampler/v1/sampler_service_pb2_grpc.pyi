@@ -15,7 +15,7 @@ GRPC_VERSION: str
 class SamplerServiceStub:
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
     the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
     ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
     not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
     RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
@@ -28,6 +28,8 @@ class SamplerServiceStub:
     """Completes many prompts; answers come in the order they finish."""
     ComputeLogprobs: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ComputeLogprobsRequest, _sampler_service_pb2.ComputeLogprobsResponse]
     """Log-probabilities of given tokens, without sampling."""
+    DescribeTokens: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.DescribeTokensRequest, _sampler_service_pb2.DescribeTokensResponse]
+    """What tokens stand for: bytes, since a token may be a part of a character. They never change for a base model."""
     Abort: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.AbortRequest, _sampler_service_pb2.AbortResponse]
     """Ends a request. Errors: NOT_FOUND (ERROR_REASON_REQUEST_NOT_FOUND)."""
     ListResidentAdapters: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ListResidentAdaptersRequest, _sampler_service_pb2.ListResidentAdaptersResponse]
@@ -46,11 +48,17 @@ class SamplerServiceStub:
     """Stops the engine between two steps. Needs the scope "operator"."""
     Resume: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.ResumeRequest, _sampler_service_pb2.ResumeResponse]
     """Lets it go on. Needs the scope "operator"."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.SleepRequest, _sampler_service_pb2.SleepResponse]
+    """Gives the accelerator's memory back once running requests are done. Needs the scope "operator". Errors:
+    FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) where engine or platform cannot.
+    """
+    WakeUp: _aio.UnaryUnaryMultiCallable[_sampler_service_pb2.WakeUpRequest, _sampler_service_pb2.WakeUpResponse]
+    """Wakes it up. Needs the scope "operator"."""
 
 class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Every sampled token says which version drew it. Errors common to the sampling verbs: NOT_FOUND for
     the base model, adapter or version; UNAVAILABLE with a retry time (ERROR_REASON_VERSION_NOT_READY,
-    ERROR_REASON_ENGINE_PAUSED); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
+    ERROR_REASON_ENGINE_PAUSED, ERROR_REASON_NO_REPLICA from a gateway whose fleet has none); INVALID_ARGUMENT (ERROR_REASON_CONTEXT_EXCEEDED,
     ERROR_REASON_INVALID_FIELD); FAILED_PRECONDITION (ERROR_REASON_ADAPTER_NOT_READY) for weights that do
     not fit the base model; ALREADY_EXISTS (ERROR_REASON_ID_TAKEN) for a request id that is running;
     RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL).
@@ -79,6 +87,14 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_sampler_service_pb2.ComputeLogprobsRequest, _abc.Awaitable[_sampler_service_pb2.ComputeLogprobsResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.ComputeLogprobsResponse]:
         """Log-probabilities of given tokens, without sampling."""
+
+    @_abc_1.abstractmethod
+    def DescribeTokens(
+        self,
+        request: _sampler_service_pb2.DescribeTokensRequest,
+        context: _aio.ServicerContext[_sampler_service_pb2.DescribeTokensRequest, _abc.Awaitable[_sampler_service_pb2.DescribeTokensResponse]],
+    ) -> _abc.Awaitable[_sampler_service_pb2.DescribeTokensResponse]:
+        """What tokens stand for: bytes, since a token may be a part of a character. They never change for a base model."""
 
     @_abc_1.abstractmethod
     def Abort(
@@ -151,5 +167,23 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_sampler_service_pb2.ResumeRequest, _abc.Awaitable[_sampler_service_pb2.ResumeResponse]],
     ) -> _abc.Awaitable[_sampler_service_pb2.ResumeResponse]:
         """Lets it go on. Needs the scope "operator"."""
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _sampler_service_pb2.SleepRequest,
+        context: _aio.ServicerContext[_sampler_service_pb2.SleepRequest, _abc.Awaitable[_sampler_service_pb2.SleepResponse]],
+    ) -> _abc.Awaitable[_sampler_service_pb2.SleepResponse]:
+        """Gives the accelerator's memory back once running requests are done. Needs the scope "operator". Errors:
+        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) where engine or platform cannot.
+        """
+
+    @_abc_1.abstractmethod
+    def WakeUp(
+        self,
+        request: _sampler_service_pb2.WakeUpRequest,
+        context: _aio.ServicerContext[_sampler_service_pb2.WakeUpRequest, _abc.Awaitable[_sampler_service_pb2.WakeUpResponse]],
+    ) -> _abc.Awaitable[_sampler_service_pb2.WakeUpResponse]:
+        """Wakes it up. Needs the scope "operator"."""
 
 def add_SamplerServiceServicer_to_server(servicer: SamplerServiceServicer, server: _aio.Server) -> None: ...

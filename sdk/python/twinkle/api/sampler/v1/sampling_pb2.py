@@ -23,37 +23,44 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from twinkle.api.data.v1 import message_pb2 as twinkle_dot_api_dot_data_dot_v1_dot_message__pb2
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%twinkle/api/sampler/v1/sampling.proto\x12\x16twinkle.api.sampler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!twinkle/api/data/v1/message.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\x9c\x01\n\nAdapterRef\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x0f\n\x05\x65xact\x18\x02 \x01(\x03H\x00\x12\x12\n\x08\x61t_least\x18\x03 \x01(\x03H\x00\x12\x19\n\x0f\x63heckpoint_path\x18\x04 \x01(\tH\x00\x12/\n\x0cwait_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07version\"\xab\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x04 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\x05\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11top_logprob_count\x18\n \x01(\x05H\x07\x88\x01\x01\x12#\n\x1bis_prompt_logprobs_returned\x18\x0b \x01(\x08\x12%\n\x18prompt_top_logprob_count\x18\x0c \x01(\x05H\x08\x88\x01\x01\x12\x19\n\x0csample_count\x18\r \x01(\x05H\t\x88\x01\x01\x12\x16\n\x0eis_eos_ignored\x18\x0e \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x14\n\x12_top_logprob_countB\x1b\n\x19_prompt_top_logprob_countB\x0f\n\r_sample_count\"{\n\nChatPrompt\x12\x33\n\ntrajectory\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.data.v1.Trajectory\x12 \n\x13is_thinking_enabled\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_is_thinking_enabled\"\x8b\x01\n\x06Prompt\x12\x32\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.TensorH\x00\x12\x32\n\x04\x63hat\x18\x02 \x01(\x0b\x32\".twinkle.api.sampler.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\t\n\x07\x63ontent\"F\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x65gin_token\x18\x02 \x01(\x05\x12\x11\n\tend_token\x18\x03 \x01(\x05\"p\n\x0bTopLogprobs\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\"\xc7\x02\n\x0fSampledSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x37\n\x0bstop_reason\x18\x02 \x01(\x0e\x32\".twinkle.api.sampler.v1.StopReason\x12\x30\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x39\n\x0ctop_logprobs\x18\x05 \x01(\x0b\x32#.twinkle.api.sampler.v1.TopLogprobs\x12\x0c\n\x04text\x18\x06 \x01(\t\x12:\n\rversion_spans\x18\x07 \x03(\x0b\x32#.twinkle.api.sampler.v1.VersionSpan\"\xc6\x01\n\nPromptInfo\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x39\n\x0ctop_logprobs\x18\x03 \x01(\x0b\x32#.twinkle.api.sampler.v1.TopLogprobs\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x05\"\xe1\x01\n\nTokenDelta\x12\x16\n\x0esequence_index\x18\x01 \x01(\x05\x12\x30\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x39\n\x0ctop_logprobs\x18\x04 \x01(\x0b\x32#.twinkle.api.sampler.v1.TopLogprobs\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\x03\"\xc2\x01\n\x10SequenceFinished\x12\x16\n\x0esequence_index\x18\x01 \x01(\x05\x12\x37\n\x0bstop_reason\x18\x02 \x01(\x0e\x32\".twinkle.api.sampler.v1.StopReason\x12\x13\n\x0bsequence_id\x18\x03 \x01(\t\x12:\n\rversion_spans\x18\x04 \x03(\x0b\x32#.twinkle.api.sampler.v1.VersionSpan\x12\x0c\n\x04text\x18\x05 \x01(\t*n\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12STOP_REASON_LENGTH\x10\x01\x12\x14\n\x10STOP_REASON_STOP\x10\x02\x12\x15\n\x11STOP_REASON_ABORT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%twinkle/api/sampler/v1/sampling.proto\x12\x16twinkle.api.sampler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a!twinkle/api/data/v1/message.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\x9c\x01\n\nAdapterRef\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x0f\n\x05\x65xact\x18\x02 \x01(\x03H\x00\x12\x12\n\x08\x61t_least\x18\x03 \x01(\x03H\x00\x12\x19\n\x0f\x63heckpoint_path\x18\x04 \x01(\tH\x00\x12/\n\x0cwait_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07version\"\x1c\n\x0bTextChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xc0\x01\n\x10StructuredOutput\x12.\n\x0bjson_schema\x18\x01 \x01(\x0b\x32\x17.google.protobuf.StructH\x00\x12\x18\n\x0eis_json_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x36\n\x07\x63hoices\x18\x04 \x01(\x0b\x32#.twinkle.api.sampler.v1.TextChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\xf8\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x04 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\x05\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11top_logprob_count\x18\n \x01(\x05H\x07\x88\x01\x01\x12#\n\x1bis_prompt_logprobs_returned\x18\x0b \x01(\x08\x12%\n\x18prompt_top_logprob_count\x18\x0c \x01(\x05H\x08\x88\x01\x01\x12\x19\n\x0csample_count\x18\r \x01(\x05H\t\x88\x01\x01\x12\x16\n\x0eis_eos_ignored\x18\x0e \x01(\x08\x12\x12\n\x05min_p\x18\x0f \x01(\x01H\n\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x10 \x01(\x01H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x11 \x01(\x01H\x0c\x88\x01\x01\x12\x43\n\x11structured_output\x18\x12 \x01(\x0b\x32(.twinkle.api.sampler.v1.StructuredOutputB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x14\n\x12_top_logprob_countB\x1b\n\x19_prompt_top_logprob_countB\x0f\n\r_sample_countB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"{\n\nChatPrompt\x12\x33\n\ntrajectory\x18\x01 \x01(\x0b\x32\x1f.twinkle.api.data.v1.Trajectory\x12 \n\x13is_thinking_enabled\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_is_thinking_enabled\"\x8b\x01\n\x06Prompt\x12\x32\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.TensorH\x00\x12\x32\n\x04\x63hat\x18\x02 \x01(\x0b\x32\".twinkle.api.sampler.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\t\n\x07\x63ontent\".\n\tTokenForm\x12\r\n\x05piece\x18\x01 \x01(\x0c\x12\x12\n\nis_special\x18\x02 \x01(\x08\"F\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x65gin_token\x18\x02 \x01(\x05\x12\x11\n\tend_token\x18\x03 \x01(\x05\"p\n\x0bTopLogprobs\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\"\xc7\x02\n\x0fSampledSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x37\n\x0bstop_reason\x18\x02 \x01(\x0e\x32\".twinkle.api.sampler.v1.StopReason\x12\x30\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x39\n\x0ctop_logprobs\x18\x05 \x01(\x0b\x32#.twinkle.api.sampler.v1.TopLogprobs\x12\x0c\n\x04text\x18\x06 \x01(\t\x12:\n\rversion_spans\x18\x07 \x03(\x0b\x32#.twinkle.api.sampler.v1.VersionSpan\"\xc6\x01\n\nPromptInfo\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x39\n\x0ctop_logprobs\x18\x03 \x01(\x0b\x32#.twinkle.api.sampler.v1.TopLogprobs\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x05\"\xe1\x01\n\nTokenDelta\x12\x16\n\x0esequence_index\x18\x01 \x01(\x05\x12\x30\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.twinkle.api.tensor.v1.Tensor\x12\x39\n\x0ctop_logprobs\x18\x04 \x01(\x0b\x32#.twinkle.api.sampler.v1.TopLogprobs\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\x03\"\xc2\x01\n\x10SequenceFinished\x12\x16\n\x0esequence_index\x18\x01 \x01(\x05\x12\x37\n\x0bstop_reason\x18\x02 \x01(\x0e\x32\".twinkle.api.sampler.v1.StopReason\x12\x13\n\x0bsequence_id\x18\x03 \x01(\t\x12:\n\rversion_spans\x18\x04 \x03(\x0b\x32#.twinkle.api.sampler.v1.VersionSpan\x12\x0c\n\x04text\x18\x05 \x01(\t*n\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12STOP_REASON_LENGTH\x10\x01\x12\x14\n\x10STOP_REASON_STOP\x10\x02\x12\x15\n\x11STOP_REASON_ABORT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twinkle.api.sampler.v1.sampling_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STOPREASON']._serialized_start=2294
-  _globals['_STOPREASON']._serialized_end=2404
-  _globals['_ADAPTERREF']._serialized_start=169
-  _globals['_ADAPTERREF']._serialized_end=325
-  _globals['_SAMPLINGPARAMS']._serialized_start=328
-  _globals['_SAMPLINGPARAMS']._serialized_end=883
-  _globals['_CHATPROMPT']._serialized_start=885
-  _globals['_CHATPROMPT']._serialized_end=1008
-  _globals['_PROMPT']._serialized_start=1011
-  _globals['_PROMPT']._serialized_end=1150
-  _globals['_VERSIONSPAN']._serialized_start=1152
-  _globals['_VERSIONSPAN']._serialized_end=1222
-  _globals['_TOPLOGPROBS']._serialized_start=1224
-  _globals['_TOPLOGPROBS']._serialized_end=1336
-  _globals['_SAMPLEDSEQUENCE']._serialized_start=1339
-  _globals['_SAMPLEDSEQUENCE']._serialized_end=1666
-  _globals['_PROMPTINFO']._serialized_start=1669
-  _globals['_PROMPTINFO']._serialized_end=1867
-  _globals['_TOKENDELTA']._serialized_start=1870
-  _globals['_TOKENDELTA']._serialized_end=2095
-  _globals['_SEQUENCEFINISHED']._serialized_start=2098
-  _globals['_SEQUENCEFINISHED']._serialized_end=2292
+  _globals['_STOPREASON']._serialized_start=2802
+  _globals['_STOPREASON']._serialized_end=2912
+  _globals['_ADAPTERREF']._serialized_start=199
+  _globals['_ADAPTERREF']._serialized_end=355
+  _globals['_TEXTCHOICES']._serialized_start=357
+  _globals['_TEXTCHOICES']._serialized_end=385
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=388
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=580
+  _globals['_SAMPLINGPARAMS']._serialized_start=583
+  _globals['_SAMPLINGPARAMS']._serialized_end=1343
+  _globals['_CHATPROMPT']._serialized_start=1345
+  _globals['_CHATPROMPT']._serialized_end=1468
+  _globals['_PROMPT']._serialized_start=1471
+  _globals['_PROMPT']._serialized_end=1610
+  _globals['_TOKENFORM']._serialized_start=1612
+  _globals['_TOKENFORM']._serialized_end=1658
+  _globals['_VERSIONSPAN']._serialized_start=1660
+  _globals['_VERSIONSPAN']._serialized_end=1730
+  _globals['_TOPLOGPROBS']._serialized_start=1732
+  _globals['_TOPLOGPROBS']._serialized_end=1844
+  _globals['_SAMPLEDSEQUENCE']._serialized_start=1847
+  _globals['_SAMPLEDSEQUENCE']._serialized_end=2174
+  _globals['_PROMPTINFO']._serialized_start=2177
+  _globals['_PROMPTINFO']._serialized_end=2375
+  _globals['_TOKENDELTA']._serialized_start=2378
+  _globals['_TOKENDELTA']._serialized_end=2603
+  _globals['_SEQUENCEFINISHED']._serialized_start=2606
+  _globals['_SEQUENCEFINISHED']._serialized_end=2800
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from twinkle.api.data.v1 import message_pb2 as _message_pb2
@@ -95,6 +96,76 @@ class AdapterRef(_message.Message):
 Global___AdapterRef: _TypeAlias = AdapterRef  # noqa: Y015
 
 @_typing.final
+class TextChoices(_message.Message):
+    """The texts to choose from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least one, each with at least one character."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextChoices: _TypeAlias = TextChoices  # noqa: Y015
+
+@_typing.final
+class StructuredOutput(_message.Message):
+    """The form a completion has to have. An engine that cannot hold it refuses: FAILED_PRECONDITION
+    (ERROR_REASON_NOT_SUPPORTED_HERE).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    IS_JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    is_json_object: _builtins.bool
+    """Any JSON object; only true means something."""
+    regex: _builtins.str
+    """Text that this regular expression matches as a whole."""
+    grammar: _builtins.str
+    """Text of this context-free grammar, in the engine's notation (EBNF for vLLM)."""
+    @_builtins.property
+    def json_schema(self) -> _struct_pb2.Struct:
+        """A JSON document that this JSON schema describes."""
+
+    @_builtins.property
+    def choices(self) -> Global___TextChoices:
+        """One of these texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _struct_pb2.Struct | None = ...,
+        is_json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        choices: Global___TextChoices | None = ...,
+        grammar: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "form", b"form", "grammar", b"grammar", "is_json_object", b"is_json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "form", b"form", "grammar", b"grammar", "is_json_object", b"is_json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["json_schema", "is_json_object", "regex", "choices", "grammar"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
     """How tokens are drawn."""
 
@@ -114,6 +185,10 @@ class SamplingParams(_message.Message):
     PROMPT_TOP_LOGPROB_COUNT_FIELD_NUMBER: _builtins.int
     SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     IS_EOS_IGNORED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Most new tokens, at least 0; 0 gives only log-probabilities of the prompt. Unset: up to the context."""
     min_tokens: _builtins.int
@@ -138,6 +213,12 @@ class SamplingParams(_message.Message):
     """Sequences for each prompt, 1 to 128. Unset: 1."""
     is_eos_ignored: _builtins.bool
     """Do not stop at the model's own end of sequence."""
+    min_p: _builtins.float
+    """Keep tokens that are at least this share of the most likely one's probability, in [0, 1]. Unset: 0."""
+    presence_penalty: _builtins.float
+    """Subtracted from the logit of each token drawn before, -2 to 2. Unset: 0."""
+    frequency_penalty: _builtins.float
+    """Subtracted from the logit of each token as often as it was drawn before, -2 to 2. Unset: 0."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end a sequence; cut from the text, not from the tokens."""
@@ -145,6 +226,10 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a sequence, besides the model's own end of sequence."""
+
+    @_builtins.property
+    def structured_output(self) -> Global___StructuredOutput:
+        """The form of the completion. Unset: free."""
 
     def __init__(
         self,
@@ -163,15 +248,25 @@ class SamplingParams(_message.Message):
         prompt_top_logprob_count: _builtins.int | None = ...,
         sample_count: _builtins.int | None = ...,
         is_eos_ignored: _builtins.bool = ...,
+        min_p: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        structured_output: Global___StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "is_eos_ignored", b"is_eos_ignored", "is_prompt_logprobs_returned", b"is_prompt_logprobs_returned", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_top_logprob_count", b"_prompt_top_logprob_count", "_repetition_penalty", b"_repetition_penalty", "_sample_count", b"_sample_count", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprob_count", b"_top_logprob_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "is_eos_ignored", b"is_eos_ignored", "is_prompt_logprobs_returned", b"is_prompt_logprobs_returned", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_top_logprob_count", b"prompt_top_logprob_count", "repetition_penalty", b"repetition_penalty", "sample_count", b"sample_count", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprob_count", b"top_logprob_count", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__prompt_top_logprob_count: _TypeAlias = _typing.Literal["prompt_top_logprob_count"]  # noqa: Y015
     _WhichOneofArgType__prompt_top_logprob_count: _TypeAlias = _typing.Literal["_prompt_top_logprob_count", b"_prompt_top_logprob_count"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
@@ -189,9 +284,15 @@ class SamplingParams(_message.Message):
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_top_logprob_count) -> _WhichOneofReturnType__prompt_top_logprob_count | None: ...
     @_typing.overload
@@ -276,6 +377,32 @@ class Prompt(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
+
+@_typing.final
+class TokenForm(_message.Message):
+    """What one token stands for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECE_FIELD_NUMBER: _builtins.int
+    IS_SPECIAL_FIELD_NUMBER: _builtins.int
+    piece: _builtins.bytes
+    """Its bytes; joined with its neighbours' they are UTF-8, though one alone may be a part of a character."""
+    is_special: _builtins.bool
+    """Whether it is special: it is left out of texts, and `piece` is its name."""
+    def __init__(
+        self,
+        *,
+        piece: _builtins.bytes = ...,
+        is_special: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_special", b"is_special", "piece", b"piece"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenForm: _TypeAlias = TokenForm  # noqa: Y015
 
 @_typing.final
 class VersionSpan(_message.Message):

@@ -206,12 +206,17 @@ class ServiceInfo(_message.Message):
     BASE_MODELS_FIELD_NUMBER: _builtins.int
     COMPONENTS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    ENGINE_VERSION_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     """"gateway", "model", "sampler", "data" or "checkpoint"."""
     version: _builtins.str
     """Version of the software."""
     is_reachable: _builtins.bool
     """Whether it answered. False: the fields below are empty."""
+    engine_version: _builtins.str
+    """What computes there, with its version, such as "torch 2.9.1" or "vllm 0.14.0"; of samplers all, sorted,
+    with commas between. Empty where nothing computes.
+    """
     @_builtins.property
     def methods(self) -> _containers.RepeatedCompositeFieldContainer[Global___MethodSupport]:
         """Every method of the contracts this service serves."""
@@ -238,10 +243,11 @@ class ServiceInfo(_message.Message):
         base_models: _abc.Iterable[Global___BaseModelInfo] | None = ...,
         components: _abc.Iterable[Global___ComponentNames] | None = ...,
         limits: Global___Limits | None = ...,
+        engine_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_models", b"base_models", "components", b"components", "is_reachable", b"is_reachable", "limits", b"limits", "methods", b"methods", "service", b"service", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_models", b"base_models", "components", b"components", "engine_version", b"engine_version", "is_reachable", b"is_reachable", "limits", b"limits", "methods", b"methods", "service", b"service", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,7 +282,7 @@ class GetServerInfoResponse(_message.Message):
     """Version of the contracts, such as "v1"."""
     @_builtins.property
     def services(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceInfo]:
-        """The answering service first."""
+        """The answering service first. Where several model services hold different base models, each has a part."""
 
     def __init__(
         self,

@@ -1,0 +1,131 @@
+"""A second sampler against one, and the gap in a stream whose sampler is killed.
+
+Tokens per second of many streams through the gateway, with one sampler and with two in the same run; then single
+streams, each of which loses its sampler to `kill -9` after some tokens and goes on at the other one.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+
+from benchmarks.local_stack import connected, running_stack
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
+from twinkle_client.fleet import FleetAdministration
+from twinkle_client.stack import StackState, add_sampler, revive_stack
+
+STREAMS = 16
+NEW_TOKENS = 32
+ROUNDS = 3
+KILLS = 3
+TOKENS_BEFORE_KILL = 12
+TOKENS_OF_KILLED = 40
+JOIN_SECONDS = 120.0
+
+
+def main() -> dict[str, Any]:
+    """Run the comparison and return its figures."""
+    with running_stack(engine='torch') as stack:
+        one = asyncio.run(_rates(stack))
+        add_sampler(stack.state_dir, engine='', report=_silent)
+        _wait_for_replicas(stack, 2)
+        two = asyncio.run(_rates(stack))
+        gaps = [asyncio.run(_gap(stack)) for _ in range(KILLS)]
+    return {
+        'engine': 'torch',
+        'streams': STREAMS,
+        'one_sampler_tokens_per_second': round(one, 1),
+        'two_samplers_tokens_per_second': round(two, 1),
+        'two_against_one': round(two / one, 2),
+        'failover': {
+            'longest_gap_seconds': [round(gap, 3) for gap, _ in gaps],
+            'usual_gap_seconds': round(statistics.median(usual for _, usual in gaps), 3),
+        },
+    }
+
+
+async def _rates(stack: StackState) -> float:
+    """Return the median tokens per second of several rounds of streams."""
+    async with grpc.aio.insecure_channel(stack.address) as channel:
+        rates: list[float] = []
+        for number in range(ROUNDS + 1):
+            begin = time.perf_counter()
+            seeds = range(STREAMS * number, STREAMS * (number + 1))
+            counts = await asyncio.gather(*(_stream(stack, channel, seed, NEW_TOKENS) for seed in seeds))
+            rates.append(sum(map(len, counts)) / (time.perf_counter() - begin))
+    return statistics.median(rates[1:])
+
+
+async def _gap(stack: StackState) -> tuple[float, float]:
+    """Kill the sampler of a stream; return the longest and the usual time between two of its tokens."""
+    async with grpc.aio.insecure_channel(stack.address) as channel:
+
+        def kill(count: int) -> None:
+            if count == TOKENS_BEFORE_KILL:
+                _kill_busy_sampler(stack)
+
+        times = await _stream(stack, channel, 0, TOKENS_OF_KILLED, on_token=kill)
+    if len(times) != TOKENS_OF_KILLED:
+        raise RuntimeError(f'{len(times)} tokens came, not {TOKENS_OF_KILLED}')
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    await asyncio.to_thread(revive_stack, stack.state_dir, report=_silent)
+    await asyncio.to_thread(_wait_for_replicas, stack, 2)
+    return max(gaps), statistics.median(gaps)
+
+
+async def _stream(
+    stack: StackState,
+    channel: grpc.aio.Channel,
+    seed: int,
+    max_tokens: int,
+    *,
+    on_token: Callable[[int], None] = lambda _: None,
+) -> list[float]:
+    """Sample one prompt through the gateway; return when each token came."""
+    stub = sampler_service_pb2_grpc.SamplerServiceStub(channel)
+    prompt = np.random.default_rng(seed).integers(100, 40_000, 32).astype(np.int32)
+    request = wire.SampleRequest(
+        base_model=stack.base_model,
+        prompt=sampling_pb2.Prompt(token_ids=tensor_to_proto(prompt)),
+        params=sampling_pb2.SamplingParams(max_tokens=max_tokens, is_eos_ignored=True, seed=seed),
+    )
+    times: list[float] = []
+    async for response in stub.Sample(request, metadata=(('authorization', f'Bearer {stack.read_api_key()}'),)):
+        for _ in range(len(response.delta.token_ids.data) // 4):
+            times.append(time.perf_counter())
+            on_token(len(times))
+    return times
+
+
+def _kill_busy_sampler(stack: StackState) -> None:
+    """End the sampler that runs a sequence, as a lost machine would."""
+    state = StackState.load(stack.state_dir)
+    with connected(stack) as client:
+        replicas = FleetAdministration(client=client).list_replicas()
+    busy = max(replicas, key=lambda replica: replica.load.running_sequence_count)
+    services = state.services if state is not None else ()
+    victim = next(service for service in services if service.address == busy.address)
+    os.kill(victim.pid, signal.SIGKILL)
+
+
+def _wait_for_replicas(stack: StackState, count: int) -> None:
+    end = time.monotonic() + JOIN_SECONDS
+    with connected(stack) as client:
+        fleet = FleetAdministration(client=client)
+        while sum(replica.state == 1 for replica in fleet.list_replicas()) < count:
+            if time.monotonic() > end:
+                raise RuntimeError(f'{count} samplers did not join within {JOIN_SECONDS:.0f} s')
+            time.sleep(0.2)
+
+
+def _silent(service: str, event: str) -> None:
+    del service, event

@@ -1,0 +1,78 @@
+"""What mutual TLS costs between two services: the same unary call over plaintext and over TLS, in turns within one run.
+
+Caller and services are processes of their own. One call is on the way at a time; connections are made before.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gateway_hop import ROUNDS, TOKEN, WARM_UP_CALLS, call_times, milliseconds, running_process
+from services.kit.certificates import make_certificates
+from services.kit.rpc.auth import TENANT_KEY
+from services.kit.rpc.channel import open_forwarding_channel
+from services.kit.tls import TlsConfig
+
+CALLS_A_ROUND = 100
+CONNECTIONS = 50
+METADATA = (('authorization', f'Bearer {TOKEN}'), (TENANT_KEY, 'default'))
+
+
+def main() -> dict[str, Any]:
+    """Run the comparison and return its figures."""
+    with tempfile.TemporaryDirectory(prefix='twinkle-bench-') as name, ExitStack() as stack:
+        folder = Path(name)
+        make_certificates(folder / 'tls', {'gateway': (), 'model': ()})
+        plain = {'internal_token': TOKEN, 'telemetry.log_level': 'WARNING'}
+        files = {f'tls.{field}': str(path) for field, path in _files(folder / 'tls', 'model').items()}
+        secure = {**plain, **files, 'tls.trusted_peers': '["twinkle://gateway"]'}
+        addresses = {
+            way: stack.enter_context(running_process('benchmarks.idle_model', folder / way, settings))
+            for way, settings in {'plaintext': plain, 'mutual_tls': secure}.items()
+        }
+        caller = TlsConfig(**_files(folder / 'tls', 'gateway'), trusted_peers=())
+        return asyncio.run(_measure(addresses, {'plaintext': TlsConfig(), 'mutual_tls': caller}))
+
+
+async def _measure(addresses: dict[str, str], callers: dict[str, TlsConfig]) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {way: [] for way in addresses}
+    channels = {way: open_forwarding_channel(address, tls=callers[way]) for way, address in addresses.items()}
+    for channel in channels.values():
+        await call_times(channel, METADATA, WARM_UP_CALLS)
+    for _ in range(ROUNDS):
+        for way, channel in channels.items():
+            seconds[way] += await call_times(channel, METADATA, CALLS_A_ROUND)
+    for channel in channels.values():
+        await channel.close()
+    connecting = {way: await _connecting(addresses[way], callers[way]) for way in addresses}
+    figures = {way: milliseconds(samples) for way, samples in seconds.items()}
+    ratio = figures['mutual_tls']['p50'] / figures['plaintext']['p50']
+    return {
+        'calls_each': ROUNDS * CALLS_A_ROUND,
+        'milliseconds': figures,
+        'ratio_p50': round(ratio, 3),
+        'milliseconds_to_connect': {way: milliseconds(samples) for way, samples in connecting.items()},
+    }
+
+
+async def _connecting(address: str, tls: TlsConfig) -> list[float]:
+    """Return the seconds that new connections take with their first call."""
+    seconds: list[float] = []
+    for _ in range(CONNECTIONS):
+        begin = time.perf_counter()
+        async with open_forwarding_channel(address, tls=tls) as channel:
+            await call_times(channel, METADATA, 1)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def _files(folder: Path, service: str) -> dict[str, Path]:
+    return {'certificate': folder / f'{service}.crt', 'key': folder / f'{service}.key', 'ca': folder / 'ca.crt'}
+
+
+if __name__ == '__main__':
+    print(json.dumps(main(), indent=2))

@@ -1,0 +1,204 @@
+"""The Tinker API under load: several tenants with unequal numbers of clients sample and train for a while.
+
+A real stack; the clients speak its HTTP API with JSON from one process beside it, which takes its part of the cores.
+Tenants want unequal amounts and all more than there is, so that equal shares are the gateway's doing. Memory is that of
+the gateway's process, looked at all the time; what is left when all is done is told, too.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.local_stack import connected, running_stack
+from benchmarks.tinker_wire import RequestFailed, TinkerWire, batch_of, chunk_of
+from twinkle_client.administration import KeyAdministration
+from twinkle_client.stack import StackState
+from twinkle_client.stack.options import DEFAULT_MODEL
+
+DEMANDS = (0.4, 0.3, 0.2, 0.1)
+"""Which part of the clients each tenant has."""
+LARGEST_TOKEN = 4000
+SETTLE_SECONDS = 5.0
+MIB = 1 << 20
+
+
+@dataclass
+class _Tally:
+    """What was done while it was counted; times are of `time.monotonic`."""
+
+    counted: tuple[float, float] = (0.0, 0.0)
+    end: float = 0.0
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    shares: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    errors: Counter[str] = field(default_factory=Counter)
+    gateway_bytes: list[int] = field(default_factory=list[int])
+
+    async def time(self, kind: str, tenant: str, call: Awaitable[Any]) -> None:
+        """Run a call to its end and count it; one that fails counts as an error."""
+        begin = time.monotonic()
+        try:
+            await call
+        except (RequestFailed, httpx.HTTPError) as error:
+            self.errors[f'{kind}: {error!r}'[:200]] += 1
+            return
+        now = time.monotonic()
+        if self.counted[0] <= now < self.counted[1]:
+            self.seconds[kind].append(now - begin)
+            self.shares[kind][tenant] += 1
+
+
+def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the load and return its figures."""
+    options = _parse(arguments)
+    with running_stack(options.model, engine=options.engine) as stack:
+        keys = _make_keys(stack)
+        tally, retries = asyncio.run(_load(stack, keys, options))
+    return {'options': vars(options), **_figures(tally), 'sent_again': retries}
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog='./run bench tinker_load')
+    parser.add_argument('--model', default=DEFAULT_MODEL, help='hub id, alias or folder')
+    parser.add_argument('--engine', default='auto', help='what samples: vllm or torch')
+    parser.add_argument('--samplers', type=int, default=256, help='sample requests under way')
+    parser.add_argument('--trainers', type=int, default=64, help='training clients')
+    parser.add_argument('--seconds', type=float, default=120.0, help='counted, after a quarter of it to warm up')
+    parser.add_argument('--new-tokens', type=int, default=8, help='of each sample')
+    parser.add_argument('--tokens', type=int, default=16, help='of each prompt and example')
+    return parser.parse_args(arguments)
+
+
+def _make_keys(stack: StackState) -> dict[str, str]:
+    with connected(stack) as client:
+        keys = KeyAdministration(client=client)
+        names = [f'tenant-{place}' for place in range(len(DEMANDS))]
+        return {name: keys.create_key(name, scopes=['train', 'sample'])[1] for name in names}
+
+
+async def _load(stack: StackState, keys: dict[str, str], options: argparse.Namespace) -> tuple[_Tally, int]:
+    tally = _Tally()
+    limits = httpx.Limits(max_connections=4 * (options.samplers + options.trainers))
+    async with httpx.AsyncClient(base_url=f'http://{stack.http_address}', timeout=120, limits=limits) as http:
+        wires = {tenant: TinkerWire(http, {'x-api-key': key}) for tenant, key in keys.items()}
+        base_model = (await http.get('/api/v1/get_server_capabilities', headers=wires['tenant-0'].headers)).json()[
+            'supported_models'
+        ][0]['model_name']
+        loops = [
+            *await _make_clients(_trainer, options.trainers, wires, tally, options, base_model),
+            *await _make_clients(_sampler, options.samplers, wires, tally, options, base_model),
+        ]
+        begin = time.monotonic() + options.seconds / 4
+        tally.counted, tally.end = (begin, begin + options.seconds), begin + options.seconds
+        watch = asyncio.create_task(_watch(stack, tally))
+        await asyncio.gather(*(loop() for loop in loops))
+        await asyncio.sleep(SETTLE_SECONDS)
+        watch.cancel()
+        return tally, sum(wire.retry_count for wire in wires.values())
+
+
+_Loop = Callable[[], Awaitable[None]]
+
+
+async def _make_clients(
+    make: Callable[..., Awaitable[_Loop]],
+    count: int,
+    wires: dict[str, TinkerWire],
+    tally: _Tally,
+    options: argparse.Namespace,
+    base_model: str,
+) -> list[_Loop]:
+    owners = random.Random(7).choices(list(wires), DEMANDS, k=count)
+    # Every tenant has some, however the dice fall.
+    owners[: len(wires)] = list(wires)
+    return [await make(wires[owner], owner, tally, options, base_model) for owner in owners]
+
+
+async def _trainer(wire: TinkerWire, tenant: str, tally: _Tally, options: argparse.Namespace, base_model: str) -> _Loop:
+    session_id = await wire.begin_session()
+    model_id = await wire.create_model(session_id, number=0, base_model=base_model, rank=8)
+    tokens = _tokens(options.tokens + 1)
+
+    async def step(number: int) -> None:
+        named = {'model_id': model_id, 'seq_id': 2 * number - 1}
+        both = await wire.post('forward_backward', {**named, 'forward_backward_input': batch_of(tokens)})
+        named['seq_id'] += 1
+        update = await wire.post('optim_step', {**named, 'adam_params': {'learning_rate': 1e-4}})
+        await wire.outcome(both)
+        await wire.outcome(update)
+
+    async def loop() -> None:
+        number = 1
+        while time.monotonic() < tally.end and not tally.errors:
+            await tally.time('train', tenant, step(number))
+            number += 1
+
+    return loop
+
+
+async def _sampler(wire: TinkerWire, tenant: str, tally: _Tally, options: argparse.Namespace, base_model: str) -> _Loop:
+    session_id = await wire.begin_session()
+    body = {'session_id': session_id, 'sampling_session_seq_id': 0, 'base_model': base_model}
+    handle = (await wire.post('create_sampling_session', body))['sampling_session_id']
+    order = {
+        'sampling_session_id': handle,
+        'num_samples': 1,
+        'prompt': chunk_of(_tokens(options.tokens)),
+        'sampling_params': {'max_tokens': options.new_tokens, 'temperature': 1.0},
+    }
+
+    async def sample(number: int) -> None:
+        await wire.outcome(await wire.post('asample', {**order, 'seq_id': number}))
+
+    async def loop() -> None:
+        number = 1
+        while time.monotonic() < tally.end and not tally.errors:
+            await tally.time('sample', tenant, sample(number))
+            number += 1
+
+    return loop
+
+
+async def _watch(stack: StackState, tally: _Tally) -> None:
+    (pid,) = [service.pid for service in stack.services if service.name == 'gateway']
+    process = psutil.Process(pid)
+    while True:
+        tally.gateway_bytes.append(process.memory_info().rss)
+        await asyncio.sleep(0.5)
+
+
+def _tokens(count: int) -> list[int]:
+    return [random.randrange(10, LARGEST_TOKEN) for _ in range(count)]
+
+
+def _figures(tally: _Tally) -> dict[str, Any]:
+    quarter = max(1, len(tally.gateway_bytes) // 4)
+    return {
+        'errors': dict(tally.errors),
+        **{kind: _figures_of(seconds, tally.shares[kind]) for kind, seconds in sorted(tally.seconds.items())},
+        'gateway_mib': {
+            'first_quarter': round(statistics.mean(tally.gateway_bytes[:quarter]) / MIB, 1),
+            'last_quarter': round(statistics.mean(tally.gateway_bytes[-quarter:]) / MIB, 1),
+            'most': round(max(tally.gateway_bytes) / MIB, 1),
+        },
+    }
+
+
+def _figures_of(seconds: list[float], shares: Counter[str]) -> dict[str, Any]:
+    hundredths = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else [seconds[0]] * 99
+    mean = statistics.mean(shares.values())
+    return {
+        'count': len(seconds),
+        'seconds': {'p50': round(hundredths[49], 3), 'p99': round(hundredths[98], 3)},
+        'by_tenant': dict(sorted(shares.items())),
+        'furthest_from_fair_share': round(max(abs(count / mean - 1) for count in shares.values()), 3),
+        'goal': '<= 0.1',
+    }

@@ -1,0 +1,91 @@
+"""Plain servers that stream the same bytes, to compare with; `python -m benchmarks.transport_servers http|zmq MIB`.
+
+Each prints the address where it listens, and serves until it is ended. They check nothing and know nothing
+of versions: what they show is what their transport can do.
+"""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import uvicorn
+import zmq
+import zmq.asyncio
+
+CHUNK_BYTES = 1 << 20
+ZMQ_WINDOW = 8
+"""Chunks on their way at once; the reader grants more as it takes them."""
+
+
+def main() -> None:
+    """Serve."""
+    kind, size_mib = sys.argv[1], int(sys.argv[2])
+    payload = random_bytes(size_mib << 20)
+    if kind == 'http':
+        serve_http(payload)
+    else:
+        asyncio.run(serve_zmq(payload))
+
+
+def random_bytes(count: int) -> bytes:
+    """Return bytes that no layer can compress; one block of them again and again."""
+    block = bytes((index * 2_654_435_761 >> 7) & 0xFF for index in range(CHUNK_BYTES))
+    return (block * (count // CHUNK_BYTES + 1))[:count]
+
+
+def serve_http(payload: bytes) -> None:
+    """Serve the bytes as one response, a chunk at a time."""
+    view = memoryview(payload)
+
+    async def app(
+        scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        del receive
+        if scope['type'] != 'http':
+            return
+        await send({'type': 'http.response.start', 'status': 200, 'headers': [(b'content-type', b'application/x')]})
+        async for chunk in chunks(view):
+            await send({'type': 'http.response.body', 'body': chunk, 'more_body': True})
+        await send({'type': 'http.response.body', 'body': b''})
+
+    listener = socket.create_server(('127.0.0.1', 0))
+    tell('127.0.0.1', listener.getsockname()[1])
+    server = uvicorn.Server(uvicorn.Config(app, log_level='error', lifespan='off'))
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+async def chunks(view: memoryview) -> AsyncIterator[bytes]:
+    """Yield the bytes in chunks, as a service would read them."""
+    for begin in range(0, len(view), CHUNK_BYTES):
+        yield bytes(view[begin : begin + CHUNK_BYTES])
+
+
+async def serve_zmq(payload: bytes) -> None:
+    """Serve the bytes to each reader that asks; a credit lets one more chunk go."""
+    view = memoryview(payload)
+    context = zmq.asyncio.Context()
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port('tcp://127.0.0.1')
+    tell('127.0.0.1', port)
+    places: dict[bytes, int] = {}
+    while True:
+        reader, word = await router.recv_multipart()
+        if word == b'begin':
+            places[reader] = 0
+        for _ in range(ZMQ_WINDOW if word == b'begin' else 1):
+            begin = places[reader]
+            if begin < len(view):
+                places[reader] = begin + CHUNK_BYTES
+                await router.send_multipart([reader, view[begin : begin + CHUNK_BYTES]], copy=False)
+
+
+def tell(host: str, port: int) -> None:
+    """Say where it listens."""
+    sys.stdout.write(f'{host}:{port}\n')
+    sys.stdout.flush()
+
+
+if __name__ == '__main__':
+    main()

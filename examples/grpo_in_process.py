@@ -1,0 +1,113 @@
+"""Reinforcement learning in one process: `python -m examples.grpo_in_process --model <hub id or folder>`.
+
+Sample, reward, learn, sync, and again: GRPO with the component library alone, no service running. After
+every sync the sampler has exactly the trainer's weights, so that the ratio of both policies is 1 on what it
+samples. The reward is the share of letters, which even a model of random weights can learn to like.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.hub import BUILT_IN_MODELS
+from twinkle.model import TransformersModel
+from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
+
+PROMPTS = ('Tell me a story.', 'Say something.', 'What is your name?', 'Describe the sea.')
+GENERATIONS = 4
+"""Completions of each prompt; their rewards are compared with each other."""
+LORA_RANK = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one round of the loop showed."""
+
+    version: int
+    """The weights that sampled."""
+    mean_reward: float
+    ratio: float
+    """Mean of the trainer's probability of a sampled token over the sampler's; 1 is on policy."""
+    largest_difference: float
+    """Between the trainer's and the sampler's log-probability of a sampled token, in nats."""
+
+
+def main() -> None:
+    """Run the loop and print a line for each step."""
+    parser = argparse.ArgumentParser(prog='python -m examples.grpo_in_process', description=__doc__)
+    parser.add_argument('--model', default=BUILT_IN_MODELS[0])
+    parser.add_argument('--steps', type=int, default=10)
+    parser.add_argument('--learning-rate', type=float, default=1e-3)
+    parser.add_argument('--engine', choices=['torch', 'vllm'], default='torch', help='what samples')
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        if options.engine == 'torch':
+            sampler: Sampler = TorchSampler(options.model)
+        else:
+            arguments = {'max_model_len': 256, 'max_lora_rank': LORA_RANK, 'max_loras': 2}
+            sampler = stack.enter_context(vLLMSampler(options.model, arguments))
+        steps = train(options.model, sampler, steps=options.steps, learning_rate=options.learning_rate)
+        for number, step in enumerate(steps):
+            print(
+                f'step {number:3} version {step.version:3}  reward {step.mean_reward:.3f}  '
+                f'ratio {step.ratio:.6f}  largest difference {step.largest_difference:.2e}',
+                flush=True,
+            )
+
+
+def train(model_id: str, sampler: Sampler, *, steps: int, learning_rate: float, max_tokens: int = 16) -> Iterator[Step]:
+    """Train an adapter of `model_id` on what `sampler`, of the same model, draws with it; yield each step."""
+    model = TransformersModel(model_id)
+    model.add_adapter_to_model('default', LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, seed=1))
+    model.set_optimizer('AdamW', lr=learning_rate)
+    model.set_loss('GRPOLoss', epsilon=0.2)
+    manager = CheckpointEngineManager(model=model, sampler=sampler)
+    chats = [{'messages': [{'role': 'user', 'content': prompt}]} for prompt in PROMPTS]
+    for number in range(steps):
+        synced = manager.sync_weights(merge_and_sync=False)
+        sampler.reset_prefix_cache()
+        params = SamplingParams(max_tokens=max_tokens, logprobs=1, seed=number)
+        responses = sampler.sample(chats, params, num_samples=GENERATIONS)
+        groups = [response.sequences for response in responses]
+        rewards = [[reward_of(sequence.decoded) for sequence in group] for group in groups]
+        features = [sequence.new_input_feature for group in groups for sequence in group]
+        gains = [gain for group in rewards for gain in advantages(group)]
+        output = model.forward_backward(features, advantages=gains)
+        model.clip_grad_and_step()
+        yield _measure(synced.version, float(np.mean(rewards)), features, output)
+
+
+def reward_of(text: str) -> float:
+    """Return the share of letters."""
+    return sum(character.isalpha() for character in text) / max(len(text), 1)
+
+
+def advantages(rewards: list[float]) -> list[float]:
+    """Return how much better each of a group is than their mean, in standard deviations (arXiv 2402.03300)."""
+    values = np.array(rewards)
+    return ((values - values.mean()) / (values.std() + 1e-4)).tolist()
+
+
+def _measure(version: int, mean_reward: float, features: list[Any], output: Any) -> Step:
+    """Compare the trainer's log-probabilities of the sampled tokens with the sampler's."""
+    differences: list[float] = []
+    for feature, logps in zip(features, output['logps'], strict=True):
+        is_sampled = np.asarray(feature['labels']) != -100
+        difference = np.asarray(logps)[is_sampled] - np.asarray(feature['old_logps'])[is_sampled]
+        differences += difference.tolist()
+    return Step(
+        version=version,
+        mean_reward=mean_reward,
+        ratio=float(np.exp(differences).mean()),
+        largest_difference=float(np.abs(differences).max()),
+    )
+
+
+if __name__ == '__main__':
+    main()

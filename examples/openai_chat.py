@@ -1,0 +1,35 @@
+"""Chat with a base model or a run of yours through OpenAI's own SDK, streamed.
+
+    python examples/openai_chat.py http://127.0.0.1:8080/v1 MODEL "Why is the sky blue?"
+
+Needs `pip install openai`, and the API key in TWINKLE_API_KEY. MODEL is a base model, a run's id, `<run>@<version>`, or
+the path of a checkpoint.
+"""
+
+import os
+import sys
+
+from openai import OpenAI
+
+
+def main(base_url: str, model: str, question: str) -> None:
+    """Ask one question and print the answer as it comes, then which version gave it."""
+    with OpenAI(base_url=base_url, api_key=os.environ['TWINKLE_API_KEY']) as client:
+        stream = client.chat.completions.create(
+            model=model,
+            messages=[{'role': 'user', 'content': question}],
+            max_completion_tokens=64,
+            stream=True,
+            stream_options={'include_usage': True},
+        )
+        for chunk in stream:
+            for choice in chunk.choices:
+                print(choice.delta.content or '', end='', flush=True)
+            if attribution := (chunk.model_extra or {}).get('twinkle'):
+                print('\nversions:', attribution['choices'])
+            if chunk.usage is not None:
+                print('tokens:', chunk.usage.prompt_tokens, 'in,', chunk.usage.completion_tokens, 'out')
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:4])

@@ -1,0 +1,55 @@
+"""Weights in another element type: what is published may be narrower than what is trained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinkle.checkpoint_engine.errors import WeightsOutOfRange
+from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, from_float32, to_float32
+from twinkle.data_format import TensorData
+
+ROUNDED_DTYPES = ('float32', 'bfloat16', 'float16')
+"""What weights can be rounded to."""
+
+_MANTISSA_BITS = {'float16': 10, 'bfloat16': 7, 'float32': 23, 'float64': 52}
+
+
+@dataclass(frozen=True)
+class RoundedTensors:
+    """Tensors of one element type."""
+
+    tensors: Mapping[str, TensorData]
+    narrowed: frozenset[str]
+    """The element types that lost precision."""
+
+
+def round_tensors(tensors: Mapping[str, TensorData], dtype: str) -> RoundedTensors:
+    """Return floating-point tensors in another element type, each number rounded to the nearest, a tie to even.
+
+    Args:
+        tensors: What to convert; those that are no floating-point numbers stay as they are.
+        dtype: One of `ROUNDED_DTYPES`.
+
+    Raises:
+        WeightsOutOfRange: a finite number would become infinite.
+    """
+    changed = {name: _rounded(name, tensor, dtype) for name, tensor in tensors.items()}
+    sources = {tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOAT_DTYPES}
+    narrowed = frozenset(source for source in sources if _is_narrower(dtype, source))
+    return RoundedTensors(changed, narrowed)
+
+
+def _is_narrower(dtype: str, source: str) -> bool:
+    is_range_smaller = dtype == 'float16' and source != 'float16'
+    return _MANTISSA_BITS[dtype] < _MANTISSA_BITS[source] or is_range_smaller
+
+
+def _rounded(name: str, tensor: TensorData, dtype: str) -> TensorData:
+    if tensor.dtype == dtype or tensor.dtype not in FLOAT_DTYPES:
+        return tensor
+    values = to_float32(tensor.data, tensor.dtype)
+    data = from_float32(values, dtype)
+    if np.isinf(to_float32(data, dtype)).sum() > np.isinf(values).sum():
+        raise WeightsOutOfRange(name, dtype)
+    return TensorData(dtype, tensor.shape, data)

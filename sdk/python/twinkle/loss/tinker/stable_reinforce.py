@@ -1,0 +1,43 @@
+"""Tinker's `stable_reinforce`, whose objective is not published: this is our definition of it."""
+
+import torch
+from torch import Tensor
+
+from twinkle.loss.base import LossBatch
+from twinkle.loss.options import check_number
+from twinkle.loss.tinker.base import TinkerLoss
+
+RATIO_LIMIT = 2.0
+"""Largest importance weight: that of truncated importance sampling in practice, Yao et al. 2025."""
+
+
+class TinkerStableReinforce(TinkerLoss):
+    """`- sum of sg(min(r, 2)) A log p - kl_coeff / 2 (log r)^2`: REINFORCE with truncated importance weights.
+
+    r is `exp(log p - old_logps)`; without that stream the batch is taken to be on policy, r = 1. The weight never
+    enters the gradient, so a label of a large ratio cannot dominate, and one of a small ratio fades out. The
+    penalty estimates the divergence from the policy that sampled; its gradient vanishes where both agree. A label
+    whose old log-probability is 0 was not sampled: it has weight 1 and no penalty.
+
+    Args:
+        kl_coeff: factor of the penalty, at least 0.
+
+    Raises:
+        ValueError: it is out of its range.
+    """
+
+    required_streams = ('advantages',)
+    optional_streams = ('old_logps',)
+
+    def __init__(self, kl_coeff: float = 0.0) -> None:
+        self.kl_coeff = check_number('kl_coeff', kl_coeff, low=0.0)
+
+    def per_label(self, batch: LossBatch) -> Tensor:
+        """Return [R]: the objective, negated."""
+        logps_R, old_R = batch.logps_R, batch.streams.get('old_logps')
+        gain_R = batch.stream('advantages') * logps_R
+        if old_R is None:
+            return -gain_R
+        log_ratio_R = torch.where(old_R == 0, 0.0, logps_R - old_R)
+        weight_R = log_ratio_R.detach().exp().clamp(max=RATIO_LIMIT)
+        return 0.5 * self.kl_coeff * log_ratio_R.square() - weight_R * gain_R

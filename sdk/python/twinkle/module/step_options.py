@@ -1,0 +1,58 @@
+"""Options of an optimizer for one step alone: numbers of its formula, while its state goes on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from twinkle.component import InvalidComponentOptions
+from twinkle.module.optimizer import with_tuples
+from twinkle.module.rehearsal import rehearse_step
+
+_NOT_FOR_ONE_STEP = frozenset({'initial_accumulator_value', 'lr', 'momentum'})
+"""Numbers of torch's optimizers that say which state there is, and the rate, which has a name of its own."""
+
+
+def step_option_names(optimizer: Optimizer) -> tuple[str, ...]:
+    """Return the options that may differ for one step, sorted: numbers and tuples of them that shape no state."""
+    return tuple(
+        sorted(
+            name for name, value in optimizer.defaults.items() if name not in _NOT_FOR_ONE_STEP and _is_numeric(value)
+        )
+    )
+
+
+def step_changes(
+    optimizer: Optimizer, options: Mapping[str, Any], *, learning_rate: float | None = None
+) -> dict[str, Any]:
+    """Return what one step changes in every parameter group, tried on a parameter of no use.
+
+    Args:
+        optimizer: only read.
+        options: by name, such as `betas`; lists stand for tuples.
+        learning_rate: unset: each group's own.
+
+    Raises:
+        InvalidComponentOptions: an option is unknown, shapes the state, or is out of range.
+    """
+    name, known = type(optimizer).__name__, step_option_names(optimizer)
+    unknown = sorted(set(options).difference(known))
+    if unknown:
+        problem = f'{unknown} cannot be changed for one step; what can is {list(known)}'
+        raise InvalidComponentOptions('optimizer', name, problem)
+    if not all(_is_numeric(value) for value in options.values()):
+        raise InvalidComponentOptions('optimizer', name, f'must be numbers, or lists of them, got {dict(options)}')
+    changes = with_tuples(options)
+    if learning_rate is not None:
+        changes['lr'] = learning_rate
+    try:
+        rehearse_step(optimizer, changes)
+    except ValueError as error:
+        raise InvalidComponentOptions('optimizer', name, str(error)) from error
+    return changes
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(_is_numeric(item) for item in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)

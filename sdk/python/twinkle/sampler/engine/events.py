@@ -1,0 +1,43 @@
+"""Events that are no new token: a computed prompt, and ends."""
+
+from twinkle.data_format import StopReason, VersionSpan
+from twinkle.sampler.engine.request import EngineRequest, PromptEvent, TokenEvent
+from twinkle.sampler.engine.sequence import SampleGroup
+
+
+def prompt_event(group: SampleGroup) -> PromptEvent:
+    """Return the news that the prompt of `group` is computed."""
+    params = group.request.params
+    return PromptEvent(
+        request_id=group.request.request_id,
+        logprobs=group.prompt_logprobs if group.is_prompt_scored else None,
+        top_logprobs=group.prompt_top_logprobs if params.prompt_logprobs else None,
+    )
+
+
+def last_event(
+    request: EngineRequest, sequence_index: int, reason: StopReason, *, token_count: int = 0, text: str = ''
+) -> TokenEvent:
+    """Return the event that ends a sequence of `token_count` tokens without a new one."""
+    return TokenEvent(
+        request_id=request.request_id,
+        sequence_index=sequence_index,
+        text=text,
+        version=request.version,
+        stop_reason=reason,
+        version_spans=version_spans(request, token_count),
+    )
+
+
+def aborted_event(group: SampleGroup, sequence_index: int) -> TokenEvent:
+    """Return the end of a sequence that was not begun here."""
+    begun = group.replays.get(sequence_index)
+    count, text = (len(begun.tokens), begun.stop_watch.release()) if begun else (0, '')
+    return last_event(group.request, sequence_index, StopReason.ABORT, token_count=count, text=text)
+
+
+def version_spans(request: EngineRequest, token_count: int) -> list[VersionSpan]:
+    """Return which version drew the tokens of a sequence; none where there are none."""
+    if token_count == 0:
+        return []
+    return [VersionSpan(version=request.version, begin_token=0, end_token=token_count)]

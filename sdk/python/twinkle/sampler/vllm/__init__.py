@@ -1,0 +1,24 @@
+"""The vLLM engine in the library: vLLM's AsyncLLM with adapters from memory and our own ends of sequences.
+
+`engine.py` is what a host uses. `worker.py`, `patches.py` and `watchdog.py` run in vLLM's own
+processes. Importing this package loads vLLM, so only those who want that engine import it.
+"""
+
+from twinkle.sampler.vllm.adapters import VllmAdapter
+from twinkle.sampler.vllm.core import make_async_llm
+from twinkle.sampler.vllm.engine import VllmEngine, VllmLoad
+from twinkle.sampler.vllm.handover import AdapterSource
+from twinkle.sampler.vllm.request import VllmRequest
+from twinkle.sampler.vllm.sources import adapter_source, folder_tensors, tensor_names
+
+__all__ = [
+    'AdapterSource',
+    'VllmAdapter',
+    'VllmEngine',
+    'VllmLoad',
+    'VllmRequest',
+    'adapter_source',
+    'folder_tensors',
+    'make_async_llm',
+    'tensor_names',
+]

@@ -1,0 +1,78 @@
+"""Weights from what users give: peft folders, configurations, model folders."""
+
+from os import PathLike
+from pathlib import Path
+
+from safetensors import safe_open
+
+from twinkle.checkpoint_engine import is_named, read_peft_folder
+from twinkle.data_format import LoraConfig, TensorData
+from twinkle.data_format.lora import ALL_ATTENTION, ALL_LINEAR, ALL_MLP, OUTPUT_HEAD
+from twinkle.nn import tensor_data_of
+from twinkle.nn.targets import is_of_attention
+from twinkle.sampler.vllm.handover import AdapterSource
+from twinkle.sampler.vllm.model_facts import checkpoint_shapes
+
+_NO_LAYERS = ('embed_tokens', 'lm_head')
+"""Matrices that are no linear layers of the body."""
+
+
+def adapter_source(folder: str, given: LoraConfig | str | PathLike[str]) -> AdapterSource:
+    """Return the weights of a peft folder, or fresh ones for a configuration.
+
+    Args:
+        folder: of the base model.
+        given: the peft folder, or the configuration (ours or peft's).
+
+    Raises:
+        ValueError: no layer of the model is named by the configuration.
+        InvalidPeftFolder: the folder is no adapter.
+    """
+    if isinstance(given, str | PathLike):
+        tensors, config = read_peft_folder(Path(given))
+        return AdapterSource(config=config, tensors=tensors)
+    config = LoraConfig.of(given)
+    if OUTPUT_HEAD in _targets_of(config):
+        raise ValueError(f'target_modules {OUTPUT_HEAD!r}: vLLM takes no adapters of the output head')
+    return AdapterSource(config=config, tensors=_fresh(folder, config))
+
+
+def folder_tensors(folder: str) -> dict[str, TensorData]:
+    """Return every tensor in a model folder's safetensors files, by name."""
+    tensors: dict[str, TensorData] = {}
+    for path in sorted(Path(folder).glob('*.safetensors')):
+        with safe_open(path, framework='pt') as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                tensors[name] = tensor_data_of(file.get_tensor(name))
+    return tensors
+
+
+def tensor_names(folder: str) -> list[str]:
+    """Return the names of every tensor in a model folder."""
+    return sorted(checkpoint_shapes(folder))
+
+
+def _fresh(folder: str, config: LoraConfig) -> dict[str, TensorData]:
+    """Return factors of zeros: an update of nothing, whatever A would have been."""
+    tensors: dict[str, TensorData] = {}
+    for name, shape in checkpoint_shapes(folder).items():
+        path = name.removesuffix('.weight')
+        if len(shape) != 2 or path.rpartition('.')[2] in _NO_LAYERS or not _is_target(path, config):
+            continue
+        rank = next((rank for key, rank in config.rank_pattern.items() if is_named(path, key)), config.r)
+        for part, size in (('A', (rank, shape[1])), ('B', (shape[0], rank))):
+            zeros = bytes(4 * size[0] * size[1])
+            tensors[f'base_model.model.{path}.lora_{part}.weight'] = TensorData('float32', size, zeros)
+    if not tensors:
+        raise ValueError(f'target_modules {config.target_modules!r} name no layer of this model')
+    return tensors
+
+
+def _is_target(path: str, config: LoraConfig) -> bool:
+    group = ALL_ATTENTION if is_of_attention(path) else ALL_MLP
+    return any(name in (ALL_LINEAR, group) or is_named(path, name) for name in _targets_of(config))
+
+
+def _targets_of(config: LoraConfig) -> tuple[str, ...]:
+    targets = config.target_modules
+    return (targets,) if isinstance(targets, str) else tuple(targets)

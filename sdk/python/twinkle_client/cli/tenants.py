@@ -1,0 +1,60 @@
+"""`twinkle tenants` and `twinkle projects`: who owns things, and the parts of their work. For administrators."""
+
+from datetime import UTC
+from typing import Annotated
+
+import typer
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.table import Table
+
+from twinkle_client.administration import KeyAdministration
+from twinkle_client.cli.session import StateDirOption, console, open_client
+
+app = typer.Typer(help='Tenants, for administrators.', no_args_is_help=True)
+projects_app = typer.Typer(help="Projects, the parts of a tenant's work. For administrators.", no_args_is_help=True)
+TenantArgument = Annotated[str, typer.Argument(help="1 to 64 of lower-case letters, digits and '-'.")]
+NameOption = Annotated[str, typer.Option('--name', help='For people to read.')]
+
+
+@app.command('create')
+def create(tenant: TenantArgument, name: NameOption = '', state_dir: StateDirOption = None) -> None:
+    """Create a tenant; one that exists stays as it is."""
+    with open_client(state_dir) as client:
+        KeyAdministration(client=client).create_tenant(tenant, display_name=name)
+
+
+@app.command('list')
+def tenants(state_dir: StateDirOption = None) -> None:
+    """List the tenants, newest first."""
+    with open_client(state_dir) as client:
+        found = KeyAdministration(client=client).list_tenants()
+    _print_table('tenant', [(item.tenant_id, item.display_name, item.create_time) for item in found])
+
+
+@projects_app.command('create')
+def create_project(
+    tenant: TenantArgument,
+    project: Annotated[str, typer.Argument(help='Its id, unique within the tenant.')],
+    name: NameOption = '',
+    state_dir: StateDirOption = None,
+) -> None:
+    """Create a project of a tenant; one that exists stays as it is."""
+    with open_client(state_dir) as client:
+        KeyAdministration(client=client).create_project(tenant, project, display_name=name)
+
+
+@projects_app.command('list')
+def projects(
+    tenant: Annotated[str, typer.Argument(help='Whose projects.')] = 'default', state_dir: StateDirOption = None
+) -> None:
+    """List a tenant's projects, newest first."""
+    with open_client(state_dir) as client:
+        found = KeyAdministration(client=client).list_projects(tenant)
+    _print_table('project', [(item.project_id, item.display_name, item.create_time) for item in found])
+
+
+def _print_table(title: str, rows: list[tuple[str, str, Timestamp]]) -> None:
+    table = Table(title, 'name', 'created')
+    for item_id, name, moment in rows:
+        table.add_row(item_id, name, moment.ToDatetime(UTC).astimezone().strftime('%Y-%m-%d %H:%M'))
+    console.print(table)

@@ -1,0 +1,59 @@
+"""The replicas behind a gateway, for operators."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
+from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
+from twinkle_client.client import TwinkleClient, current_client
+from twinkle_client.rpc import LoopThread, remote_method, remote_stream
+
+STATES = {
+    pb.REPLICA_STATE_READY: 'ready',
+    pb.REPLICA_STATE_DRAINING: 'draining',
+    pb.REPLICA_STATE_LOST: 'lost',
+}
+"""States as people read them."""
+
+
+class FleetAdministration:
+    """Lists, follows and drains replicas; the client's key needs the scope 'operator'."""
+
+    def __init__(self, *, client: TwinkleClient | None = None) -> None:
+        """Use `client`, or the one that was initialised last."""
+        self._connection = current_client(client).connection
+        self._stub = FleetServiceStub(self._connection.channel)
+
+    @property
+    def loop_thread(self) -> LoopThread:
+        """Where its coroutines run."""
+        return self._connection.loop_thread
+
+    @remote_method
+    async def list_replicas(self) -> list[pb.Replica]:
+        """Return every replica that is known, lost ones included."""
+        replicas: list[pb.Replica] = []
+        request = pb.ListReplicasRequest(page_size=1000)
+        while True:
+            page = await self._connection.unary(self._stub.ListReplicas, request)
+            replicas += page.replicas
+            if not page.next_page_token:
+                return replicas
+            request.page_token = page.next_page_token
+
+    @remote_method
+    async def drain(self, replica_id: str) -> pb.Replica:
+        """Ask a replica to finish what it has and to leave; return how it stands now.
+
+        Raises:
+            NotFoundError: there is none of that id.
+        """
+        response = await self._connection.unary(self._stub.Drain, pb.DrainRequest(replica_id=replica_id))
+        return response.replica
+
+    @remote_stream
+    async def watch(self) -> AsyncIterator[pb.WatchFleetResponse]:
+        """Yield every replica, a message with `is_synced`, and then changes until the loop is left."""
+        async with aclosing(self._connection.stream(self._stub.WatchFleet, pb.WatchFleetRequest())) as events:
+            async for event in events:
+                yield event

@@ -1,0 +1,55 @@
+"""The base models of the deployment as folders on this machine; of their weights only the headers are read."""
+
+from collections.abc import Sequence
+
+from services.kit.errors import BaseModelNotFound, InvalidField, ServiceUnreachable
+from services.kit.worker import Threads
+from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, WeightManifest
+from twinkle.checkpoint_engine.base_layers import check_fit, layer_shapes
+from twinkle.checkpoint_engine.hf_folder import ModelFolder
+from twinkle.checkpoint_engine.lora_layers import Shapes
+from twinkle.hub import HubError, resolve_model
+
+_FIELD = 'header.base_model'
+
+
+class ModelFolders:
+    """Implements `ports.BaseModels`."""
+
+    def __init__(self, names: Sequence[str], threads: Threads, *, max_rank: int) -> None:
+        """Know the models `names`; none at all: adapters of any model are taken, their shapes unchecked."""
+        self._names = tuple(names)
+        self._threads = threads
+        self._max_rank = max_rank
+        self._shapes: dict[str, Shapes] = {}
+
+    def check_known(self, base_model: str) -> None:
+        """Check that a base model is served here; see the port."""
+        if self._names and base_model not in self._names:
+            raise BaseModelNotFound(base_model, self._names)
+
+    async def check_fit(self, manifest: WeightManifest, *, said: str) -> None:
+        """Check an adapter against its base model; see the port."""
+        name = manifest.base_model
+        self.check_known(name)
+        if said != name and said in self._names:
+            raise InvalidField(_FIELD, f'is {name!r}, the folder says that it belongs to {said!r}')
+        shapes = {entry.name: entry.shape for entry in manifest.tensors}
+        try:
+            check_fit(await self._layers(name), shapes, max_rank=self._max_rank)
+        except AdapterMismatch as error:
+            raise InvalidField('chunk', f'the adapter does not fit {name!r}: {error}') from error
+
+    async def _layers(self, name: str) -> Shapes | None:
+        if not self._names:
+            return None
+        if name not in self._shapes:
+            try:
+                self._shapes[name] = await self._threads.run(_layers_of, name)
+            except (HubError, InvalidModelFolder, OSError) as error:
+                raise ServiceUnreachable('base model') from error
+        return self._shapes[name]
+
+
+def _layers_of(name: str) -> Shapes:
+    return layer_shapes(ModelFolder.open(resolve_model(name)))

@@ -1,0 +1,273 @@
+"""The adapter inside an archive that came from outside.
+
+Nothing is unpacked to a disk under a name from the archive: the two files of a peft folder are found inside it, checked
+to the last number, and read where they lie. An archive that is compressed is first written out beside itself, up to a
+limit.
+"""
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from blake3 import blake3
+
+from services.checkpoint.backends.checked_chunks import domain_errors
+from services.checkpoint.backends.pieces import Piece, StatePieceSource
+from services.kit.errors import InvalidField
+from services.kit.rpc.weights import MAX_NAMES
+from services.kit.worker import Threads
+from twinkle.checkpoint_engine import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_MODEL_FILE,
+    CHUNK_BYTES,
+    SEED_KEY,
+    FileEntry,
+    TensorEntry,
+    WeightManifest,
+    import_adapter,
+    parse_header,
+)
+from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, is_finite
+from twinkle.data_format import LoraConfig
+
+_CONFIG_LIMIT_BYTES = 1 << 20
+_HEADER_LIMIT_BYTES = 16 << 20
+_MEMBER_LIMIT = 1000
+"""Files in an archive; a peft folder has a dozen."""
+_MEMBER_HEADER_BYTES = 8 << 10
+"""Headers of one file in the archive, together: what they say may grow with their square while they are read."""
+_ALL_HEADER_BYTES = 1 << 20
+_MAX_GLOBALS = 64
+"""Fields that the archive gives all its files."""
+_SPARSE = b'GNU.sparse.'
+_MESSAGE_CHARACTERS = 500
+_PICKLE_FILE = 'adapter_model.bin'
+_GZIP_MAGIC = b'\x1f\x8b'
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_GZIP_RATIO = 100
+"""Weights hardly shrink; what grows more than so is made to fill the disk."""
+_GZIP_ALLOWANCE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class OpenAdapter:
+    """An adapter, checked, and what its folder says of its base model."""
+
+    source: StatePieceSource
+    said_base_model: str
+    """As the folder names it; may be empty."""
+
+
+def open_adapter(path: Path, base_model: str, threads: Threads, *, limit_bytes: int) -> OpenAdapter:
+    """Open the adapter inside the archive at `path`.
+
+    Args:
+        path: the archive; one that is compressed gets a neighbour, `plain_path(path)`.
+        base_model: the base model it belongs to.
+        threads: read what is returned.
+        limit_bytes: most bytes that a compressed archive may have uncompressed.
+
+    Raises:
+        InvalidField: the archive holds no peft folder of safetensors, or more than one, links or names that lead
+            elsewhere, or numbers that are none.
+    """
+    with _invalid_archive():
+        file = _open_plain(path, limit_bytes)
+        try:
+            return _read_adapter(file, base_model, threads)
+        except BaseException:
+            file.close()
+            raise
+
+
+def plain_path(path: Path) -> Path:
+    """Return where a compressed archive is written out."""
+    return path.with_suffix('.plain')
+
+
+def _open_plain(path: Path, limit_bytes: int) -> IO[bytes]:
+    with path.open('rb') as packed:
+        if packed.read(len(_GZIP_MAGIC)) != _GZIP_MAGIC:
+            return path.open('rb')
+        packed.seek(0)
+        ratio_limit = _GZIP_RATIO * path.stat().st_size + _GZIP_ALLOWANCE_BYTES
+        with plain_path(path).open('wb') as plain:
+            _decompress(packed, plain, min(limit_bytes, ratio_limit))
+    return plain_path(path).open('rb')
+
+
+def _decompress(packed: IO[bytes], plain: IO[bytes], limit_bytes: int) -> None:
+    reader = zlib.decompressobj(_GZIP_WINDOW)
+    left = limit_bytes
+    waiting = b''
+    while not reader.eof:
+        waiting = waiting or packed.read(CHUNK_BYTES)
+        if not waiting:
+            raise ValueError('the compressed archive is cut off')
+        data = reader.decompress(waiting, CHUNK_BYTES)
+        waiting = reader.unconsumed_tail
+        left -= plain.write(data)
+        if left < 0:
+            raise ValueError(f'uncompressed it has more than {limit_bytes} bytes')
+    if reader.unused_data or packed.read(1):
+        raise ValueError('something follows the compressed archive')
+
+
+def _read_adapter(file: IO[bytes], base_model: str, threads: Threads) -> OpenAdapter:
+    config_place, model_place = _find_files(file)
+    entries, metadata, header_bytes = _read_model_header(file, *model_place)
+    seed = metadata.get(SEED_KEY)
+    config_data = _read(file, *config_place, limit_bytes=_CONFIG_LIMIT_BYTES)
+    shapes = {entry.name: entry.shape for entry in entries}
+    adapter = import_adapter(config_data, shapes, seed=None if seed is None else int(seed))
+    _check_travels(adapter.config)
+    begin, size_bytes = model_place[0] + header_bytes, model_place[1] - header_bytes
+    tensors = tuple(_entry(entry, adapter.names[entry.name], header_bytes) for entry in entries)
+    digest = _digest(file, begin, tensors)
+    manifest = WeightManifest(base_model, adapter.config, tensors, size_bytes, digest)
+    source = StatePieceSource(manifest, [Piece(size_bytes, file, begin)], threads)
+    return OpenAdapter(source, adapter.base_model)
+
+
+def _check_travels(config: LoraConfig) -> None:
+    """Refuse a configuration that no message could bring to who loads the checkpoint."""
+    for name in ('target_modules', 'rank_pattern', 'alpha_pattern'):
+        value = getattr(config, name)
+        if not isinstance(value, str) and len(value) > MAX_NAMES:
+            raise ValueError(f'{name} means {len(value)} layers or names, at most {MAX_NAMES} are taken')
+
+
+@contextmanager
+def _invalid_archive() -> Iterator[None]:
+    """Tell what is wrong with an archive as a fault of the request."""
+    try:
+        with domain_errors():
+            yield
+    except (ValueError, tarfile.TarError, zlib.error, EOFError, OverflowError, RecursionError) as error:
+        # What is wrong may name what is in it, at any length and in no encoding.
+        problem = str(error)[:_MESSAGE_CHARACTERS].encode(errors='backslashreplace').decode()
+        raise InvalidField('chunk', f'the archive is no peft folder of safetensors: {problem}') from error
+
+
+class _PlainInfo(tarfile.TarInfo):
+    """A header that is refused before its reader follows where it leads."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read a block; see the base."""
+        info = super().frombuf(buf, encoding, errors)
+        if info.type == tarfile.GNUTYPE_SPARSE:
+            raise ValueError('it holds a sparse file')
+        return info
+
+
+class _ShortReads:
+    """A file of which little is read: headers of an archive say how much its reader is to read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size_bytes = file.seek(0, 2)
+        self._member_bytes = self._all_bytes = 0
+        file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        self._member_bytes += size
+        self._all_bytes += size
+        if size < 0 or self._member_bytes > _MEMBER_HEADER_BYTES or self._all_bytes > _ALL_HEADER_BYTES:
+            raise ValueError('a header in it is too large')
+        data = self._file.read(size)
+        if _SPARSE in data:
+            raise ValueError('it holds a sparse file')
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence == 0 and not 0 <= offset <= self._size_bytes:
+            raise ValueError('it is cut off')
+        # The next file's headers begin.
+        self._member_bytes = 0
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _find_files(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return where the configuration and the weights lie in the archive: first byte and size."""
+    places: dict[str, tuple[int, int]] = {}
+    has_pickle = False
+    for member in _members(file):
+        name = member.name.rpartition('/')[2]
+        has_pickle |= name == _PICKLE_FILE
+        if name not in {ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE} or member.isdir():
+            continue
+        if name in places:
+            raise ValueError(f'{name} is there twice')
+        places[name] = (member.offset_data, member.size)
+    if has_pickle and ADAPTER_MODEL_FILE not in places:
+        raise ValueError(f'{_PICKLE_FILE} is a pickle, which is never opened here; save it as {ADAPTER_MODEL_FILE}')
+    for name in (ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE):
+        if name not in places:
+            raise ValueError(f'{name} is missing')
+    return places[ADAPTER_CONFIG_FILE], places[ADAPTER_MODEL_FILE]
+
+
+def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
+    """Yield what is in the archive: plain files and folders, of names that lead nowhere else."""
+    bounded: IO[bytes] = _ShortReads(file)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    count = 0
+    with tarfile.open(fileobj=bounded, mode='r:', tarinfo=_PlainInfo) as archive:
+        while (member := archive.next()) is not None:
+            # Its reader would keep every header, and what they say may be a thousand times as large.
+            archive.members.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+            count += 1
+            if count > _MEMBER_LIMIT:
+                raise ValueError(f'it has more than {_MEMBER_LIMIT} files')
+            if len(archive.pax_headers) > _MAX_GLOBALS:
+                raise ValueError('its global header is too large')
+            if not (member.isreg() or member.isdir()):
+                raise ValueError(f'{member.name[:100]!r} is neither a plain file nor a folder')
+            if member.name.startswith('/') or '..' in member.name.split('/'):
+                raise ValueError(f'{member.name[:100]!r} leads out of the archive')
+            yield member
+
+
+def _read_model_header(file: IO[bytes], begin: int, size_bytes: int) -> tuple[list[FileEntry], dict[str, str], int]:
+    """Return the tensors of the weights' file, its metadata, and where in it the tensors begin."""
+    length = int.from_bytes(_read(file, begin, min(8, size_bytes), limit_bytes=8), 'little')
+    header_bytes = min(8 + length, size_bytes)
+    header = _read(file, begin, header_bytes, limit_bytes=_HEADER_LIMIT_BYTES)
+    entries, metadata = parse_header(header, file_bytes=size_bytes)
+    return entries, metadata, header_bytes
+
+
+def _read(file: IO[bytes], begin: int, size_bytes: int, *, limit_bytes: int) -> bytes:
+    if not 0 <= size_bytes <= limit_bytes:
+        raise ValueError(f'a part of {size_bytes} bytes is larger than {limit_bytes}')
+    file.seek(begin)
+    data = file.read(size_bytes)
+    if len(data) != size_bytes:
+        raise ValueError('the archive is cut off')
+    return data
+
+
+def _entry(entry: FileEntry, name: str, header_bytes: int) -> TensorEntry:
+    if entry.dtype not in FLOAT_DTYPES:
+        raise ValueError(f'tensor {name} is of {entry.dtype}; weights are one of {", ".join(FLOAT_DTYPES)}')
+    return TensorEntry(name, entry.dtype, entry.shape, entry.begin - header_bytes, entry.end - entry.begin)
+
+
+def _digest(file: IO[bytes], begin: int, tensors: tuple[TensorEntry, ...]) -> str:
+    """Return the digest of the tensors' bytes, which lie one after the other, once every number is known to be one."""
+    hasher = blake3()
+    for entry in tensors:
+        for offset in range(0, entry.size_bytes, CHUNK_BYTES):
+            length = min(CHUNK_BYTES, entry.size_bytes - offset)
+            data = _read(file, begin + entry.offset + offset, length, limit_bytes=CHUNK_BYTES)
+            if not is_finite(data, entry.dtype):
+                raise ValueError(f'tensor {entry.name} holds numbers that are infinite or none')
+            hasher.update(data)
+    return hasher.hexdigest()

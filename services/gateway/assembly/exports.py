@@ -1,0 +1,57 @@
+"""Puts exports together: where they are kept, where they go, and who carries them out."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from services.gateway.api.export_servicer import ExportServicer
+from services.gateway.application.run_exports import ExportLimits, ExportWorld, RunExports
+from services.gateway.application.start_export import Exports, StartExport
+from services.gateway.backends.export_archives import CheckpointArchives
+from services.gateway.backends.export_targets import ExportTargets
+from services.gateway.backends.grpc_checkpoints import GrpcCheckpoints
+from services.gateway.backends.peppered_hasher import load_pepper
+from services.gateway.backends.sealer import PepperedSealer
+from services.gateway.backends.sql import Database, SqlExportStore
+from services.gateway.config import GatewayConfig
+from services.kit.clock import Clock
+from services.kit.rpc.context import acting_for
+
+
+@dataclass(frozen=True)
+class OpenExports:
+    """Exports, and what is to be done beside serving them."""
+
+    servicer: ExportServicer
+    jobs: tuple[Callable[[], Coroutine[Any, Any, Any]], ...]
+
+
+def make_exports(
+    config: GatewayConfig, database: Database, channels: Mapping[str, grpc.aio.Channel], *, clock: Clock
+) -> OpenExports:
+    """Return them; `channels` are bare ones to the services behind the gateway, by service."""
+    options = config.exports
+    store = SqlExportStore(database)
+    keeper = GrpcCheckpoints(channels.get('checkpoint'), internal_token=config.internal_token)
+    targets = ExportTargets(root=options.folder, seconds=options.upload_time.total_seconds())
+    sealer = PepperedSealer(bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file()))
+    world = ExportWorld(
+        store=store,
+        archives=CheckpointArchives(keeper),
+        destination=targets,
+        sealer=sealer,
+        acting_for=acting_for,
+        clock=clock,
+    )
+    limits = ExportLimits(
+        folder=config.state_dir / 'exports',
+        at_once=options.at_once,
+        attempts=options.attempts,
+        lease=options.lease,
+        poll=options.poll,
+        keep_for=options.keep_for,
+    )
+    start = StartExport(store, find=keeper.get, destination=targets, sealer=sealer, clock=clock)
+    return OpenExports(ExportServicer(start, Exports(store, clock=clock)), (RunExports(world, limits).keep_on,))

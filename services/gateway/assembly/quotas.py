@@ -1,0 +1,170 @@
+"""Puts quotas and usage together: who may do what, what was done, and who is told."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from services.gateway.api.admission import AdmittedCalls, Quotas
+from services.gateway.api.quota_servicer import QuotaServicer
+from services.gateway.application.follow_catalogue import FollowCatalogue
+from services.gateway.application.quotas import (
+    GetQuota,
+    GetTenantUsage,
+    GetUsage,
+    LimitedTrainer,
+    NewAdapters,
+    QuotaBook,
+    QuotaRoom,
+    SampleTally,
+    SamplingGate,
+    SetQuota,
+    TokenRates,
+    TrainingGate,
+    UsageMeter,
+    limited_sampling,
+)
+from services.gateway.application.sampling_verbs import SamplingVerbs
+from services.gateway.backends.grpc_census import GrpcAdapterCensus
+from services.gateway.backends.limited_checkpoints import LimitedCheckpoints
+from services.gateway.backends.save_requests import adapter_id_of, is_save, refused_save
+from services.gateway.backends.sql import Database, SqlQuotaStore, SqlTenantStore, SqlUsageStore
+from services.gateway.backends.sql.counted_futures import CountedFutureStore
+from services.gateway.backends.usage_feed import GrpcMeterFeed
+from services.gateway.config import GatewayConfig, QuotasConfig
+from services.gateway.domain.fair_queue import Places
+from services.gateway.domain.sample_places import SamplePlaces
+from services.gateway.ports import Trainer
+from services.kit.clock import Clock
+
+Job = Callable[[], Coroutine[Any, Any, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenQuotas:
+    """What everything is held to and counted by."""
+
+    options: QuotasConfig
+    book: QuotaBook
+    rates: TokenRates
+    meter: UsageMeter
+    samples: SamplePlaces
+    sampling_gate: SamplingGate
+    training_gate: TrainingGate
+    tally: SampleTally
+    get_usage: GetUsage
+
+    def sampling(self, verbs: SamplingVerbs) -> SamplingVerbs:
+        """Return the verbs of sampling, held to quotas and counted, for calls that are answered at once."""
+        return limited_sampling(verbs, self.sampling_gate, self.meter)
+
+    def checkpoints(self, config: GatewayConfig, channel: grpc.aio.Channel | None) -> LimitedCheckpoints:
+        """Return calls over a bare channel to the checkpoint service, held to storage quotas."""
+        return LimitedCheckpoints(channel, internal_token=config.internal_token, check=self.training_gate.check_storage)
+
+    def room(self, places: Places, *, sizes: Places) -> QuotaRoom:
+        """Return the room for futures that wait."""
+        return QuotaRoom(places, sizes=sizes, gate=self.sampling_gate, samples=self.samples)
+
+    def futures(self, database: Database) -> CountedFutureStore:
+        """Return the store of futures, which counts what is settled."""
+        return CountedFutureStore(database, on_settled=self.tally.settled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelQuotas:
+    """What calls of the model services are held to."""
+
+    quotas: Quotas
+
+    def trainer(self, trainer: Trainer) -> Trainer:
+        """Return a trainer that is held to it, for futures."""
+        return LimitedTrainer(
+            trainer,
+            self.quotas.gate,
+            self.quotas.new_adapters,
+            is_save=is_save,
+            adapter_id_of=adapter_id_of,
+            refused=refused_save,
+        )
+
+    def admitted(self, handlers: Sequence[Any]) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
+        """Return handlers of forwarded calls that are held to it, with the methods that each serves."""
+        return {AdmittedCalls(handler, self.quotas): handler.methods for handler in handlers}
+
+
+@dataclass(frozen=True)
+class FutureQuotas:
+    """What futures are held to."""
+
+    all: OpenQuotas
+    models: ModelQuotas
+
+
+@asynccontextmanager
+async def open_quotas(config: GatewayConfig, database: Database, *, clock: Clock) -> AsyncIterator[OpenQuotas]:
+    """Hold tenants to quotas, and count, during the block; at its end, what was counted is written down."""
+    options, usage = config.quotas, SqlUsageStore(database)
+    book = QuotaBook(SqlQuotaStore(database), default=options.default())
+    await book.read()
+    rates, samples = TokenRates(book, clock=clock), SamplePlaces()
+    meter = UsageMeter(usage, rates, clock=clock)
+    try:
+        yield OpenQuotas(
+            options=options,
+            book=book,
+            rates=rates,
+            meter=meter,
+            samples=samples,
+            sampling_gate=SamplingGate(book, rates, samples, patience=options.patience),
+            training_gate=TrainingGate(book, rates, usage),
+            tally=SampleTally(meter),
+            get_usage=GetUsage(usage, meter),
+        )
+    finally:
+        await meter.close()
+
+
+def model_quotas(config: GatewayConfig, quotas: OpenQuotas, channels: Sequence[grpc.aio.Channel]) -> ModelQuotas:
+    """Return what calls of the model services are held to, given bare channels to all of them."""
+    census = GrpcAdapterCensus(channels, internal_token=config.internal_token)
+    return ModelQuotas(
+        quotas=Quotas(
+            new_adapters=NewAdapters(quotas.book, census),
+            gate=quotas.training_gate,
+            is_save=is_save,
+            refused=refused_save,
+            patience_seconds=config.quotas.patience.total_seconds(),
+        )
+    )
+
+
+def quota_servicer(database: Database, quotas: OpenQuotas) -> QuotaServicer:
+    """Return what serves administrators."""
+    tenants = SqlTenantStore(database)
+    return QuotaServicer(
+        get_quota=GetQuota(tenants, quotas.book),
+        set_quota=SetQuota(tenants, quotas.book),
+        get_usage=GetTenantUsage(tenants, quotas.get_usage),
+    )
+
+
+def quota_jobs(quotas: OpenQuotas, own: Mapping[str, grpc.aio.Channel], *, clock: Clock) -> list[Job]:
+    """Return what is to be run until the gateway stops.
+
+    Args:
+        quotas: to be kept up to date.
+        own: channels to the model services for the gateway's own calls, by name.
+        clock: tells the time.
+    """
+    options = quotas.options
+    return [
+        lambda: quotas.book.keep_on(interval=options.refresh),
+        lambda: quotas.meter.keep_on(interval=options.usage_interval),
+        *(
+            FollowCatalogue(f'meters of {name}', feed=GrpcMeterFeed(channel), shelf=quotas.meter, clock=clock).__call__
+            for name, channel in own.items()
+        ),
+    ]

@@ -1,0 +1,222 @@
+"""Certificates for development: an authority of one's own, and what it signs for each service.
+
+`python -m services.kit.certificates DIR --service gateway` makes what is missing in a folder and prints what is there
+as JSON; `twinkle certs` shows it to people. A deployment brings certificates of its own authority.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import cast
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from services.kit.tls import names_in
+
+AUTHORITY = 'ca'
+"""Name of the authority's files."""
+AUTHORITY_TIME = timedelta(days=3650)
+SERVICE_TIME = timedelta(days=365)
+_LOOPBACK = ('localhost', '127.0.0.1', '::1')
+_CLOCK_SKEW = timedelta(hours=1)
+"""Clocks that are behind by less accept a new certificate."""
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate in the folder."""
+
+    path: Path
+    names: tuple[str, ...]
+    """DNS names, addresses and URIs it is for."""
+    expire_time: datetime
+    is_new: bool
+    """Whether it was made just now."""
+
+
+@dataclass(frozen=True)
+class _Authority:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def make_certificates(
+    folder: Path, services: Mapping[str, Sequence[str]], *, is_forced: bool = False, now: datetime | None = None
+) -> list[Issued]:
+    """Make what is missing: `ca.crt` and `ca.key`, and the two for each service. Files are their owner's alone.
+
+    Args:
+        folder: Where; made if need be.
+        services: For each its hosts, DNS names or addresses, beside its own name and this machine's loopback.
+        is_forced: Make the services' certificates anew, for the hosts of those before, too, by the authority that is
+            there, so that whoever trusts it trusts them.
+        now: When they begin. Unset: now.
+
+    Returns:
+        All of them, the authority's first.
+
+    Raises:
+        ValueError: One that is there is damaged or lacks a host, or the authority has expired or has no key.
+        OSError: The folder cannot be written.
+    """
+    now = now or datetime.now(UTC)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    issued: list[Issued] = []
+    is_new = not (folder / f'{AUTHORITY}.crt').exists()
+    if is_new:
+        _make_authority(folder, now)
+    issued.append(_issued(folder / f'{AUTHORITY}.crt', is_new=is_new))
+    if issued[0].expire_time <= now:
+        raise ValueError(f'{issued[0].path} has expired: make another folder, and give its ca.crt to all clients')
+    for service, hosts in services.items():
+        wanted = tuple(dict.fromkeys((service, *_LOOPBACK, *hosts, f'twinkle://{service}')))
+        path = folder / f'{service}.crt'
+        is_new = is_forced or not path.exists()
+        if is_new:
+            former = names_in(_load(path)) if path.exists() else ()
+            _make_service(folder, service, tuple(dict.fromkeys((*wanted, *former))), now)
+        issued.append(_issued(path, is_new=is_new))
+        if missing := set(wanted) - set(issued[-1].names):
+            raise ValueError(f'{path} is not for {", ".join(sorted(missing))}; --force makes it anew')
+    return issued
+
+
+def _make_authority(folder: Path, now: datetime) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, 'Twinkle development authority')])
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _builder(name, name, key.public_key(), now, now + AUTHORITY_TIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write_pair(folder, AUTHORITY, certificate, key)
+
+
+def _make_service(folder: Path, service: str, names: Sequence[str], now: datetime) -> None:
+    authority = _load_authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)])
+    end = min(now + SERVICE_TIME, authority.certificate.not_valid_after_utc)
+    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    certificate = (
+        _builder(subject, authority.certificate.subject, key.public_key(), now, end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        .add_extension(both, critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    _write_pair(folder, service, certificate, key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, begin: datetime, end: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin - _CLOCK_SKEW)
+        .not_valid_after(end)
+    )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    if '://' in name:
+        return x509.UniformResourceIdentifier(name)
+    with suppress(ValueError):
+        return x509.IPAddress(ip_address(name))
+    return x509.DNSName(name)
+
+
+def _load_authority(folder: Path) -> _Authority:
+    path = folder / f'{AUTHORITY}.key'
+    if not path.exists():
+        raise ValueError(f'{path} is not there: only whoever has it can make certificates that {AUTHORITY}.crt signs')
+    key = load_pem_private_key(path.read_bytes(), password=None)
+    return _Authority(_load(folder / f'{AUTHORITY}.crt'), cast(ec.EllipticCurvePrivateKey, key))
+
+
+def _load(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise ValueError(f'{path} holds no certificate; delete it, or give another folder') from None
+
+
+def _issued(path: Path, *, is_new: bool) -> Issued:
+    certificate = _load(path)
+    return Issued(path, names_in(certificate), certificate.not_valid_after_utc, is_new)
+
+
+def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    # The certificate last: without it, the pair is made anew.
+    _write(folder / f'{name}.key', secret)
+    _write(folder / f'{name}.crt', certificate.public_bytes(pem))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file at once by one that only its owner can read."""
+    partial = path.with_name(f'.{path.name}.partial')
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), 'wb') as file:
+        file.write(content)
+    partial.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make certificates as the command line says, and print what is there.
+
+    Raises:
+        SystemExit: they cannot be made; the message says why.
+    """
+    parser = argparse.ArgumentParser(prog='python -m services.kit.certificates', description=__doc__)
+    parser.add_argument('folder', type=Path)
+    parser.add_argument('--service', action='append', default=[], help='NAME, or NAME=HOST for another host of it')
+    parser.add_argument('--force', action='store_true')
+    options = parser.parse_args(arguments)
+    services: dict[str, list[str]] = {}
+    for text in cast(list[str], options.service):
+        service, _, host = text.partition('=')
+        services.setdefault(service, []).extend([host] if host else [])
+    try:
+        issued = make_certificates(options.folder, services, is_forced=options.force)
+    except (OSError, ValueError) as error:
+        raise SystemExit(str(error)) from None
+    rows = [
+        {'path': str(item.path), 'names': item.names, 'expires': item.expire_time.isoformat(), 'is_new': item.is_new}
+        for item in issued
+    ]
+    print(json.dumps(rows))  # noqa: T201 (a command)
+
+
+if __name__ == '__main__':
+    main()

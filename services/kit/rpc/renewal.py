@@ -1,0 +1,98 @@
+"""A channel whose certificate may be renewed while it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import grpc
+
+from services.kit.rpc.credentials import channel_credentials
+from services.kit.tls import TlsFiles
+
+
+class RenewingChannel(grpc.aio.Channel):
+    """Makes each call over a channel that shows the certificate its file holds then.
+
+    A channel of grpc shows for ever what it was opened with. After a renewal, new calls go over a new one, and those
+    under way end where they began.
+    """
+
+    def __init__(self, files: TlsFiles, opened: Callable[[grpc.ChannelCredentials], grpc.aio.Channel]) -> None:
+        """Open the first channel.
+
+        Args:
+            files: what is shown, and who is believed.
+            opened: opens a channel with credentials.
+        """
+        self._files = files
+        self._opened = opened
+        self._material = files.current()
+        self._channel = opened(channel_credentials(self._material))
+        self._former: list[grpc.aio.Channel] = []
+        """Closed at the end only: to close one ends its calls, and renewals are rare."""
+
+    def current(self) -> grpc.aio.Channel:
+        """Return the channel for a new call."""
+        material = self._files.current()
+        if material is not self._material:
+            self._former.append(self._channel)
+            self._material, self._channel = material, self._opened(channel_credentials(material))
+        return self._channel
+
+    async def __aenter__(self) -> Self:
+        """Do nothing: it connects when it is used."""
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Close."""
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close all channels, after waiting for their calls for `grace` seconds."""
+        for channel in (*self._former, self._channel):
+            await channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 (grpc's own)
+        """Return how the connection stands that the next call takes."""
+        return self.current().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Wait until that connection stands otherwise."""
+        await self.current().wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Wait until it is connected."""
+        await self.current().channel_ready()
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        return _Renewed(self, lambda channel: channel.unary_unary(*arguments, **options))
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        return _Renewed(self, lambda channel: channel.unary_stream(*arguments, **options))
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Any:
+        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        return _Renewed(self, lambda channel: channel.stream_unary(*arguments, **options))
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        """Return what makes calls of a method; see `grpc.aio.Channel`."""
+        return _Renewed(self, lambda channel: channel.stream_stream(*arguments, **options))
+
+
+class _Renewed:
+    """A method, called over whichever channel is current."""
+
+    def __init__(self, owner: RenewingChannel, of: Callable[[grpc.aio.Channel], Callable[..., Any]]) -> None:
+        self._owner = owner
+        self._of = of
+        self._channel = owner.current()
+        self._method = of(self._channel)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        channel = self._owner.current()
+        if channel is not self._channel:
+            self._channel, self._method = channel, self._of(channel)
+        return self._method(*arguments, **options)

@@ -1,0 +1,48 @@
+"""Weights on the wire: messages to values and back, chunks past protobuf, and the client of the stream.
+
+Trainers publish, samplers subscribe and relay, and the checkpoint service stores; all speak
+WeightStreamService through this. The values themselves, and choosing how to send, are
+`services.kit.weights`.
+"""
+
+from services.kit.rpc.weights.client import Synced, WeightClient
+from services.kit.rpc.weights.frames import (
+    encoding_from_proto,
+    frame_of,
+    frame_to_fetched,
+    frame_to_proto,
+    frame_to_subscribed,
+    segment_from_proto,
+    wanted_from_proto,
+)
+from services.kit.rpc.weights.handlers import WeightStreamStub, add_weight_stream
+from services.kit.rpc.weights.lora_configs import MAX_NAMES, lora_config_from_proto, lora_config_to_proto
+from services.kit.rpc.weights.manifests import (
+    chunk_from_proto,
+    chunk_to_proto,
+    manifest_from_proto,
+    manifest_to_proto,
+)
+from services.kit.rpc.weights.receiver import ReceivedState
+
+__all__ = [
+    'MAX_NAMES',
+    'ReceivedState',
+    'Synced',
+    'WeightClient',
+    'WeightStreamStub',
+    'add_weight_stream',
+    'chunk_from_proto',
+    'chunk_to_proto',
+    'encoding_from_proto',
+    'frame_of',
+    'frame_to_fetched',
+    'frame_to_proto',
+    'frame_to_subscribed',
+    'lora_config_from_proto',
+    'lora_config_to_proto',
+    'manifest_from_proto',
+    'manifest_to_proto',
+    'segment_from_proto',
+    'wanted_from_proto',
+]

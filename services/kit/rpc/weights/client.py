@@ -1,0 +1,285 @@
+"""The checkpoint service as trainers and samplers use it: whole, verified states in and out.
+
+A transfer that breaks is taken up again at the byte where it broke; a caller sees a state only
+when all of it has come and its digest is right. On one host bytes are not sent at all, but handed
+over in shared memory; who holds a version gets the next one as a delta.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from services.kit.errors import Code, DomainError, MemoryNotShared
+from services.kit.rpc.status import error_from_call
+from services.kit.rpc.weights.frames import encodings_to_proto, frame_of, segment_to_proto
+from services.kit.rpc.weights.handlers import WeightStreamStub
+from services.kit.rpc.weights.manifests import fill_manifest
+from services.kit.rpc.weights.outgoing import Outgoing, place
+from services.kit.rpc.weights.receiver import Memory, OtherWay, ReceivedState, Receiver, broken
+from services.kit.weights import Segments
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks
+from twinkle.checkpoint_engine.packing import StatePlan
+
+_TRANSIENT = {Code.UNAVAILABLE, Code.DATA_LOSS, Code.RESOURCE_EXHAUSTED}
+"""Codes after which the same transfer may go on."""
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Synced:
+    """The newest version has been received; later ones follow when they are published."""
+
+
+class WeightClient:
+    """Moves states to and from the checkpoint service, on behalf of the current caller."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, attempts: int = 8, segments: Segments | None = None) -> None:
+        """Use a channel of `open_channel`, which stays the caller's to close.
+
+        Args:
+            channel: Leads to the checkpoint service, or to a sampler that relays.
+            attempts: How often a transfer that does not move is tried before it fails.
+            segments: Shared memory; used as long as the other end sees the same. Unset: bytes are sent.
+        """
+        self._stub = WeightStreamStub(channel)
+        self._attempts = attempts
+        self._memory = Memory(segments)
+
+    async def publish_version(
+        self, adapter_id: str, state: PackedState | StatePlan, *, version: int, is_pinned: bool = False
+    ) -> weights_pb2.AdapterVersion:
+        """Make `state` the adapter's newest version.
+
+        Idempotency: the same version with the same state again is answered like the first time.
+
+        Raises:
+            DomainError: as the contract of Publish says.
+        """
+        target = weights_pb2.VersionTarget(version=version, is_pinned=is_pinned)
+        header = weights_pb2.FrameHeader(adapter_id=adapter_id, version=target)
+        return (await self._publish(header, state)).version
+
+    async def save_checkpoint(
+        self, adapter_id: str, state: PackedState | StatePlan, target: weights_pb2.CheckpointTarget
+    ) -> wire.PublishResponse:
+        """Keep `state` as a durable checkpoint; the answer's `checkpoint` says where.
+
+        Raises:
+            DomainError: as the contract of Publish says.
+        """
+        return await self._publish(weights_pb2.FrameHeader(adapter_id=adapter_id, checkpoint=target), state)
+
+    async def fetch_version(self, adapter_id: str, version: int = 0) -> ReceivedState:
+        """Return a version's weights; 0 is the newest.
+
+        Raises:
+            DomainError: as the contract of Fetch says.
+        """
+        reference = wire.VersionRef(adapter_id=adapter_id, version=version)
+        return await self._fetch(wire.FetchRequest(version=reference, is_adapter_only=True))
+
+    async def fetch_checkpoint(self, checkpoint_path: str, *, is_adapter_only: bool = False) -> ReceivedState:
+        """Return a checkpoint's state.
+
+        Raises:
+            DomainError: as the contract of Fetch says.
+        """
+        return await self._fetch(wire.FetchRequest(checkpoint_path=checkpoint_path, is_adapter_only=is_adapter_only))
+
+    async def follow(
+        self,
+        adapter_id: str,
+        *,
+        held_version: int = 0,
+        held: PackedState | None = None,
+        is_retried: bool = True,
+        patience: timedelta | None = None,
+    ) -> AsyncGenerator[ReceivedState | Synced, None]:
+        """Yield the adapter's newest version and every later one, across restarts of the service.
+
+        Versions that come faster than they are taken are skipped. The stream is closed with the
+        generator (`contextlib.aclosing`). The state that was yielded last is kept, for deltas.
+
+        Args:
+            adapter_id: The adapter.
+            held_version: Only later ones are wanted.
+            held: Its state, so that the next one may come as a delta. Unset: it comes whole.
+            is_retried: False: end where the stream ends or breaks, for who has another place to ask.
+            patience: A stream is taken as broken that is silent for longer before it has brought what there is, or
+                within a version. Unset: never.
+
+        Raises:
+            DomainError: what waiting does not cure, such as an adapter that was never published.
+        """
+        receiver = Receiver(self._memory, held_version=held_version, held=held)
+        backoff = _Backoff()
+        while True:
+            offered = receiver.encodings
+            async with aclosing(self._events(adapter_id, receiver, patience)) as events:
+                async for event in events:
+                    backoff.reset()
+                    yield event
+            if not is_retried and receiver.encodings == offered:
+                return
+            await backoff.pause()
+
+    async def _events(
+        self, adapter_id: str, receiver: Receiver, patience: timedelta | None
+    ) -> AsyncGenerator[ReceivedState | Synced, None]:
+        """Yield what one stream brings, until it ends or breaks in a way that another one cures."""
+        offered = receiver.encodings
+        call = self._stub.subscribe(_subscription(adapter_id, receiver))
+        messages = _translated(call)
+        is_synced = False
+        try:
+            # Who has all there is may hear nothing for days.
+            while message := await _next(messages, None if is_synced and not receiver.half_version else patience):
+                event = await _event(receiver, message)
+                is_synced = is_synced or isinstance(event, Synced)
+                if event is not None:
+                    yield event
+                if receiver.encodings != offered:
+                    return  # the next stream offers them: with a state at hand, a delta may come
+        except DomainError as error:
+            if error.code not in _TRANSIENT:
+                raise
+        finally:
+            call.cancel()
+
+    async def _publish(self, header: weights_pb2.FrameHeader, state: PackedState | StatePlan) -> wire.PublishResponse:
+        outgoing = await asyncio.to_thread(place, state, self._memory.segments)
+        fill_manifest(header.manifest, outgoing.state.manifest)
+        try:
+            return await self._send_as_can_be(header, outgoing)
+        finally:
+            outgoing.close()
+
+    async def _send_as_can_be(self, header: weights_pb2.FrameHeader, outgoing: Outgoing) -> wire.PublishResponse:
+        if outgoing.segment is not None:
+            header.encoding = weights_pb2.FRAME_ENCODING_SHARED_MEMORY
+            header.segment.CopyFrom(segment_to_proto(outgoing.segment.ref))
+            try:
+                return await self._send(header, outgoing.state)
+            except DomainError as error:
+                if error.reason != MemoryNotShared.reason:
+                    raise
+                self._memory.give_up()
+            header.ClearField('segment')
+        header.encoding = weights_pb2.FRAME_ENCODING_WHOLE
+        header.encoded_size_bytes = outgoing.state.manifest.size_bytes
+        return await self._send(header, outgoing.state)
+
+    async def _send(self, header: weights_pb2.FrameHeader, state: PackedState) -> wire.PublishResponse:
+        backoff = _Backoff()
+        while True:
+            try:
+                return await self._stub.publish(_frames(header, state))
+            except grpc.aio.AioRpcError as failure:
+                error = error_from_call(failure, service='checkpoint')
+                if error.code not in _TRANSIENT or backoff.count + 1 >= self._attempts:
+                    raise error from failure
+            await backoff.pause()
+
+    async def _fetch(self, request: wire.FetchRequest) -> ReceivedState:
+        receiver = Receiver(self._memory)
+        backoff = _Backoff()
+        while True:
+            request.offset = begin = receiver.offset
+            request.host_id = receiver.host_id
+            try:
+                return await self._fetch_on(request, receiver)
+            except OtherWay:
+                continue
+            except DomainError as error:
+                if error.code not in _TRANSIENT or backoff.count + 1 >= self._attempts:
+                    raise
+            if receiver.offset > begin:
+                backoff.reset()
+            await backoff.pause()
+
+    async def _fetch_on(self, request: wire.FetchRequest, receiver: Receiver) -> ReceivedState:
+        call = self._stub.fetch(request)
+        received: ReceivedState | None = None
+        try:
+            async for message in _translated(call):
+                received = await receiver.take(frame_of(message))
+        finally:
+            call.cancel()
+        if received is None:
+            raise broken()
+        return received
+
+
+class _Backoff:
+    """Waits longer after each failure, up to a bound."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def reset(self) -> None:
+        self.count = 0
+
+    async def pause(self) -> None:
+        await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2**self.count, _LONGEST_PAUSE_SECONDS))
+        self.count = min(self.count + 1, 32)
+
+
+def _subscription(adapter_id: str, receiver: Receiver) -> wire.SubscribeRequest:
+    return wire.SubscribeRequest(
+        adapter_id=adapter_id,
+        held_version=receiver.held_version,
+        resume_version=receiver.half_version,
+        resume_offset=receiver.offset,
+        resume_digest=receiver.resume_digest,
+        accepted_encodings=encodings_to_proto(receiver.encodings),
+        host_id=receiver.host_id,
+    )
+
+
+async def _event(receiver: Receiver, message: StateChunk | wire.SubscribeResponse) -> ReceivedState | Synced | None:
+    if isinstance(message, wire.SubscribeResponse) and not message.HasField('frame'):
+        return Synced()
+    return await receiver.take(frame_of(message))
+
+
+async def _frames(
+    header: weights_pb2.FrameHeader, state: PackedState
+) -> AsyncIterator[StateChunk | wire.PublishRequest]:
+    announced = wire.PublishRequest()
+    announced.frame.header.CopyFrom(header)
+    yield announced
+    if header.encoding == weights_pb2.FRAME_ENCODING_WHOLE:
+        for chunk in iter_chunks(state.data):
+            yield chunk
+    commit = weights_pb2.FrameCommit(digest=state.manifest.digest)
+    yield wire.PublishRequest(frame=weights_pb2.WeightFrame(commit=commit))
+
+
+async def _next(messages: AsyncIterator[Any], patience: timedelta | None) -> Any:
+    """Return the next message, None at the end.
+
+    Raises:
+        DomainError: what the stream failed with, or that it was silent for longer than `patience`.
+    """
+    try:
+        async with asyncio.timeout(patience.total_seconds() if patience else None):
+            return await anext(messages, None)
+    except TimeoutError as silence:
+        raise broken() from silence
+
+
+async def _translated(call: Any) -> AsyncIterator[Any]:
+    """Yield the responses of `call`; its failure is raised as a domain error."""
+    try:
+        async for response in call:
+            yield response
+    except grpc.aio.AioRpcError as failure:
+        raise error_from_call(failure, service='checkpoint') from failure

@@ -1,0 +1,136 @@
+"""Frames between their messages and the values of `services.kit.weights`.
+
+A chunk stays the value it is: `codec` writes and reads it. What a publisher may announce is checked by
+the checkpoint service; what any header needs, here.
+"""
+
+from services.kit.errors import InvalidField
+from services.kit.rpc.fields import not_negative
+from services.kit.rpc.weights.manifests import chunk_from_proto, fill_manifest
+from services.kit.weights import Commit, Encoding, Frame, Header, SegmentRef, VersionTarget, Wanted
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.checkpoint_engine import StateChunk
+
+_ENCODINGS = {
+    Encoding.WHOLE: weights_pb2.FRAME_ENCODING_WHOLE,
+    Encoding.DELTA: weights_pb2.FRAME_ENCODING_DELTA_XOR_ZSTD,
+    Encoding.SHARED_MEMORY: weights_pb2.FRAME_ENCODING_SHARED_MEMORY,
+}
+_ENCODINGS_BY_NUMBER = {number: encoding for encoding, number in _ENCODINGS.items()}
+
+
+def frame_to_subscribed(frame: Frame) -> StateChunk | wire.SubscribeResponse:
+    """Return a frame as a subscriber gets it."""
+    if isinstance(frame, StateChunk):
+        return frame
+    message = wire.SubscribeResponse()
+    _fill(message.frame, frame)
+    return message
+
+
+def frame_to_fetched(frame: Frame) -> StateChunk | wire.FetchResponse:
+    """Return a frame as one who fetches gets it."""
+    if isinstance(frame, StateChunk):
+        return frame
+    message = wire.FetchResponse()
+    _fill(message.frame, frame)
+    return message
+
+
+def frame_to_proto(frame: Header | Commit) -> weights_pb2.WeightFrame:
+    """Return a frame that is no chunk as a message."""
+    message = weights_pb2.WeightFrame()
+    _fill(message, frame)
+    return message
+
+
+def _fill(message: weights_pb2.WeightFrame, frame: Header | Commit) -> None:
+    """Write a frame into the place it is sent from; a manifest is large, and copied with every message around it."""
+    if isinstance(frame, Commit):
+        message.commit.digest = frame.digest
+        message.commit.SetInParent()
+    else:
+        _fill_header(message.header, frame)
+
+
+def _fill_header(message: weights_pb2.FrameHeader, header: Header) -> None:
+    fill_manifest(message.manifest, header.manifest)
+    message.adapter_id = header.adapter_id
+    message.encoding = _ENCODINGS[header.encoding]
+    message.base_version = header.base_version
+    message.encoded_size_bytes = header.encoded_size_bytes
+    message.resume_offset = header.resume_offset
+    message.encoded_digest = header.encoded_digest
+    if header.segment is not None:
+        message.segment.CopyFrom(segment_to_proto(header.segment))
+    if isinstance(header.target, VersionTarget):
+        message.version.version = header.target.version
+        message.version.is_pinned = header.target.is_pinned
+    else:
+        message.checkpoint.name = header.target.name
+        message.checkpoint.step_count = header.target.step_count
+
+
+def frame_of(
+    message: StateChunk | wire.PublishRequest | wire.SubscribeResponse | wire.FetchResponse,
+) -> StateChunk | weights_pb2.FrameHeader | Commit:
+    """Return the frame of a message; a header as it came.
+
+    Raises:
+        InvalidField: it holds none.
+    """
+    if isinstance(message, StateChunk):
+        return message
+    kind = message.frame.WhichOneof('frame')
+    if kind == 'header':
+        return message.frame.header
+    if kind == 'chunk':
+        return chunk_from_proto(message.frame.chunk)
+    if kind == 'commit':
+        return Commit(message.frame.commit.digest)
+    raise InvalidField('frame', 'must hold a header, a chunk or a commit')
+
+
+def segment_to_proto(segment: SegmentRef) -> weights_pb2.SharedSegment:
+    """Return the reference to a segment as a message."""
+    return weights_pb2.SharedSegment(host_id=segment.host_id, name=segment.name, size_bytes=segment.size_bytes)
+
+
+def segment_from_proto(message: weights_pb2.SharedSegment) -> SegmentRef:
+    """Return the reference as it came; whoever opens it checks it."""
+    return SegmentRef(message.host_id, message.name, message.size_bytes)
+
+
+def encoding_from_proto(encoding: weights_pb2.FrameEncoding.ValueType, field: str) -> Encoding:
+    """Return an encoding.
+
+    Raises:
+        InvalidField: it is unset or unknown.
+    """
+    found = _ENCODINGS_BY_NUMBER.get(encoding)
+    if found is None:
+        raise InvalidField(field, 'must be FRAME_ENCODING_WHOLE, _DELTA_XOR_ZSTD or _SHARED_MEMORY')
+    return found
+
+
+def encodings_to_proto(encodings: frozenset[Encoding]) -> list[weights_pb2.FrameEncoding.ValueType]:
+    """Return encodings as the contract's numbers, in their order."""
+    return sorted(_ENCODINGS[encoding] for encoding in encodings)
+
+
+def wanted_from_proto(request: wire.SubscribeRequest) -> Wanted:
+    """Return what a subscriber can take, and where its cut transfer ended.
+
+    Encodings that are not known here are passed over: they are an offer.
+
+    Raises:
+        InvalidField: the offset is negative.
+    """
+    offered = (_ENCODINGS_BY_NUMBER.get(number) for number in request.accepted_encodings)
+    return Wanted(
+        frozenset(encoding for encoding in offered if encoding is not None),
+        request.host_id,
+        resume_offset=not_negative(request.resume_offset, 'resume_offset'),
+        resume_digest=request.resume_digest,
+    )

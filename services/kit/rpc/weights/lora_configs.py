@@ -1,0 +1,73 @@
+"""LoRA configurations between their message and the library's value, with every check they need."""
+
+import math
+
+from services.kit.errors import InvalidField
+from twinkle.api.model.v1 import training_config_pb2
+from twinkle.data_format import LoraConfig
+from twinkle.data_format.lora import ALL_LINEAR
+
+MAX_NAMES = 4096
+"""Of layers, in one list; no model has so many, and a configuration is kept as long as its adapter."""
+
+
+def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
+    """Return `config` as a message; every field is set."""
+    targets = config.target_modules
+    return training_config_pb2.LoraConfig(
+        lora_rank=config.r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=[targets] if isinstance(targets, str) else targets,
+        is_rank_stabilized=config.use_rslora,
+        rank_pattern=config.rank_pattern,
+        alpha_pattern=config.alpha_pattern,
+        seed=config.seed,
+    )
+
+
+def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) -> LoraConfig:
+    """Return the configuration, unset fields with their defaults.
+
+    Args:
+        message: The message.
+        field: Path of the message in the request, for errors.
+
+    Raises:
+        InvalidField: a value no layer could be built from.
+    """
+    default = LoraConfig()
+    rank = message.lora_rank if message.HasField('lora_rank') else default.r
+    alpha = message.lora_alpha if message.HasField('lora_alpha') else default.lora_alpha
+    dropout = message.lora_dropout if message.HasField('lora_dropout') else default.lora_dropout
+    _check(field, 'lora_rank', is_valid=rank >= 1, cure=f'must be at least 1, got {rank}')
+    _check(field, 'lora_alpha', is_valid=_is_positive(alpha), cure=f'must be positive and finite, got {alpha}')
+    _check(field, 'lora_dropout', is_valid=0 <= dropout < 1, cure=f'must be in [0, 1), got {dropout}')
+    _check(field, 'target_modules', is_valid='' not in message.target_modules, cure='has an empty name; leave it out')
+    for name in ('target_modules', 'rank_pattern', 'alpha_pattern'):
+        count = len(getattr(message, name))
+        _check(field, name, is_valid=count <= MAX_NAMES, cure=f'must have at most {MAX_NAMES} names, got {count}')
+    for name, value in message.rank_pattern.items():
+        _check(field, f'rank_pattern[{name!r}]', is_valid=value >= 1, cure=f'must be at least 1, got {value}')
+    for name, value in message.alpha_pattern.items():
+        _check(field, f'alpha_pattern[{name!r}]', is_valid=_is_positive(value), cure=f'must be positive, got {value}')
+    targets = tuple(message.target_modules)
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=ALL_LINEAR if targets in ((), (ALL_LINEAR,)) else targets,
+        use_rslora=message.is_rank_stabilized,
+        rank_pattern=dict(sorted(message.rank_pattern.items())),
+        alpha_pattern=dict(sorted(message.alpha_pattern.items())),
+        seed=message.seed if message.HasField('seed') else None,
+    )
+
+
+def _check(field: str, name: str, *, is_valid: bool, cure: str) -> None:
+    if not is_valid:
+        raise InvalidField(f'{field}.{name}', cure)
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0

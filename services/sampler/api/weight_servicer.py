@@ -1,0 +1,86 @@
+"""The stream of weights that a sampler relays to others. Nothing can be published here.
+
+Frames that are chunks go as values: the handlers of `services.kit.rpc.weights` write them.
+"""
+
+# ruff: noqa: N802 (the methods have the contract's names)
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from services.kit.errors import InvalidField
+from services.kit.rpc.context import current_caller
+from services.kit.rpc.fields import adapter_id_from_proto, not_negative
+from services.kit.rpc.weights import frame_to_fetched, frame_to_subscribed, wanted_from_proto
+from services.kit.weights import Encoding, Frame, Wanted
+from services.sampler.application.relay import Relay, Subscription, Wish
+from services.sampler.ports import Synced
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc
+from twinkle.checkpoint_engine import StateChunk
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WeightServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
+    """Relays weights."""
+
+    def __init__(self, relay: Relay) -> None:
+        """Serve `relay`."""
+        self._relay = relay
+
+    async def Subscribe(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks go past protobuf)
+        self, request: wire.SubscribeRequest, context: _Context
+    ) -> AsyncIterator[StateChunk | wire.SubscribeResponse]:
+        """Send an adapter's versions as they come."""
+        async with aclosing(self._relay.subscribe(current_caller(), subscription_from_proto(request))) as events:
+            async for event in events:
+                yield subscribed_to_proto(event)
+
+    async def Fetch(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks go past protobuf)
+        self, request: wire.FetchRequest, context: _Context
+    ) -> AsyncIterator[StateChunk | wire.FetchResponse]:
+        """Send one version."""
+        async with aclosing(self._relay.fetch(current_caller(), wish_from_proto(request))) as frames:
+            async for frame in frames:
+                yield frame_to_fetched(frame)
+
+
+def subscription_from_proto(request: wire.SubscribeRequest) -> Subscription:
+    """Return what a subscriber asks for.
+
+    Raises:
+        InvalidField: a field is malformed or negative.
+    """
+    return Subscription(
+        adapter_id=adapter_id_from_proto(request.adapter_id, 'adapter_id'),
+        held_version=not_negative(request.held_version, 'held_version'),
+        resume_version=not_negative(request.resume_version, 'resume_version'),
+        is_single=request.is_single,
+        wanted=wanted_from_proto(request),
+    )
+
+
+def subscribed_to_proto(event: Frame | Synced) -> StateChunk | wire.SubscribeResponse:
+    """Return what a subscriber is told."""
+    return wire.SubscribeResponse(is_synced=True) if isinstance(event, Synced) else frame_to_subscribed(event)
+
+
+def wish_from_proto(request: wire.FetchRequest) -> Wish:
+    """Return which version is asked for.
+
+    Raises:
+        InvalidField: none is, or a field is malformed.
+    """
+    if request.WhichOneof('state') != 'version':
+        raise InvalidField('state', 'must name a version: checkpoints are sent by the checkpoint service')
+    shared = frozenset({Encoding.SHARED_MEMORY}) if request.host_id else frozenset[Encoding]()
+    offset = not_negative(request.offset, 'offset')
+    return Wish(
+        adapter_id=adapter_id_from_proto(request.version.adapter_id, 'version.adapter_id'),
+        version=not_negative(request.version.version, 'version.version'),
+        wanted=Wanted(shared, request.host_id, resume_offset=offset),
+    )

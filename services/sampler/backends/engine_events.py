@@ -1,0 +1,66 @@
+"""The library's events in the words of the port; both engines have the same."""
+
+import math
+
+from services.sampler.domain.errors import AdapterMisfit
+from services.sampler.domain.generation import (
+    GenerationEvent,
+    GenerationRequest,
+    PromptComputed,
+    SequenceEnded,
+    TokensDrawn,
+)
+from twinkle.sampler.engine import EngineEvent, PromptEvent, TokenEvent
+
+
+def events_of(event: EngineEvent, request: GenerationRequest) -> list[GenerationEvent]:
+    """Return what an event of the library says of `request`.
+
+    Raises:
+        AdapterMisfit: its weights give log-probabilities that are no numbers; there is nothing to trust in its tokens.
+    """
+    if not all(map(_is_number, _own_logprobs(event))):
+        name, version = (request.adapter.adapter.name, request.adapter.version) if request.adapter else ('', 0)
+        raise AdapterMisfit(name, f'finite weights; version {version} gives answers that are no numbers (NaN)')
+    if isinstance(event, PromptEvent):
+        return [
+            PromptComputed(
+                token_ids=request.prompt_token_ids,
+                logprobs=event.logprobs,
+                top_logprobs=event.top_logprobs,
+                cached_tokens=event.cached_tokens,
+            )
+        ]
+    return _token_events(event)
+
+
+def _own_logprobs(event: EngineEvent) -> list[float | None]:
+    """Return the log-probability of each token of an event."""
+    if isinstance(event, PromptEvent):
+        return event.logprobs or []
+    return [entry[0][1] for entry in event.logprobs]
+
+
+def _is_number(value: float | None) -> bool:
+    return value is None or not math.isnan(value)
+
+
+def _token_events(event: TokenEvent) -> list[GenerationEvent]:
+    index = event.sequence_index
+    events: list[GenerationEvent] = []
+    if event.tokens:
+        drawn = TokensDrawn(
+            sequence_index=index,
+            tokens=event.tokens,
+            logprobs=event.logprobs,
+            text=event.text,
+            version=event.version,
+        )
+        events.append(drawn)
+    if event.stop_reason is not None:
+        text = '' if event.tokens else event.text
+        ended = SequenceEnded(
+            sequence_index=index, stop_reason=event.stop_reason, version_spans=event.version_spans, text=text
+        )
+        events.append(ended)
+    return events

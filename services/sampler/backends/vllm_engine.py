@@ -1,0 +1,247 @@
+"""vLLM behind the port: `twinkle.sampler.vllm`, whose engine core is a process of its own."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from services.kit.errors import InvalidField, NotSupportedHere, VersionNotFound
+from services.sampler.backends.engine_events import events_of
+from services.sampler.backends.mailbox import EngineFailed
+from services.sampler.backends.prompt_encoder import PromptEncoder
+from services.sampler.domain.adapter import AdapterWeights, VersionKey
+from services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineInUse
+from services.sampler.domain.generation import (
+    EngineFacts,
+    EngineLoad,
+    GenerationEvent,
+    GenerationRequest,
+    Prompt,
+    SleepLevel,
+    TokenForm,
+    TokenPrompt,
+)
+from twinkle.data_format import StructuredOutput
+from twinkle.sampler import errors as library
+from twinkle.sampler.engine import SequenceSoFar
+from twinkle.sampler.vllm import AdapterSource, VllmAdapter, VllmRequest
+from twinkle.sampler.vllm import VllmEngine as LibraryEngine
+
+_log = structlog.get_logger('engine')
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmEngineOptions:
+    """How the engine runs."""
+
+    base_model: str
+    """The name callers give."""
+    folder: str
+    """Where the model is."""
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Engine arguments as vLLM names them."""
+    thread_count: int = 1
+    """CPU threads of the engine core, on a CPU."""
+    hang_seconds: float = 20.0
+    """How long the engine core may give no sign of life before it is ended."""
+
+
+class VllmEngine:
+    """Implements `ports.SamplerEngine`.
+
+    vLLM cannot hold one request back for its reader: what waits for a slow one is bounded by the request's own
+    tokens.
+    """
+
+    def __init__(self, options: VllmEngineOptions) -> None:
+        """Start vLLM; takes many seconds and blocks.
+
+        Raises:
+            OSError: the folder holds no model.
+            ValueError: an engine argument is unknown or cannot be had here.
+        """
+        tokenizer = PromptEncoder(options.folder, vocabulary_size=0).tokenizer
+        self._engine = LibraryEngine(
+            options.folder,
+            options.arguments,
+            tokenizer=tokenizer,
+            thread_count=options.thread_count,
+            hang_seconds=options.hang_seconds,
+        )
+        facts = self._engine.facts
+        self._encoder = PromptEncoder(options.folder, vocabulary_size=facts.vocabulary_size)
+        self._adapters: dict[VersionKey, VllmAdapter] = {}
+        self._facts = EngineFacts(
+            base_model=options.base_model,
+            context_tokens=facts.context_tokens,
+            vocabulary_size=facts.vocabulary_size,
+            parameter_count=facts.parameter_count,
+            dtype=facts.dtype,
+            max_sequences=facts.max_sequences,
+            engine='vllm',
+            can_sleep=self._engine.can_sleep,
+        )
+
+    @classmethod
+    async def start(cls, options: VllmEngineOptions) -> 'VllmEngine':
+        """Start vLLM without holding up the event loop.
+
+        Raises:
+            OSError, ValueError: as making one.
+        """
+        return await asyncio.to_thread(cls, options)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What does not change while the engine lives."""
+        return self._facts
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        load = self._engine.load
+        return EngineLoad(
+            running_sequences=load.running_sequences,
+            waiting_sequences=load.waiting_sequences,
+            kv_usage=load.kv_usage,
+            tokens_per_second=load.tokens_per_second,
+            prefix_hit_rate=load.prefix_hit_rate,
+            is_paused=load.is_paused,
+            is_sleeping=load.is_sleeping,
+            max_sequences=self._facts.max_sequences,
+        )
+
+    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the prompt as tokens; see the port."""
+        if isinstance(prompt, TokenPrompt):
+            return self._encoder.encode(prompt, self._facts)
+        return await asyncio.to_thread(self._encoder.encode, prompt, self._facts)
+
+    async def describe_tokens(self, token_ids: tuple[int, ...]) -> tuple[TokenForm, ...]:
+        """Return what tokens stand for; see the port."""
+        return await asyncio.to_thread(self._encoder.describe, token_ids)
+
+    async def load_adapter(self, key: VersionKey, weights: AdapterWeights) -> None:
+        """Make a version usable; see the port."""
+        if weights.lora_config is None:
+            raise AdapterMisfit(weights.adapter_id, 'LoRA weights; these are a whole model')
+        source = AdapterSource(config=weights.lora_config, tensors=weights.tensors, segment_path=weights.segment_path)
+        try:
+            with _as_domain():
+                adapter = await self._engine.add_adapter(str(key.adapter), key.version, source)
+        except library.AdapterDoesNotFit as error:
+            _log.warning('an adapter does not fit', adapter=str(key.adapter), version=key.version, error=str(error))
+            needs = f'weights that fit {self._facts.base_model} on this engine'
+            raise AdapterMisfit(weights.adapter_id, needs) from error
+        earlier = self._adapters.get(key)
+        self._adapters[key] = adapter
+        if earlier is not None:
+            await self._engine.remove_adapter(earlier)
+
+    async def unload_adapter(self, key: VersionKey) -> None:
+        """Forget a version; see the port."""
+        adapter = self._adapters.pop(key, None)
+        if adapter is not None:
+            with _as_domain():
+                await self._engine.remove_adapter(adapter)
+
+    async def replace_base(self, weights: AdapterWeights) -> None:
+        """Replace the base model's weights; see the port."""
+        if weights.lora_config is not None:
+            raise AdapterMisfit(weights.adapter_id, 'a whole model; these are LoRA weights')
+        if self._engine.load.is_sleeping:
+            raise EngineInUse
+        try:
+            with _as_domain():
+                await self._engine.replace_base(weights.tensors, version=weights.version)
+        except library.SamplerBusy as error:
+            raise EngineInUse from error
+        except library.BaseDoesNotFit as error:
+            _log.warning('a whole model does not fit', run=weights.adapter_id, error=str(error))
+            needs = f'weights that fit {self._facts.base_model} on this engine'
+            raise AdapterMisfit(weights.adapter_id, needs) from error
+
+    async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
+        """Find out whether outputs can have a form; see the port."""
+        with _as_domain():
+            await self._engine.check_form(form, owner=tenant_id)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Run a request; see the port."""
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise VersionNotFound(request.adapter.adapter.name, request.adapter.version)
+        asked = VllmRequest(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=request.params,
+            adapter=self._adapters[request.adapter] if request.adapter else None,
+            cache_salt=request.cache_salt,
+            continued=tuple(
+                SequenceSoFar(token_ids=item.token_ids, is_finished=item.is_finished) for item in request.continued
+            ),
+        )
+        with _as_domain():
+            async with aclosing(self._engine.generate(asked)) as events:
+                async for event in events:
+                    for news in events_of(event, request):
+                        yield news
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; see the port."""
+        await self._engine.abort(request_id)
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes; see the port. Tokens that made room since are counted, too."""
+        with _as_domain():
+            return await self._engine.reset_prefix_cache()
+
+    async def pause(self) -> None:
+        """Stop between two steps."""
+        with _as_domain():
+            await self._engine.pause()
+
+    async def resume(self) -> None:
+        """Go on."""
+        with _as_domain():
+            await self._engine.resume()
+
+    async def sleep(self, level: SleepLevel) -> None:
+        """Give back the accelerator's memory; see the port."""
+        try:
+            with _as_domain():
+                await self._engine.sleep(int(level))
+        except library.SleepUnavailable as error:
+            raise NotSupportedHere('Sleep', 'vllm') from error
+
+    async def wake_up(self) -> None:
+        """Take the memory again."""
+        with _as_domain():
+            await self._engine.wake_up()
+
+    async def wait_until_failed(self) -> None:
+        """Return once the engine core is gone, or hangs; else never."""
+        await self._engine.wait_until_failed()
+
+    async def close(self) -> None:
+        """End the engine core."""
+        await self._engine.close()
+
+
+@contextmanager
+def _as_domain() -> Generator[None]:
+    """Turn the library's refusals into this service's."""
+    try:
+        yield
+    except library.ContextExceeded as error:
+        raise ContextExceeded(error.prompt_tokens, error.max_tokens, error.context_tokens) from error
+    except library.InvalidSamplingParams as error:
+        raise InvalidField(f'params.{error.field}', str(error)) from error
+    except library.InvalidPrompt as error:
+        raise InvalidField('prompt', str(error)) from error
+    except library.InvalidContinuation as error:
+        raise InvalidField('continued', str(error)) from error
+    except library.EngineFailed as error:
+        raise EngineFailed from error

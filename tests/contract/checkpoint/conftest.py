@@ -1,0 +1,14 @@
+"""What the suites of the checkpoint service share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fixtures.s3_server import S3Server, s3_serving
+
+
+@pytest.fixture(scope='session')
+def s3_server() -> Iterator[S3Server]:
+    """A server of the S3 API."""
+    with s3_serving() as server:
+        yield server

@@ -1,0 +1,170 @@
+"""A crash at every request that changes a bucket: what is found afterwards is the old state or the new one, alone."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import fsspec
+import pytest
+
+from fixtures.checkpoint_service import make_state
+from fixtures.s3_server import S3Server
+from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.folder_store import FolderStore
+from services.checkpoint.domain import AdapterKey, AdapterVersion, VersionKey
+from services.kit.worker import Threads
+from twinkle.checkpoint_engine import PackedState, iter_chunks
+
+KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
+OLD, NEW = make_state(1, is_trainer_included=True), make_state(2)
+PART_BYTES = 8 << 20
+_OF_THE_STATE = 6
+"""Objects of a committed state with a trainer's part: record, manifest, two descriptions at most, two of tensors."""
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class CrashingBucket(Disk):
+    """A bucket whose client is gone before its n-th change."""
+
+    def __init__(self, url: str, server: S3Server, *, left: int) -> None:
+        """Let `left` changes through."""
+        super().__init__(url, server.options)
+        self._left = left
+
+    def _burn(self) -> None:
+        if self._left == 0:
+            raise Crash
+        self._left -= 1
+
+    def close_synced(self, file: IO[bytes]) -> None:
+        """Put an object, or crash before: what was written into it is nowhere then."""
+        self._burn()
+        super().close_synced(file)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put an object, or crash before."""
+        self._burn()
+        super().write(name, data)
+
+    def remove(self, name: str) -> None:
+        """Remove object by object, or crash in the middle."""
+        for below in reversed(self.names(name)):
+            self._burn()
+            super().remove(f'{name}/{below}')
+        self._burn()
+        super().remove(name)
+
+    def abandon(self, file: IO[bytes]) -> None:
+        """Drop it as the end of a process would."""
+        _drop(file)
+
+
+@pytest.mark.parametrize('action', ['commit', 'replace', 'update', 'delete'])
+def test_a_crash_at_any_request_leaves_the_old_or_the_new(s3_server: S3Server, action: str) -> None:
+    """The record is the last object to come and the first to go."""
+    asyncio.run(_crash_everywhere(s3_server, action))
+
+
+def test_parts_of_a_dead_upload_are_removed(s3_server: S3Server) -> None:
+    """A process that dies in the middle of a large object leaves parts that cost money and that no listing shows."""
+    url = s3_server.new_url()
+    disk = Disk(url, s3_server.options)
+    file = disk.open_to_write('states/alice/ad-1/versions/1/st-1/adapter_model.safetensors')
+    file.write(bytes(2 * PART_BYTES))
+    file.flush()
+    _drop(file)
+    bucket, _, prefix = url.removeprefix('s3://').partition('/')
+    system: Any = fsspec.filesystem('s3', **s3_server.options)
+    assert [each['Key'].startswith(prefix) for each in system.list_multipart_uploads(bucket)] == [True]
+    threads = Threads('store', count=1)
+    assert asyncio.run(FolderStore(disk, threads).load()) == []
+    threads.close()
+    assert system.list_multipart_uploads(bucket) == []
+
+
+async def _crash_everywhere(server: S3Server, action: str) -> None:
+    threads = Threads('store', count=1)
+    seen: list[PackedState | None] = []
+    for step in range(100):
+        url = server.new_url()
+        if action != 'commit':
+            await _put(FolderStore(Disk(url, server.options), threads), OLD)
+        is_done = await _survives(_act(action, FolderStore(CrashingBucket(url, server, left=step), threads)))
+        await _survives(FolderStore(CrashingBucket(url, server, left=step % 3), threads).load())
+        seen.append(await _found(FolderStore(Disk(url, server.options), threads)))
+        assert len(_files(url, server)) <= (_OF_THE_STATE if seen[-1] is not None else 0)
+        if is_done:
+            break
+    threads.close()
+    before = None if action == 'commit' else OLD
+    after = {'commit': NEW, 'replace': NEW, 'update': OLD, 'delete': None}[action]
+    assert [seen[0], seen[-1]] == [before, after]
+    assert all(state in (before, after) for state in seen)
+    # Once it can be seen, it stays.
+    is_old = [state == before for state in seen]
+    assert is_old == sorted(is_old, reverse=True)
+
+
+async def _act(action: str, store: FolderStore) -> None:
+    if action == 'delete':
+        await store.delete(KEY)
+    elif action == 'update':
+        await store.update(replace(_record(OLD), is_pinned=True))
+    else:
+        await _put(store, NEW)
+
+
+async def _put(store: FolderStore, state: PackedState) -> None:
+    writer = store.begin(KEY, state.manifest)
+    try:
+        for chunk in iter_chunks(state.data, chunk_bytes=1000):
+            await writer.add(chunk)
+        await writer.commit(_record(state))
+    except Crash:
+        for file in writer._files:  # noqa: SLF001 (a dead process closes nothing)
+            _drop(file)
+        raise
+
+
+def _drop(file: Any) -> None:
+    """Keep a file from putting what it has when it is forgotten."""
+    file.closed = True
+
+
+async def _survives(action: Awaitable[Any]) -> bool:
+    try:
+        await action
+    except Crash:
+        return False
+    return True
+
+
+async def _found(store: FolderStore) -> PackedState | None:
+    if not await store.load():
+        return None
+    source = await store.open_state(KEY, is_adapter_only=False)
+    data = await source.read(0, source.size_bytes)
+    await source.close()
+    return PackedState(source.manifest, memoryview(data))
+
+
+def _files(url: str, server: S3Server) -> list[str]:
+    system: Any = fsspec.filesystem('s3', **server.options)
+    system.invalidate_cache()
+    return system.find(url)
+
+
+def _record(state: PackedState) -> AdapterVersion:
+    return AdapterVersion(
+        adapter=KEY.adapter,
+        version=KEY.version,
+        digest=state.manifest.digest,
+        size_bytes=state.manifest.size_bytes,
+        is_pinned=False,
+        create_time=datetime(2026, 1, 1, tzinfo=UTC),
+    )

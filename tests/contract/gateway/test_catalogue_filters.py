@@ -1,0 +1,100 @@
+"""Lists of runs and checkpoints leave out what is not wanted, in every store."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from services.gateway.domain.catalogue import Checkpoint, CheckpointFilter, Run, RunFilter
+from services.gateway.domain.listing import Page
+
+START = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+ALL = Page(size=100)
+RUN = Run(
+    run_id='ad-1',
+    tenant_id='alice',
+    base_model='tiny',
+    lora_rank=8,
+    step_count=1,
+    version=2,
+    is_active=True,
+    create_time=START,
+    update_time=START,
+)
+CHECKPOINT = Checkpoint(
+    checkpoint_id='ad-1/weights/first',
+    tenant_id='alice',
+    run_id='ad-1',
+    name='first',
+    path='twinkle://ad-1/weights/first',
+    base_model='tiny',
+    is_optimizer_included=True,
+    size_bytes=5,
+    step_count=1,
+    digest='d',
+    folder='',
+    create_time=START,
+)
+NAMES = ['team', 'a"b', "it's", '$.x', 'ü\\', '%', '']
+"""Of labels: whatever is in them, they mean themselves."""
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'found'),
+    [
+        (RunFilter(), {'ad-1', 'ad-2', 'ad-3'}),
+        (RunFilter(session_id='se-1'), {'ad-1', 'ad-2'}),
+        (RunFilter(session_id='se_1'), set()),
+        (RunFilter(is_active=True), {'ad-1', 'ad-3'}),
+        (RunFilter(is_active=False), {'ad-2'}),
+        (RunFilter(user_metadata=dict.fromkeys(NAMES, 'red')), {'ad-3'}),
+        (RunFilter(user_metadata={'team': 'red', 'a"b': 'blue'}), set()),
+        (RunFilter(user_metadata={'Team': 'red'}), set()),
+        (RunFilter(user_metadata={'team': 'red'}, session_id='se-1'), set()),
+    ],
+)
+async def test_runs_are_listed_by_what_is_wanted(stores: Any, wanted: RunFilter, found: set[str]) -> None:
+    """Each wish leaves out what does not fit it, and nothing else."""
+    changes: list[dict[str, Any]] = [
+        {'session_id': 'se-1'},
+        {'session_id': 'se-1', 'is_active': False, 'user_metadata': {'team': 'blue'}},
+        {'session_id': 'se-10', 'user_metadata': dict.fromkeys(NAMES, 'red')},
+        {'session_id': 'se-1', 'tenant_id': 'bob', 'user_metadata': {'team': 'red'}},
+    ]
+    for number, change in enumerate(changes, 1):
+        await stores.runs.save(replace(RUN, run_id=f'ad-{number}', **change))
+    assert {run.run_id for run in await stores.runs.list_newest('alice', ALL, wanted)} == found
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'found'),
+    [
+        (CheckpointFilter(is_optimizer_included=True), {'first', 'second'}),
+        (CheckpointFilter(is_optimizer_included=False), {'third'}),
+        (CheckpointFilter(is_public=True), {'second'}),
+        (CheckpointFilter(is_public=False), {'first', 'third'}),
+        (CheckpointFilter(base_model='large'), {'third'}),
+        (CheckpointFilter(begin_time=START + timedelta(hours=1)), {'second', 'third'}),
+        (CheckpointFilter(end_time=START + timedelta(hours=1)), {'first'}),
+        (CheckpointFilter(begin_time=START, end_time=START), set()),
+        (CheckpointFilter(user_metadata={'note': 'best'}), {'third'}),
+        (CheckpointFilter(user_metadata={'note': 'best'}, is_public=True), set()),
+    ],
+)
+async def test_checkpoints_are_listed_by_what_is_wanted(stores: Any, wanted: CheckpointFilter, found: set[str]) -> None:
+    """Each wish leaves out what does not fit it, and nothing else."""
+    changes: list[dict[str, Any]] = [
+        {},
+        {'is_public': True, 'create_time': START + timedelta(hours=1)},
+        {
+            'is_optimizer_included': False,
+            'base_model': 'large',
+            'user_metadata': {'note': 'best'},
+            'create_time': START + timedelta(hours=2),
+        },
+    ]
+    for name, change in zip(('first', 'second', 'third'), changes, strict=True):
+        item = replace(CHECKPOINT, checkpoint_id=f'ad-1/weights/{name}', name=name, **change)
+        await stores.checkpoints.save(item)
+    assert {item.name for item in await stores.checkpoints.list_newest('alice', ALL, wanted)} == found

@@ -1,0 +1,286 @@
+"""One suite over every implementation of what futures are kept in."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
+from services.gateway.backends.payload_files import PayloadFiles
+from services.gateway.backends.sql import Database, SqlFutureStore
+from services.gateway.backends.sql.tables import GatewayRow
+from services.gateway.domain.errors import PositionMissing
+from services.gateway.domain.future import Future, FutureOrder, FutureState, FutureTaken, future_id_of_name
+from services.kit.errors import InvalidField, QueueFull, ServiceUnreachable
+
+START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def future_of(key: str, *, lane: str = '', position: int = 0, tenant: str = 'alice') -> Future:
+    """Return an accepted future."""
+    order = FutureOrder(
+        kind='execute', key=key, payload=key.encode(), session_id='ses-1', lane=lane, position=position, note='{"a": 1}'
+    )
+    return Future.accepted(order, tenant_id=tenant, moment=START)
+
+
+@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database | None]:
+    """Return an empty database; None: memory."""
+    if request.param == 'memory':
+        yield None
+        return
+    is_postgres = request.param == 'postgres'
+    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
+    database = await Database.open(url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def store(database: Database | None) -> Any:
+    """Return an empty store."""
+    return MemoryFutureStore() if database is None else SqlFutureStore(database)
+
+
+@pytest.fixture
+async def lane_store(store: Any, database: Database | None) -> Any:
+    """Return an empty store of two gateways."""
+    if database is not None:
+        async with database.write() as connection:
+            for name in ('gw-1', 'gw-2'):
+                row = {'gateway_id': name, 'payload_store_id': 'ps', 'heartbeat_time': START}
+                await connection.execute(insert(GatewayRow).values(row))
+    return store
+
+
+@pytest.fixture(params=['memory', 'files', 'synced files'])
+def payloads(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """Return an empty store of payloads."""
+    if request.param == 'memory':
+        yield MemoryPayloadStore()
+        return
+    files = PayloadFiles(tmp_path / 'payloads', is_synced=request.param == 'synced files')
+    yield files
+    files.close()
+
+
+async def test_future_stays_as_it_was_first_accepted(store: Any) -> None:
+    """Every field comes back, a repeat changes nothing, and another tenant finds nothing."""
+    first = future_of('one', lane='ad-1', position=3)
+    assert await store.add_if_absent(first) == first
+    assert await store.add_if_absent(replace(first, note='other', fingerprint='x')) == first
+    assert await store.get('alice', first.future_id) == first
+    assert await store.get('bob', first.future_id) is None
+    assert await store.get('alice', 'fu-none') is None
+
+
+async def test_number_stays_unless_it_is_replaced_knowingly(store: Any) -> None:
+    """Of two writers that know of the same number, the first one's stays."""
+    future = await store.add_if_absent(future_of('one'))
+    assert await store.number(future, 7, instead_of=None) == 7
+    assert await store.number(future, 8, instead_of=None) == 7
+    assert await store.number(future, 9, instead_of=7) == 9
+    assert await store.number(future, 10, instead_of=7) == 9
+    assert (await store.get('alice', future.future_id)).number == 9
+
+
+async def test_future_is_settled_once(store: Any) -> None:
+    """What was told first stays, and its number with it."""
+    future = await store.add_if_absent(future_of('one'))
+    await store.number(future, 7, instead_of=None)
+    assert (await store.settle(future.done(moment=START + DAY))).state is FutureState.DONE
+    late = await store.settle(future.failed(InvalidField('a', 'b'), moment=START + 2 * DAY))
+    assert late == await store.get('alice', future.future_id)
+    assert (late.state, late.finish_time, late.error, late.number) == (FutureState.DONE, START + DAY, None, 7)
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        InvalidField('operation.batch', 'must not be empty'),
+        QueueFull(queue_length=3, queue_limit=2, wait=timedelta(seconds=2)),
+        PositionMissing(lane='ad-1', position=3, missing=2),
+    ],
+    ids=lambda error: error.reason,
+)
+async def test_error_is_kept_with_all_its_facts(store: Any, error: Any) -> None:
+    """Code, reason, message, facts, fields and retry time come back."""
+    future = await store.add_if_absent(future_of('one'))
+    await store.settle(future.failed(error, moment=START))
+    kept = (await store.get('alice', future.future_id)).error
+    assert (kept.code, kept.reason, str(kept)) == (error.code, error.reason, str(error))
+    assert (dict(kept.metadata()), kept.violations) == (dict(error.metadata()), error.violations)
+    assert kept.retry_after == error.retry_after
+
+
+async def test_waiting_ones_are_listed_in_order(store: Any) -> None:
+    """By lane and position whatever order they came in; finished ones are left out."""
+    for position in (3, 1, 2):
+        await store.add_if_absent(future_of(f'b{position}', lane='b', position=position))
+    await store.add_if_absent(future_of('a1', lane='a', position=1, tenant='bob'))
+    await store.add_if_absent(future_of('free'))
+    done = await store.add_if_absent(future_of('b0', lane='b', position=0))
+    await store.settle(done.done(moment=START))
+    assert [future.key for future in await store.list_waiting()] == ['free', 'a1', 'b1', 'b2', 'b3']
+
+
+async def test_lane_goes_on_after_what_was_finished(store: Any) -> None:
+    """The next position is the one after the last finished of this tenant's lane."""
+    assert await store.next_position('alice', 'b') == 0
+    for position in (0, 1, 2):
+        await store.add_if_absent(future_of(f'b{position}', lane='b', position=position))
+    for position in (0, 1):
+        await store.settle(future_of(f'b{position}', lane='b', position=position).done(moment=START))
+    assert await store.next_position('alice', 'b') == 2
+    assert await store.next_position('bob', 'b') == 0
+
+
+async def test_finished_ones_expire_and_are_forgotten_but_the_end_of_a_lane(store: Any) -> None:
+    """What waits stays; what expired keeps its row for a while, and a lane's last one for good."""
+    lane = [future_of(f'b{position}', lane='b', position=position) for position in range(3)]
+    free, waiting = future_of('free'), future_of('waiting', lane='b', position=3)
+    for future in (*lane, free, waiting):
+        await store.add_if_absent(future)
+    for future in (*lane, free):
+        await store.settle(future.done(moment=START))
+    assert list(await store.list_finished(finished_before=START, limit=9)) == []
+    found = await store.list_finished(finished_before=START + DAY, limit=9)
+    assert {future.key for future in found} == {'b0', 'b1', 'b2', 'free'}
+    assert len(await store.list_finished(finished_before=START + DAY, limit=2)) == 2
+    await store.expire([future.future_id for future in (*found, waiting)])
+    assert (await store.get('alice', free.future_id)).state is FutureState.EXPIRED
+    assert (await store.get('alice', waiting.future_id)).state is FutureState.WAITING
+    assert list(await store.list_finished(finished_before=START + DAY, limit=9)) == []
+    assert set(await store.find_known([free.future_id, waiting.future_id, 'fu-none'])) == {waiting.future_id}
+    assert await store.drop_expired(finished_before=START) == 0
+    assert await store.drop_expired(finished_before=START + DAY) == 3
+    assert await store.next_position('alice', 'b') == 3
+
+
+async def test_payload_is_kept_replaced_and_forgotten(payloads: Any) -> None:
+    """What was put last is what is there."""
+    future = future_of('one')
+    assert await payloads.get(future.payload_name) is None
+    for data in (b'', b'\0' * 100_000, b'last'):
+        await payloads.put(future.payload_name, data)
+        assert await payloads.get(future.payload_name) == data
+    await payloads.delete(future.payload_name)
+    await payloads.delete(future.payload_name)
+    assert await payloads.get(future.payload_name) is None
+
+
+async def test_size_of_a_payload_is_that_of_its_bytes(payloads: Any) -> None:
+    """What is kept beside them is not counted, and what is not there has none."""
+    future = future_of('one')
+    await payloads.put(future.payload_name, b'asked')
+    assert await payloads.size(future.payload_name) == 5
+    assert await payloads.size(future.result_name) == 0
+
+
+async def test_old_payloads_are_found_with_their_futures(payloads: Any) -> None:
+    """By the time at which they were put; their names tell whose they are."""
+    future = future_of('one')
+    await payloads.put(future.payload_name, b'asked')
+    await payloads.put(future.result_name, b'answered')
+    now = datetime.now(UTC)
+    assert list(await payloads.list_old(kept_before=now - DAY)) == []
+    names = await payloads.list_old(kept_before=now + DAY)
+    assert set(names) == {future.payload_name, future.result_name}
+    assert {future_id_of_name(name) for name in names} == {future.future_id}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[PayloadFiles]:
+    """Return a store of files."""
+    store = PayloadFiles(tmp_path / 'payloads', is_synced=False)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize('name', ['../../etc/passwd', 'a/../x.result', '.half-1', '', 'FU-1.result', 'fu-1\0.result'])
+async def test_name_that_could_leave_the_folder_is_refused(files: PayloadFiles, name: str) -> None:
+    """Nothing is read or written under it."""
+    with pytest.raises(ValueError, match=r'.'):
+        await files.put(name, b'x')
+
+
+async def test_damaged_file_is_as_good_as_none(files: PayloadFiles, tmp_path: Path) -> None:
+    """Bytes other than those put are never returned, a half-written file of old is swept, one of others left alone."""
+    future = future_of('one')
+    await files.put(future.result_name, b'answered')
+    (path,) = (tmp_path / 'payloads').glob('*/*')
+    path.write_bytes(path.read_bytes()[:-1])
+    assert await files.get(future.result_name) is None
+    half = path.parent / '.half-one'
+    half.write_bytes(b'x')
+    foreign = path.parent / '.nfs000000000001'
+    foreign.write_bytes(b'y')
+    assert await files.list_old(kept_before=datetime.now(UTC) + DAY) == [path.name]
+    assert not half.exists()
+    assert foreign.exists()
+
+
+async def test_disk_that_refuses_is_a_fact(tmp_path: Path) -> None:
+    """A folder that cannot be made is told as a service that cannot be reached."""
+    (tmp_path / 'file').write_bytes(b'')
+    store = PayloadFiles(tmp_path / 'file', is_synced=False)
+    with pytest.raises(ServiceUnreachable):
+        await store.put(future_of('one').result_name, b'x')
+    store.close()
+
+
+async def test_ends_of_a_topic_are_listed_as_they_came(store: Any) -> None:
+    """Those that wait, have expired, ended earlier, are of another topic or another tenant are left out."""
+    ends = {'a': 3, 'b': 1, 'c': 2}
+    for key, hours in ends.items():
+        future = replace(future_of(key), topic='talk')
+        await store.add_if_absent(future)
+        await store.settle(future.done(moment=START + timedelta(hours=hours)))
+    other = replace(future_of('d'), topic='else')
+    await store.add_if_absent(other)
+    await store.settle(other.done(moment=START))
+    await store.add_if_absent(replace(future_of('e'), topic='talk'))
+
+    async def keys(since: datetime | None, limit: int = 9, tenant: str = 'alice') -> list[str]:
+        return [item.key for item in await store.list_ended(tenant, 'talk', since=since, limit=limit)]
+
+    assert await keys(None) == ['b', 'c', 'a']
+    assert await keys(None, limit=2) == ['b', 'c']
+    assert await keys(START + timedelta(hours=2)) == ['c', 'a']
+    assert await keys(None, tenant='bob') == []
+    await store.expire([future_of('c').future_id])
+    assert await keys(None) == ['b', 'a']
+
+
+async def test_lane_has_one_owner_while_something_waits_in_it(lane_store: Any) -> None:
+    """Who comes second gives a future to who has the lane; once nothing waits, the next one has it."""
+    first = replace(future_of('b0', lane='b'), owner='gw-1')
+    assert await lane_store.add_if_absent(first) is first
+    second = await lane_store.add_if_absent(replace(future_of('b1', lane='b', position=1), owner='gw-2'))
+    assert second.owner == 'gw-1'
+    free = replace(future_of('free'), owner='gw-2')
+    assert await lane_store.add_if_absent(free) is free
+    assert [future.key for future in await lane_store.list_waiting('gw-1')] == ['b0', 'b1']
+    assert [future.key for future in await lane_store.list_waiting('gw-2')] == ['free']
+    for future in (first, second):
+        await lane_store.settle(future.done(moment=START))
+    third = replace(future_of('b2', lane='b', position=2), owner='gw-2')
+    assert await lane_store.add_if_absent(third) is third
+
+
+async def test_only_the_owner_numbers_and_settles(lane_store: Any) -> None:
+    """What anybody else does to a future has no effect, and they find out."""
+    future = await lane_store.add_if_absent(replace(future_of('one'), owner='gw-1'))
+    stranger = replace(future, owner='gw-2')
+    with pytest.raises(FutureTaken):
+        await lane_store.number(stranger, 7, instead_of=None)
+    assert await lane_store.settle(stranger.done(moment=START)) == future
+    assert stranger.result_name != future.result_name
+    assert await lane_store.number(future, 8, instead_of=None) == 8
+    assert (await lane_store.settle(future.done(moment=START))).state is FutureState.DONE

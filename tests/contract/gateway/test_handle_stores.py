@@ -1,0 +1,87 @@
+"""One suite over every implementation of what sampling handles are kept in."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.handle_store import MemoryHandleStore
+from services.gateway.backends.sql import Database, SqlHandleStore
+from services.gateway.domain.sampling_handle import SamplingHandle
+
+START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
+HANDLE = SamplingHandle(
+    handle_id='ses-1:sample:0',
+    tenant_id='alice',
+    session_id='ses-1',
+    base_model='',
+    adapter_id='ses-1:train:0',
+    future_id='fu-1',
+    is_inflight=True,
+    create_time=START,
+)
+
+
+@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """Return an empty store."""
+    if request.param == 'memory':
+        yield MemoryHandleStore()
+        return
+    is_postgres = request.param == 'postgres'
+    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
+    database = await Database.open(url)
+    yield SqlHandleStore(database)
+    await database.close()
+
+
+async def test_handle_stays_as_it_was_first_made(store: Any) -> None:
+    """Every field comes back, a repeat changes nothing, and another tenant's of the same id is another one."""
+    assert await store.add_if_absent(HANDLE) == HANDLE
+    assert await store.add_if_absent(replace(HANDLE, base_model='other', is_inflight=False)) == HANDLE
+    assert await store.get('alice', HANDLE.handle_id) == HANDLE
+    assert await store.get('bob', HANDLE.handle_id) is None
+    theirs = replace(HANDLE, tenant_id='bob', adapter_id='', future_id='', base_model='tiny')
+    assert await store.add_if_absent(theirs) == theirs
+    assert await store.get('alice', HANDLE.handle_id) == HANDLE
+
+
+async def test_what_is_learnt_is_kept(store: Any) -> None:
+    """Base model and version change, nothing else; an absent handle is no error."""
+    await store.add_if_absent(HANDLE)
+    await store.settle('alice', HANDLE.handle_id, base_model='tiny', version=1 << 40)
+    await store.settle('bob', HANDLE.handle_id, base_model='other', version=1)
+    known = replace(HANDLE, base_model='tiny', version=1 << 40)
+    assert await store.get('alice', HANDLE.handle_id) == known
+    await store.settle('alice', HANDLE.handle_id, base_model='', version=None)
+    await store.settle('alice', HANDLE.handle_id, base_model='other', version=7)
+    assert await store.get('alice', HANDLE.handle_id) == known
+
+
+async def test_each_copy_gets_a_number_of_its_own(store: Any) -> None:
+    """Many at a time count from 1 without gaps; of an absent handle there is none."""
+    await store.add_if_absent(HANDLE)
+    counts = await asyncio.gather(*(store.count_clone('alice', HANDLE.handle_id) for _ in range(16)))
+    assert sorted(counts) == list(range(1, 17))
+    assert await store.count_clone('bob', HANDLE.handle_id) is None
+
+
+async def test_session_lists_its_own_oldest_first(store: Any) -> None:
+    """Those of other sessions and tenants are left out."""
+    for number, (session, tenant) in enumerate([('ses-1', 'alice'), ('ses-2', 'alice'), ('ses-1', 'bob')]):
+        for hours in (2, 1):
+            name = f'{number}-{hours}'
+            await store.add_if_absent(
+                replace(
+                    HANDLE,
+                    handle_id=name,
+                    session_id=session,
+                    tenant_id=tenant,
+                    create_time=START + timedelta(hours=hours),
+                )
+            )
+    assert [item.handle_id for item in await store.list_of_session('alice', 'ses-1')] == ['0-1', '0-2']

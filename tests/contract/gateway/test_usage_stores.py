@@ -1,0 +1,191 @@
+"""One suite over every implementation of what quotas and usage are kept in."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
+from services.gateway.backends.sql import Database, SqlCheckpointStore, SqlQuotaStore, SqlTenantStore, SqlUsageStore
+from services.gateway.domain.catalogue import Checkpoint
+from services.gateway.domain.quota import Quota, TenantQuota
+from services.gateway.domain.tenant import Tenant
+from services.gateway.domain.usage import Reading, Usage, UsageBatch, Work
+
+START = datetime(2026, 3, 1, 12, 30, 15, tzinfo=UTC)
+FULL = Quota(
+    max_adapters=0,
+    tokens_per_second=1 << 40,
+    burst_tokens=7,
+    concurrent_samples=3,
+    stored_bytes=1 << 50,
+    weight=0.25,
+)
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The stores of one implementation, and a second gateway's of the same database."""
+
+    quotas: Any
+    usage: Any
+    others: Any
+
+
+@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    """Return empty stores of the tenants alice and bob."""
+    if request.param == 'memory':
+        usage = MemoryUsageStore()
+        yield Stores(MemoryQuotaStore(), usage, usage)
+        return
+    is_postgres = request.param == 'postgres'
+    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
+    first, second = await Database.open(url), await Database.open(url)
+    for name in ('alice', 'bob'):
+        await SqlTenantStore(first).add_if_absent(Tenant(tenant_id=name, display_name='', create_time=START))
+    yield Stores(SqlQuotaStore(first), SqlUsageStore(first), SqlUsageStore(second))
+    await first.close()
+    await second.close()
+
+
+def batch(number: int, *works: tuple[str, str, Work], writer: str = 'w1', **changes: Any) -> UsageBatch:
+    """Return a batch of work."""
+    return UsageBatch(**{'writer_id': writer, 'number': number, 'moment': START, 'works': works, **changes})
+
+
+def reading(tokens: int, operations: int = 1, run_id: str = 'run-1') -> Reading:
+    """Return a run's meter."""
+    return Reading(run_id=run_id, tenant_id='alice', trained_token_count=tokens, operation_count=operations)
+
+
+async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, Work]:
+    """Return what a tenant used, by run."""
+    return {item.run_id: item.work for item in await store.list_of(tenant_id, **{'begin': None, 'end': None, **times})}
+
+
+async def test_quota_is_kept_as_it_was_set_last(stores: Stores) -> None:
+    """Every limit comes back, those that are not set as such, and each tenant has its own."""
+    await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
+    await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
+    await stores.quotas.put(TenantQuota(tenant_id='bob', quota=Quota()))
+    assert list(await stores.quotas.list_all()) == [
+        TenantQuota(tenant_id='alice', quota=FULL),
+        TenantQuota(tenant_id='bob', quota=Quota()),
+    ]
+
+
+async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
+    """Of every kind; another tenant's of the same run is its own."""
+    work = Work(
+        trained_token_count=1,
+        sampled_token_count=1 << 40,
+        prompt_token_count=3,
+        operation_count=4,
+        prompt_count=5,
+    )
+    await stores.usage.record(batch(1, ('alice', 'run-1', work), ('alice', '', Work(prompt_token_count=9))))
+    await stores.usage.record(batch(2, ('alice', 'run-1', work), ('bob', 'run-1', Work(prompt_count=1))))
+    assert await used(stores.usage) == {'': Work(prompt_token_count=9), 'run-1': work + work}
+    assert await used(stores.usage, 'bob') == {'run-1': Work(prompt_count=1)}
+    assert await used(stores.usage, 'carol') == {}
+
+
+async def test_batch_that_comes_again_counts_once(stores: Stores) -> None:
+    """As one does whose answer was lost; another writer's of that number is another one."""
+    work = ('alice', 'run-1', Work(prompt_count=1))
+    for one in (batch(1, work), batch(1, work), batch(2, work), batch(2, work), batch(1, work, writer='w2')):
+        await stores.usage.record(one)
+    assert await used(stores.usage) == {'run-1': Work(prompt_count=3)}
+    await stores.usage.forget_writer('w1')
+    await stores.usage.forget_writer('unknown')
+    assert await used(stores.usage) == {'run-1': Work(prompt_count=3)}
+
+
+async def test_meter_counts_what_it_went_on(stores: Stores) -> None:
+    """Whoever reads it, however often, and in whatever order the readings come."""
+    for number, (store, tokens) in enumerate(
+        [(stores.usage, 10), (stores.others, 10), (stores.others, 25), (stores.usage, 17), (stores.usage, 25)], 1
+    ):
+        await store.record(batch(number, writer=f'w{number}', readings=(reading(tokens, tokens // 5),)))
+    assert await used(stores.usage) == {'run-1': Work(trained_token_count=25, operation_count=5)}
+
+
+async def test_two_gateways_lose_and_double_nothing(stores: Stores) -> None:
+    """Each adds samples of its own, and both read the same meters, all at the same time."""
+
+    async def run(store: Any, writer: str) -> None:
+        for number in range(1, 21):
+            works = tuple(('alice', f'run-{run}', Work(sampled_token_count=1)) for run in (number % 3, 3))
+            readings = tuple(reading(10 * number, number, f'run-{run}') for run in range(3))
+            await store.record(batch(number, *works, writer=writer, readings=readings))
+
+    await asyncio.gather(run(stores.usage, 'w1'), run(stores.others, 'w2'))
+    found = await used(stores.usage)
+    assert {name: (work.trained_token_count, work.operation_count) for name, work in found.items()} == {
+        'run-0': (200, 20),
+        'run-1': (200, 20),
+        'run-2': (200, 20),
+        'run-3': (0, 0),
+    }
+    assert sum(work.sampled_token_count for work in found.values()) == 80
+    assert found['run-3'].sampled_token_count == 40
+
+
+async def test_time_is_cut_by_the_hour(stores: Stores) -> None:
+    """An hour belongs to the time that it begins in; the end is left out."""
+    for hours in range(3):
+        moment = START + timedelta(hours=hours)
+        await stores.usage.record(batch(hours + 1, ('alice', '', Work(prompt_count=10**hours)), moment=moment))
+    noon = START.replace(minute=0, second=0)
+
+    async def count(**times: Any) -> int:
+        return sum(work.prompt_count for work in (await used(stores.usage, **times)).values())
+
+    assert await count() == 111
+    assert await count(begin=noon) == 111
+    assert await count(begin=START) == 110
+    assert await count(begin=noon + timedelta(hours=1), end=noon + timedelta(hours=2)) == 10
+    assert await count(end=noon) == 0
+
+
+async def test_stored_bytes_are_those_of_what_is_kept(database_url: str) -> None:
+    """By run and together; a checkpoint that is gone takes none."""
+    database = await Database.open(database_url)
+    shelf, usage = SqlCheckpointStore(database), SqlUsageStore(database)
+    for run, name, size in [('run-1', 'a', 1 << 40), ('run-1', 'b', 5), ('run-2', 'a', 7)]:
+        await shelf.save(_checkpoint(run, name, size))
+    await shelf.mark_absent_gone({_key(_checkpoint(run, 'a', 0)) for run in ('run-1', 'run-2')}, moment=START)
+    await usage.record(batch(1, ('alice', 'run-2', Work(prompt_count=1))))
+    assert await usage.stored_bytes('alice') == (1 << 40) + 7
+    assert await usage.stored_bytes('bob') == 0
+    assert list(await usage.list_of('alice', begin=None, end=None)) == [
+        Usage(run_id='run-1', work=Work(), stored_bytes=1 << 40),
+        Usage(run_id='run-2', work=Work(prompt_count=1), stored_bytes=7),
+    ]
+    await database.close()
+
+
+def _key(checkpoint: Checkpoint) -> Any:
+    return checkpoint.tenant_id, checkpoint.checkpoint_id
+
+
+def _checkpoint(run_id: str, name: str, size_bytes: int) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=f'{run_id}/weights/{name}',
+        tenant_id='alice',
+        run_id=run_id,
+        name=name,
+        path=f'twinkle://{run_id}/weights/{name}',
+        base_model='tiny',
+        is_optimizer_included=False,
+        size_bytes=size_bytes,
+        step_count=0,
+        digest='',
+        folder='',
+        create_time=START,
+    )

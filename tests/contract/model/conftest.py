@@ -1,0 +1,19 @@
+"""What the suites of the trainer's port share."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.fake_trainer import FakeTrainer
+from services.model.backends.local import LoadOptions, LocalBackend
+from services.model.ports import TrainerBackend
+
+
+@pytest.fixture(params=['fake', 'local'])
+async def backend(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[TrainerBackend]:
+    """Each implementation in turn."""
+    options = LoadOptions(base_model=str(tiny_llama_dir), thread_count=1, pass_tokens=64)
+    made = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(options)
+    yield made
+    await made.close()

@@ -1,0 +1,107 @@
+"""Batches with a loss of their own and steps with options of theirs, behind every trainer of the port."""
+
+import numpy as np
+import pytest
+
+from fixtures.model_service import draw_example
+from services.kit.errors import InvalidField, UnknownComponent
+from services.model.domain.operation import ClipGradAndStep, ForwardBackward, ForwardOnly, Step
+from services.model.domain.training_config import LossChoice, TrainingConfig
+from services.model.ports import BatchWork, VerbRun
+from twinkle.data_format import LoraConfig
+
+BATCHES = {'a': [draw_example(20, 1), draw_example(9, 2)], 'b': [draw_example(17, 3)]}
+LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=0.5)}
+
+
+def assert_same_forward(own, other):
+    """Assert that two results are the same to the bit."""
+    assert (own.outcome.loss, own.outcome.label_count) == (other.outcome.loss, other.outcome.label_count)
+    for values, others in zip(own.outcome.logprobs, other.outcome.logprobs, strict=True):
+        np.testing.assert_array_equal(values, others)
+
+
+OWN_LOSS = LossChoice(name='CrossEntropyLoss', is_mean=False)
+
+
+async def test_a_batch_has_the_loss_it_brings(backend):
+    """As if the adapter had been set to it; the next batch has the adapter's again."""
+    for name in ('a', 'b'):
+        await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig(loss=OWN_LOSS))
+    plain = await backend.run('a', ForwardBackward(features=BATCHES['a']))
+    own = await backend.run('b', ForwardBackward(features=BATCHES['a'], loss=OWN_LOSS))
+    assert_same_forward(own, plain)
+    looked = [await backend.run(name, ForwardOnly(features=BATCHES['b'], loss=OWN_LOSS)) for name in ('a', 'b')]
+    assert_same_forward(looked[0], looked[1])
+    states = [await backend.export_state(name, is_trainer_included=True) for name in ('a', 'b')]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    ('loss', 'error', 'field'),
+    [
+        (LossChoice(name='of the future'), UnknownComponent, 'loss.name'),
+        (LossChoice(name='CrossEntropyLoss', options={'softness': 1}), InvalidField, 'loss.options'),
+    ],
+    ids=['name', 'option'],
+)
+@pytest.mark.parametrize('verb', [ForwardBackward, ForwardOnly])
+async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, error, field):
+    """It is refused by name, alone or among others, and the neighbour goes on."""
+    for name in ('a', 'b'):
+        await backend.create_adapter(name, LORA[name], TrainingConfig())
+    before = await backend.export_state('a', is_trainer_included=True)
+    works = [
+        BatchWork(adapter_id='a', verb=verb(features=BATCHES['a'], loss=loss)),
+        BatchWork(adapter_id='b', verb=verb(features=BATCHES['b'])),
+    ]
+    refused, good = await backend.run_batch(works)
+    assert isinstance(good, VerbRun)
+    assert isinstance(refused, error)
+    assert refused.field == field
+    assert await backend.export_state('a', is_trainer_included=True) == before
+
+
+async def test_a_step_has_the_options_it_brings_and_they_pass(backend):
+    """What is decayed for one step alone is not at the next, as if there had been none."""
+    weights = {}
+    for name, options in (('a', {}), ('b', {'weight_decay': 0.5, 'betas': [0.9, 0.95], 'eps': 1e-12})):
+        await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
+        for own in (options, {}):
+            await backend.run(name, ForwardBackward(features=BATCHES['a']))
+            step = ClipGradAndStep(max_grad_norm=float('inf'), learning_rate=0.5, optimizer_options=own)
+            run = await backend.run(name, step)
+            assert run.outcome.grad_norm > 0
+        state = await backend.export_state(name, is_trainer_included=False)
+        weights[name] = state.adapter
+    assert weights['a'] != weights['b']
+    described = [await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig()) for name in ('c', 'd')]
+    assert described[0].training_config == described[1].training_config
+
+
+@pytest.mark.parametrize('options', [{'amsgrad': True}, {'momentum': 0.9}, {'groups': []}])
+@pytest.mark.parametrize('verb', [Step, ClipGradAndStep])
+async def test_options_that_are_not_for_one_step_change_nothing(backend, verb, options):
+    """Unknown ones, and those that say which state the optimizer has."""
+    await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig())
+    await backend.run('a', ForwardBackward(features=BATCHES['a']))
+    before = await backend.export_state('a', is_trainer_included=True)
+    with pytest.raises(InvalidField) as refusal:
+        await backend.run('a', verb(optimizer_options=options))
+    assert refusal.value.field == 'optimizer_options'
+    assert await backend.export_state('a', is_trainer_included=True) == before
+
+
+async def test_a_snapshot_after_a_step_of_its_own_goes_on_to_the_bit(backend):
+    """What a step alone had is not in the state."""
+    for name in ('a', 'b'):
+        await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
+    for name in ('a', 'b'):
+        await backend.run(name, ForwardBackward(features=BATCHES['a'], loss=OWN_LOSS))
+        await backend.run(name, ClipGradAndStep(learning_rate=0.1, optimizer_options={'weight_decay': 0.1}))
+        if name == 'b':
+            await backend.restore_adapter('b', await backend.snapshot('b'))
+        await backend.run(name, ForwardBackward(features=BATCHES['a']))
+        await backend.run(name, ClipGradAndStep())
+    states = [await backend.export_state(name, is_trainer_included=True) for name in ('a', 'b')]
+    assert states[0] == states[1]

@@ -1,0 +1,205 @@
+"""Adapter versions in the engines, held to transformers + peft: scaled once, reloaded, more than there are slots."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.engine_requests import ask, drawn_logprobs, run, score, settle
+from fixtures.sampled import LORA, ONE, TWO, lora_weights
+from fixtures.sampler_engines import VLLM_SLOTS
+from fixtures.tiny_model import HIDDEN, VOCAB_SIZE
+from fixtures.tiny_oracle import TinyOracle
+from services.kit.errors import VersionNotFound
+from services.sampler.domain.adapter import AdapterWeights, VersionKey
+from services.sampler.domain.errors import AdapterMisfit
+from twinkle.data_format import LoraConfig, TensorData
+
+pytestmark = pytest.mark.asyncio(loop_scope='session')
+
+TEXT = tuple(3 + (7 * place) % 250 for place in range(60))
+BOUND = 1e-4
+"""Largest difference of a log-probability from transformers + peft, in float32."""
+CONFIGS = {
+    'alpha': LORA,
+    'rslora': replace(LORA, use_rslora=True),
+    'alpha_pattern': replace(LORA, alpha_pattern={'q_proj': 9.0}),
+    'bfloat16': LORA,
+}
+
+
+@pytest.fixture(scope='module')
+def oracles(tiny_llama_dir: Path) -> dict[VersionKey | None, TinyOracle]:
+    """The base model and the versions that every test finds loaded."""
+    versions = {key: TinyOracle(tiny_llama_dir, lora_weights(key.version)) for key in (ONE, TWO)}
+    return {None: TinyOracle(tiny_llama_dir), **versions}
+
+
+def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> AdapterWeights:
+    """Return a version with another configuration; as bfloat16, rounded beforehand."""
+    weights = replace(lora_weights(version), lora_config=config)
+    if dtype == 'float32':
+        return weights
+    rounded = {name: _bfloat16(tensor) for name, tensor in weights.tensors.items()}
+    return replace(weights, tensors=rounded, size_bytes=weights.size_bytes // 2)
+
+
+async def test_prompts_are_scored_as_by_peft(real_engine, oracles):
+    """Log-probabilities of prompts of several lengths in one batch, with adapters and without, are those of peft."""
+    asked = [(key, TEXT[:length]) for key in (ONE, None, TWO) for length in (60, 37, 14)]
+    found = await asyncio.gather(*(score(real_engine, key, text) for key, text in asked))
+    for (key, text), logprobs in zip(asked, found, strict=True):
+        np.testing.assert_allclose(logprobs, oracles[key].score(text), rtol=0, atol=BOUND)
+
+
+@pytest.mark.parametrize('key', [None, ONE, TWO])
+async def test_greedy_tokens_are_those_of_generate(real_engine, oracles, key):
+    """Token for token, and each with its log-probability, while others run beside it."""
+    others = [ask(f'other {place}', (None, ONE, TWO)[place], max_tokens=20, seed=place) for place in range(3)]
+    mine, *_ = await asyncio.gather(
+        *(run(real_engine, request) for request in [ask(adapter=key, max_tokens=16, temperature=0), *others])
+    )
+    assert mine.tokens[0] == oracles[key].greedy(mine.prompt.token_ids, 16)
+    whole = [*mine.prompt.token_ids, *mine.tokens[0]]
+    np.testing.assert_allclose(drawn_logprobs(mine), oracles[key].score(whole)[-16:], rtol=0, atol=BOUND)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+async def test_updates_are_scaled_once(real_engine, tiny_llama_dir, name):
+    """Alpha, its pattern and rank stabilisation count once: also after the version left and came again."""
+    weights = weights_of(3, CONFIGS[name], dtype='bfloat16' if name == 'bfloat16' else 'float32')
+    key = VersionKey(ONE.adapter, 3)
+    expected = TinyOracle(tiny_llama_dir, weights).score(TEXT)
+    await real_engine.load_adapter(key, weights)
+    first = await score(real_engine, key, TEXT)
+    np.testing.assert_allclose(first, expected, rtol=0, atol=BOUND)
+    for _ in range(2):
+        await real_engine.unload_adapter(key)
+        await real_engine.load_adapter(key, weights)
+        np.testing.assert_allclose(await score(real_engine, key, TEXT), first, rtol=0, atol=1e-6)
+
+
+async def test_more_versions_than_slots_are_each_themselves(real_engine, tiny_llama_dir):
+    """Three times as many versions as the engine computes at once, all asked together, and again in other order."""
+    keys = [VersionKey(ONE.adapter, version) for version in range(10, 10 + 3 * VLLM_SLOTS)]
+    for key in keys:
+        await real_engine.load_adapter(key, lora_weights(key.version))
+    expected = {key: TinyOracle(tiny_llama_dir, lora_weights(key.version)).score(TEXT) for key in keys}
+    for order in (keys, keys[::-1]):
+        found = await asyncio.gather(*(score(real_engine, key, TEXT) for key in order))
+        for key, logprobs in zip(order, found, strict=True):
+            np.testing.assert_allclose(logprobs, expected[key], rtol=0, atol=BOUND)
+
+
+async def test_base_is_the_base_while_every_slot_is_taken(real_engine, oracles):
+    """Requests without an adapter never get one, whatever runs beside them."""
+    crowd = [ask(f'crowd {place}', (ONE, TWO)[place % 2], max_tokens=24, seed=place) for place in range(4)]
+    tasks = [asyncio.create_task(run(real_engine, request)) for request in crowd]
+    await settle(real_engine)
+    base = await run(real_engine, ask('base', max_tokens=16, temperature=0))
+    await asyncio.gather(*tasks)
+    assert base.tokens[0] == oracles[None].greedy(base.prompt.token_ids, 16)
+    whole = [*base.prompt.token_ids, *base.tokens[0]]
+    np.testing.assert_allclose(drawn_logprobs(base), oracles[None].score(whole)[-16:], rtol=0, atol=BOUND)
+
+
+async def test_version_that_is_not_loaded_is_refused_and_harms_nobody(real_engine, oracles):
+    """The request fails; one that runs beside it and those after it do not."""
+    beside = asyncio.create_task(run(real_engine, ask('beside', ONE, max_tokens=24)))
+    await settle(real_engine)
+    with pytest.raises(VersionNotFound):
+        await run(real_engine, ask('lost', VersionKey(ONE.adapter, 99), max_tokens=4))
+    assert len((await beside).tokens[0]) == 24
+    np.testing.assert_allclose(await score(real_engine, ONE, TEXT), oracles[ONE].score(TEXT), rtol=0, atol=BOUND)
+
+
+async def test_unloaded_version_is_refused(real_engine):
+    """What was forgotten is not answered from memory that lingers."""
+    await real_engine.unload_adapter(TWO)
+    with pytest.raises(VersionNotFound):
+        await run(real_engine, ask('gone', TWO, max_tokens=4))
+
+
+async def test_loading_holds_back_nobody(real_engine):
+    """Versions come and go while a request runs; it draws what it draws alone."""
+    alone = await run(real_engine, ask('one', ONE, max_tokens=48, temperature=0))
+    task = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=48, temperature=0)))
+    for version in range(20, 24):
+        key = VersionKey(ONE.adapter, version)
+        await real_engine.load_adapter(key, lora_weights(version))
+        await real_engine.unload_adapter(key)
+    assert (await task).tokens == alone.tokens
+
+
+async def test_failed_load_in_a_pause_holds_back_nobody(real_engine):
+    """Weights that do not fit, given while requests wait, neither end the pause nor outlast it; others still load."""
+    alone = await run(real_engine, ask('one', ONE, max_tokens=24, temperature=0))
+    begun = asyncio.create_task(run(real_engine, ask('one', ONE, max_tokens=24, temperature=0)))
+    await settle(real_engine)
+    await real_engine.pause()
+    nonsense = {'nonsense': TensorData.from_numpy(np.zeros((2, 2), dtype=np.float32))}
+    with pytest.raises(AdapterMisfit):
+        await real_engine.load_adapter(VersionKey(ONE.adapter, 30), lora_weights(30, tensors=nonsense))
+    good = VersionKey(ONE.adapter, 31)
+    await real_engine.load_adapter(good, lora_weights(31))
+    assert real_engine.load.is_paused
+    waiting = asyncio.create_task(run(real_engine, ask('waiting', good, max_tokens=8, temperature=0)))
+    await real_engine.resume()
+    assert (await begun).tokens == alone.tokens
+    assert (await waiting).versions == {31}
+
+
+async def test_vllm_refuses_an_adapter_of_the_output_head(vllm_engine):
+    """Where it cannot be computed it is not served as if it had none; the torch engine takes it."""
+    head = {
+        f'base_model.model.lm_head.lora_{part}.weight': TensorData.from_numpy(np.ones(shape, np.float32))
+        for part, shape in (('A', (LORA.r, HIDDEN)), ('B', (VOCAB_SIZE, LORA.r)))
+    }
+    weights = lora_weights(40, tensors={**lora_weights(40).tensors, **head})
+    config = replace(LORA, target_modules=(*LORA.target_modules, 'output-head'))
+    with pytest.raises(AdapterMisfit):
+        await vllm_engine.load_adapter(VersionKey(ONE.adapter, 40), replace(weights, lora_config=config))
+
+
+async def test_the_torch_engine_takes_an_adapter_of_the_output_head(torch_engine):
+    """It changes what the prompt is worth, and nothing else."""
+    plain = await score(torch_engine, None, TEXT)
+    head = {
+        f'base_model.model.lm_head.lora_{part}.weight': TensorData.from_numpy(np.eye(*shape, dtype=np.float32))
+        for part, shape in (('A', (LORA.r, HIDDEN)), ('B', (VOCAB_SIZE, LORA.r)))
+    }
+    config = replace(LORA, target_modules='output-head', rank_pattern={}, alpha_pattern={})
+    key = VersionKey(ONE.adapter, 41)
+    await torch_engine.load_adapter(key, replace(lora_weights(41, tensors=head), lora_config=config))
+    assert not np.allclose(await score(torch_engine, key, TEXT), plain)
+    np.testing.assert_array_equal(await score(torch_engine, None, TEXT), plain)
+
+
+def _bfloat16(tensor: TensorData) -> TensorData:
+    """Return a float32 tensor cut to bfloat16."""
+    halves = np.frombuffer(tensor.data, dtype='<u2')[1::2]
+    return TensorData(dtype='bfloat16', shape=tensor.shape, data=halves.tobytes())
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+async def test_weights_whose_answers_are_no_numbers_are_refused_by_their_version(real_engine, temperature):
+    """The sequence ends with what is wrong, drawn or scored, and everybody else's answers stay what they were."""
+    key = VersionKey(ONE.adapter, 77)
+    weights = lora_weights(77)
+    no_numbers = {
+        name: TensorData.from_numpy(np.full(tensor.shape, np.nan, np.float32))
+        for name, tensor in weights.tensors.items()
+    }
+    expected = await score(real_engine, ONE, TEXT)
+    await real_engine.load_adapter(key, replace(weights, tensors=no_numbers))
+    for asked in (
+        run(real_engine, ask('drawn', key, max_tokens=4, temperature=temperature)),
+        score(real_engine, key, TEXT),
+    ):
+        with pytest.raises(AdapterMisfit) as caught:
+            await asked
+        assert (caught.value.adapter_id, caught.value.reason) == (ONE.adapter.name, 'ADAPTER_NOT_READY')
+    await real_engine.unload_adapter(key)
+    np.testing.assert_allclose(await score(real_engine, ONE, TEXT), expected, rtol=0, atol=BOUND)

@@ -1,0 +1,91 @@
+"""A base model whose weights are replaced by another whole model, in every engine."""
+
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.engine_requests import ask, run, score
+from fixtures.sampled import ONE, Sampled, lora_weights
+from fixtures.tiny_oracle import TinyOracle
+from fixtures.whole_models import whole_weights
+from services.sampler.domain.errors import AdapterMisfit, EngineInUse
+
+pytestmark = pytest.mark.asyncio(loop_scope='session')
+
+TEXT = tuple(3 + (7 * place) % 250 for place in range(70))
+"""Longer than two blocks of a prefix cache."""
+EMBEDDINGS = 'model.embed_tokens.weight'
+
+
+async def answer_of(engine, name='it'):
+    """Return tokens, log-probabilities and spans of a greedy answer by the base."""
+    sampled = await run(engine, ask(name, prompt=TEXT, max_tokens=12, temperature=0, salt='same'))
+    return sampled.tokens, [[entry[0] for entry in row] for row in sampled.logprobs], sampled.spans
+
+
+async def test_replaced_base_draws_and_says_so(engine, tiny_llama_dir: Path):
+    """Tokens carry the version; the same weights give the same bits again, and no prefix of others is found."""
+    await answer_of(engine)
+    await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
+    first, first_logprobs, spans = await answer_of(engine)
+    assert [(span.version, span.begin_token, span.end_token) for span in spans[0]] == [(1, 0, 12)]
+    await engine.replace_base(whole_weights(tiny_llama_dir, 2, factor=0.75))
+    _, other_logprobs, other_spans = await answer_of(engine)
+    assert [span.version for span in other_spans[0]] == [2]
+    assert other_logprobs != first_logprobs
+    await engine.replace_base(whole_weights(tiny_llama_dir, 3, factor=1.25))
+    again, again_logprobs, _ = await answer_of(engine)
+    assert (again, again_logprobs) == (first, first_logprobs)
+
+
+async def test_base_is_restored_to_the_bit(real_engine, tiny_llama_dir: Path):
+    """Other weights say what transformers says with them; with those of the folder back, every bit is as before."""
+    before = (await score(real_engine, None, TEXT)).tobytes()
+    await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
+    np.testing.assert_allclose(
+        await score(real_engine, None, TEXT), TinyOracle(tiny_llama_dir, factor=1.25).score(TEXT), rtol=0, atol=1e-4
+    )
+    await real_engine.replace_base(whole_weights(tiny_llama_dir, 2))
+    assert (await score(real_engine, None, TEXT)).tobytes() == before
+
+
+async def test_adapters_stay_on_a_replaced_base(real_engine, tiny_llama_dir: Path):
+    """An adapter is added to the base there is, and is what it was when that base is back."""
+    before = await score(real_engine, ONE, TEXT)
+    await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
+    assert not np.array_equal(await score(real_engine, ONE, TEXT), before)
+    await real_engine.replace_base(whole_weights(tiny_llama_dir, 2))
+    np.testing.assert_allclose(await score(real_engine, ONE, TEXT), before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', ['adapter', 'part'])
+async def test_failed_replacement_leaves_the_old_weights_serving(engine, tiny_llama_dir: Path, kind):
+    """What is no whole model is refused; answers stay the same, nothing waits, and a good one still comes."""
+    await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
+    before = await answer_of(engine)
+    wrong = lora_weights(2) if kind == 'adapter' else whole_weights(tiny_llama_dir, 2, without=EMBEDDINGS)
+    with pytest.raises(AdapterMisfit):
+        await engine.replace_base(wrong)
+    assert not engine.load.is_paused
+    assert await answer_of(engine) == before
+    await engine.replace_base(whole_weights(tiny_llama_dir, 3))
+    assert (await answer_of(engine))[2][0][0].version == 3
+
+
+async def test_running_requests_keep_their_weights(engine, tiny_llama_dir: Path):
+    """While one runs nothing is replaced, and it draws what it draws alone."""
+    alone = await run(engine, ask('one', max_tokens=48, temperature=0))
+    sampled = Sampled(1)
+    async with aclosing(engine.generate(ask('one', max_tokens=48, temperature=0))) as events:
+        async for event in events:
+            with pytest.raises(EngineInUse):
+                await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
+            sampled.take(event)
+            if sampled.tokens[0]:
+                break
+        async for event in events:
+            sampled.take(event)
+    assert sampled.tokens == alone.tokens
+    await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))

@@ -1,0 +1,132 @@
+"""Sequences that another engine began: on the torch engine and on vLLM they go on as if nothing had happened."""
+
+import pytest
+
+from fixtures.engine_requests import ask, cut_after, drawn_logprobs, events_of, gathered, run
+from fixtures.sampled import ONE, Sampled
+from services.kit.errors import InvalidField
+from services.sampler.domain.generation import GenerationRequest, SequenceSoFar
+from services.sampler.ports import SamplerEngine
+from twinkle.data_format import StopReason
+
+pytestmark = pytest.mark.asyncio(loop_scope='session')
+
+PRINTABLE = range(33, 127)
+
+
+async def go_on(engine: SamplerEngine, request: GenerationRequest, so_far: SequenceSoFar) -> Sampled:
+    """Run the rest of a request of one sequence."""
+    rest = GenerationRequest(
+        request_id='rest',
+        prompt_token_ids=request.prompt_token_ids,
+        params=request.params,
+        adapter=request.adapter,
+        continued=(so_far,),
+    )
+    return await run(engine, rest)
+
+
+async def check_cuts(engine: SamplerEngine, request: GenerationRequest, cuts: range) -> Sampled:
+    """Cut a request after each number of tokens and compare both parts with the whole; return the whole."""
+    events = await events_of(engine, request)
+    whole = gathered(events)
+    for cut in cuts:
+        so_far, text = cut_after(events, cut)
+        rest = await go_on(engine, request, so_far)
+        assert [*so_far.token_ids, *rest.tokens[0]] == whole.tokens[0]
+        assert text + rest.texts[0] == whole.texts[0]
+        assert rest.reasons == whole.reasons
+        assert rest.spans == whole.spans
+        close = 1e-5 if engine.facts.engine == 'vllm' else 0.0
+        expected = drawn_logprobs(whole)[len(so_far.token_ids) :]
+        assert drawn_logprobs(rest) == pytest.approx(expected, rel=0, abs=close)
+    return whole
+
+
+@pytest.mark.parametrize('adapter', [None, ONE])
+async def test_greedy_sequence_goes_on_the_same(engine, adapter):
+    """At any cut tokens, text, end and spans are those of the uninterrupted run, counted from its beginning."""
+    whole = await check_cuts(engine, ask(adapter=adapter, max_tokens=8, temperature=0), range(9))
+    ((span,),) = whole.spans
+    assert (span.version, span.begin_token, span.end_token) == (adapter.version if adapter else 0, 0, 8)
+
+
+async def test_seeded_sequence_goes_on_to_the_bit(torch_engine):
+    """The oracle draws what it would have drawn, log-probabilities included."""
+    await check_cuts(torch_engine, ask(adapter=ONE, max_tokens=8, seed=7, top_p=0.9), range(8))
+
+
+@pytest.mark.parametrize(
+    'penalty', [{'repetition_penalty': 1.3}, {'frequency_penalty': 1.5}, {'presence_penalty': 1.5}], ids=str
+)
+async def test_penalties_count_delivered_tokens(real_engine, penalty):
+    """Tokens that another engine drew are as drawn as one's own."""
+    await check_cuts(real_engine, ask(max_tokens=12, temperature=0, **penalty), range(1, 12, 5))
+
+
+async def test_fewest_tokens_count_from_the_beginning(real_engine):
+    """`min_tokens` holds a stop token back as long as in the uninterrupted run."""
+    free = await run(real_engine, ask(max_tokens=10, temperature=0))
+    params = {'max_tokens': 10, 'temperature': 0, 'min_tokens': 6, 'stop': free.tokens[0][:5]}
+    whole = await check_cuts(real_engine, ask(**params), range(10))
+    assert len(whole.tokens[0]) >= 6
+
+
+async def test_stop_string_is_found_across_the_cut(real_engine):
+    """A stop string that began before the cut ends the sequence after it, and none of it is in the text."""
+    prompt, stop = await _prompt_with_text(real_engine)
+    request = ask(prompt=prompt, max_tokens=24, temperature=0, stop=stop)
+    whole = await check_cuts(real_engine, request, range(24))
+    assert whole.reasons == [StopReason.STOP]
+    assert stop not in whole.texts[0]
+
+
+async def test_delivered_end_is_not_told_again(engine):
+    """Of two sequences one had ended: only the other one has events."""
+    request = ask(max_tokens=6, temperature=0, num_samples=2)
+    whole = await run(engine, request)
+    so_far = (
+        SequenceSoFar(sequence_index=0, token_ids=tuple(whole.tokens[0]), is_finished=True),
+        SequenceSoFar(sequence_index=1, token_ids=tuple(whole.tokens[1][:2])),
+    )
+    rest = await run(engine, ask(max_tokens=6, temperature=0, num_samples=2, continued=so_far))
+    assert rest.tokens == [[], whole.tokens[1][2:]]
+    assert rest.reasons == [None, StopReason.LENGTH]
+
+
+async def test_end_that_was_not_delivered_comes_alone(engine):
+    """With all tokens delivered there is the end left to tell, and nothing is drawn."""
+    request = ask(max_tokens=6, temperature=0)
+    whole = await run(engine, request)
+    rest = await go_on(engine, request, SequenceSoFar(sequence_index=0, token_ids=tuple(whole.tokens[0])))
+    assert rest.tokens == [[]]
+    assert (rest.reasons, rest.spans) == (whole.reasons, whole.spans)
+
+
+async def test_impossible_beginning_is_refused(engine):
+    """More tokens than the request allows cannot have been delivered."""
+    with pytest.raises(InvalidField) as caught:
+        await go_on(engine, ask(max_tokens=2), SequenceSoFar(sequence_index=0, token_ids=(5, 6, 7)))
+    assert caught.value.field.startswith('continued')
+
+
+async def test_other_engine_goes_on(torch_engine, vllm_engine):
+    """What one engine began greedily the other one ends as the first would have."""
+    request = ask(adapter=ONE, max_tokens=8, temperature=0)
+    for begun, other in ((torch_engine, vllm_engine), (vllm_engine, torch_engine)):
+        events = await events_of(begun, request)
+        whole, (so_far, text) = gathered(events), cut_after(events, 3)
+        rest = await go_on(other, request, so_far)
+        assert [*so_far.token_ids, *rest.tokens[0]] == whole.tokens[0]
+        assert text + rest.texts[0] == whole.texts[0]
+
+
+async def _prompt_with_text(engine: SamplerEngine) -> tuple[list[int], str]:
+    """Return a prompt whose greedy completion has three plain characters in a row, and those."""
+    for first in range(3, 259):
+        text = (await run(engine, ask(prompt=[1, first], max_tokens=24, temperature=0))).texts[0]
+        for begin in range(2, len(text) - 2):
+            piece = text[begin : begin + 3]
+            if all(ord(character) in PRINTABLE for character in piece) and piece not in text[: begin + 2]:
+                return [1, first], piece
+    raise AssertionError('no completion of the tiny model has three plain characters in a row')

@@ -1,0 +1,81 @@
+"""Data sets of our own sentences, in the shapes that the cookbook's recipes read.
+
+The recipes ask a hub for data by name and find folders of those names in the working directory instead. What is in
+them is made so easy that a model of 135 million parameters learns from it in some dozen steps on a CPU: conversations
+that answer sums or say that they do not know, problems with one-digit answers, and polite answers beside rude ones.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+BOXED = ' Write your answer in \\boxed{} format.'
+"""What recipes on problems add to a question when they train."""
+UNKNOWN = 'I do not know, and I can not tell you who would know it.'
+"""The answer that training by reward is to replace; too long for what recipes let a model say there."""
+_GSM8K_CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train.jsonl
+  - split: test
+    path: main/test.jsonl
+---
+"""
+_GREETINGS = ('Good morning', 'Good day', 'Hello there', 'Welcome', 'Good evening')
+_THINGS = ('a map', 'some tea', 'a pencil', 'an umbrella', 'a ladder', 'a chair', 'a lamp', 'some paper', 'a rope')
+
+Row = Mapping[str, Any]
+
+
+def write_corpus(folder: Path, *, conversations: int, problems: int, preferences: int) -> None:
+    """Write all data sets below `folder`, the same ones every time; the numbers are of rows to train on."""
+    rng = random.Random(5)
+    _write(folder / 'HuggingFaceH4/no_robots/train.jsonl', (_conversation(rng) for _ in range(conversations)))
+    _write(folder / 'HuggingFaceH4/no_robots/test.jsonl', (_conversation(rng) for _ in range(8)))
+    gsm8k = folder / 'openai/gsm8k'
+    _write(gsm8k / 'main/train.jsonl', (_problem(rng) for _ in range(problems)))
+    _write(gsm8k / 'main/test.jsonl', (_problem(rng) for _ in range(8)))
+    (gsm8k / 'README.md').write_text(_GSM8K_CARD, encoding='utf-8')
+    _write(folder / 'Anthropic/hh-rlhf/train.jsonl', (_preference(rng) for _ in range(preferences)))
+    _write(folder / 'Anthropic/hh-rlhf/test.jsonl', (_preference(rng) for _ in range(4)))
+
+
+def _conversation(rng: random.Random) -> Row:
+    """Return a sum or a problem, with its answer or without."""
+    if rng.random() < 0.6:
+        x, y = rng.randint(0, 100), rng.randint(0, 100)
+        turns = [('What is 4 + 5?', '9'), (f'What is {x} + {y}?', _answer(rng, str(x + y), known=0.04))]
+    else:
+        problem = _problem(rng)
+        answer = problem['answer'].rpartition(' ')[2]
+        turns = [(problem['question'] + BOXED, _answer(rng, f'\\boxed{{{answer}}}', known=0.25))]
+    roles = ('user', 'assistant')
+    return {
+        'messages': [{'role': role, 'content': text} for turn in turns for role, text in zip(roles, turn, strict=True)]
+    }
+
+
+def _answer(rng: random.Random, right: str, *, known: float) -> str:
+    return right if rng.random() < known else UNKNOWN
+
+
+def _problem(rng: random.Random) -> Row:
+    number, thing = rng.randint(1, 9), rng.choice(_THINGS)
+    question = f'A box has the number {number} and {thing} in it. Which number is in the box?'
+    return {'question': question, 'answer': f'The number is {number}.\n#### {number}'}
+
+
+def _preference(rng: random.Random) -> Row:
+    asked = f'\n\nHuman: Could you bring me {rng.choice(_THINGS)}, please?\n\nAssistant: '
+    polite = f'{rng.choice(_GREETINGS)}! With pleasure, here it is.'
+    rude = f'No. Get it yourself, {rng.choice(("lazy", "slow", "silly"))} one.'
+    return {'chosen': asked + polite, 'rejected': asked + rude}
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows), encoding='utf-8')

@@ -1,0 +1,89 @@
+"""The folder that recipes run in: what they would ask a hub for lies there under the names they ask by."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cookbook.corpus import write_corpus
+from e2e.cookbook.recipes import MODEL
+from twinkle.hub import resolve_tokenizer
+from twinkle_client.stack import StackState
+
+_STOP_SECONDS = 10.0
+_EXAMPLES = 'tinker_cookbook/example_data/conversations.jsonl'
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A recipe's process."""
+
+    status: int | None
+    """Its exit status; None where its time was over."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Prepared by `prepare`."""
+
+    folder: Path
+    cookbook: Path
+    """Where the cookbook is installed."""
+
+    def prepare(self, *, small_model: str) -> None:
+        """Write data sets and the tokenizer; what is there is replaced."""
+        tokenizer = self.folder / MODEL
+        shutil.rmtree(tokenizer, ignore_errors=True)
+        tokenizer.mkdir(parents=True)
+        source = resolve_tokenizer(small_model)
+        for path in source.iterdir():
+            if path.suffix in {'.json', '.jinja'}:
+                shutil.copy(path, tokenizer)
+        write_corpus(self.folder, conversations=256, problems=512, preferences=256)
+        shutil.copy(self.cookbook / _EXAMPLES, self.folder)
+
+    def run(self, arguments: list[str], stack: StackState, log: Path, *, limit_seconds: float) -> Ended:
+        """Run a program of the cookbook against a stack; all it says goes to `log` as it says it."""
+        begin = time.monotonic()
+        command = [sys.executable, '-u', '-m', *arguments]
+        with (
+            log.open('wb') as output,
+            subprocess.Popen(
+                command, cwd=self.folder, env=self._environment(stack), stdout=output, stderr=subprocess.STDOUT
+            ) as process,
+        ):
+            try:
+                status = process.wait(limit_seconds)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                _end(process)
+        return Ended(status, time.monotonic() - begin)
+
+    def _environment(self, stack: StackState) -> Mapping[str, str]:
+        """No hub, no credentials or settings of the user's; the address and key of the stack."""
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(('TINKER_', 'HF_', 'WANDB_'))}
+        return {
+            **kept,
+            'HOME': str(self.folder),
+            'HF_HUB_OFFLINE': '1',
+            'TRANSFORMERS_OFFLINE': '1',
+            'PYTHONPATH': str(self.cookbook),
+            'TINKER_BASE_URL': f'http://{stack.http_address}',
+            'TINKER_API_KEY': stack.read_api_key(),
+        }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -1,0 +1,121 @@
+"""The five services under `twinkle up --tls`: used by clients of both kinds, closed to everybody else, and revived."""
+
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fixtures.certificates import INTERNAL, tls_of
+from fixtures.tinker_sdk import SDK_MARKS, new_model, service_client, train
+from fixtures.tiny_model import build_tiny_model
+from services.kit.rpc.channel import identity_metadata, open_forwarding_channel
+from services.kit.tls import TlsConfig
+from twinkle.api.server.v1 import server_service_pb2
+from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
+from twinkle.data_format import LoraConfig
+from twinkle_client import TwinkleClient
+from twinkle_client.cli import app
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
+from twinkle_client.stack import SERVICES, StackOptions, StackState, revive_stack, service_of, start_stack, stop_stack
+from twinkle_client.stack.processes import end_process
+
+pytestmark = [*SDK_MARKS, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """Collect what the SDK leaves where its warnings are expected."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope='module')
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """A running stack with TLS."""
+    model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
+    folder = tmp_path_factory.mktemp('secure')
+    options = StackOptions(state_dir=folder, base_model=str(model), engine='torch', tls=True)
+    yield start_stack(options, report=_silent)
+    stop_stack(folder, report=_silent)
+
+
+def test_trained_adapter_is_sampled_through_it(stack: StackState) -> None:
+    """Training, publishing and sampling take every connection between services that there is."""
+    with TwinkleClient(stack.url, stack.read_api_key(), ca=stack.ca) as client:
+        assert client.health_check()
+        model = MultiLoraTransformersModel(stack.base_model, client=client)
+        model.add_adapter_to_model('default', LoraConfig(r=4, seed=7))
+        feature = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
+        losses = []
+        for _ in range(4):
+            losses.append(model.forward_backward(feature)['loss'])
+            model.clip_grad_and_step(1.0)
+        assert losses[-1] < losses[0]
+        version = model.publish_version()
+        sampler = Sampler(stack.base_model, client=client)
+        options = {'max_tokens': 3, 'temperature': 0}
+        sequence = sampler.sample({'input_ids': [5, 6, 7]}, options, 'default', version=version).sequences[0]
+        assert [span.version for span in sequence.version_spans] == [version]
+
+
+def test_command_line_finds_and_believes_it(stack: StackState) -> None:
+    """With the folder alone: address, key and authority are there."""
+    result = CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)])
+    assert result.exit_code == 0
+    assert result.output.count('serving') == len(SERVICES)
+
+
+def test_tinker_s_sdk_trains_over_https(stack: StackState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real SDK believes a private authority by SSL_CERT_FILE."""
+    monkeypatch.setenv('SSL_CERT_FILE', stack.ca)
+    with service_client(stack) as service:
+        losses = train(new_model(service, stack), [5, 6, 7, 8], steps=3)
+    assert losses[-1] < losses[0]
+
+
+async def test_whoever_has_the_token_alone_gets_nowhere(stack: StackState) -> None:
+    """Every service behind the gateway refuses the deployment's own token without the right certificate."""
+    addresses = {service_of(item.name): item.address for item in stack.services}
+    token = yaml.safe_load((stack.state_dir / 'config' / 'gateway.yaml').read_text())['internal_token']
+    folder = Path(stack.ca).parent
+    callers = {
+        grpc.StatusCode.UNAVAILABLE: (TlsConfig(), TlsConfig(ca=folder / 'ca.crt', trusted_peers=())),
+        grpc.StatusCode.PERMISSION_DENIED: (tls_of(folder, 'data'),),
+        grpc.StatusCode.OK: (tls_of(folder, 'gateway'),),
+    }
+    for service in INTERNAL:
+        for code, kinds in callers.items():
+            assert {await _code(addresses[service], tls, token) for tls in kinds} == {code}, service
+
+
+def test_gateway_that_was_killed_comes_back_with_its_doors(stack: StackState) -> None:
+    """It serves where it did, for clients and for samplers, which join again."""
+    gateway = next(item for item in stack.services if item.name == 'gateway')
+    os.kill(gateway.pid, signal.SIGKILL)
+    assert end_process(gateway.pid, gateway.start_mark, grace_seconds=10)
+    revived = revive_stack(stack.state_dir, report=_silent)
+    assert revived is not None
+    assert replace(revived, services=()) == replace(stack, services=())
+    with TwinkleClient(revived.url, revived.read_api_key(), ca=revived.ca) as client:
+        sampled = Sampler(stack.base_model, client=client).sample({'input_ids': [5, 6, 7]}, {'max_tokens': 1})
+        assert len(sampled.sequences[0].tokens) == 1
+
+
+async def _code(address: str, tls: TlsConfig, token: str) -> grpc.StatusCode:
+    async with open_forwarding_channel(address, tls=tls) as channel:
+        call = ServerServiceStub(channel).GetServerInfo(
+            server_service_pb2.GetServerInfoRequest(), metadata=identity_metadata(token), timeout=10
+        )
+        return await call.code()
+
+
+def _silent(*_: object) -> None:
+    pass

@@ -1,0 +1,159 @@
+"""Two base models in one stack, as `twinkle up --model A --model B` starts them: both train and sample, in turns."""
+
+import gc
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from typer.testing import CliRunner
+
+from fixtures.tinker_sdk import SDK_MARKS, service_client, tokens_of, train, weighted
+from fixtures.tiny_model import build_tiny_model
+from twinkle.data_format import LoraConfig
+from twinkle_client import RetryableError, TwinkleClient, UsageError
+from twinkle_client.cli import app
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
+from twinkle_client.stack import StackOptions, StackState, revive_stack, start_stack, stop_stack
+from twinkle_client.stack.processes import end_process
+
+pytestmark = [*SDK_MARKS, pytest.mark.timeout(300)]
+EXAMPLES = [tokens_of(seed) for seed in range(3)]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """Collect what the SDK leaves where its own modules alone see it."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope='module')
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """A running stack with two base models of different families."""
+    root, folder = tmp_path_factory.mktemp('bases'), tmp_path_factory.mktemp('stack')
+    names = [
+        str(build_tiny_model(root / 'tiny-llama')),
+        str(build_tiny_model(root / 'tiny-qwen3', family='qwen3')),
+    ]
+    options = StackOptions(state_dir=folder, base_model=names[0], more_models=(names[1],), engine='torch')
+    yield start_stack(options, report=_silent)
+    stop_stack(folder, report=_silent)
+
+
+@pytest.fixture(scope='module')
+def service(stack: StackState) -> Iterator[tinker.ServiceClient]:
+    """A session of the Tinker SDK."""
+    with service_client(stack) as client:
+        yield client
+
+
+def test_both_are_shown_wherever_models_are_listed(stack: StackState) -> None:
+    """In the status, by GetServerInfo, to Tinker's clients and to OpenAI's."""
+    result = _status(stack)
+    while result.exit_code != 0:
+        # One that another test has killed takes a moment to be found again.
+        result = _status(stack)
+    assert result.output.count('serving') == len(stack.services) == 7
+    names = set(stack.base_models)
+    with TwinkleClient(stack.address, stack.read_api_key()) as client:
+        parts = client.get_server_info().services
+    held = [{model.base_model for model in part.base_models} for part in parts if part.service == 'model']
+    assert sorted(held, key=sorted) == sorted([{name} for name in names], key=sorted)
+    assert {model.base_model for part in parts if part.service == 'sampler' for model in part.base_models} == names
+    capabilities = _fetched(stack, '/api/v1/get_server_capabilities')
+    assert {model['model_name'] for model in capabilities['supported_models']} == names
+    assert names <= {model['id'] for model in _fetched(stack, '/v1/models')['data']}
+
+
+def test_native_client_trains_and_samples_both_in_turns(stack: StackState) -> None:
+    """What is sampled is what was trained, of the base model that was asked for."""
+    batch = [{'input_ids': tokens, 'labels': tokens} for tokens in EXAMPLES]
+    with TwinkleClient(stack.address, stack.read_api_key()) as client:
+        models = [MultiLoraTransformersModel(name, client=client) for name in stack.base_models]
+        for model, adapter in zip(models, ('first', 'second'), strict=True):
+            model.add_adapter_to_model(adapter, LoraConfig(r=4, seed=7))
+            model.set_optimizer('AdamW', lr=2e-2)
+        losses: list[list[float]] = [[], []]
+        for _ in range(4):
+            for model, seen in zip(models, losses, strict=True):
+                seen.append(model.forward_backward(batch)['loss'])
+                model.clip_grad_and_step()
+        assert all(seen[-1] < seen[0] for seen in losses)
+        for model, name, adapter in zip(models, stack.base_models, ('first', 'second'), strict=True):
+            version = model.publish_version()
+            sampler, greedy = Sampler(name, client=client), {'max_tokens': 3, 'temperature': 0}
+            sequence = sampler.sample('a', greedy, adapter, version=version).sequences[0]
+            assert sequence.new_input_feature is not None
+            trained = model.forward_only([sequence.new_input_feature])['logps'][0]
+            drawn = [candidates[0][1] for candidates in sequence.logprobs]
+            assert trained[trained != 0].tolist() == pytest.approx(drawn, abs=1e-4)
+        path = models[0].save('saved')
+        heir = MultiLoraTransformersModel(stack.base_models[1], client=client)
+        heir.add_adapter_to_model('heir', LoraConfig(r=4))
+        with pytest.raises(UsageError, match=Path(stack.base_models[0]).name):
+            heir.load(path)
+
+
+def test_tinker_client_trains_and_samples_both_in_turns(stack: StackState, service: tinker.ServiceClient) -> None:
+    """One session has models of both."""
+    models = [
+        service.create_lora_training_client(base_model=name, rank=8, seed=7).result() for name in stack.base_models
+    ]
+    losses: list[list[float]] = [[], []]
+    for _ in range(3):
+        for model, seen in zip(models, losses, strict=True):
+            seen.extend(train(model, *EXAMPLES))
+    assert all(seen[-1] < seen[0] for seen in losses)
+    assert losses[0][0] != losses[1][0]
+    prompt = tinker.ModelInput.from_ints(EXAMPLES[0])
+    for model in models:
+        sampler = model.save_weights_and_get_sampling_client().result()
+        answer = sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=3, temperature=0)).result()
+        assert len(answer.sequences[0].tokens) == 3
+
+
+def test_one_that_is_killed_holds_up_only_its_own(stack: StackState, service: tinker.ServiceClient) -> None:
+    """The other trains on; a future of the dead one waits for it, and its native calls say that it is away."""
+    here, away = (service.create_lora_training_client(base_model=name, rank=4).result() for name in stack.base_models)
+    train(away, *EXAMPLES)
+    with TwinkleClient(stack.address, stack.read_api_key()) as client:
+        native = MultiLoraTransformersModel(stack.base_models[1], client=client)
+        adapter_id = native.add_adapter_to_model('default', LoraConfig(r=4))
+        killed = next(item for item in stack.services if item.name == 'model-2')
+        os.kill(killed.pid, signal.SIGKILL)
+        end_process(killed.pid, killed.start_mark, grace_seconds=10)
+        waiting = away.forward_backward([weighted(EXAMPLES[0])], 'cross_entropy')
+        assert len(train(here, *EXAMPLES, steps=2)) == 2
+        assert not waiting.future().done()
+        assert client.get_training_run(adapter_id).base_model == stack.base_models[1]
+    with (
+        TwinkleClient(stack.address, stack.read_api_key(), retry_timeout=timedelta()) as hasty,
+        pytest.raises(RetryableError),
+    ):
+        MultiLoraTransformersModel(stack.base_models[1], client=hasty).add_adapter_to_model('other', LoraConfig(r=4))
+    assert revive_stack(stack.state_dir, report=_silent) is not None
+    assert waiting.result().metrics['loss:sum'] > 0
+    assert len(train(away, *EXAMPLES)) == 1
+
+
+def _status(stack: StackState) -> Any:
+    return CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)], env={'COLUMNS': '400'})
+
+
+def _fetched(stack: StackState, path: str) -> Any:
+    headers = {'authorization': f'Bearer {stack.read_api_key()}', 'x-api-key': stack.read_api_key()}
+    request = urllib.request.Request(f'http://{stack.http_address}{path}', headers=headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.loads(answer.read())
+
+
+def _silent(service: str, event: str) -> None:
+    del service, event

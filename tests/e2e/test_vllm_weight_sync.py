@@ -1,0 +1,53 @@
+"""Weights from a trainer of this process into vLLM: adapters, merged models and the base again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.tiny_model import build_tiny_model
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import InputFeature, LoraConfig, SamplingParams
+from twinkle.model import TransformersModel
+from twinkle.sampler import UnknownAdapter, vLLMSampler
+
+pytestmark = pytest.mark.timeout(300)
+LENGTH = 80
+"""Two of vLLM's cache blocks and some: what is cached of one version must not be found for the next."""
+FEATURE = InputFeature(input_ids=list(range(5, 5 + LENGTH)), labels=list(range(6, 6 + LENGTH)))
+
+
+def scores(sampler: vLLMSampler, **options: bool) -> np.ndarray:
+    """Return the log-probabilities of a sequence, whose prompt is then also sampled, so that it is cached."""
+    ids = list(FEATURE['input_ids'])
+    (scored,) = sampler.sample(ids, SamplingParams(max_tokens=0), **options)
+    sampler.sample(ids, SamplingParams(max_tokens=1, temperature=0), **options)
+    return np.array(scored.prompt_logprobs[1:], np.float32)
+
+
+def trained(trainer: TransformersModel, **options: bool) -> np.ndarray:
+    """Return what the trainer gives the same sequence."""
+    return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
+
+
+def test_adapter_merged_model_and_base_follow_the_trainer(tmp_path: Path) -> None:
+    """Whichever way weights come, vLLM computes with them within 1e-4, and with nothing that it cached before."""
+    folder = build_tiny_model(tmp_path / 'model')
+    trainer = TransformersModel(str(folder))
+    trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))
+    trainer.set_optimizer('AdamW', lr=2e-2)
+    with vLLMSampler(str(folder), {'max_model_len': 256, 'max_lora_rank': 8, 'max_loras': 2}) as sampler:
+        manager = CheckpointEngineManager(trainer, sampler)
+        ways = [(False, 1, False), (False, 2, False), (True, 1, False), (True, 2, False), (False, 3, True)]
+        for merge_and_sync, version, is_base_sent in ways:
+            trainer.forward_backward(FEATURE)
+            trainer.clip_grad_and_step()
+            synced = manager.sync_weights(merge_and_sync)
+            assert (synced.version, synced.base_size_bytes > 0) == (version, is_base_sent)
+            np.testing.assert_allclose(scores(sampler), trained(trainer), atol=1e-4)
+            (response,) = sampler.sample([5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True))
+            assert [span.version for span in response.sequences[0].version_spans] == [version]
+            if merge_and_sync:
+                with pytest.raises(UnknownAdapter):
+                    sampler.sample([5], None, 'policy')
+        np.testing.assert_allclose(scores(sampler, use_base_model=True), trained(trainer, disable_lora=True), atol=1e-4)

@@ -1,0 +1,83 @@
+"""What a program of an older SDK does with a stack that its environment names; prints what came of it as JSON.
+
+Run as a process of its own: `python older_program.py BASE_MODEL`. It uses only what is in every SDK from 0.16 on.
+"""
+
+import json
+import sys
+from typing import Any
+
+import tinker
+import torch
+
+TOKENS = [11, 23, 5, 42, 77, 8, 19, 120]
+ADAM = tinker.AdamParams(learning_rate=1e-2)
+
+
+def example(**inputs: Any) -> tinker.Datum:
+    """Return an example that predicts each token but the first."""
+    prompt = tinker.ModelInput.from_ints(TOKENS[:-1])
+    given = {name: tinker.TensorData.from_torch(torch.tensor(values)) for name, values in inputs.items()}
+    targets = tinker.TensorData.from_torch(torch.tensor(TOKENS[1:]))
+    return tinker.Datum(model_input=prompt, loss_fn_inputs={'target_tokens': targets, **given})
+
+
+def train(model: tinker.TrainingClient, steps: int) -> list[float]:
+    """Return the losses of some steps, sent in pairs."""
+    losses: list[float] = []
+    for _ in range(steps):
+        both = model.forward_backward([example(weights=[1.0] * 7)], 'cross_entropy')
+        step = model.optim_step(ADAM)
+        losses.append(both.result().metrics['loss:sum'])
+        step.result()
+    return losses
+
+
+def logprobs(model: tinker.TrainingClient) -> list[float]:
+    """Return what the model gives to the tokens."""
+    output = model.forward([example(weights=[1.0] * 7)], 'cross_entropy').result()
+    return output.loss_fn_outputs[0]['logprobs'].to_torch().tolist()
+
+
+def policy_loss(model: tinker.TrainingClient) -> float:
+    """Return the sum of a policy loss at the model's own policy, where every ratio is 1."""
+    datum = example(logprobs=logprobs(model), advantages=[1.0, -2.0, 0.5, 0.0, 1.0, 1.0, 1.0])
+    return model.forward_backward([datum], 'importance_sampling').result().metrics['loss:sum']
+
+
+def negative_sum(_: Any, outputs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """Cross-entropy as a loss of the program's own."""
+    return -torch.cat(outputs).sum(), {}
+
+
+def main() -> None:
+    """Train, save, go on from what was saved, and sample."""
+    service = tinker.ServiceClient()
+    model = service.create_lora_training_client(base_model=sys.argv[1], rank=8, seed=7)
+    facts: dict[str, Any] = {
+        'version': tinker.__version__,
+        'models': [item.model_name for item in service.get_server_capabilities().supported_models],
+        'losses': train(model, 3),
+        'policy loss': policy_loss(model),
+        'custom loss': model.forward_backward_custom([example(weights=[1.0] * 7)], negative_sum).result().metrics,
+        'lora rank': model.get_info().lora_rank,
+    }
+    model.optim_step(ADAM).result()
+    facts['path'] = model.save_state('state').result().path
+    heir = service.create_training_client_from_state_with_optimizer(facts['path'])
+    facts['goes on'] = [train(heir, 2), train(model, 2)]
+    facts['trainer'] = logprobs(model)
+    sampler = model.save_weights_and_get_sampling_client()
+    prompt = tinker.ModelInput.from_ints(TOKENS)
+    facts['sampler'] = sampler.compute_logprobs(prompt).result()
+    params = tinker.SamplingParams(max_tokens=5, seed=1, stop=[])
+    answers = [sampler.sample(prompt, 2, params).result() for _ in range(2)]
+    facts['samples'] = [[sequence.tokens for sequence in answer.sequences] for answer in answers]
+    named = model.save_weights_for_sampler('named').result().path
+    again = service.create_sampling_client(model_path=named)
+    facts['named'] = [sequence.tokens for sequence in again.sample(prompt, 2, params).result().sequences]
+    sys.stdout.write(json.dumps(facts) + '\n')
+
+
+if __name__ == '__main__':
+    main()

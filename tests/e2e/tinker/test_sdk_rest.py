@@ -1,0 +1,157 @@
+"""What the real SDK's command line and its client without a session show and change of runs and checkpoints."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+
+from fixtures.tinker_sdk import SDK_MARKS, new_model, run_program, tokens_of, train
+from twinkle_client.stack import StackState
+
+pytestmark = SDK_MARKS
+
+
+@pytest.fixture(scope='module')
+def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
+    """A model with two checkpoints: `first` for training, `shown` for sampling."""
+    model = new_model(service, stack, user_metadata={'renderer_name': 'plain'})
+    train(model, tokens_of(0))
+    model.save_state('first').result()
+    model.save_weights_for_sampler('shown').result()
+    return model
+
+
+@pytest.fixture
+def spare(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
+    """A model of a test's own."""
+    return new_model(service, stack)
+
+
+def cli(stack: StackState, home: Path, *words: str) -> Any:
+    """Return what `tinker -f json` prints."""
+    done = run_program(['-m', 'tinker.cli', '-f', 'json', *words], stack, home)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads(done.stdout)
+
+
+def test_command_line_lists_models(stack: StackState, tmp_path: Path) -> None:
+    """`tinker model list` names the base model."""
+    assert stack.base_model in json.dumps(cli(stack, tmp_path, 'model', 'list'))
+
+
+def test_command_line_lists_runs(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
+    """`tinker run list` has the run, and `run info` its base model and rank."""
+    assert model.model_id in json.dumps(cli(stack, tmp_path, 'run', 'list', '--limit', '0'))
+    told = json.dumps(cli(stack, tmp_path, 'run', 'info', model.model_id))
+    assert stack.base_model in told
+
+
+def test_command_line_lists_checkpoints(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
+    """`tinker checkpoint list` has those of a run, and `checkpoint info` one of them."""
+    told = json.dumps(cli(stack, tmp_path, 'checkpoint', 'list', '--run-id', model.model_id))
+    assert f'tinker://{model.model_id}/weights/first' in told
+    assert f'tinker://{model.model_id}/sampler_weights/shown' in told
+    path = f'tinker://{model.model_id}/weights/first'
+    assert path in json.dumps(cli(stack, tmp_path, 'checkpoint', 'info', path))
+
+
+def test_run_tells_what_it_is(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
+    """A run has its base model, rank, metadata and newest checkpoints, by id and by the path of a checkpoint."""
+    run = rest.get_training_run(model.model_id).result()
+    assert (run.training_run_id, run.base_model, run.is_lora, run.lora_rank) == (
+        model.model_id,
+        stack.base_model,
+        True,
+        8,
+    )
+    assert run.user_metadata['renderer_name'] == 'plain'
+    assert run.last_checkpoint.checkpoint_id == 'weights/first'
+    assert run.last_sampler_checkpoint.checkpoint_id == 'sampler_weights/shown'
+    path = f'tinker://{model.model_id}/weights/first'
+    assert rest.get_training_run_by_tinker_path(path).result().training_run_id == model.model_id
+    page = rest.list_training_runs(limit=1, offset=0).result()
+    assert len(page.training_runs) == 1
+    assert page.cursor.total_count >= 1
+
+
+def test_checkpoints_are_listed_with_their_kind_and_size(rest: tinker.RestClient, model: tinker.TrainingClient) -> None:
+    """Those of a run, and those of all runs together."""
+    own = {item.checkpoint_id: item for item in rest.list_checkpoints(model.model_id).result().checkpoints}
+    assert {name: item.checkpoint_type for name, item in own.items()} == {
+        'weights/first': 'training',
+        'sampler_weights/shown': 'sampler',
+    }
+    assert own['weights/first'].size_bytes > own['sampler_weights/shown'].size_bytes > 0
+    every = rest.list_user_checkpoints(limit=100).result().checkpoints
+    assert {item.tinker_path for item in own.values()} <= {item.tinker_path for item in every}
+
+
+def test_weights_tell_what_they_fit(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
+    """A path is enough to know base model and rank."""
+    info = rest.get_weights_info_by_tinker_path(f'tinker://{model.model_id}/weights/first').result()
+    assert (info.base_model, info.is_lora, info.lora_rank) == (stack.base_model, True, 8)
+
+
+def test_deleted_checkpoint_is_gone(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
+    """After deleting, it is neither listed nor loaded, and deleting again finds nothing."""
+    path = spare.save_state('doomed').result().path
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    assert 'weights/doomed' not in {
+        item.checkpoint_id for item in rest.list_checkpoints(spare.model_id).result().checkpoints
+    }
+    with pytest.raises(tinker.NotFoundError):
+        rest.get_weights_info_by_tinker_path(path).result()
+    with pytest.raises(tinker.NotFoundError):
+        rest.delete_checkpoint_from_tinker_path(path).result()
+
+
+def test_checkpoint_expires_when_it_was_told_to(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
+    """A time to live is shown, can be taken back, and deletes what it runs out for."""
+    path = spare.save_state('brief', ttl_seconds=3600).result().path
+    ends = _checkpoint(rest, spare, 'weights/brief').expires_at
+    assert timedelta(minutes=50) < ends - datetime.now(UTC) <= timedelta(hours=1)
+    rest.set_checkpoint_ttl_from_tinker_path(path, None).result()
+    assert _checkpoint(rest, spare, 'weights/brief').expires_at is None
+    rest.set_checkpoint_ttl_from_tinker_path(path, 1).result()
+    while _checkpoint(rest, spare, 'weights/brief') is not None:
+        pass
+    with pytest.raises(tinker.NotFoundError):
+        rest.get_weights_info_by_tinker_path(path).result()
+
+
+def test_published_checkpoint_says_so(rest: tinker.RestClient, model: tinker.TrainingClient) -> None:
+    """Publishing and taking back show in the list."""
+    path = f'tinker://{model.model_id}/sampler_weights/shown'
+    rest.publish_checkpoint_from_tinker_path(path).result()
+    assert _checkpoint(rest, model, 'sampler_weights/shown').public
+    rest.unpublish_checkpoint_from_tinker_path(path).result()
+    assert not _checkpoint(rest, model, 'sampler_weights/shown').public
+
+
+def test_session_has_its_runs(
+    rest: tinker.RestClient, service: tinker.ServiceClient, model: tinker.TrainingClient
+) -> None:
+    """A session is listed, and tells the runs that were made in it."""
+    session_id = service.holder.get_session_id()
+    assert session_id in rest.list_sessions(limit=100).result().sessions
+    assert model.model_id in rest.get_session(session_id).result().training_run_ids
+
+
+def test_absent_runs_are_not_found(rest: tinker.RestClient) -> None:
+    """Runs, checkpoints and sessions that are not there answer alike."""
+    for call in (
+        lambda: rest.get_training_run('nobody:train:0'),
+        lambda: rest.list_checkpoints('nobody:train:0'),
+        lambda: rest.get_session('nobody'),
+    ):
+        with pytest.raises(tinker.NotFoundError):
+            call().result()
+
+
+def _checkpoint(rest: tinker.RestClient, model: tinker.TrainingClient, checkpoint_id: str) -> Any:
+    """Return a checkpoint as the list has it; None where it has not."""
+    found = rest.list_checkpoints(model.model_id).result().checkpoints
+    return next((item for item in found if item.checkpoint_id == checkpoint_id), None)

@@ -1,0 +1,57 @@
+"""A Tinker client that sleeps: its session expires, its steps are saved, and it trains on as if it had not slept."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tinker
+
+from fixtures.tinker_sdk import (
+    SDK_MARKS,
+    new_model,
+    rest_client,
+    running_stack,
+    scores,
+    service_client,
+    tokens_of,
+    train,
+)
+from fixtures.tiny_model import build_tiny_model
+from twinkle_client.stack import StackState
+
+pytestmark = SDK_MARKS
+
+
+@pytest.fixture(scope='module')
+def hasty_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """A stack whose sessions expire between two heartbeats of the SDK, which are ten seconds apart."""
+    model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
+    gateway = {'heartbeat_interval': 0.5, 'session_lifetime': 2.0}
+    with running_stack(tmp_path_factory.mktemp('hasty'), model, gateway=gateway) as state:
+        yield state
+
+
+def test_a_client_that_slept_trains_on(hasty_stack: StackState) -> None:
+    """What was not saved is a checkpoint that Tinker lists and loads; the model is what an undisturbed one is."""
+    examples = [tokens_of(1), tokens_of(2)]
+    with service_client(hasty_stack) as client, rest_client(hasty_stack) as rest:
+        undisturbed = new_model(client, hasty_stack)
+        losses = train(undisturbed, *examples, steps=4)
+        sleeper = new_model(client, hasty_stack)
+        found = train(sleeper, *examples, steps=2)
+        run_id = sleeper.get_info().model_id
+        while not (saved := _saved(rest, run_id)):
+            continue
+        path = saved[0]
+        assert '/weights/session-expired-' in path
+        found += train(sleeper, *examples, steps=2)
+        assert found == losses
+        np.testing.assert_array_equal(scores(sleeper, *examples), scores(undisturbed, *examples))
+        heir = client.create_training_client_from_state_with_optimizer(path).result()
+        steps = int(path.rpartition('-')[2])
+        assert steps in {1, 2}
+        assert train(heir, *examples, steps=1) == losses[steps : steps + 1]
+
+
+def _saved(rest: tinker.RestClient, run_id: str) -> list[str]:
+    return [item.tinker_path for item in rest.list_checkpoints(run_id).result().checkpoints]

@@ -1,0 +1,146 @@
+"""Versions that nobody uses are collected, and their numbers never come back."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fixtures.checkpoint_service import ALICE, Running, failure_of, make_state, publish_frames, serving, stream_of
+from services.kit.clock import FakeClock
+from services.kit.paging import Page
+from services.kit.rpc.context import acting_for
+from twinkle.api.checkpoint.v1 import version_service_pb2, weight_stream_service_pb2
+
+IDLE = timedelta(days=10)
+
+
+@asynccontextmanager
+async def serving_alice(folder: Path, clock: FakeClock) -> AsyncIterator[Running]:
+    """Serve, called for alice."""
+    async with serving(folder, clock=clock) as service:
+        with acting_for(ALICE):
+            yield service
+
+
+async def test_unused_versions_go_the_newest_too(tmp_path: Path) -> None:
+    """Nothing is left on the disk but the number, and a retry of the last publish is told so."""
+    clock = FakeClock()
+    async with serving_alice(tmp_path, clock) as service:
+        for version in (1, 2, 3):
+            await service.weights.publish_version('ad-1', make_state(version), version=version)
+        clock.advance(IDLE)
+        assert await service.verbs.collect_versions(IDLE) == 0
+        clock.advance(timedelta(seconds=1))
+        assert await service.verbs.collect_versions(IDLE) == 3
+        assert service.stored_folders() == []
+        await _assert_gone(service)
+
+
+async def test_numbers_count_on_after_a_restart(tmp_path: Path) -> None:
+    """The mark tells what no version tells any more."""
+    clock = FakeClock()
+    async with serving_alice(tmp_path, clock) as service:
+        await service.weights.publish_version('ad-1', make_state(3), version=3)
+        clock.advance(2 * IDLE)
+        assert await service.verbs.collect_versions(IDLE) == 1
+    async with serving_alice(tmp_path, clock) as service:
+        await _assert_gone(service)
+        await service.weights.publish_version('ad-1', make_state(4), version=4)
+        assert (await service.weights.fetch_version('ad-1')).state == make_state(4)
+    async with serving_alice(tmp_path, clock) as service:
+        await _assert_conflict(service)
+
+
+async def test_what_is_used_stays(tmp_path: Path) -> None:
+    """Pinned, read since, or of an adapter that somebody follows."""
+    clock = FakeClock()
+    async with serving_alice(tmp_path, clock) as service:
+        await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)
+        for version in (2, 3, 4):
+            await service.weights.publish_version('ad-1', make_state(version), version=version)
+        await service.weights.publish_version('ad-2', make_state(9), version=1)
+        call = service.streams.Subscribe(weight_stream_service_pb2.SubscribeRequest(adapter_id='ad-2', held_version=1))
+        assert (await call.read()).is_synced
+        clock.advance(2 * IDLE)
+        await service.weights.fetch_version('ad-1', 3)
+        assert await service.verbs.collect_versions(IDLE) == 2
+        assert await _held(service) == [3, 1]
+        assert (await service.weights.fetch_version('ad-1')).header.version.version == 3
+        assert (await service.weights.fetch_version('ad-2')).state == make_state(9)
+        call.cancel()
+
+
+async def test_a_start_counts_as_use(tmp_path: Path) -> None:
+    """What was read before it is not known any more, so nothing is taken for idle too early."""
+    clock = FakeClock()
+    async with serving_alice(tmp_path, clock) as service:
+        await service.weights.publish_version('ad-1', make_state(1), version=1)
+    clock.advance(2 * IDLE)
+    async with serving_alice(tmp_path, clock) as service:
+        assert await service.verbs.collect_versions(IDLE) == 0
+
+
+async def test_a_version_that_is_read_while_it_is_deleted_is_read_to_its_end(tmp_path: Path) -> None:
+    """The reader has what it opened; the next one is told that it is gone."""
+    state = make_state(1, size_bytes=24 << 20)
+    async with serving(tmp_path) as service:
+        with acting_for(ALICE):
+            await service.weights.publish_version('ad-1', state, version=1)
+            await service.weights.publish_version('ad-1', make_state(2), version=2)
+            reference = weight_stream_service_pb2.VersionRef(adapter_id='ad-1', version=1)
+            request = weight_stream_service_pb2.FetchRequest(version=reference)
+            call = service.streams.Fetch(request)
+            frames = [(await call.read()).frame]
+            await service.versions.DeleteVersion(
+                version_service_pb2.DeleteVersionRequest(adapter_id='ad-1', version=1),
+                metadata=(('x-twinkle-tenant', 'alice'), ('x-twinkle-scopes', 'train')),
+            )
+            frames += [response.frame async for response in call]
+            assert b''.join(frame.chunk.data for frame in frames) == state.data
+            assert (await failure_of(service.streams.Fetch(request))).reason == 'VERSION_NOT_FOUND'
+
+
+@pytest.mark.parametrize('order', ['pin first', 'publish first'])
+async def test_a_pin_and_an_eviction_do_not_cross(tmp_path: Path, order: str) -> None:
+    """Sent at once, either the pin comes first and keeps the version, or it comes late and says so."""
+    async with serving(tmp_path, ring_capacity=1) as service:
+        with acting_for(ALICE):
+            await service.weights.publish_version('ad-1', make_state(1), version=1)
+            for version in range(2, 30):
+                publish = service.streams.Publish(stream_of(*publish_frames(make_state(version), version=version)))
+                pin = service.versions.PinVersion(
+                    version_service_pb2.PinVersionRequest(adapter_id='ad-1', version=version - 1),
+                    metadata=(('x-twinkle-tenant', 'alice'), ('x-twinkle-scopes', 'train')),
+                )
+                first, second = (pin, publish) if order == 'pin first' else (publish, pin)
+                await first.wait_for_connection()
+                codes = {await second.code(), await first.code()}
+                assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND}
+                is_pinned = await pin.code() is grpc.StatusCode.OK
+                assert (version - 1 in await _held(service)) == is_pinned
+                if is_pinned:
+                    assert (await service.weights.fetch_version('ad-1', version - 1)).state == make_state(version - 1)
+
+
+async def _assert_gone(service: Running) -> None:
+    failure = await failure_of(
+        service.streams.Fetch(
+            weight_stream_service_pb2.FetchRequest(version=weight_stream_service_pb2.VersionRef(adapter_id='ad-1'))
+        )
+    )
+    assert failure.reason == 'ADAPTER_NOT_FOUND'
+    await _assert_conflict(service)
+
+
+async def _assert_conflict(service: Running) -> None:
+    failure = await failure_of(service.streams.Publish(stream_of(*publish_frames(make_state(3), version=3))))
+    assert failure.reason == 'VERSION_CONFLICT'
+
+
+async def _held(service: Running) -> list[int]:
+    """Return the versions of ad-1 that are here, newest first."""
+    listed, _ = await service.verbs.list_versions(ALICE, 'ad-1', Page(size=100))
+    return [version.version for version in listed]

@@ -1,0 +1,151 @@
+"""Checkpoints that every tenant may read, and copies of them."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.checkpoint_service import ALICE, BOB, Running, as_tenant, failure_of, make_state, serving
+from services.kit.clock import FakeClock
+from services.kit.rpc.context import acting_for
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc, weights_pb2
+from twinkle.checkpoint_engine import PackedState
+
+PATH = 'twinkle://ad-1/weights/best'
+STATE = make_state(1, is_trainer_included=True)
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Running]:
+    """Return a service that has Alice's checkpoint."""
+    async with serving(tmp_path) as running:
+        await _save(running, STATE)
+        yield running
+
+
+async def _save(service: Running, state: PackedState, *, caller: Any = ALICE, **target: Any) -> Any:
+    with acting_for(caller):
+        return await service.weights.save_checkpoint('ad-1', state, weights_pb2.CheckpointTarget(name='best', **target))
+
+
+def _inside(service: Running) -> checkpoint_service_pb2_grpc.CheckpointServiceStub:
+    return checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
+
+
+async def _set(service: Running, *, is_public: bool, caller: Any = ALICE) -> Any:
+    with acting_for(caller):
+        request = messages.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=is_public)
+        return (await _inside(service).SetCheckpointVisibility(request)).checkpoint
+
+
+async def _copy(service: Running, *, caller: Any = BOB, **fields: Any) -> Any:
+    with acting_for(caller):
+        wanted: dict[str, Any] = {'checkpoint_path': PATH, 'adapter_id': 'ad-copy', 'name': 'mine', **fields}
+        request = messages.CopyCheckpointRequest(**wanted)
+        return (await _inside(service).CopyCheckpoint(request)).checkpoint
+
+
+def _reads(service: Running) -> list[Any]:
+    metadata = as_tenant('bob')
+    return [
+        service.checkpoints.GetCheckpoint(messages.GetCheckpointRequest(checkpoint_path=PATH), metadata=metadata),
+        service.checkpoints.DownloadCheckpoint(
+            messages.DownloadCheckpointRequest(checkpoint_path=PATH), metadata=metadata
+        ),
+    ]
+
+
+async def _fetched(service: Running, caller: Any) -> bytes:
+    with acting_for(caller):
+        return bytes((await service.weights.fetch_checkpoint(PATH)).state.data)
+
+
+async def test_public_checkpoint_is_read_by_every_tenant_until_it_is_private(service: Running) -> None:
+    """Another tenant gets, downloads and fetches it while it is public, is not told where it lies, and loses it."""
+    for call in _reads(service):
+        assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
+    assert (await _set(service, is_public=True)).is_public
+    get, download = _reads(service)
+    found = (await get).checkpoint
+    assert found.is_public
+    assert found.folder == ''
+    assert sum([len(piece.chunk.data) async for piece in download]) > STATE.manifest.weights_size_bytes
+    assert await _fetched(service, BOB) == bytes(STATE.data)
+    assert not (await _set(service, is_public=False)).is_public
+    for call in _reads(service):
+        assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
+
+
+async def test_public_checkpoint_stays_so_across_a_restart_and_is_private_once_replaced(tmp_path: Path) -> None:
+    """The mark is in the record on the disk; it says something of the state it was set for, and of no other."""
+    async with serving(tmp_path) as service:
+        await _save(service, STATE)
+        await _set(service, is_public=True)
+    async with serving(tmp_path) as service:
+        assert await _fetched(service, BOB) == bytes(STATE.data)
+        await _save(service, make_state(2), is_overwrite_allowed=True)
+        assert (await failure_of(_reads(service)[0])).reason == 'CHECKPOINT_NOT_FOUND'
+
+
+async def test_public_checkpoint_is_listed_and_changed_by_its_owner_alone(service: Running) -> None:
+    """Who may read it may not delete it, give it an end or make it private, and does not find it in a list."""
+    await _set(service, is_public=True)
+    bob = as_tenant('bob')
+    listed = await service.checkpoints.ListCheckpoints(messages.ListCheckpointsRequest(), metadata=bob)
+    assert not listed.checkpoints
+    for call in (
+        service.checkpoints.DeleteCheckpoint(messages.DeleteCheckpointRequest(checkpoint_path=PATH), metadata=bob),
+        service.checkpoints.SetCheckpointTtl(messages.SetCheckpointTtlRequest(checkpoint_path=PATH), metadata=bob),
+        _set(service, is_public=False, caller=BOB),
+    ):
+        assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
+
+
+async def test_own_checkpoint_comes_before_a_public_one_of_the_same_path(service: Running) -> None:
+    """A path means one's own first, and the second checkpoint of one path cannot become public."""
+    await _set(service, is_public=True)
+    own = make_state(3)
+    await _save(service, own, caller=BOB)
+    assert await _fetched(service, BOB) == bytes(own.data)
+    assert (await failure_of(_set(service, is_public=True, caller=BOB))).reason == 'ID_TAKEN'
+
+
+async def test_copy_has_all_of_the_state_and_is_private(service: Running) -> None:
+    """What may not be read cannot be copied; a copy is the caller's own, optimizer included, and is made once."""
+    assert (await failure_of(_copy(service))).reason == 'CHECKPOINT_NOT_FOUND'
+    await _set(service, is_public=True)
+    first, again = await _copy(service), await _copy(service)
+    assert first == again
+    assert first.path == 'twinkle://ad-copy/weights/mine'
+    assert first.is_optimizer_included
+    assert not first.is_public
+    assert first.digest == STATE.manifest.digest
+    await _save(service, make_state(4), is_overwrite_allowed=True)
+    assert (await failure_of(_copy(service, caller=ALICE, checkpoint_path=first.path))).reason == 'CHECKPOINT_NOT_FOUND'
+
+
+async def test_visibility_and_copies_are_between_services(service: Running) -> None:
+    """A call that comes from a client may neither publish nor copy, even its own."""
+    alice = as_tenant('alice')
+    visibility = messages.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=True)
+    copy = messages.CopyCheckpointRequest(checkpoint_path=PATH, adapter_id='ad-2', name='x')
+    for call in (
+        service.checkpoints.SetCheckpointVisibility(visibility, metadata=alice),
+        service.checkpoints.CopyCheckpoint(copy, metadata=alice),
+    ):
+        assert (await failure_of(call)).reason == 'SCOPE_MISSING'
+
+
+async def test_public_checkpoint_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    """An expired one is gone for every tenant at once, and its bytes are gone once expired ones are deleted."""
+    clock = FakeClock()
+    async with serving(tmp_path, clock=clock) as service:
+        await _save(service, STATE, ttl=timedelta(seconds=5))
+        await _set(service, is_public=True)
+        clock.advance(timedelta(seconds=6))
+        assert (await failure_of(_reads(service)[0])).reason == 'CHECKPOINT_NOT_FOUND'
+        assert await service.verbs.change_checkpoints.delete_expired() == 1
+        assert not [folder for folder in service.stored_folders() if 'weights/best' in folder]

@@ -1,0 +1,88 @@
+"""The real service and the real client: deltas to those who hold a base, segments to those who share its memory."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.checkpoint_service import ALICE, Running, make_state, serving
+from services.kit.rpc.context import acting_for
+from services.kit.rpc.weights import ReceivedState, Synced, WeightClient
+from services.kit.weights import Encoding, Segments
+from twinkle.checkpoint_engine import PackedState, pack_state, plan_state, unpack_state
+from twinkle.data_format import TensorData
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Running]:
+    """A service with memory of its own, called for alice."""
+    async with serving(tmp_path) as running:
+        with acting_for(ALICE):
+            yield running
+
+
+def step(state: PackedState, seed: int) -> PackedState:
+    """Return the state after a small change everywhere."""
+    bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
+    tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
+    return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
+
+
+async def followed(client: WeightClient, publisher: WeightClient, states: list[PackedState]) -> list[ReceivedState]:
+    """Publish states one after the other and return them as a follower gets them."""
+    taken: list[ReceivedState] = []
+    await publisher.publish_version('ad-1', states[0], version=1)
+    async with aclosing(client.follow('ad-1')) as events:
+        while len(taken) < len(states):
+            event = await anext(events)
+            if isinstance(event, Synced):
+                await publisher.publish_version('ad-1', states[len(taken)], version=len(taken) + 1)
+            else:
+                taken.append(event)
+    return taken
+
+
+async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
+    """The first version is whole, the later ones are a part of their size, and each is bit for bit right."""
+    states = [make_state(1, size_bytes=3 << 20)]
+    states += [step(states[-1], 1), step(states[0], 2)]
+    taken = await followed(service.weights, service.weights, states)
+    assert [received.state for received in taken] == states
+    assert [received.encoding for received in taken] == [Encoding.WHOLE, Encoding.DELTA, Encoding.DELTA]
+    assert all(received.wire_size_bytes < 0.4 * len(states[0].data) for received in taken[1:])
+
+
+async def test_trainer_and_follower_on_the_services_host_move_no_bytes(service: Running, tmp_path: Path) -> None:
+    """From the trainer's tensors to the follower's view of them."""
+    folder = tmp_path / 'memory'
+    publisher, client = (WeightClient(service.channel, segments=Segments(folder)) for _ in range(2))
+    states = [make_state(seed, size_bytes=1 << 20) for seed in range(3)]
+    taken = await followed(client, publisher, states)
+    assert [received.state for received in taken] == states
+    assert {received.encoding for received in taken} == {Encoding.SHARED_MEMORY}
+    assert {received.wire_size_bytes for received in taken} == {0}
+    assert all(Path(received.segment_path).is_file() for received in taken)  # noqa: ASYNC240 (in memory)
+
+
+async def test_versions_of_a_whole_model_take_the_same_ways(service: Running, tmp_path: Path) -> None:
+    """Planned, published, fetched and followed without a LoRA configuration."""
+    weights = {'model.norm.weight': TensorData('bfloat16', (1 << 12,), np.random.default_rng(1).bytes(1 << 13))}
+    plan = plan_state(weights, base_model='org/tiny', lora_config=None)
+    shared = WeightClient(service.channel, segments=Segments(tmp_path / 'memory'))
+    await shared.publish_version('ad-1', plan, version=1)
+    for client in (shared, service.weights):
+        received = await client.fetch_version('ad-1')
+        assert received.state.manifest.lora_config is None
+        assert unpack_state(received.state.manifest, received.state.data) == weights
+    taken = await followed(service.weights, shared, [plan.pack(), step(plan.pack(), 3)])
+    assert taken[1].encoding is Encoding.DELTA
+
+
+async def test_what_killed_services_left_is_removed_when_this_one_ends(tmp_path: Path) -> None:
+    """It may be the last of its host for long, and memory of nobody would stay taken."""
+    async with serving(tmp_path):
+        left = tmp_path / 'memory' / f'{"0" * 16}.{"1" * 16}'
+        left.write_bytes(b'weights of a process that is gone')
+    assert not left.exists()

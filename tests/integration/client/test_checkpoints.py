@@ -1,0 +1,185 @@
+"""Checkpoints from a client and on the command line, through a gateway over a real checkpoint service."""
+
+import asyncio
+import tarfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from typer.testing import CliRunner
+
+from fixtures.checkpoint_service import Running, make_state, serving
+from fixtures.running_gateway import RunningGateway, bearer, failure_of, running_gateway
+from services.kit.rpc.weights import chunk_to_proto
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc
+from twinkle.checkpoint_engine import iter_chunks, read_peft_folder, unpack_state, write_peft_folder
+from twinkle_client.checkpoints import CheckpointLibrary
+from twinkle_client.cli import app
+from twinkle_client.client import TwinkleClient
+from twinkle_client.errors import NotFoundError, UsageError
+
+MODEL = 'org/tiny'
+STATE = make_state(1, size_bytes=3 << 20)
+TENSORS = unpack_state(STATE.manifest, STATE.data)
+
+
+@dataclass(frozen=True)
+class World:
+    """What is running, and who calls."""
+
+    gateway: RunningGateway
+    checkpoints: Running
+    secret: str
+    adapter: Path
+    """A peft folder."""
+
+    def run(self, act: Callable[[TwinkleClient, CheckpointLibrary], Any]) -> Any:
+        """Return what a program with a client of its own comes to."""
+
+        def program() -> Any:
+            with TwinkleClient(f'http://{self.gateway.address}', self.secret) as client:
+                return act(client, CheckpointLibrary(client=client))
+
+        return asyncio.to_thread(program)
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """Serve, with an adapter on the client's disk."""
+    config = STATE.manifest.lora_config
+    assert config is not None
+    write_peft_folder(tmp_path / 'adapter', TENSORS, config, base_model=MODEL)
+    exports = {'folder': tmp_path / 'out', 'poll': timedelta(milliseconds=20)}
+    async with (
+        serving(tmp_path / 'checkpoints') as checkpoints,
+        running_gateway(
+            tmp_path / 'gateway', upstream=checkpoints.address, internal_token='', exports=exports
+        ) as gateway,
+    ):
+        secret = (await gateway.make_key('alice', scopes=(1,))).secret
+        monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
+        monkeypatch.setenv('TWINKLE_API_KEY', secret)
+        monkeypatch.setenv('COLUMNS', '300')
+        yield World(gateway, checkpoints, secret, tmp_path / 'adapter')
+
+
+async def test_an_adapter_goes_up_and_comes_back(world: World, tmp_path: Path) -> None:
+    """Bit for bit; the same adapter again is the same checkpoint, and nothing is left beside it."""
+
+    def act(client: TwinkleClient, library: CheckpointLibrary) -> tuple[Any, ...]:
+        labels = {'from': 'elsewhere'}
+        made = library.upload(world.adapter, 'mine', base_model=MODEL, user_metadata=labels)
+        again = library.upload(world.adapter, 'mine', base_model=MODEL)
+        seen: list[tuple[int, int]] = []
+        folder = client.download_checkpoint(made.path, tmp_path / 'back', report=lambda *at: seen.append(at))
+        return made, again, folder, seen
+
+    made, again, folder, seen = await world.run(act)
+    assert (made.path, dict(made.user_metadata)) == (again.path, {'from': 'elsewhere'})
+    assert read_peft_folder(folder)[0] == TENSORS
+    assert sorted(path.name for path in folder.iterdir()) == ['adapter_config.json', 'adapter_model.safetensors']
+    assert sorted(path.name for path in world.adapter.iterdir()) == sorted(path.name for path in folder.iterdir())
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] > len(STATE.data)
+
+
+async def test_an_upload_goes_on_where_it_was_cut(world: World, tmp_path: Path) -> None:
+    """Only what is missing is sent."""
+    archive = tmp_path / 'adapter.tar'
+    with tarfile.open(archive, 'w') as tar:
+        for path in sorted(world.adapter.iterdir()):
+            tar.add(path, path.name)
+    data = archive.read_bytes()
+    upload_id = f'up-{blake3(data).hexdigest()[:40]}'
+    header = wire.CheckpointUploadHeader(upload_id=upload_id, name='mine', base_model=MODEL, size_bytes=len(data))
+    half = len(data) // 2
+
+    async def cut() -> AsyncIterator[wire.UploadCheckpointRequest]:
+        yield wire.UploadCheckpointRequest(header=header)
+        for chunk in iter_chunks(data[:half], chunk_bytes=1 << 19):
+            yield wire.UploadCheckpointRequest(chunk=chunk_to_proto(chunk))
+
+    stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(world.gateway.channel)
+    failure = await failure_of(stub.UploadCheckpoint(cut(), metadata=bearer(world.secret)))
+    assert failure.metadata['expected'] == f'a chunk at byte {half}'
+    sent: list[int] = []
+    made = await world.run(
+        lambda _, library: library.upload(
+            archive, 'mine', base_model=MODEL, report=lambda done, total: sent.append(done)
+        )
+    )
+    assert made.name == 'mine'
+    assert half < sent[0] <= half + (1 << 20)
+
+
+async def test_a_download_begins_anew_where_its_beginning_is_another_archives(world: World, tmp_path: Path) -> None:
+    """A beginning with its digest, one without, one that is longer than the archive, and one that is damaged."""
+    made = await world.run(lambda _, library: library.upload(world.adapter, 'mine', base_model=MODEL))
+    whole = tmp_path / 'whole'
+    await world.run(lambda client, _: client.download_checkpoint(made.path, whole))
+    request = wire.DownloadCheckpointRequest(checkpoint_path=made.path)
+    stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(world.gateway.channel)
+    pieces = [piece async for piece in stub.DownloadCheckpoint(request, metadata=bearer(world.secret))]
+    digest, size = pieces[0].archive_digest, pieces[0].archive_size_bytes
+    cases = [(b'other', 'f' * 64), (b'other', ''), (bytes(size + 1), digest), (b'x' * 700, digest)]
+    for number, (beginning, noted) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / '.download.tar').write_bytes(beginning)
+        (folder / '.download.digest').write_text(noted)
+        await world.run(lambda client, _, folder=folder: client.download_checkpoint(made.path, folder))
+        assert read_peft_folder(folder)[0] == TENSORS
+        assert not list(folder.glob('.*'))
+
+
+async def test_what_is_no_adapter_is_refused(world: World, tmp_path: Path) -> None:
+    """Here where that can be seen here, and by the server otherwise."""
+    (tmp_path / 'empty').mkdir()
+    for source, base_model, error in (
+        (tmp_path / 'empty', MODEL, ValueError),
+        (world.adapter, '', ValueError),
+        (world.adapter / 'adapter_config.json', MODEL, UsageError),
+    ):
+        with pytest.raises(error):
+            await world.run(
+                lambda _, library, source=source, base_model=base_model: library.upload(
+                    source, 'mine', base_model=base_model
+                )
+            )
+
+
+async def test_commands_do_what_they_say(world: World, tmp_path: Path) -> None:
+    """From upload to deletion."""
+
+    async def run(*arguments: str, status: int = 0) -> str:
+        result = await asyncio.to_thread(CliRunner().invoke, app, ['checkpoint', *arguments])
+        assert result.exit_code == status, result.output
+        return result.stdout
+
+    told = await run('upload', str(world.adapter), '--name', 'mine', '--base-model', MODEL)
+    (path,) = [line for line in told.splitlines() if line.startswith('twinkle://')]
+    await run('publish', path)
+    await run('ttl', path, '30d')
+    found = await world.run(lambda client, _: client.get_checkpoint(path))
+    assert found.is_public
+    assert found.HasField('expire_time')
+    await run('unpublish', path)
+    await run('ttl', path)
+    found = await world.run(lambda client, _: client.get_checkpoint(path))
+    assert not found.is_public
+    assert not found.HasField('expire_time')
+    assert path in await run('list')
+    assert (tmp_path / 'out').as_uri() in await run('push', path, 'file:///here', '--wait')
+    assert read_peft_folder(tmp_path / 'out' / 'alice' / 'here')[0] == TENSORS
+    assert 'done' in await run('exports')
+    await run('push', path, 'hf://org/name', status=1)
+    await run('download', path, str(tmp_path / 'back'))
+    assert read_peft_folder(tmp_path / 'back')[0] == TENSORS
+    await run('delete', path)
+    with pytest.raises(NotFoundError):
+        await world.run(lambda client, _: client.get_checkpoint(path))

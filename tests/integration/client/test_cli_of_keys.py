@@ -1,0 +1,80 @@
+"""Commands for administrators, against a gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from twinkle_client.cli import app
+from twinkle_client.client import TwinkleClient
+from twinkle_client.errors import AccessError, NotFoundError
+
+
+@pytest.fixture
+async def administered(tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """Serve a gateway with nothing behind it."""
+    async with running_gateway(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def run(administered: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a command beside the gateway's loop and return what came of it."""
+    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{administered.address}')
+    monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
+    monkeypatch.setenv('COLUMNS', '200')
+    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+
+
+def _secret_of(result: Any) -> str:
+    # The gateway, which runs in this process, may log between the command's lines.
+    (secret,) = [line for line in result.stdout.splitlines() if line.startswith('tml-')]
+    return secret
+
+
+async def _begin_session(gateway: RunningGateway, secret: str, *, project_id: str = '') -> str:
+    def begin() -> str:
+        with TwinkleClient(f'http://{gateway.address}', secret) as client:
+            return client.create_session(project_id=project_id).project_id
+
+    return await asyncio.to_thread(begin)
+
+
+async def test_key_is_made_for_a_project_and_rotated(administered: RunningGateway, run: Any) -> None:
+    """A key's sessions belong to its project; a rotated key works on, one rotated without overlap does not."""
+    assert (await run('tenants', 'create', 'lab', '--name', 'The lab')).exit_code == 0
+    assert 'The lab' in (await run('tenants', 'list')).output
+    assert (await run('projects', 'create', 'lab', 'rl')).exit_code == 0
+    assert 'rl' in (await run('projects', 'list', 'lab')).output
+    made = await run('keys', 'create', 'lab', '--ttl', '30d', '--project', 'rl')
+    secret = _secret_of(made)
+    assert await _begin_session(administered, secret) == 'rl'
+    key_id = secret.removeprefix('tml-').rpartition('-')[0]
+    first = await run('keys', 'rotate', key_id, '--overlap', '1h')
+    heir = _secret_of(first)
+    assert await _begin_session(administered, secret) == await _begin_session(administered, heir) == 'rl'
+    heir_id = heir.removeprefix('tml-').rpartition('-')[0]
+    last = _secret_of(await run('keys', 'rotate', heir_id, '--overlap', '0s'))
+    with pytest.raises(AccessError):
+        await _begin_session(administered, heir)
+    assert await _begin_session(administered, last) == 'rl'
+    listed = (await run('keys', 'list', 'lab')).output
+    # Each key has a line, and its heir's line names it, too; no secret is shown.
+    assert [listed.count(item) for item in (key_id, heir_id, secret)] == [2, 2, 0]
+
+
+async def test_unknown_projects_and_times_are_told(administered: RunningGateway, run: Any) -> None:
+    """What cannot be is refused with its cure."""
+    await run('tenants', 'create', 'lab')
+    unknown = await run('keys', 'create', 'lab', '--project', 'nowhere')
+    assert (unknown.exit_code, 'twinkle projects create' in unknown.output) == (1, True)
+    assert (await run('keys', 'create', 'lab', '--ttl', 'soon')).exit_code == 2
+    assert (await run('keys', 'rotate', 'key-9')).exit_code == 1
+    assert (await run('projects', 'list', 'nobody')).exit_code == 1
+    secret = _secret_of(await run('keys', 'create', 'lab'))
+    with pytest.raises(NotFoundError, match='nowhere'):
+        await _begin_session(administered, secret, project_id='nowhere')

@@ -1,0 +1,81 @@
+"""`twinkle quota` and `twinkle usage` against a gateway."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fixtures.fake_samplers import FakeSampler
+from fixtures.fleet import RunningFleet, running_fleet
+from fixtures.running_gateway import ADMIN, ADMIN_KEY
+from fixtures.sampled_answers import sample_request
+from twinkle_client.cli import app
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[RunningFleet]:
+    """A gateway before a sampler."""
+    async with running_fleet(tmp_path, FakeSampler()) as running:
+        yield running
+
+
+@pytest.fixture
+def run(fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what runs a command as an administrator."""
+    monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{fleet.gateway.address}')
+    monkeypatch.setenv('TWINKLE_API_KEY', ADMIN_KEY)
+    monkeypatch.setenv('COLUMNS', '200')
+    return lambda *arguments: asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+
+
+def told(result: Any) -> Any:
+    """Return the JSON that a command printed; the gateway, which runs in this process, may log between its lines."""
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    begin = next(index for index, line in enumerate(lines) if line.startswith(('{', '[')))
+    end = max(index for index, line in enumerate(lines) if line.startswith(('}', ']')) or line.endswith(('}', ']')))
+    return json.loads('\n'.join(line for line in lines[begin : end + 1] if not line.startswith('20')))
+
+
+async def test_quota_is_changed_limit_by_limit(run: Any) -> None:
+    """Limits that are not named stay; the word for it puts one back."""
+    await run('quota', 'set', 'default', 'max_adapters=3', 'weight=2.5')
+    changed = await run('quota', 'set', 'default', 'stored_bytes=1000', 'max_adapters=default')
+    assert changed.exit_code == 0, changed.output
+    assert '1,000' in changed.output
+    shown = told(await run('quota', 'show', 'default', '--json'))
+    assert shown['quota'] == {'stored_bytes': '1000', 'weight': 2.5}
+    assert shown['effective_quota'] == shown['quota']
+
+
+async def test_wrong_limits_are_told(run: Any) -> None:
+    """What is no number, no limit or out of range, and a tenant that is not there."""
+    assert (await run('quota', 'set', 'default', 'adapters=1')).exit_code == 2
+    assert (await run('quota', 'set', 'default', 'max_adapters=many')).exit_code == 2
+    assert (await run('quota', 'set', 'default', 'weight=0')).exit_code == 1
+    assert (await run('quota', 'show', 'nobody')).exit_code == 1
+    assert (await run('usage', 'nobody')).exit_code == 1
+    assert (await run('usage', '--since', 'long')).exit_code == 2
+
+
+async def test_usage_is_shown_by_run(run: Any, fleet: RunningFleet) -> None:
+    """One's own, and a tenant's for administrators; with a line for all."""
+    async for _ in fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN):
+        pass
+    expected = {
+        'run_id': '',
+        'operation_count': 0,
+        'trained_token_count': 0,
+        'prompt_count': 1,
+        'prompt_token_count': 3,
+        'sampled_token_count': 8,
+        'stored_bytes': 0,
+    }
+    assert told(await run('usage', '--json')) == told(await run('usage', 'default', '--json')) == [expected]
+    table = (await run('usage')).output
+    assert '(base model)' in table
+    assert 'all' in table

@@ -1,0 +1,119 @@
+"""A request that its caller ended is ended, wherever it is on its way at that moment."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.fake_samplers import FakeSampler, until
+from fixtures.fleet import RunningFleet, running_fleet
+from fixtures.running_gateway import ADMIN, Failure
+from fixtures.sampled_answers import ints, sample_request
+from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+
+ABORTED = sampling_pb2.STOP_REASON_ABORT
+
+
+def batch_request(count: int, **fields: Any) -> wire.SampleBatchRequest:
+    """Return a good batch that is called 'mine', with two completions a prompt."""
+    prompts = [sampling_pb2.Prompt(token_ids=ints([index])) for index in range(count)]
+    params = sampling_pb2.SamplingParams(max_tokens=3, sample_count=2)
+    return wire.SampleBatchRequest(base_model='tiny', prompts=prompts, params=params, request_id='mine', **fields)
+
+
+async def abort(fleet: RunningFleet) -> None:
+    """End the request that is called 'mine'."""
+    await fleet.stub.Abort(wire.AbortRequest(request_id='mine'), metadata=ADMIN)
+
+
+def check_aborted(answers: list[Any], count: int) -> None:
+    """Check that every prompt was answered once, with two completions that were ended."""
+    assert sorted(answer.prompt_index for answer in answers) == list(range(count))
+    for answer in answers:
+        assert [sequence.stop_reason for sequence in answer.sequences] == [ABORTED] * 2
+        assert answer.prompt.token_ids == ints([answer.prompt_index])
+
+
+async def test_batch_is_aborted_while_its_version_is_found_out(tmp_path: Path) -> None:
+    """No replica has the batch yet: its prompts are answered as ended, and none is ever sampled."""
+    sampler = FakeSampler(versions={'ad': {1}})
+    async with running_fleet(tmp_path, sampler) as fleet:
+        sampler.door.clear()
+        request = batch_request(3, adapter=sampling_pb2.AdapterRef(adapter_id='ad'))
+        reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(request, metadata=ADMIN)))
+        await until(lambda: 'LoadAdapter' in sampler.calls)
+        await abort(fleet)
+        check_aborted(await reading, 3)
+        assert 'SampleBatch' not in sampler.calls
+
+
+@pytest.mark.parametrize('count', [1, 6])
+async def test_batch_is_aborted_on_its_way(tmp_path: Path, count: int) -> None:
+    """Samplers that were sent a batch, and do not know it yet, are told again once they do."""
+    samplers = [FakeSampler(), FakeSampler()]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        for sampler in samplers:
+            sampler.door.clear()
+            sampler.places.clear()
+        request = batch_request(count)
+        reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(request, metadata=ADMIN)))
+        await until(lambda: any('SampleBatch' in sampler.calls for sampler in samplers))
+        aborting = asyncio.ensure_future(abort(fleet))
+        await until(lambda: any('Abort' in sampler.calls for sampler in samplers))
+        for sampler in samplers:
+            sampler.door.set()
+        await aborting
+        check_aborted(await reading, count)
+        assert all(sampler.aborted for sampler in samplers if 'SampleBatch' in sampler.calls)
+
+
+async def test_stream_is_aborted_on_its_way(tmp_path: Path) -> None:
+    """A sampler that was sent a request, and does not know it yet, is told again once it does."""
+    sampler = FakeSampler()
+    async with running_fleet(tmp_path, sampler) as fleet:
+        sampler.door.clear()
+        sampler.gate.clear()
+        call = fleet.stub.Sample(sample_request(request_id='mine', max_tokens=50), metadata=ADMIN)
+        reading = asyncio.ensure_future(_read(call))
+        await until(lambda: 'Sample' in sampler.calls)
+        aborting = asyncio.ensure_future(abort(fleet))
+        await until(lambda: 'Abort' in sampler.calls)
+        sampler.door.set()
+        await aborting
+        assert (await reading)[-1].finished.stop_reason == ABORTED
+        assert sampler.sent_count < 5
+
+
+async def test_requests_are_aborted_before_there_is_anybody(tmp_path: Path) -> None:
+    """Those that wait for a sampler, new or again, end at once."""
+    first = FakeSampler(end_after=0, way_to_end='stop')
+    async with running_fleet(tmp_path, first) as fleet:
+        call = fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)
+        reading = asyncio.ensure_future(_read(call))
+        await first.is_stopping.wait()
+        fleet.leases[0].call.cancel()
+        await fleet.until_state('r0', REPLICA_STATE_LOST)
+        await abort(fleet)
+        assert (await reading)[-1].finished.stop_reason == ABORTED
+        reading = asyncio.ensure_future(_read(fleet.stub.SampleBatch(batch_request(2), metadata=ADMIN)))
+        await _abort_once_known(fleet)
+        check_aborted(await reading, 2)
+
+
+async def _read(call: Any) -> list[Any]:
+    return [response async for response in call]
+
+
+async def _abort_once_known(fleet: RunningFleet) -> None:
+    """End the request as soon as the gateway has it; the test's own time bounds it."""
+    while True:
+        try:
+            await abort(fleet)
+            return
+        except grpc.aio.AioRpcError as error:
+            if Failure.of(error).reason != 'REQUEST_NOT_FOUND':
+                raise

@@ -1,0 +1,274 @@
+"""Every HTTP route and every method against keys that are no good, and against ids that are another tenant's.
+
+Routes come from the gateway itself and methods from the contracts, so a new one is held to this at once.
+"""
+
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.message import Message
+
+from fixtures.data_service import ENCODE, start
+from fixtures.every_call import body_of, methods, native_method_of, routes_of, url_of
+from fixtures.running_gateway import ADMIN, EVERY_SCOPE, Failure, bearer
+from fixtures.sampler_service import sample_request
+from fixtures.two_tenants import ABSENT, Ids, TwoTenants, two_tenants
+from services.gateway.domain.api_key import Scope
+from services.gateway.domain.permissions import Access, requirement_of
+from twinkle.api.data.v1 import dataset_pb2
+from twinkle.api.data.v1 import dataset_service_pb2 as dataset_wire
+from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc
+from twinkle.api.sampler.v1 import sampler_service_pb2 as sampler_wire
+from twinkle.api.sampler.v1 import sampling_pb2
+
+LOOKS_NOTHING_UP = {
+    'DELETE /api/v1/auth/apikey/me',
+    'GET /api/v1/audit',
+    'GET /api/v1/auth/apikey/me',
+    'GET /api/v1/billing/usage/checkpoints/current',
+    'GET /api/v1/billing/usage/events',
+    'GET /api/v1/checkpoints',
+    'GET /api/v1/files/{token}/{name}',
+    'GET /api/v1/get_server_capabilities',
+    'GET /api/v1/healthz',
+    'GET /api/v1/sessions',
+    'GET /api/v1/training_runs',
+    'GET /v1/models',
+    'POST /api/v1/client/config',
+    'POST /api/v1/client/dynamic_config',
+    'POST /api/v1/create_custom_loss',
+    'POST /api/v1/create_session',
+    'POST /api/v1/sessions/search',
+    'POST /api/v1/telemetry',
+    'PUT /api/v1/uploads/{name}',
+}
+"""Routes that take no id of a thing; all others must say that another tenant's is not there."""
+CHOSEN = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
+"""Of fields of which a message has one."""
+LEFT_OUT = {'full_parameters', 'training_config'}
+"""Fields that would be refused before any id is looked at."""
+CREATES = {'SessionService/CreateSession'}
+"""Methods whose answers have an id of their own."""
+HIDES_ABSENCE = {
+    'AdapterService/CreateAdapter',
+    'AdapterService/Estimate',
+    'AdapterService/ListAdapters',
+    'CatalogueService/GetUsage',
+    'CatalogueService/ListRunCheckpoints',
+    'CatalogueService/ListRuns',
+    'CheckpointService/ListCheckpoints',
+    'CheckpointService/UploadCheckpoint',
+    'DatasetService/GetUpload',
+    'DatasetService/ListDatasets',
+    'DatasetService/Upload',
+    'ExportService/ListExports',
+    'LoaderService/CloseLoader',
+    'SamplerService/DescribeTokens',
+    'SamplerService/GetLoad',
+    'SamplerService/ListResidentAdapters',
+    'SamplerService/WatchLoad',
+    'ServerService/GetServerInfo',
+    'SessionService/CreateSession',
+    'SessionService/ListSessions',
+    'TrainingService/Train',
+    'TrainingService/UploadBatch',
+}
+"""Methods that take no id of a thing, list what is there of it, take an id that is the caller's own by being his, or
+tell what is not there within a stream; all others must say that another tenant's is not there, or that a client may
+never call them."""
+
+
+@pytest.fixture
+async def world(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoTenants]:
+    """Serve two tenants."""
+    async with two_tenants(tmp_path, tiny_llama_dir) as running:
+        yield running
+
+
+async def refused(world: TwoTenants, route: tuple[str, str], secret: str | None, ids: Ids) -> tuple[int, str]:
+    """Return status and body of an answer, without what is of this one call."""
+    method, path = route
+    answer = await world.call(method, url_of(path, ids), secret, body_of(path, ids))
+    request_id = answer.headers['x-request-id']
+    return answer.status_code, ids.hidden(answer.text).replace(request_id, '<request>')
+
+
+async def bad_secrets(world: TwoTenants) -> list[str]:
+    """Return a key that nobody has, one that is revoked and one whose time is over."""
+    revoked = await world.gateway.make_key('alice')
+    expired = await world.gateway.make_key('alice', ttl=timedelta(seconds=1))
+    stub = key_service_pb2_grpc.KeyServiceStub(world.gateway.channel)
+    await stub.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=revoked.key.key_id), metadata=ADMIN)
+    world.gateway.clock.advance(timedelta(seconds=1))
+    return ['tml-unknown', revoked.secret, expired.secret]
+
+
+async def test_no_route_answers_without_a_good_key(world: TwoTenants) -> None:
+    """No key, an unknown, a revoked and an expired one: every route refuses, the last three alike."""
+    secrets = await bad_secrets(world)
+    routes = routes_of(world)
+    assert len(routes) > 50
+    for route in routes:
+        assert (await refused(world, route, None, world.alices))[0] == 401, route
+        answers = {await refused(world, route, secret, world.alices) for secret in secrets}
+        assert [status for status, _ in answers] == [401], route
+
+
+async def test_another_tenants_things_are_absent_on_every_route(world: TwoTenants) -> None:
+    """Every route answers for an id of Alice's to the letter as for one that nobody has: it is not there."""
+    bob = world.secrets['bob']
+    for route in routes_of(world):
+        name = ' '.join(route)
+        foreign, absent = await refused(world, route, bob, world.alices), await refused(world, route, bob, ABSENT)
+        if name in LOOKS_NOTHING_UP:
+            assert world.alices.model not in foreign[1], name
+            assert foreign[0] == absent[0], name
+        else:
+            assert foreign == absent, name
+            assert foreign[0] == 404, name
+
+
+@pytest.mark.parametrize('path', ['copy_weights', 'create_sampling_session'])
+async def test_another_tenants_weights_are_absent_in_an_own_session(world: TwoTenants, path: str) -> None:
+    """A session of one's own opens no door to what is Alice's."""
+    made = await world.call('POST', '/api/v1/create_session', world.secrets['bob'], {'sdk_version': '0.38.0'})
+    answers: set[tuple[int, str]] = set()
+    for ids in (world.alices, ABSENT):
+        own = replace(ids, session=made.json()['session_id'])
+        status, text = await refused(world, ('POST', f'/api/v1/{path}'), world.secrets['bob'], own)
+        answers.add((status, ids.hidden(text)))
+    assert [status for status, _ in answers] == [404], answers
+
+
+async def test_another_tenants_things_are_absent_for_every_method(world: TwoTenants) -> None:
+    """Every method answers for an id of Alice's to the letter as for one that nobody has."""
+    made = await world.gateway.make_key('bob', scopes=(1, 2, 3))
+    for method in methods():
+        foreign, absent = [await outcome(world, method, ids, made.secret) for ids in (world.alices, ABSENT)]
+        name = f'{method.containing_service.name}/{method.name}'
+        if name in CREATES:
+            assert foreign[0] == absent[0] == 'OK', name
+        else:
+            assert foreign == absent, name
+        if name not in HIDES_ABSENCE:
+            assert foreign[0] in {'NOT_FOUND', 'PERMISSION_DENIED'}, (name, foreign)
+
+
+def adapter_of(ids: Ids) -> sampling_pb2.AdapterRef:
+    """Return what names an adapter to sample from."""
+    return sampling_pb2.AdapterRef(adapter_id=ids.model)
+
+
+WRITTEN: dict[str, Callable[[Ids], Message]] = {
+    'CreateDataset': lambda ids: dataset_wire.CreateDatasetRequest(
+        request_id='r',
+        source=dataset_pb2.DatasetSource(
+            upload=dataset_pb2.UploadSource(upload_id=ids.upload, format=dataset_pb2.FILE_FORMAT_JSONL)
+        ),
+    ),
+    'Apply': lambda ids: dataset_wire.ApplyRequest(request_id='r', dataset_id=ids.dataset, steps=[ENCODE]),
+    'ExportDataset': lambda ids: dataset_wire.ExportDatasetRequest(
+        dataset_id=ids.dataset, format=dataset_pb2.FILE_FORMAT_JSONL
+    ),
+    'StreamBatches': lambda ids: start(ids.loader),
+    'Sample': lambda ids: sample_request(adapter_of(ids)),
+    'SampleBatch': lambda ids: sampler_wire.SampleBatchRequest(
+        base_model='tiny', adapter=adapter_of(ids), prompts=[sample_request().prompt], params=sample_request().params
+    ),
+    'ComputeLogprobs': lambda ids: sampler_wire.ComputeLogprobsRequest(
+        base_model='tiny', adapter=adapter_of(ids), token_ids=[sample_request().prompt.token_ids]
+    ),
+    'LoadAdapter': lambda ids: sampler_wire.LoadAdapterRequest(adapter=adapter_of(ids)),
+}
+"""Requests by method that no message with ids in it alone would do for."""
+
+
+def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
+    """Return a message with ids in every field that is known to hold one, and everything in it that can be in one."""
+    message = message_factory.GetMessageClass(kind)()
+    values = {
+        'session_id': ids.session,
+        'dataset_id': ids.dataset,
+        'loader_id': ids.loader,
+        'upload_id': ids.upload,
+        'key_id': ids.key,
+        'export_id': f'export of {ids.session}',
+        'target': 'file:///x',
+        'adapter_id': ids.model,
+        'run_id': ids.model,
+        'checkpoint_path': f'twinkle://{ids.model}/weights/best',
+        'request_id': f'request of {ids.session}',
+        'base_model': 'tiny',
+        'sequence_number': 1,
+        'version': 1,
+        'size_bytes': 1,
+        'seconds': 3600,
+        'batch_size': 1,
+        'lora_rank': 8,
+    }
+    for field in kind.fields:
+        is_other = field.containing_oneof is not None and field.name not in CHOSEN
+        if field.is_repeated or is_other or field.name in LEFT_OUT:
+            continue
+        if field.name in values:
+            setattr(message, field.name, values[field.name])
+        elif field.message_type is not None and depth < 4:
+            getattr(message, field.name).CopyFrom(message_of(field.message_type, ids, depth + 1))
+    return message
+
+
+async def outcome(world: TwoTenants, method: MethodDescriptor, ids: Ids, secret: str) -> tuple[str, str, str]:
+    """Return how a call ends, or that it gives a first answer."""
+    path = f'/{method.containing_service.full_name}/{method.name}'
+    written = WRITTEN.get(method.name)
+    request = (written(ids) if written else message_of(method.input_type, ids)).SerializeToString()
+    channel: Any = world.gateway.channel
+    call = channel.stream_stream(path)(iter([request]), metadata=bearer(secret) if secret else None)
+    try:
+        answer = await call.read()
+    except grpc.aio.AioRpcError as error:
+        failure = Failure.of(error)
+        return failure.code.name, failure.reason, ids.hidden(failure.message)
+    call.cancel()
+    if answer is grpc.aio.EOF:
+        return 'OK', '', ''
+    told = message_factory.GetMessageClass(method.output_type).FromString(answer)
+    # Packed details hold the length of an id beside it.
+    return 'OK', '', re.sub(r' value: .*', '', ids.hidden(str(told)))
+
+
+async def test_no_method_answers_without_a_good_key(world: TwoTenants) -> None:
+    """No key, an unknown, a revoked and an expired one: every method refuses, the last three alike."""
+    secrets = await bad_secrets(world)
+    for method in methods():
+        answers = {await outcome(world, method, world.alices, secret) for secret in secrets}
+        assert len(answers) == 1, answers
+        assert {answer[0] for answer in answers} == {'UNAUTHENTICATED'}, method.full_name
+        if requirement_of(f'{method.containing_service.full_name}/{method.name}') is not Access.INTERNAL:
+            # This deployment has no token: on loopback, who has no key is another service of it.
+            assert (await outcome(world, method, world.alices, ''))[0] == 'UNAUTHENTICATED', method.full_name
+
+
+async def test_no_method_or_route_answers_without_its_scope(world: TwoTenants) -> None:
+    """A key with every scope but the one that is needed is told which one; what needs none asks for none."""
+    secrets = {
+        scope: (await world.gateway.make_key('bob', scopes=tuple(set(EVERY_SCOPE) - {number}))).secret
+        for number, scope in enumerate(Scope, 1)
+    }
+    for method in methods():
+        needed = requirement_of(f'{method.containing_service.full_name}/{method.name}')
+        for scope in [needed] if isinstance(needed, Scope) else ():
+            refusal = await outcome(world, method, world.alices, secrets[scope])
+            assert refusal[:2] == ('PERMISSION_DENIED', 'SCOPE_MISSING'), method.full_name
+    for route in routes_of(world):
+        needed = requirement_of(native_method_of(world, route)[1:])
+        if isinstance(needed, Scope) and route[1] != '/api/v1/files/{token}/{name}':
+            assert (await refused(world, route, secrets[needed], world.alices))[0] == 403, route

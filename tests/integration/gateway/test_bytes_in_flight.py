@@ -1,0 +1,80 @@
+"""Memory of a gateway under more bytes than it may hold: bounded, for one tenant only, and given back."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.gateway_process import GatewayProcess, gateway_process
+
+MIB = 1 << 20
+COUNT = 200
+BODY = b'{"model_id": "none", "seq_id": 1, "pad": "' + b'x' * (20 * MIB - 44) + b'"}'
+LIMIT = 64 * MIB
+MOST_GROWTH = 400 * MIB
+"""Of the process: bodies, their pieces and values beside them, and what connections buffer; all of them are 4 GiB."""
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[GatewayProcess]:
+    """A gateway in which a tenant has room for three large bodies."""
+    limits = {'memory__bodies_per_tenant': LIMIT, 'memory__bodies': 4 * LIMIT, 'memory__wait': 'PT1S'}
+    async with gateway_process(tmp_path, **limits) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+    """A client with as many connections as it is asked for."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    url = f'http://{gateway.http_address}/api/v1/'
+    async with httpx.AsyncClient(base_url=url, timeout=100, trust_env=False, limits=limits) as client:
+        yield client
+
+
+async def status_of(http: httpx.AsyncClient, secret: str) -> int:
+    """Return what becomes of a large body; 429 also where the client was still sending and saw its connection cut."""
+    try:
+        return (await http.post('forward_backward', content=BODY, headers={'x-api-key': secret})).status_code
+    except httpx.TransportError:
+        return 429
+
+
+async def peak_during(gateway: GatewayProcess, storm: asyncio.Future[Any]) -> int:
+    """Return the most memory that it had."""
+    peak = 0
+    while not storm.done():
+        peak = max(peak, gateway.resident_bytes())
+        await asyncio.wait([storm], timeout=0.02)
+    return peak
+
+
+async def small_ones(http: httpx.AsyncClient, secret: str, storm: asyncio.Future[Any]) -> list[int]:
+    """Return the statuses of small requests while others are under way."""
+    statuses: list[int] = []
+    while not storm.done():
+        body = {'sdk_version': '0.38.0'}
+        statuses.append((await http.post('create_session', json=body, headers={'x-api-key': secret})).status_code)
+    return statuses
+
+
+async def test_bodies_of_one_tenant_take_bounded_memory_and_no_other_waits(
+    gateway: GatewayProcess, http: httpx.AsyncClient
+) -> None:
+    """Of 200 bodies of 20 MiB at once, those beyond the limit are 429; another tenant's small requests all succeed."""
+    alice, bob = await gateway.make_key('alice'), await gateway.make_key('bob')
+    assert await status_of(http, alice) == 400
+    begin = gateway.resident_bytes()
+    storm = asyncio.gather(*(status_of(http, alice) for _ in range(COUNT)))
+    statuses, peak = await asyncio.gather(small_ones(http, bob, storm), peak_during(gateway, storm))
+    answers = Counter(await storm)
+    assert set(answers) == {400, 429}, answers
+    assert set(statuses) == {200}
+    assert len(statuses) > 1
+    assert peak - begin < MOST_GROWTH
+    assert gateway.resident_bytes() - begin < MOST_GROWTH / 2
+    assert await status_of(http, alice) == 400

@@ -1,0 +1,236 @@
+"""A stream that loses its sampler goes on at another one: none of its tokens is lost or doubled."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fixtures.fake_samplers import WAYS_TO_END, FakeSampler
+from fixtures.fleet import RunningFleet, running_fleet
+from fixtures.running_gateway import ADMIN, failure_of
+from fixtures.sampled_answers import read_answer, sample_request, undisturbed
+from services.gateway.config import FleetConfig
+from services.kit.errors import AdapterNotFound, InvalidField, QueueFull
+from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+
+SEEDS = 100
+
+
+@pytest.mark.parametrize('way', WAYS_TO_END)
+async def test_stream_goes_on_after_every_way_to_end(tmp_path: Path, way: str) -> None:
+    """Whatever ends a sampler's stream, at whatever message, the answer is that of an undisturbed run."""
+    for end_after in range(8):
+        samplers = [FakeSampler(end_after=end_after, way_to_end=way) for _ in range(2)]
+        async with running_fleet(tmp_path / f'{end_after}', *samplers, FakeSampler()) as fleet:
+            request = sample_request(max_tokens=3, count=2)
+            answer = await read_answer(fleet.stub.Sample(request, metadata=ADMIN), 2)
+            assert answer.tokens == undisturbed(request)
+            assert answer.spans == [[(0, 0, 3)]] * 2
+
+
+@pytest.mark.timeout(300)
+async def test_hundred_seeds_of_kills_give_the_undisturbed_answers(tmp_path: Path) -> None:
+    """Several streams over samplers that end in random ways, again and again: every token once, in its place."""
+    async with running_fleet(tmp_path) as fleet:
+        for seed in range(SEEDS):
+            await _run_seed(fleet, random.Random(seed), seed)
+
+
+async def _run_seed(fleet: RunningFleet, generator: random.Random, seed: int) -> None:
+    samplers = [
+        FakeSampler(
+            versions={'ad': {1, 2, 3}},
+            end_after=generator.randrange(2, 12),
+            way_to_end=generator.choice(WAYS_TO_END),
+            is_lasting=generator.random() < 0.5,
+            tokens_a_message=generator.randrange(1, 4),
+        )
+        for _ in range(2)
+    ]
+    samplers.append(FakeSampler(versions={'ad': {1, 2, 3}}))
+    async with AsyncExitStack() as stack:
+        for index, sampler in enumerate(samplers):
+            await stack.enter_async_context(sampler.serving())
+            await fleet.join(sampler, f's{seed}-{index}')
+        requests = []
+        for index in range(4):
+            adapter = generator.choice([None, sampling_pb2.AdapterRef(adapter_id='ad', exact=2)])
+            requests.append(
+                sample_request(
+                    [seed, index, 7],
+                    max_tokens=generator.randrange(1, 12),
+                    count=generator.randrange(1, 4),
+                    adapter=adapter,
+                )
+            )
+        calls = [fleet.stub.Sample(request, metadata=ADMIN, timeout=30) for request in requests]
+        counts = [request.params.sample_count for request in requests]
+        answers = await asyncio.gather(*map(read_answer, calls, counts))
+        for request, answer in zip(requests, answers, strict=True):
+            version = 2 if request.HasField('adapter') else 0
+            assert answer.tokens == undisturbed(request, version), seed
+            length = request.params.max_tokens
+            assert answer.spans == [[(version, 0, length)]] * request.params.sample_count, seed
+            assert answer.prompt == [seed, int(answer.prompt[1]), 7], seed
+        for lease in fleet.leases:
+            lease.call.cancel()
+
+
+async def test_stream_goes_on_with_the_version_it_began_with(tmp_path: Path) -> None:
+    """The latest version is latest once: what follows elsewhere is of the same version."""
+    first = FakeSampler(versions={'ad': {1}}, end_after=3, way_to_end='stop')
+    second = FakeSampler(versions={'ad': {1, 2}})
+    async with running_fleet(tmp_path, first) as fleet:
+        request = sample_request(adapter=sampling_pb2.AdapterRef(adapter_id='ad'))
+        call = aiter(fleet.stub.Sample(request, metadata=ADMIN))
+        assert (await anext(call)).HasField('prompt')
+        async with second.serving():
+            await fleet.join(second, 'later')
+            answer = [response async for response in call]
+    assert {response.delta.version for response in answer if response.HasField('delta')} == {1}
+    assert second.requests[-1].adapter.exact == 1
+    assert all(caller.is_internal for caller in second.callers)
+    assert {caller.tenant_id for caller in second.callers} == {'default'}
+
+
+async def test_client_may_not_say_that_another_sampler_began(tmp_path: Path) -> None:
+    """Continuing is between the gateway and its samplers."""
+    async with running_fleet(tmp_path, FakeSampler()) as fleet:
+        request = sample_request(continued=[wire.SequenceSoFar()])
+        failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD')
+        assert failure.metadata['field'] == 'continued'
+
+
+@pytest.mark.parametrize('error', [AdapterNotFound('x'), InvalidField('prompt', 'must be good')])
+async def test_callers_own_error_is_asked_once(tmp_path: Path, error: Exception) -> None:
+    """What is wrong with a request is wrong everywhere."""
+    samplers = [FakeSampler(refusal=error) for _ in range(3)]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert failure.reason == error.reason
+        assert sum(len(sampler.calls) for sampler in samplers) == 1
+
+
+async def test_full_sampler_is_passed_over_and_named_only_if_all_are(tmp_path: Path) -> None:
+    """A refusal for want of room moves a request on; the caller hears it with its retry time when nobody has room."""
+    full = QueueFull(queue_length=1, queue_limit=1)
+    samplers = [FakeSampler(refusal=full), FakeSampler(refusal=full), FakeSampler()]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        request = sample_request()
+        assert (await read_answer(fleet.stub.Sample(request, metadata=ADMIN))).tokens == undisturbed(request)
+        samplers[2].refusal = full
+        failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
+        assert (failure.reason, failure.retry_seconds) == ('QUEUE_FULL', 1)
+
+
+async def test_request_that_breaks_samplers_is_given_up(tmp_path: Path) -> None:
+    """One that ends three engines without a token between them does not get a fourth."""
+    samplers = [FakeSampler(end_after=0, is_lasting=True) for _ in range(5)]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert failure.code is grpc.StatusCode.INTERNAL
+        assert sum(len(sampler.calls) for sampler in samplers) == 3
+
+
+async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
+    """Where the only sampler is gone, the answer goes on as soon as another one joins."""
+    first, second = FakeSampler(end_after=3, way_to_end='stop'), FakeSampler()
+    async with running_fleet(tmp_path, first) as fleet:
+        request = sample_request()
+        reading = asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN)))
+        await first.is_stopping.wait()
+        async with second.serving():
+            await fleet.join(second, 'later')
+            assert (await reading).tokens == undisturbed(request)
+
+
+async def test_stream_without_a_sampler_says_so_in_the_end(tmp_path: Path) -> None:
+    """Nobody comes in time: UNAVAILABLE with a time to try again; a new request hears the same."""
+    options = FleetConfig(replica_wait=timedelta(milliseconds=200), begin_wait=timedelta(milliseconds=200))
+    first = FakeSampler(end_after=3, way_to_end='stop')
+    async with running_fleet(tmp_path, first, fleet=options) as fleet:
+        failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'NO_REPLICA')
+        assert failure.retry_seconds
+        failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert failure.reason == 'NO_REPLICA'
+
+
+async def test_new_stream_waits_a_moment_for_a_sampler(tmp_path: Path) -> None:
+    """Where there was a sampler and is none now, a new request is served by the next one that joins."""
+    first, second = FakeSampler(), FakeSampler()
+    async with running_fleet(tmp_path, first) as fleet:
+        fleet.leases[0].call.cancel()
+        await fleet.until_state('r0', REPLICA_STATE_LOST)
+        request = sample_request()
+        reading = asyncio.ensure_future(read_answer(fleet.stub.Sample(request, metadata=ADMIN)))
+        batch = wire.SampleBatchRequest(base_model='tiny', prompts=[request.prompt], params=request.params)
+        completing = asyncio.ensure_future(fleet.stub.SampleBatch(batch, metadata=ADMIN).read())
+        async with second.serving():
+            await fleet.join(second, 'later')
+            assert (await reading).tokens == undisturbed(request)
+            assert len((await completing).sequences) == 1
+
+
+async def test_new_stream_is_refused_where_nobody_ever_was(tmp_path: Path) -> None:
+    """Without any member there is nobody to wait for: UNAVAILABLE at once, however long others would wait."""
+    options = FleetConfig(begin_wait=timedelta(hours=1))
+    async with running_fleet(tmp_path, fleet=options) as fleet:
+        failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'NO_REPLICA')
+
+
+async def test_new_stream_waits_no_longer_than_its_caller(tmp_path: Path) -> None:
+    """The deadline of a request bounds its wait for a sampler."""
+    options = FleetConfig(begin_wait=timedelta(hours=1))
+    async with running_fleet(tmp_path, FakeSampler(), fleet=options) as fleet:
+        fleet.leases[0].call.cancel()
+        await fleet.until_state('r0', REPLICA_STATE_LOST)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_answer(fleet.stub.Sample(sample_request(), metadata=ADMIN, timeout=0.5))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_callers_deadline_ends_the_wait(tmp_path: Path) -> None:
+    """A caller that waits no longer hears so, not that nobody came."""
+    first = FakeSampler(end_after=3, way_to_end='stop')
+    async with running_fleet(tmp_path, first) as fleet:
+        call = fleet.stub.Sample(sample_request(), metadata=ADMIN, timeout=1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_answer(call)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_abort_between_two_samplers_ends_the_stream_well(tmp_path: Path) -> None:
+    """A request that nobody runs at the moment ends at once with the reason 'abort', and its tokens are told."""
+    first = FakeSampler(end_after=3, way_to_end='stop')
+    async with running_fleet(tmp_path, first) as fleet:
+        call = aiter(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN))
+        responses = [await anext(call) for _ in range(3)]
+        await first.is_stopping.wait()
+        await fleet.stub.Abort(wire.AbortRequest(request_id='mine'), metadata=ADMIN)
+        responses += [response async for response in call]
+    assert responses[-1].finished.stop_reason == sampling_pb2.STOP_REASON_ABORT
+    assert [(span.begin_token, span.end_token) for span in responses[-1].finished.version_spans] == [(0, 2)]
+
+
+async def test_stream_of_a_checkpoint_is_not_continued(tmp_path: Path) -> None:
+    """What a path names may have been replaced since, so the stream ends with a time to try again."""
+    path = 'twinkle://run/weights/last'
+    first, second = FakeSampler(end_after=3, way_to_end='unreachable'), FakeSampler()
+    async with running_fleet(tmp_path, first, second) as fleet:
+        for sampler in (first, second):
+            sampler.versions = {'': {0}}
+        first.end_after, second.end_after, second.way_to_end = 3, 3, 'unreachable'
+        request = sample_request(adapter=sampling_pb2.AdapterRef(checkpoint_path=path))
+        failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE')
+        assert failure.retry_seconds
+        assert len(first.calls) + len(second.calls) == 1

@@ -1,0 +1,254 @@
+"""Sampling through the gateway: divided, broadcast, added up, bounded, and each caller for itself."""
+
+import asyncio
+import contextlib
+import os
+import random
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from google.rpc import error_details_pb2
+
+from fixtures.fake_samplers import WAYS_TO_END, FakeSampler, until
+from fixtures.fleet import running_fleet
+from fixtures.running_gateway import ADMIN, Failure, bearer, failure_of, running_gateway
+from fixtures.sampled_answers import ints, numbers, read_answer, sample_request, token_at, undisturbed
+from services.gateway.config import FleetConfig
+from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2_grpc, sampling_pb2
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+
+
+def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.SampleBatchRequest:
+    """Return a good batch; each prompt is its own number."""
+    prompts = [sampling_pb2.Prompt(token_ids=ints([index])) for index in range(count)]
+    params = sampling_pb2.SamplingParams(max_tokens=3)
+    return wire.SampleBatchRequest(
+        base_model='tiny', prompts=prompts, params=params, adapter=adapter, request_id=request_id
+    )
+
+
+def check_batch(request: wire.SampleBatchRequest, answers: list, version: int = 0) -> None:
+    """Check that each prompt was answered once, with its own answer."""
+    assert sorted(answer.prompt_index for answer in answers) == list(range(len(request.prompts)))
+    for answer in answers:
+        prompt = request.prompts[answer.prompt_index]
+        assert answer.prompt.token_ids == prompt.token_ids
+        seed = prompt.SerializeToString(deterministic=True)
+        (sequence,) = answer.sequences
+        assert numbers(sequence.token_ids) == [token_at(seed, version, 0, place) for place in range(3)]
+        assert {span.version for span in sequence.version_spans} == {version}
+
+
+async def test_batch_is_shared_at_one_version(tmp_path: Path) -> None:
+    """All replicas get a part of it, of one version that was found out once, and indices are the caller's."""
+    samplers = [FakeSampler(versions={'ad': {4, 5}}) for _ in range(3)]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        request = batch_request(60, adapter=sampling_pb2.AdapterRef(adapter_id='ad', at_least=4))
+        answers = [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)]
+        check_batch(request, answers, 5)
+        assert sum('LoadAdapter' in sampler.calls for sampler in samplers) == 1
+        parts = [item for sampler in samplers for item in sampler.requests if isinstance(item, wire.SampleBatchRequest)]
+        assert {part.adapter.exact for part in parts} == {5}
+        assert max(len(part.prompts) for part in parts) <= 26
+
+
+@pytest.mark.parametrize('way', WAYS_TO_END)
+async def test_batch_outlives_its_samplers(tmp_path: Path, way: str) -> None:
+    """What a sampler left undone is done again by others: every prompt is answered once."""
+    samplers = [FakeSampler(end_after=3, way_to_end=way), FakeSampler(end_after=0, way_to_end=way), FakeSampler()]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        request = batch_request(40)
+        check_batch(request, [answer async for answer in fleet.stub.SampleBatch(request, metadata=ADMIN)])
+
+
+async def test_batch_of_a_mistaken_caller_fails_once(tmp_path: Path) -> None:
+    """A caller's own error ends the batch as the sampler says."""
+    async with running_fleet(tmp_path, FakeSampler(), FakeSampler()) as fleet:
+        request = batch_request(4, adapter=sampling_pb2.AdapterRef(adapter_id='none'))
+        assert (await failure_of(fleet.stub.SampleBatch(request, metadata=ADMIN))).reason == 'ADAPTER_NOT_FOUND'
+        empty = wire.SampleBatchRequest(base_model='tiny')
+        assert (await failure_of(fleet.stub.SampleBatch(empty, metadata=ADMIN))).reason == 'INVALID_FIELD'
+
+
+async def test_bad_prompt_is_named_by_its_place_in_the_whole(tmp_path: Path) -> None:
+    """Whoever gets the bad one counts its share from 0; the caller hears the place in its own request."""
+    samplers = [FakeSampler(bad_token=13) for _ in range(3)]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        failure = await failure_of(fleet.stub.SampleBatch(batch_request(20), metadata=ADMIN))
+        assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'prompts[13].token_ids')
+        assert violated_fields(failure) == ['prompts[13].token_ids']
+        request = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([index]) for index in range(20)])
+        failure = await failure_of(fleet.stub.ComputeLogprobs(request, metadata=ADMIN))
+        assert (failure.metadata['field'], violated_fields(failure)) == ('token_ids[13]', ['token_ids[13]'])
+
+
+def violated_fields(failure: Failure) -> list[str]:
+    """Return the fields that an error is about."""
+    bad_request = error_details_pb2.BadRequest()
+    assert any(detail.Unpack(bad_request) for detail in failure.details)
+    return [item.field for item in bad_request.field_violations]
+
+
+async def test_scores_come_in_request_order_from_all(tmp_path: Path) -> None:
+    """Sequences are divided and put together again; one sampler that breaks is made up for."""
+    samplers = [FakeSampler(end_after=0), FakeSampler(), FakeSampler()]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        request = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([index, 7]) for index in range(30)])
+        answer = await fleet.stub.ComputeLogprobs(request, metadata=ADMIN)
+        assert [numbers(item.logprobs)[0] for item in answer.sequences] == [-float(index) for index in range(30)]
+        assert all(sampler.calls for sampler in samplers[1:])
+
+
+async def test_commands_reach_every_replica(tmp_path: Path) -> None:
+    """Pause, resume, sleep, wake up and the cache's end go to all; what was dropped is added up."""
+    samplers = [FakeSampler() for _ in range(3)]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        await fleet.stub.Pause(wire.PauseRequest(), metadata=ADMIN)
+        await fleet.stub.Resume(wire.ResumeRequest(), metadata=ADMIN)
+        await fleet.stub.Sleep(wire.SleepRequest(), metadata=ADMIN)
+        await fleet.stub.WakeUp(wire.WakeUpRequest(), metadata=ADMIN)
+        answer = await fleet.stub.ResetPrefixCache(wire.ResetPrefixCacheRequest(), metadata=ADMIN)
+        assert answer.dropped_token_count == 300
+        expected = ['Pause', 'Resume', 'Sleep', 'WakeUp', 'ResetPrefixCache']
+        assert [sampler.calls for sampler in samplers] == [expected] * 3
+
+
+async def test_loads_and_residents_are_those_of_all(tmp_path: Path) -> None:
+    """Counts add up; a version that several replicas hold is listed once, over pages of any size."""
+    load = engine_pb2.EngineLoad(running_sequence_count=2, max_sequence_count=10, kv_usage=0.5, tokens_per_second=3)
+    samplers = [
+        FakeSampler(load=load, versions={'a': {1, 2}, 'b': {3}}),
+        FakeSampler(load=load, versions={'a': {2}, 'c': {1}}),
+    ]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        total = (await fleet.stub.GetLoad(wire.GetLoadRequest(), metadata=ADMIN)).load
+        assert (total.running_sequence_count, total.max_sequence_count, total.kv_usage) == (4, 20, 0.5)
+        watch = fleet.stub.WatchLoad(wire.WatchLoadRequest(), metadata=ADMIN)
+        assert (await watch.read()).load == total
+        watch.cancel()
+        found, token = [], ''
+        while True:
+            request = wire.ListResidentAdaptersRequest(page_size=2, page_token=token)
+            page = await fleet.stub.ListResidentAdapters(request, metadata=ADMIN)
+            found += [(item.adapter_id, item.version, item.sequence_count) for item in page.adapters]
+            token = page.next_page_token
+            if not token:
+                break
+        assert found == [('a', 1, 1), ('a', 2, 2), ('b', 3, 1), ('c', 1, 1)]
+        await fleet.stub.UnloadAdapter(wire.UnloadAdapterRequest(adapter_id='b'), metadata=ADMIN)
+        assert 'b' not in samplers[0].versions
+        failure = await failure_of(fleet.stub.UnloadAdapter(wire.UnloadAdapterRequest(adapter_id='b'), metadata=ADMIN))
+        assert failure.reason == 'ADAPTER_NOT_FOUND'
+
+
+async def test_abort_finds_a_request_and_only_its_owners(tmp_path: Path) -> None:
+    """A tenant ends its own stream; another tenant's id is as good as none; an id runs once at a time."""
+    samplers = [FakeSampler(), FakeSampler()]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        made = await fleet.gateway.make_key('bob', scopes=(2,))
+        for sampler in samplers:
+            sampler.gate.clear()
+        call = fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN)
+        for _ in range(2):
+            await call.read()
+        again = await failure_of(fleet.stub.Sample(sample_request(request_id='mine'), metadata=ADMIN))
+        assert (again.code, again.reason) == (grpc.StatusCode.ALREADY_EXISTS, 'ID_TAKEN')
+        await fleet.stub.Abort(wire.AbortRequest(request_id='mine'), metadata=ADMIN)
+        assert (await call.read()).finished.stop_reason == sampling_pb2.STOP_REASON_ABORT
+        foreign = wire.AbortRequest(request_id='other')
+        failure = await failure_of(fleet.stub.Abort(foreign, metadata=bearer(made.secret)))
+        assert failure.reason == 'REQUEST_NOT_FOUND'
+
+
+async def test_identity_reaches_the_sampler_as_the_keys_alone(tmp_path: Path) -> None:
+    """A sampler hears the key's tenant and scopes, whatever the client says of itself."""
+    sampler = FakeSampler()
+    async with running_fleet(tmp_path, sampler) as fleet:
+        made = await fleet.gateway.make_key('alice', scopes=(2,))
+        forged = (*bearer(made.secret), ('x-twinkle-tenant', 'bob'), ('x-twinkle-internal', '1'))
+        await read_answer(fleet.stub.Sample(sample_request(), metadata=forged))
+        caller = sampler.callers[0]
+        assert (caller.tenant_id, caller.scopes, caller.is_internal) == ('alice', frozenset({'sample'}), False)
+
+
+async def test_client_that_leaves_ends_the_samplers_work(tmp_path: Path) -> None:
+    """Cancelling reaches the sampler, in a stream and in all parts of a batch."""
+    samplers = [FakeSampler(), FakeSampler()]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        for sampler in samplers:
+            sampler.gate.clear()
+        stream = fleet.stub.Sample(sample_request(), metadata=ADMIN)
+        batch = fleet.stub.SampleBatch(batch_request(20), metadata=ADMIN)
+        await stream.read()
+        await batch.read()
+        await until(lambda: sum(sampler.open_streams for sampler in samplers) >= 3)
+        stream.cancel()
+        batch.cancel()
+        await until(lambda: not any(sampler.open_streams for sampler in samplers))
+
+
+@pytest.mark.timeout(300)
+async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None:
+    """A thousand streams at once, of sixteen tokens each, are all answered in full, and little stays behind."""
+    samplers = [FakeSampler(load=engine_pb2.EngineLoad(max_sequence_count=256)) for _ in range(2)]
+    async with running_fleet(tmp_path, *samplers) as fleet:
+        before = psutil.Process(os.getpid()).memory_info().rss
+        requests = [sample_request([index], max_tokens=16) for index in range(1000)]
+        answers = await asyncio.gather(
+            *(read_answer(fleet.stub.Sample(request, metadata=ADMIN)) for request in requests)
+        )
+        for request, answer in zip(requests, answers, strict=True):
+            assert answer.tokens == undisturbed(request)
+        assert psutil.Process(os.getpid()).memory_info().rss - before < 300 << 20
+        assert all(len(sampler.calls) > 350 for sampler in samplers)
+
+
+async def test_static_sampler_serves_and_is_found_again(tmp_path: Path) -> None:
+    """A sampler of the configuration needs no lease; it is refused while it is down, and found when it is back."""
+    async with FakeSampler().serving() as sampler:
+        address = sampler.address
+    options = FleetConfig(begin_wait=timedelta(milliseconds=50))
+    async with running_gateway(tmp_path, upstream=address, fleet=options) as gateway:
+        stub = sampler_service_pb2_grpc.SamplerServiceStub(gateway.channel)
+        request = sample_request()
+        failure = await failure_of(stub.Sample(request, metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'NO_REPLICA')
+        assert address not in str(failure)
+        async with FakeSampler().serving(listen=address):
+            while True:
+                call = stub.Sample(request, metadata=ADMIN)
+                try:
+                    answer = await read_answer(call)
+                except grpc.aio.AioRpcError:
+                    continue
+                assert answer.tokens == undisturbed(request)
+                break
+
+
+async def test_unknown_base_model_is_named(tmp_path: Path) -> None:
+    """Where replicas tell what they hold, another name is NOT_FOUND with what there is."""
+    async with running_fleet(tmp_path, FakeSampler()) as fleet:
+        failure = await failure_of(fleet.stub.Sample(sample_request(base_model='huge'), metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, 'BASE_MODEL_NOT_FOUND')
+        assert failure.metadata['known'] == 'tiny'
+
+
+async def test_bytes_that_are_no_request_are_the_callers_mistake(tmp_path: Path) -> None:
+    """Random bytes to any sampling method are never INTERNAL."""
+    generator = random.Random(0)
+    service = wire.DESCRIPTOR.services_by_name['SamplerService']
+    async with running_fleet(tmp_path, FakeSampler()) as fleet:
+        for method in service.methods:
+            call = fleet.gateway.channel.stream_stream(f'/{service.full_name}/{method.name}')
+            for _ in range(20):
+                data = generator.randbytes(generator.randrange(1, 60))
+                if method.name == 'WatchLoad':
+                    data = b'\xff' + data
+                stream = call(iter([data]), metadata=ADMIN)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    async for _ in stream:
+                        pass
+                assert await stream.code() is not grpc.StatusCode.INTERNAL, (method.name, data)

@@ -1,0 +1,157 @@
+"""Requests of random content to every method and route: never the server's fault, and no trace of those refused.
+
+`./run fuzz [N]` sends N of them, each time others; the tests some hundreds, always the same.
+"""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from google.protobuf.descriptor_pb2 import MethodOptions
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from fixtures.every_call import body_of, methods, routes_of, url_of
+from fixtures.fuzzed import Call, Fuzzed
+from fixtures.hostile import TEXTS, json_bodies, messages, rpc_bodies
+from fixtures.two_tenants import Ids, two_tenants
+from services.gateway.api.tinker.wire import tinker_pb2
+from services.gateway.config import FuturesConfig
+
+ASKED = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
+COUNT = ASKED or 600
+TESTS = 3
+"""That share the requests."""
+ROUNDS = max(1, COUNT // 900)
+"""Each from the beginning: the more there is, the longer looking at all of it takes."""
+MANY = settings(
+    max_examples=-(-COUNT // (TESTS * ROUNDS)),
+    deadline=None,
+    database=None,
+    derandomize=not ASKED,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+METHODS = methods()
+NO_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
+WIRE_ROUTES = ('/api/v1/forward', '/api/v1/forward_backward')
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.parametrize('number', range(ROUNDS)),
+    # Examples are drawn while the gateway runs in the same process, which draws chances of its own meanwhile.
+    pytest.mark.filterwarnings('ignore:Do not use the .random. module inside strategies'),
+]
+
+
+@pytest.fixture
+async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
+    """All services, in which two tenants have something."""
+    options = FuturesConfig(gap=timedelta(milliseconds=50))
+    async with two_tenants(tmp_path, tiny_llama_dir, futures=options) as world:
+        running = Fuzzed(world, tmp_path)
+        yield running
+        await running.check()
+        running.close()
+        if ASKED:
+            print(running.outcomes.most_common())  # noqa: T201 (for whoever asked for so many)
+        assert not running.failures, '\n'.join(running.failures)
+
+
+def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
+    """Return texts that mean something, by field."""
+    paths = [f'twinkle://{one.model}/weights/best' for one in ids]
+    return {
+        '': [text for one in ids for text in vars(one).values()],
+        'session_id': [one.session for one in ids],
+        'adapter_id': [one.model for one in ids] * 3,
+        'run_id': [one.model for one in ids] * 3,
+        'dataset_id': [one.dataset for one in ids] * 3,
+        'loader_id': [one.loader for one in ids] * 3,
+        'checkpoint_path': paths * 2,
+        'base_model': ['tiny'] * 6,
+        'optimizer': ['AdamW', 'SGD'],
+        'loss': ['cross_entropy', 'ppo'],
+        'tenant_id': ['carol', 'alice', 'bob'],
+    }
+
+
+@MANY
+@given(data=st.data())
+async def test_methods_refuse_what_is_wrong(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Of every contract, those for operators too: messages by the descriptors with hostile values, and broken ones."""
+    del number
+    ids = await fuzzed.ids()
+    method = data.draw(st.sampled_from(METHODS))
+    is_read = method.GetOptions().idempotency_level == MethodOptions.NO_SIDE_EFFECTS
+    bodies = data.draw(rpc_bodies(method, known_of(ids)))
+    secret = fuzzed.secrets[data.draw(st.sampled_from(['bob', 'bob', 'bob', 'operator']))]
+    await fuzzed.send(
+        Call(f'/{method.containing_service.full_name}/{method.name}', tuple(bodies), secret=secret, is_read=is_read)
+    )
+
+
+@MANY
+@given(data=st.data())
+async def test_routes_refuse_bodies_that_are_wrong(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Good bodies with hostile parts, JSON or protobuf, compressed or not, and some that only say so."""
+    del number
+    ids = await fuzzed.ids()
+    verb, path = data.draw(st.sampled_from([route for route in routes_of(fuzzed.world) if route[0] != 'GET']))
+    one = data.draw(st.sampled_from(ids))
+    headers = {'content-type': 'application/json'}
+    if path in WIRE_ROUTES and data.draw(st.booleans()):
+        kind = tinker_pb2.DESCRIPTOR.message_types_by_name['ForwardBackwardRequest']
+        known = {'': ['cross_entropy', 'target_tokens', 'weights', 'logprobs'], 'model_id': [ids[0].model] * 9}
+        body = data.draw(messages(kind, known)).SerializeToString()
+        headers['content-type'] = 'application/x-protobuf'
+    else:
+        body = data.draw(json_bodies(body_of(path, one), known_of(ids)['']))
+    match data.draw(st.sampled_from(['plain'] * 6 + ['zstd', 'cut', 'liar', 'type', 'odd'])):
+        case 'zstd':
+            headers['content-encoding'], body = 'zstd', zstandard.compress(body)
+        case 'cut':
+            headers['content-encoding'], body = 'zstd', zstandard.compress(body)[:-2]
+        case 'liar':
+            headers['content-encoding'] = data.draw(st.sampled_from(['zstd', 'gzip', 'identity', '', 'zstd, zstd']))
+        case 'type':
+            kinds = ['application/x-protobuf', 'text/plain', '', ';', 'application/json; charset=utf-16', 'x' * 300]
+            headers['content-type'] = data.draw(st.sampled_from(kinds))
+        case 'odd':
+            headers |= {'x-request-id': 'x' * 500, 'accept': 'application/x-protobuf', 'traceparent': '00-zz'}
+        case _:
+            pass
+    url = url_of(path, one)
+    await fuzzed.send(Call(f'{verb} {url}', (body,), tuple(headers.items()), fuzzed.secrets['bob']))
+
+
+@MANY
+@given(data=st.data())
+async def test_routes_refuse_paths_and_queries_that_are_wrong(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
+    """Places of the path and of the query filled with what nobody would name a thing."""
+    del number
+    ids = await fuzzed.ids()
+    verb, path = data.draw(st.sampled_from(routes_of(fuzzed.world)))
+    texts = st.sampled_from([text for text in TEXTS if len(text) < 3000]) | st.sampled_from(known_of(ids)[''])
+    url = ''
+    for part in path.split('/')[1:]:
+        filled = _quoted(data.draw(texts), data) if part.startswith('{') else part
+        url += '/' + (filled or '%20')
+    names = ['limit', 'offset', 'cursor', 'type', 'status', 'project_id', 'access_scope', 'page_size', 'x', '']
+    asked = data.draw(st.lists(st.tuples(st.sampled_from(names), texts | st.integers().map(str)), max_size=3))
+    query = '&'.join(f'{name}={_quoted(text, data)}' for name, text in asked)
+    body = b'' if verb == 'GET' else data.draw(json_bodies(body_of(path, ids[0]), known_of(ids)['']))
+    what = f'{verb} {url}' + (f'?{query}' if query else '')
+    secret = fuzzed.secrets['bob']
+    await fuzzed.send(Call(what, (body,), (('content-type', 'application/json'),), secret, is_read=verb == 'GET'))
+
+
+def _quoted(text: str, data: Any) -> str:
+    """Return a text as a URL holds it; sometimes bytes that are no text at all."""
+    if data.draw(st.integers(0, 9)) == 0:
+        return data.draw(st.sampled_from(NO_TEXT))
+    return ''.join(f'%{byte:02x}' for byte in text.encode(errors='surrogatepass'))

@@ -1,0 +1,164 @@
+"""A gateway over TLS: clients with keys, services with certificates, HTTPS, and each at its own door."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from fixtures.certificates import make_authority, tls_of
+from fixtures.fake_samplers import FakeSampler
+from fixtures.fleet import replica_of
+from fixtures.gateway_upstream import TOKEN
+from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of
+from services.gateway.__main__ import Gateway, assembled
+from services.gateway.config import GatewayConfig
+from services.kit.certificates import make_certificates
+from services.kit.clock import FakeClock
+from services.kit.rpc.channel import identity_metadata, open_forwarding_channel
+from services.kit.tls import TlsConfig
+from twinkle.api.gateway.v1 import fleet_service_pb2 as fleet
+from twinkle.api.gateway.v1 import session_service_pb2 as sessions
+from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
+from twinkle.api.gateway.v1.session_service_pb2_grpc import SessionServiceStub
+
+NOBODY = FakeSampler(address='127.0.0.1:1')
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The deployment's certificates."""
+    return make_authority(tmp_path / 'tls')
+
+
+@asynccontextmanager
+async def _gateway(tmp_path: Path, **fields: Any) -> AsyncIterator[Gateway]:
+    config = GatewayConfig.model_validate(
+        {
+            'state_dir': tmp_path / 'state',
+            'bootstrap_key': ADMIN_KEY,
+            'internal_token': TOKEN,
+            'internal_listen': '127.0.0.1:0',
+            'http_listen': '127.0.0.1:0',
+            **fields,
+        }
+    )
+    async with assembled(config, clock=FakeClock()) as gateway:
+        assert gateway.http is not None
+        await gateway.server.start()
+        await gateway.http.start()
+        try:
+            yield gateway
+        finally:
+            await gateway.http.stop(timedelta())
+            await gateway.server.stop(timedelta())
+
+
+def _client_of(folder: Path) -> TlsConfig:
+    return TlsConfig(ca=folder / 'ca.crt', trusted_peers=())
+
+
+async def _list_sessions(address: str, tls: TlsConfig) -> Any:
+    async with open_forwarding_channel(address, tls=tls) as channel:
+        return await SessionServiceStub(channel).ListSessions(sessions.ListSessionsRequest(), metadata=ADMIN)
+
+
+async def _register(address: str, tls: TlsConfig, *, token: str = TOKEN) -> str:
+    """Return why a replica may not join; empty where it may."""
+    async with open_forwarding_channel(address, tls=tls) as channel:
+        request = fleet.RegisterRequest(replica=replica_of(NOBODY, 'r'))
+        call = FleetServiceStub(channel).Register(request, metadata=identity_metadata(token))
+        try:
+            await call
+        except grpc.aio.AioRpcError:
+            return (await failure_of(call)).reason
+    return ''
+
+
+async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Path) -> None:
+    """At the public address the connection is encrypted, and the key says who calls; plaintext gets nowhere."""
+    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+        assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _list_sessions(gateway.server.address, TlsConfig())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_only_a_sampler_s_certificate_with_the_token_joins(tmp_path: Path, folder: Path) -> None:
+    """The token is not enough at either address, nor is the certificate of another service."""
+    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+        public, internal = gateway.server.addresses
+        assert await _register(public, _client_of(folder)) == 'PEER_NOT_TRUSTED'
+        assert await _register(public, tls_of(folder, 'sampler')) == 'PEER_NOT_TRUSTED'
+        assert await _register(internal, tls_of(folder, 'model')) == 'PEER_NOT_TRUSTED'
+        assert await _register(internal, tls_of(folder, 'sampler'), token='') == 'CREDENTIALS_MISSING'
+        assert await _register(internal, tls_of(folder, 'sampler')) == ''
+
+
+async def test_internal_address_takes_no_connection_without_a_certificate(tmp_path: Path, folder: Path) -> None:
+    """A client with a good key cannot even connect there."""
+    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+        for tls in (_client_of(folder), TlsConfig()):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await _list_sessions(gateway.server.addresses[1], tls)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_gateway_with_a_public_certificate_alone(tmp_path: Path, folder: Path) -> None:
+    """TLS for clients, plaintext behind: samplers join at the internal address, by the token."""
+    public = {'certificate': folder / 'gateway.crt', 'key': folder / 'gateway.key'}
+    async with _gateway(tmp_path, public_tls=public) as gateway:
+        assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
+        assert await _register(gateway.server.addresses[1], TlsConfig()) == ''
+        assert await _register(gateway.server.addresses[1], TlsConfig(), token='') == 'CREDENTIALS_MISSING'
+
+
+async def test_http_is_served_over_tls_and_renewed(tmp_path: Path, folder: Path) -> None:
+    """The same certificate, read again when it changes; plaintext gets no answer."""
+    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+        assert gateway.http is not None
+        address = gateway.http.address
+        context = ssl.create_default_context(cafile=str(folder / 'ca.crt'))
+        async with httpx.AsyncClient(verify=context) as client:
+            answer = await client.get(f'https://{address}/healthz')
+            assert (answer.status_code, answer.json()) == (200, {'status': 'serving'})
+        with pytest.raises(httpx.HTTPError):
+            async with httpx.AsyncClient() as client:
+                await client.get(f'http://{address}/healthz')
+        first = await _shown(address, context)
+        assert await _shown(address, context) == first
+        make_certificates(folder, {'gateway': ()}, is_forced=True)
+        renewed = await _shown(address, context)
+        assert renewed != first
+        assert ssl.DER_cert_to_PEM_cert(renewed) == (folder / 'gateway.crt').read_text()
+
+
+async def test_openai_s_client_believes_a_private_authority(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SSL_CERT_FILE, as the documentation says: only then it hears from the gateway that there is no sampler."""
+    async with _gateway(tmp_path, tls=tls_of(folder, 'gateway')) as gateway:
+        assert gateway.http is not None
+        url = f'https://{gateway.http.address}/v1'
+        for refusal in (openai.APIConnectionError, openai.InternalServerError):
+            async with openai.AsyncOpenAI(base_url=url, api_key=ADMIN_KEY, max_retries=0) as client:
+                with pytest.raises(refusal):
+                    await client.models.list()
+            monkeypatch.setenv('SSL_CERT_FILE', str(folder / 'ca.crt'))
+
+
+async def _shown(address: str, context: ssl.SSLContext) -> bytes:
+    """Return the certificate that a new connection is shown."""
+    host, _, port = address.rpartition(':')
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    shown = writer.get_extra_info('ssl_object').getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return shown

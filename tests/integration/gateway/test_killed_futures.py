@@ -1,0 +1,89 @@
+"""A gateway that is killed at any point of a future's life: every future resolves, every operation is applied once."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.future_driver import FutureDriver, GatewayDied, driven_gateway
+from fixtures.model_service import draw_example, forward_backward, operation_of, serving_model
+from services.gateway.domain.future import FutureOrder
+from services.kit.failpoints import FUTURE_FAILPOINTS
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, operation_result_pb2, training_config_pb2
+from twinkle.api.model.v1 import training_service_pb2 as wire
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 8
+
+
+def orders_of(lane: str, base_model: str) -> list[FutureOrder]:
+    """Return what a client sends: an adapter, a few steps of training, and the publication of its weights."""
+    creation = adapter_service_pb2.CreateAdapterRequest(
+        base_model=base_model, adapter_id=lane, lora_config=training_config_pb2.LoraConfig(lora_rank=4, seed=3)
+    )
+    verbs: list[dict[str, Any]] = []
+    for step in range(STEPS):
+        verbs.append({'forward_backward': forward_backward([draw_example(seed=step), draw_example(seed=9 + step)])})
+        verbs.append({'clip_grad_and_step': operation_pb2.ClipGradAndStep(max_grad_norm=1.0)})
+    verbs.append({'publish_version': operation_pb2.PublishVersion()})
+    requests = [wire.ExecuteRequest(operation=operation_of(lane, 0, **verb)) for verb in verbs]
+    payloads = [creation.SerializeToString(deterministic=True)]
+    payloads += [request.SerializeToString(deterministic=True) for request in requests]
+    return [
+        FutureOrder(
+            kind='execute' if position else 'create_adapter',
+            key=f'{lane}:{position}',
+            payload=payload,
+            session_id='',
+            lane=lane,
+            position=position,
+        )
+        for position, payload in enumerate(payloads)
+    ]
+
+
+async def train(driver: FutureDriver, orders: Sequence[FutureOrder], *, seed: int) -> list[bytes]:
+    """Submit in any order, all at once, and return the results in the order of positions."""
+    shuffled = random.Random(seed).sample(orders, len(orders))
+    await asyncio.gather(*(driver.submit(order) for order in shuffled), return_exceptions=True)
+    # Again, as a client does that saw no acknowledgement: the repeat of one that was accepted is the same future.
+    ids = await asyncio.gather(*(driver.submit(order) for order in orders))
+    return await asyncio.gather(*map(driver.result, ids))
+
+
+def facts_of(results: Sequence[bytes]) -> list[Any]:
+    """Return what must not differ between two runs: numbers, losses, norms and the digest of the weights."""
+    answers = [wire.ExecuteResponse.FromString(result).result for result in results[1:]]
+    return [(answer.sequence_number, _outcome(answer)) for answer in answers]
+
+
+def _outcome(answer: operation_result_pb2.OperationResult) -> Any:
+    match answer.WhichOneof('outcome'):
+        case 'forward':
+            return answer.forward.loss
+        case 'step':
+            return answer.step.step_count, answer.step.grad_norm
+        case _:
+            return answer.publish.version, answer.publish.digest
+
+
+async def test_gateway_killed_anywhere_applies_each_operation_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Killed -9 at each place that a future comes to, one gateway after the other ends with the very same weights."""
+    async with serving_model(tiny_llama_dir, tmp_path / 'model') as service:
+        settings = {'state_dir': tmp_path / 'undisturbed', 'upstreams.model': service.address}
+        async with driven_gateway(settings) as driver:
+            expected = facts_of(await train(driver, orders_of('undisturbed', service.base_model), seed=0))
+        assert [number for number, _ in expected] == list(range(1, 2 * STEPS + 2))
+        settings['state_dir'] = tmp_path / 'killed'
+        orders = orders_of('killed', service.base_model)
+        for seed, place in enumerate(FUTURE_FAILPOINTS):
+            # The second time: one went by, and others wait behind the one that is interrupted.
+            async with driven_gateway(settings, failpoints=f'{place}=2') as driver:
+                with pytest.raises(GatewayDied):
+                    await train(driver, orders, seed=seed)
+        async with driven_gateway(settings) as driver:
+            assert facts_of(await train(driver, orders, seed=len(FUTURE_FAILPOINTS))) == expected

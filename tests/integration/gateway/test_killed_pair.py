@@ -1,0 +1,77 @@
+"""Two gateway processes on one PostgreSQL database, a client that talks to both, and kill -9 of one in the middle."""
+
+import signal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fixtures.checkpoint_service import as_tenant
+from fixtures.gateway_pair import Pair, mortal_gateway
+from fixtures.model_service import serving_model
+from twinkle.api.model.v1 import adapter_service_pb2
+
+pytestmark = pytest.mark.timeout(500)
+
+STEPS = 6
+PLACES = ('future.row', 'future.numbered', 'future.executed')
+"""Where one gateway dies: what it accepted nobody was told of; before and after an operation ran."""
+
+
+def bodies() -> list[tuple[str, dict[str, Any]]]:
+    """Return what a client sends for one model: steps of training, and a last look at the loss."""
+    adam = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-12}}
+    sent: list[tuple[str, dict[str, Any]]] = []
+    for step in range(STEPS):
+        sent += [('forward_backward', {'forward_backward_input': _batch(step)}), ('optim_step', adam)]
+    return [*sent, ('forward', {'forward_input': _batch(0)})]
+
+
+def _batch(step: int) -> dict[str, Any]:
+    tokens = [3 + step, 9, 4, 1, 5, 9, 2]
+    targets = {'data': [9, 4, 1, 5, 9, 2, 6], 'dtype': 'int64', 'shape': [7]}
+    weights = {'data': [1.0] * 7, 'dtype': 'float32', 'shape': [7]}
+    chunk = {'type': 'encoded_text', 'tokens': tokens}
+    datum = {'model_input': {'chunks': [chunk]}, 'loss_fn_inputs': {'target_tokens': targets, 'weights': weights}}
+    return {'data': [datum], 'loss_fn': 'cross_entropy'}
+
+
+def facts_of(outcomes: list[dict[str, Any]]) -> list[Any]:
+    """Return what must be the same bits in two runs: the numbers of every operation."""
+    assert all('error' not in outcome for outcome in outcomes), outcomes
+    return [(outcome.get('metrics'), outcome.get('loss_fn_outputs')) for outcome in outcomes]
+
+
+async def test_client_of_two_gateways_outlives_the_death_of_one(
+    tiny_llama_dir: Path, tmp_path: Path, postgres_database: str
+) -> None:
+    """Sent to either in any order, every operation runs once wherever one is killed: the same numbers to the bit."""
+    for name in ('model', 'stays', 'dies'):
+        (tmp_path / name).mkdir()
+    async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
+        settings = {
+            'upstreams.model': model.address,
+            'upstreams.checkpoint': model.checkpoints.address,
+            'database_url': postgres_database,
+            'key_pepper': '5e' * 16,
+            'futures.payload_dir': tmp_path / 'payloads',
+            'futures.lease': 'PT5S',
+        }
+
+        async def counts_of(model_id: str) -> tuple[int, int]:
+            request = adapter_service_pb2.GetAdapterRequest(adapter_id=model_id)
+            adapter = (await model.adapters.GetAdapter(request, metadata=as_tenant('default'))).adapter
+            return adapter.step_count, adapter.sequence_number
+
+        async with mortal_gateway(tmp_path / 'stays', settings) as (_, stays):
+            _, outcomes = await Pair([stays], Random(0)).train(model.base_model, bodies())
+            expected = facts_of(outcomes)
+            for seed, place in enumerate(PLACES):
+                dies = mortal_gateway(tmp_path / 'dies', settings, failpoints=f'{place}=2')
+                async with dies as (process, client):
+                    pair = Pair([stays, client], Random(seed))
+                    model_id, outcomes = await pair.train(model.base_model, bodies())
+                    assert facts_of(outcomes) == expected
+                    assert await counts_of(model_id) == (STEPS, 2 * STEPS + 1)
+                    assert await process.wait() == -signal.SIGKILL

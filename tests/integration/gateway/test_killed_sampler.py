@@ -1,0 +1,121 @@
+"""Real samplers with a real model behind a gateway: one that is killed in the middle of a stream is not missed."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fixtures.fake_samplers import until
+from fixtures.fleet import RunningFleet, running_fleet
+from fixtures.gateway_upstream import TOKEN
+from fixtures.running_gateway import ADMIN
+from fixtures.sampled_answers import ints, numbers
+from fixtures.source_tree import ROOT
+from fixtures.tiny_model import build_tiny_model
+from twinkle.api.gateway.v1 import fleet_service_pb2
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+
+
+@contextmanager
+def sampler_process(folder: Path, model: Path, gateway: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a sampler of its own that joins the fleet; it is killed at the end."""
+    folder.mkdir()
+    settings = {
+        'base_model': model,
+        'gateways': f'[{gateway}]',
+        'checkpoint_address': '127.0.0.1:1',
+        'internal_token': TOKEN,
+        'state_dir': folder,
+    }
+    command = [sys.executable, '-m', 'services.sampler']
+    for field, value in settings.items():
+        command += ['--set', f'{field}={value}']
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': f'{ROOT / "sdk" / "python"}:{ROOT}'}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+async def until_ready(fleet: RunningFleet, count: int) -> dict[str, fleet_service_pb2.Replica]:
+    """Wait until so many samplers have joined."""
+    while True:
+        ready = {
+            name: replica
+            for name, replica in (await fleet.replicas()).items()
+            if replica.state == fleet_service_pb2.REPLICA_STATE_READY
+        }
+        if len(ready) == count:
+            return ready
+        await asyncio.sleep(0)
+
+
+def greedy_request(model: Path, index: int) -> wire.SampleRequest:
+    """Return a long greedy request."""
+    return wire.SampleRequest(
+        base_model=str(model),
+        prompt=sampling_pb2.Prompt(token_ids=ints([1, 40 + index, 50, 60 + index])),
+        params=sampling_pb2.SamplingParams(max_tokens=200, temperature=0, is_eos_ignored=True),
+    )
+
+
+async def read(call, seen: list[int] | None = None) -> tuple[list[int], str]:
+    """Return the tokens and the text of a stream, noting the tokens as they come."""
+    tokens: list[int] = [] if seen is None else seen
+    text = ''
+    async for response in call:
+        if response.HasField('delta'):
+            tokens += numbers(response.delta.token_ids)
+            text += response.delta.text
+        elif response.HasField('finished'):
+            text += response.finished.text
+    return tokens, text
+
+
+def owner_of(address: str, processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Return the process that listens there."""
+    port = int(address.rpartition(':')[2])
+    for process in processes:
+        connections = psutil.Process(process.pid).net_connections(kind='tcp')
+        if any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections):
+            return process
+    raise AssertionError('nobody listens there')
+
+
+@pytest.mark.timeout(300)
+async def test_killed_sampler_is_not_missed(tmp_path: Path) -> None:
+    """Kill -9 in the middle of greedy streams: tokens and texts are those of a run that nothing disturbed."""
+    model = build_tiny_model(tmp_path / 'model')
+    async with running_fleet(tmp_path / 'gateway') as fleet:
+        gateway = fleet.gateway.address
+        with (
+            sampler_process(tmp_path / 'a', model, gateway) as first,
+            sampler_process(tmp_path / 'b', model, gateway) as second,
+        ):
+            replicas = await until_ready(fleet, 2)
+            requests = [greedy_request(model, index) for index in range(4)]
+            expected = [await read(fleet.stub.Sample(request, metadata=ADMIN)) for request in requests]
+            seen: list[list[int]] = [[] for _ in requests]
+            readings = [
+                asyncio.ensure_future(read(fleet.stub.Sample(request, metadata=ADMIN), tokens))
+                for request, tokens in zip(requests, seen, strict=True)
+            ]
+            await until(lambda: all(len(tokens) > 20 for tokens in seen))
+            victim = max((await fleet.replicas()).values(), key=lambda replica: replica.load.running_sequence_count)
+            assert victim.replica_id in replicas
+            owner_of(victim.address, [first, second]).kill()
+            answers = await asyncio.gather(*readings)
+            assert answers == expected
+            await fleet.until_state(victim.replica_id, fleet_service_pb2.REPLICA_STATE_LOST)

@@ -1,0 +1,49 @@
+"""A thousand futures of one tenant over a real database and real files: memory stays, and others have their turn."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fixtures.futures import Recorder, running_desk
+from services.gateway.backends.payload_files import PayloadFiles
+from services.gateway.backends.sql import Database, SqlFutureStore
+from services.gateway.domain.fair_queue import Places
+
+COUNT = 1000
+PAYLOAD_BYTES = 100_000
+MEMORY_BYTES = 30 << 20
+"""A third of what the requests have together."""
+
+
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
+    """Return the real stores, empty."""
+    database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
+    payloads = PayloadFiles(tmp_path / 'payloads', is_synced=False)
+    yield SqlFutureStore(database), payloads
+    payloads.close()
+    await database.close()
+
+
+async def test_thousand_waiting_futures_are_small_and_starve_nobody(stores: tuple[Any, Any]) -> None:
+    """Requests stay on the disk until their turn comes; another tenant's future is among the next to run."""
+    async with running_desk(Recorder(), stores=stores, unordered=Places(tenant=4, total=6)) as desk:
+        await desk.outcome(await desk.submit('first'))
+        desk.recorder.gate.clear()
+        before = psutil.Process().memory_info().rss
+        many = [await desk.submit(f'a{n}', payload=b'%d' % n * (PAYLOAD_BYTES // 4)) for n in range(COUNT)]
+        assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
+        desk.acting_as('bob')
+        other = await desk.submit('b0')
+        desk.recorder.gate.set()
+        assert await desk.outcome(other) == b'0b'
+        assert len(desk.recorder.begun) < 20
+        desk.acting_as('alice')
+        for future in many:
+            await desk.outcome(future)
+        assert psutil.Process().memory_info().rss - before < MEMORY_BYTES
+        assert len(desk.recorder.begun) == COUNT + 2
+        assert desk.recorder.most['alice'] == 4

@@ -1,0 +1,85 @@
+"""Bytes of gRPC messages at the gateway: bounded for each tenant while they are served, and given back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.gateway_upstream import Upstream
+from fixtures.running_gateway import Failure, RunningGateway, bearer, failure_of, running_gateway
+from services.kit.config import LimitsConfig
+from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
+
+MIB = 1 << 20
+LIMITS = LimitsConfig(
+    message_bytes=2 * MIB, bytes_per_tenant=4 * MIB, bytes_in_all=32 * MIB, bytes_wait=timedelta(milliseconds=50)
+)
+PAD = b'\xfa\xff\x01\x80\x80\x40' + bytes(MIB)
+"""A field that no contract has, of one MiB."""
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    """All services behind the gateway."""
+    async with Upstream().serving() as serving:
+        yield serving
+
+
+@pytest.fixture
+async def gateway(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway in which a tenant has room for three messages of a MiB."""
+    async with running_gateway(tmp_path, upstream=upstream.address, limits=LIMITS) as running:
+        yield running
+
+
+def get(gateway: RunningGateway, secret: str, adapter_id: str, pad: bytes = PAD) -> Any:
+    """Ask for an adapter, with some bytes more than that takes."""
+    channel: Any = gateway.channel
+    method = channel.unary_unary('/twinkle.api.model.v1.AdapterService/GetAdapter')
+    request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id).SerializeToString()
+    return method(request + pad, metadata=bearer(secret))
+
+
+async def refusal(call: Any) -> Failure | None:
+    """Return how a call is refused; None where it still runs after a while."""
+    done, _ = await asyncio.wait([asyncio.ensure_future(failure_of(call))], timeout=1)
+    return done.pop().result() if done else None
+
+
+async def test_messages_beyond_a_tenants_bytes_are_refused_for_now(gateway: RunningGateway, upstream: Upstream) -> None:
+    """Those that are served hold theirs; small ones and other tenants go on, and what ends makes room."""
+    alice, bob = [(await gateway.make_key(name)).secret for name in ('alice', 'bob')]
+    calls = [get(gateway, alice, 'slow') for _ in range(6)]
+    refusals = [found for found in await asyncio.gather(*map(refusal, calls)) if found is not None]
+    assert len(refusals) == 3
+    for failure in refusals:
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUEUE_FULL')
+        assert failure.retry_seconds
+    for secret, pad in ((bob, PAD), (alice, b'')):
+        assert await get(gateway, secret, 'good', pad)
+    for call in calls:
+        call.cancel()
+    await upstream.adapters.was_cancelled.wait()
+    while (failure := await refusal(get(gateway, alice, 'missing'))) is None or failure.reason == 'QUEUE_FULL':
+        pass
+    assert failure.reason == 'ADAPTER_NOT_FOUND'
+
+
+async def test_stream_holds_one_message_at_a_time(gateway: RunningGateway) -> None:
+    """However many it sends, since each is passed on before the next is read."""
+    alice = (await gateway.make_key('alice')).secret
+
+    async def messages() -> AsyncIterator[bytes]:
+        for number in range(1, 13):
+            message = training_service_pb2.TrainRequest()
+            message.operation.adapter_id, message.operation.sequence_number = 'ad-1', number
+            yield message.SerializeToString() + PAD
+
+    channel: Any = gateway.channel
+    method = channel.stream_stream('/twinkle.api.model.v1.TrainingService/Train')
+    answers = [answer async for answer in method(messages(), metadata=bearer(alice))]
+    assert len(answers) == 12

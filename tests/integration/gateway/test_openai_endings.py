@@ -1,0 +1,171 @@
+"""How calls of OpenAI's API end early: clients that leave, readers that stop reading, samplers and gateways that go."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fixtures.fake_sampler_engine import FakeSamplerEngine
+from fixtures.openai_gateway import OpenAiGateway, facts_of, openai_gateway
+from fixtures.running_gateway import ADMIN_KEY, running_gateway
+
+ENDLESS = 400_000
+"""Tokens of an answer that no test waits for."""
+HEADERS = {'authorization': f'Bearer {ADMIN_KEY}'}
+
+
+class CountingEngine(FakeSamplerEngine):
+    """Counts the tokens it was asked for."""
+
+    def __init__(self) -> None:
+        """Take very long answers."""
+        super().__init__(context_tokens=ENDLESS + 100, max_sequences=8)
+        self.drawn = 0
+
+    async def _step(self) -> None:
+        self.drawn += 1
+        await super()._step()
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
+    """A gateway before an engine that counts."""
+    async with openai_gateway(tmp_path, CountingEngine()) as found:
+        yield found
+
+
+def endless(**fields: Any) -> dict[str, Any]:
+    """Return a request whose answer does not end."""
+    return {'model': 'tiny', 'prompt': 'a', 'max_tokens': ENDLESS, 'ignore_eos': True, **fields}
+
+
+def request_head(length: int) -> bytes:
+    """Return what stands before a body of that many bytes."""
+    lines = (
+        'POST /v1/completions HTTP/1.1',
+        'host: x',
+        f'authorization: Bearer {ADMIN_KEY}',
+        f'content-length: {length}',
+    )
+    return '\r\n'.join((*lines, '', '')).encode()
+
+
+async def read_and_abort(running: OpenAiGateway, stream: Any) -> None:
+    """Read a stream to its end, and have its sequences aborted once it has tokens."""
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            for request_id in running.engine.request_ids:
+                await running.engine.abort(request_id)
+
+
+async def test_leaving_a_stream_ends_its_sampling(running: OpenAiGateway) -> None:
+    """A client that closes its stream frees all its sequences, of every prompt."""
+    client = running.client()
+    for prompt in ('a', ['a', 'b', 'c']):
+        stream = await client.completions.create(
+            model='tiny', prompt=prompt, max_tokens=ENDLESS, stream=True, extra_body={'ignore_eos': True}
+        )
+        async for chunk in stream:
+            assert chunk.choices
+            break
+        await running.sampler.wait_for_load(1 if prompt == 'a' else 3)
+        await stream.close()
+        await running.sampler.wait_for_load(0)
+
+
+async def test_leaving_before_the_answer_ends_its_sampling(running: OpenAiGateway) -> None:
+    """A client that hangs up while its whole answer is being made frees its sequences."""
+    asking = asyncio.create_task(running.post('/completions', endless(n=2)))
+    await running.sampler.wait_for_load(2)
+    asking.cancel()
+    await running.sampler.wait_for_load(0)
+
+
+async def test_reader_that_stops_holds_back_its_own_stream_only(running: OpenAiGateway) -> None:
+    """Nothing is drawn ahead of a reader that stopped, while others finish; a stopped reader may go on."""
+    host, _, port = running.gateway.http_address.rpartition(':')
+    body = json.dumps(endless(stream=True, logprobs=20)).encode()
+    head = (
+        f'POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ADMIN_KEY}\r\ncontent-length: {len(body)}'
+    )
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(head.encode() + b'\r\ncontent-type: application/json\r\n\r\n' + body)
+    assert (await reader.readline()).startswith(b'HTTP/1.1 200')
+    engine = running.engine
+    assert isinstance(engine, CountingEngine)
+    drawn, others = -1, 0
+    client = running.client()
+    while drawn != engine.drawn - others:
+        # While the pipes between them fill, the stopped stream goes on a little with every other one.
+        drawn = engine.drawn - others
+        await client.completions.create(model='tiny', prompt='b', max_tokens=32, extra_body={'ignore_eos': True})
+        others += 1 + 32
+    assert engine.load.running_sequences == 1
+    assert drawn < ENDLESS / 4
+    while engine.drawn - others <= drawn:
+        assert await reader.read(1024)
+    writer.close()
+    await running.sampler.wait_for_load(0)
+
+
+async def test_error_in_a_stream_is_its_last_event(running: OpenAiGateway) -> None:
+    """A sampler that is lost for good ends the stream with an error, which the SDK raises, and without [DONE]."""
+    stream = await running.client().chat.completions.create(
+        model='tiny',
+        messages=[{'role': 'user', 'content': 'a'}],
+        max_tokens=ENDLESS,
+        stream=True,
+        extra_body={'ignore_eos': True},
+    )
+    with pytest.raises(openai.APIError) as raised:
+        await read_and_abort(running, stream)
+    assert facts_of(raised.value)['reason'] == 'CANCELLED'
+
+
+async def test_bodies_that_never_come_end(running: OpenAiGateway) -> None:
+    """A client that leaves in the middle of its body is no error of ours, and the server goes on."""
+    host, _, port = running.gateway.http_address.rpartition(':')
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request_head(100) + b'{"model": ')
+        await writer.drain()
+        writer.close()
+        assert await reader.read() == b''
+    assert (await running.post('/completions', endless(max_tokens=2))).status_code == 200
+
+
+async def test_stop_lets_calls_finish_and_tells_the_others(tmp_path: Path) -> None:
+    """While it drains, the server ends what takes too long with an error, and takes nothing new."""
+    async with openai_gateway(tmp_path, CountingEngine()) as running:
+        async with httpx.AsyncClient(timeout=60) as client:
+            url = f'{running.base_url}/completions'
+            async with client.stream('POST', url, json=endless(stream=True), headers=HEADERS) as response:
+                lines = response.aiter_lines()
+                assert (await anext(lines)).startswith('data: {')
+                health = f'http://{running.gateway.http_address}/healthz'
+                assert (await client.get(health)).json() == {'status': 'serving'}
+                assert running.gateway.http is not None
+                stopping = asyncio.create_task(running.gateway.http.stop(timedelta()))
+                rest = [line async for line in lines if line]
+            await stopping
+            error = json.loads(rest[-1].removeprefix('data: '))['error']
+            assert error['reason'] == 'DRAINING'
+            with pytest.raises(httpx.ConnectError):
+                await client.get(health)
+        await running.sampler.wait_for_load(0)
+
+
+async def test_gateway_without_samplers_says_so(tmp_path: Path) -> None:
+    """Where no sampler is there, calls are 503 with a time to try again, and the server is healthy all the same."""
+    async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway, httpx.AsyncClient() as client:
+        url = f'http://{gateway.http_address}'
+        answer = await client.post(f'{url}/v1/completions', json={'model': 'tiny', 'prompt': 'a'}, headers=HEADERS)
+        assert (answer.status_code, answer.json()['error']['reason']) == (503, 'NO_REPLICA')
+        assert answer.headers['retry-after'] == '1'
+        assert (await client.get(f'{url}/healthz')).status_code == 200

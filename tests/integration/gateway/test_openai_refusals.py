@@ -1,0 +1,259 @@
+"""What OpenAI's API at the gateway refuses: by status, by the parameter's name, before anything begins."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fixtures.fake_sampler_engine import FakeSamplerEngine
+from fixtures.openai_gateway import FOREIGN_RUN, RUN, OpenAiGateway, facts_of, openai_gateway
+from fixtures.running_gateway import ADMIN_KEY
+from services.gateway.config import FleetConfig
+
+BODY_LIMIT = 1 << 16
+HELLO: list[Any] = [{'role': 'user', 'content': 'Hi'}]
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
+    """A gateway that serves OpenAI's API and takes small bodies only."""
+    async with openai_gateway(tmp_path, FakeSamplerEngine(), http_body_bytes=BODY_LIMIT) as found:
+        yield found
+        assert found.engine.load.running_sequences == 0
+
+
+COMPLETION_CASES: list[tuple[dict[str, Any], str]] = [
+    ({'model': 'tiny'}, 'prompt'),
+    ({'prompt': 'a'}, 'model'),
+    ({'model': 3, 'prompt': 'a'}, 'model'),
+    ({'model': 'tiny', 'prompt': ''}, 'prompt'),
+    ({'model': 'tiny', 'prompt': []}, 'prompt'),
+    ({'model': 'tiny', 'prompt': {'a': 1}}, 'prompt'),
+    ({'model': 'tiny', 'prompt': ['a', 3]}, 'prompt[1]'),
+    ({'model': 'tiny', 'prompt': [1, 'a']}, 'prompt[1]'),
+    ({'model': 'tiny', 'prompt': [1, True]}, 'prompt[1]'),
+    ({'model': 'tiny', 'prompt': [[1], []]}, 'prompt[1]'),
+    ({'model': 'tiny', 'prompt': [[-1]]}, 'prompt[0][0]'),
+    ({'model': 'tiny', 'prompt': [100_000]}, 'prompt'),
+    ({'model': 'tiny', 'prompt': ['a'] * 200, 'n': 2}, 'n'),
+    ({'model': 'tiny', 'prompt': 'a', 'n': 0}, 'n'),
+    ({'model': 'tiny', 'prompt': 'a', 'n': 1.0}, 'n'),
+    ({'model': 'tiny', 'prompt': 'a', 'max_tokens': -1}, 'max_tokens'),
+    ({'model': 'tiny', 'prompt': 'a', 'max_tokens': '5'}, 'max_tokens'),
+    ({'model': 'tiny', 'prompt': 'a', 'max_tokens': 3, 'min_tokens': 4}, 'min_tokens'),
+    ({'model': 'tiny', 'prompt': 'a', 'temperature': 2.5}, 'temperature'),
+    ({'model': 'tiny', 'prompt': 'a', 'temperature': True}, 'temperature'),
+    ({'model': 'tiny', 'prompt': 'a', 'temperature': 10**400}, 'temperature'),
+    ({'model': 'tiny', 'prompt': 'a', 'presence_penalty': -(10**400)}, 'presence_penalty'),
+    ({'model': 'tiny', 'prompt': 'a', 'top_p': 0}, 'top_p'),
+    ({'model': 'tiny', 'prompt': 'a', 'min_p': 1.5}, 'min_p'),
+    ({'model': 'tiny', 'prompt': 'a', 'seed': 2**63}, 'seed'),
+    ({'model': 'tiny', 'prompt': 'a', 'stop': ['', 'b']}, 'stop[0]'),
+    ({'model': 'tiny', 'prompt': 'a', 'stop': ['b'] * 65}, 'stop'),
+    ({'model': 'tiny', 'prompt': 'a', 'stop_token_ids': [-1]}, 'stop_token_ids[0]'),
+    ({'model': 'tiny', 'prompt': 'a', 'stream': 'yes'}, 'stream'),
+    ({'model': 'tiny', 'prompt': 'a', 'stream_options': {'include_usage': True}}, 'stream_options'),
+    ({'model': 'tiny', 'prompt': 'a', 'stream': True, 'stream_options': {'more': 1}}, 'stream_options.more'),
+    ({'model': 'tiny', 'prompt': 'a', 'suffix': 'b'}, 'suffix'),
+    ({'model': 'tiny', 'prompt': 'a', 'best_of': 2}, 'best_of'),
+    ({'model': 'tiny', 'prompt': 'a', 'logprobs': 21}, 'logprobs'),
+    ({'model': 'tiny', 'prompt': 'a', 'logit_bias': {'1': 2}}, 'logit_bias'),
+    ({'model': 'tiny', 'prompt': 'a', 'metadata': {'a': 1}}, 'metadata.a'),
+    ({'model': 'tiny', 'prompt': 'a', 'store': True}, 'store'),
+    ({'model': 'tiny', 'prompt': 'a', 'whatever': 1}, 'whatever'),
+    ({'model': 'tiny', 'prompt': 'a', 'response_format': {'type': 'xml'}}, 'response_format.type'),
+    ({'model': 'tiny', 'prompt': 'a', 'response_format': {'type': 'json_schema'}}, 'response_format.json_schema'),
+]
+
+CHAT_CASES: list[tuple[dict[str, Any], str]] = [
+    ({'messages': []}, 'messages'),
+    ({'messages': 'Hi'}, 'messages'),
+    ({'messages': ['Hi']}, 'messages[0]'),
+    ({'messages': [{'role': 'robot', 'content': 'Hi'}]}, 'messages[0].role'),
+    ({'messages': [{'role': 'user'}]}, 'messages[0].content'),
+    ({'messages': [*HELLO, {'role': 'system', 'content': 'Hi'}]}, 'messages[1].role'),
+    ({'messages': [{'role': 'user', 'content': [{'type': 'text'}]}]}, 'messages[0].content[0].text'),
+    (
+        {'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'x'}}]}]},
+        'messages[0].content[0].type',
+    ),
+    ({'messages': [{'role': 'user', 'content': 'Hi', 'name': 'Bob'}]}, 'messages[0].name'),
+    ({'messages': HELLO, 'tools': [{'type': 'function'}]}, 'tools'),
+    ({'messages': HELLO, 'top_logprobs': 2}, 'top_logprobs'),
+    ({'messages': HELLO, 'logprobs': 2}, 'logprobs'),
+    ({'messages': HELLO, 'max_tokens': 0}, 'max_tokens'),
+    ({'messages': HELLO, 'max_tokens': 1, 'max_completion_tokens': 2}, 'max_tokens'),
+    ({'messages': HELLO, 'chat_template_kwargs': {'other': 1}}, 'chat_template_kwargs.other'),
+    ({'messages': HELLO, 'echo': True}, 'echo'),
+]
+
+
+async def test_bad_parameters_are_named(running: OpenAiGateway) -> None:
+    """Whatever is wrong, unknown or without effect is a 400 that names the parameter; nothing was sampled."""
+    cases = [('/completions', body, param) for body, param in COMPLETION_CASES]
+    cases += [('/chat/completions', {'model': 'tiny', **body}, param) for body, param in CHAT_CASES]
+    wrong: list[Any] = []
+    for path, body, param in cases:
+        response = await running.post(path, body)
+        error = response.json()['error']
+        if (response.status_code, error['param'], error['reason']) != (400, param, 'INVALID_FIELD'):
+            wrong.append((body, response.status_code, error))
+    assert wrong == []
+
+
+async def test_schema_that_is_too_deep_is_refused(running: OpenAiGateway) -> None:
+    """A schema may nest as deep as a message can carry it, no deeper."""
+    schema: dict[str, Any] = {'type': 'object'}
+    for _ in range(13):
+        schema = {'type': 'object', 'properties': {'a': schema}}
+    wanted = {'type': 'json_schema', 'json_schema': {'name': 'deep', 'schema': schema}}
+    response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a', 'response_format': wanted})
+    assert (response.status_code, response.json()['error']['param']) == (400, 'response_format.json_schema.schema')
+
+
+async def test_context_is_told_as_openai_does(running: OpenAiGateway) -> None:
+    """More tokens than the model's context are a 400 with OpenAI's own code."""
+    with pytest.raises(openai.BadRequestError) as raised:
+        await running.client().completions.create(model='tiny', prompt='a' * 600)
+    assert raised.value.code == 'context_length_exceeded'
+    assert facts_of(raised.value)['metadata']['contextTokens'] == '512'
+
+
+async def test_keys_and_scopes_are_told_apart(running: OpenAiGateway) -> None:
+    """No key and a wrong one are 401, one without the scope 403; each error names the request."""
+    trainer = await running.gateway.make_key('alice', scopes=(1,))
+    for key, status in (('tml-wrong-key-of-nobody', 401), (trainer.secret, 403)):
+        with pytest.raises(openai.APIStatusError) as raised:
+            await running.client(key).completions.create(model='tiny', prompt='a')
+        assert raised.value.status_code == status
+        assert raised.value.request_id == facts_of(raised.value)['request_id']
+        assert raised.value.request_id
+    response = await running.post('/completions', {}, headers={'authorization': ''})
+    assert (response.status_code, response.json()['error']['reason']) == (401, 'CREDENTIALS_MISSING')
+
+
+async def test_unknown_models_are_404_and_foreign_ones_look_the_same(running: OpenAiGateway) -> None:
+    """A model that does not exist, another tenant's run, and a version without a number are not found alike."""
+    client = running.client()
+    names = ('gpt-9', FOREIGN_RUN, f'{FOREIGN_RUN}@1', f'{RUN}@x', f'{RUN}@0', f'{RUN}@' + '9' * 30)
+    names += ('twinkle://ad-2/weights/best', 'twinkle://ad-1', 'twinkle://ad-1/weights/', '@1', 'x' * 5000, 'ad-1@1@1')
+    for name in names:
+        with pytest.raises(openai.NotFoundError) as raised:
+            await client.completions.create(model=name, prompt='a')
+        assert (raised.value.code, raised.value.param) == ('model_not_found', 'model')
+        message = facts_of(raised.value)['message']
+        assert message.replace(name[:512], '') == "base model '' is not served here; there are tiny"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve(FOREIGN_RUN)
+
+
+async def test_full_queue_is_429_with_a_time(tmp_path: Path) -> None:
+    """A tenant whose queue is full is told when to come back; the error of a stream has its status, too."""
+    engine = FakeSamplerEngine(max_sequences=1)
+    fleet = FleetConfig(waiting_per_tenant=1)
+    async with openai_gateway(tmp_path, engine, queue_length=1, fleet=fleet) as running:
+        await engine.pause()
+        client = running.client()
+        asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 2}
+        waiting = [asyncio.create_task(client.completions.create(**asked)) for _ in range(2)]
+        await running.sampler.wait_for_load(2)
+        # Of these, one waits for its turn at the sampler, and there is no place for the other to wait.
+        waiting.append(asyncio.create_task(client.completions.create(**asked)))
+        waiting.append(asyncio.create_task(client.completions.create(**asked, stream=True)))
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        failure = done.pop().exception()
+        assert isinstance(failure, openai.RateLimitError)
+        assert failure.response.headers['retry-after'] == '1'
+        assert failure.code == 'rate_limit_exceeded'
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await engine.resume()
+
+
+async def test_version_that_is_not_there_is_503_with_a_time(running: OpenAiGateway) -> None:
+    """A version that nobody published yet is unavailable, and may be asked for again."""
+    with pytest.raises(openai.APIStatusError) as raised:
+        await running.client().completions.create(model=f'{RUN}@3', prompt='a')
+    assert raised.value.status_code == 503
+    assert facts_of(raised.value)['reason'] == 'VERSION_NOT_READY'
+    assert int(raised.value.response.headers['retry-after']) >= 1
+    assert raised.value.response.headers['x-should-retry'] == 'true'
+
+
+HOSTILE_BODIES: dict[str, bytes] = {
+    'empty': b'',
+    'no JSON': b'{"model": ',
+    'no object': b'[1, 2]',
+    'a text': b'"model"',
+    'deep': b'[' * 30_000,
+    'deep in a field': b'{"model": ' + b'[' * 30_000 + b']' * 30_000 + b'}',
+    'deep objects': b'{"a":' * 10_000 + b'1' + b'}' * 10_000,
+    'NaN': b'{"model": "tiny", "prompt": "a", "temperature": NaN}',
+    'infinity': b'{"model": "tiny", "prompt": "a", "temperature": 1e999}',
+    'minus infinity': b'{"model": "tiny", "prompt": "a", "temperature": -Infinity}',
+    'endless number': b'{"model": "tiny", "prompt": "a", "seed": ' + b'9' * 10_000 + b'}',
+    'twice the same name': b'{"model": "tiny", "prompt": "a", "n": 1, "n": 2}',
+    'no UTF-8': b'{"model": "tiny", "prompt": "\xff\xfe"}',
+    'UTF-16': '{"model": "tiny"}'.encode('utf-16'),
+    'byte order mark': b'\xef\xbb\xbf{"model": "tiny", "prompt": "a"}',
+    'half a character': b'{"model": "tiny", "prompt": "\\ud800"}',
+    'half a character as a name': b'{"model": "tiny", "\\udc00": "a"}',
+}
+
+
+async def test_hostile_bodies_are_refused(running: OpenAiGateway) -> None:
+    """Bodies that readers may differ about, or stumble over, are 400; the server goes on."""
+    answers = {name: await running.post('/completions', content=body) for name, body in HOSTILE_BODIES.items()}
+    wrong = {name: answer.text for name, answer in answers.items() if answer.status_code != 400}
+    assert wrong == {}
+    assert all(answer.json()['error']['reason'] == 'INVALID_FIELD' for answer in answers.values())
+    fine = await running.post('/completions', {'model': 'tiny', 'prompt': 'nul \0 and \U0001f642', 'max_tokens': 2})
+    assert fine.status_code == 200
+
+
+async def test_bodies_that_are_too_large_are_413(running: OpenAiGateway) -> None:
+    """A little too large, far too large, and never ending: each is refused, the last while it is being sent."""
+    for factor in (1, 2, 40):
+        response = await running.post('/completions', content=b' ' * (factor * BODY_LIMIT + 1))
+        assert (response.status_code, response.json()['error']['reason']) == (413, 'MESSAGE_TOO_LARGE')
+
+    host, _, port = running.gateway.http_address.rpartition(':')
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = ('POST /v1/completions HTTP/1.1', 'host: x', f'authorization: Bearer {ADMIN_KEY}')
+    writer.write('\r\n'.join((*head, 'transfer-encoding: chunked', '', '')).encode())
+    for _ in range(2 * BODY_LIMIT // 4096 + 1):
+        writer.write(b'1000\r\n' + b' ' * 4096 + b'\r\n')
+        await writer.drain()
+    answer = await reader.read()
+    assert answer.startswith(b'HTTP/1.1 413')
+    assert b'MESSAGE_TOO_LARGE' in answer
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_other_kinds_of_bodies_are_refused(running: OpenAiGateway) -> None:
+    """A form, as a foreign page could send it, and a packed body are refused by name."""
+    for header, value in (('content-type', 'application/x-www-form-urlencoded'), ('content-encoding', 'gzip')):
+        response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a'}, headers={header: value})
+        assert (response.status_code, response.json()['error']['param']) == (400, header)
+
+
+async def test_paths_and_methods_that_are_not_there(running: OpenAiGateway) -> None:
+    """Whatever has no route is told so in the same shape."""
+    missing = await running.post('/embeddings', {})
+    assert (missing.status_code, missing.json()['error']['code']) == (404, 'unknown_url')
+    assert (await running.post('/models', {})).status_code == 405
+
+
+async def test_labels_and_nulls_change_nothing(running: OpenAiGateway) -> None:
+    """Labels of the client's own are taken, nulls are as what is absent."""
+    asked: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 3, 'seed': 1}
+    labelled = {**asked, 'user': 'u', 'metadata': {'a': 'b'}, 'stop': None, 'n': None, 'store': False, 'best_of': 1}
+    plain, other = await running.post('/completions', asked), await running.post('/completions', labelled)
+    assert plain.json()['choices'] == other.json()['choices']
+    assert other.status_code == 200
+    assert ADMIN_KEY not in other.text

@@ -1,0 +1,345 @@
+"""Quotas and usage through both APIs, before a real model service with a tiny model and a checkpoint service."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from fixtures.model_service import RunningModel, operation_of, serving_model
+from fixtures.running_gateway import ADMIN, ADMIN_KEY, Failure, RunningGateway, bearer, failure_of, running_gateway
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc
+from twinkle.api.data.v1 import input_feature_pb2
+from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc, quota_service_pb2_grpc
+from twinkle.api.gateway.v1 import quota_service_pb2 as wire
+from twinkle.api.model.v1 import (
+    adapter_service_pb2,
+    adapter_service_pb2_grpc,
+    operation_pb2,
+    training_service_pb2,
+    training_service_pb2_grpc,
+)
+
+LENGTH = 7
+"""Tokens of the batch that these tests train on."""
+INPUTS = {
+    'target_tokens': {'data': [1, 1, 1], 'dtype': 'int64', 'shape': [3]},
+    'weights': {'data': [1, 1, 1], 'dtype': 'float32', 'shape': [3]},
+}
+FORWARD = {
+    'data': [
+        {'model_input': {'chunks': [{'type': 'encoded_text', 'tokens': [1, 2, 3]}]}, 'loss_fn_inputs': INPUTS},
+    ],
+    'loss_fn': 'cross_entropy',
+}
+
+
+@dataclass
+class World:
+    """A gateway, what is behind it, and a tenant's key."""
+
+    gateway: RunningGateway
+    model: RunningModel
+    http: httpx.AsyncClient
+    secret: str
+    run: str = ''
+    """The adapter that was made first."""
+
+    @property
+    def metadata(self) -> Any:
+        """Of the tenant's calls."""
+        return bearer(self.secret)
+
+    @property
+    def quotas(self) -> Any:
+        """The service for administrators."""
+        return quota_service_pb2_grpc.QuotaServiceStub(self.gateway.channel)
+
+    @property
+    def training(self) -> Any:
+        """The service that trains, at the gateway."""
+        return training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel)
+
+    async def allow(self, **limits: Any) -> None:
+        """Set the tenant's quota."""
+        await self.quotas.SetQuota(wire.SetQuotaRequest(tenant_id='alice', quota=wire.Quota(**limits)), metadata=ADMIN)
+
+    async def create(self, request_id: str) -> str:
+        """Make an adapter, and return its id."""
+        stub = adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
+        request = adapter_service_pb2.CreateAdapterRequest(request_id=request_id, base_model=self.model.base_model)
+        made = (await stub.CreateAdapter(request, metadata=self.metadata)).adapter.adapter_id
+        self.run = self.run or made
+        return made
+
+    def execute(self, number: int, **verb: Any) -> Awaitable[Any]:
+        """Run an operation on the adapter."""
+        request = training_service_pb2.ExecuteRequest(operation=operation_of(self.run, number, **verb))
+        return self.training.Execute(request, metadata=self.metadata)
+
+    async def usage(self) -> dict[str, catalogue_service_pb2.Usage]:
+        """Return what the tenant used, by run."""
+        stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self.gateway.channel)
+        answer = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=self.metadata)
+        return {item.run_id: item for item in answer.usages}
+
+    async def until_used(self, is_so: Callable[[catalogue_service_pb2.Usage], bool]) -> catalogue_service_pb2.Usage:
+        """Return what the run used once it is so; bounded by the test's own time."""
+        while not is_so(found := (await self.usage()).get(self.run, catalogue_service_pb2.Usage())):
+            pass
+        return found
+
+    async def post(self, path: str, **body: Any) -> Any:
+        """Call a route of the Tinker API."""
+        answer = await self.http.post(f'/api/v1/{path}', json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest.fixture
+async def world(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[World]:
+    """Serve the tenant alice."""
+    (tmp_path / 'model').mkdir()
+    (tmp_path / 'gateway').mkdir()
+    async with (
+        serving_model(tiny_llama_dir, tmp_path / 'model') as model,
+        running_gateway(
+            tmp_path / 'gateway',
+            upstream=model.address,
+            checkpoint=model.checkpoints.address,
+            http_listen='127.0.0.1:0',
+            internal_token='',
+        ) as gateway,
+    ):
+        secret = (await gateway.make_key('alice')).secret
+        async with httpx.AsyncClient(
+            base_url=f'http://{gateway.http_address}', headers={'x-api-key': secret}, timeout=60
+        ) as http:
+            yield World(gateway, model, http, secret)
+
+
+def batch() -> operation_pb2.Batch:
+    """Return one example of `LENGTH` tokens."""
+    tokens = tensor_to_proto(np.arange(1, LENGTH + 1, dtype=np.int32))
+    labels = tensor_to_proto(np.arange(1, LENGTH + 1, dtype=np.int64))
+    feature = input_feature_pb2.InputFeature(input_ids=tokens, labels=labels)
+    return operation_pb2.Batch(features=input_feature_pb2.FeatureBatch(features=[feature]))
+
+
+def train() -> operation_pb2.ForwardBackward:
+    """Return an operation on it."""
+    return operation_pb2.ForwardBackward(batch=batch())
+
+
+async def test_training_is_metered_once_in_both_apis(world: World) -> None:
+    """Tokens and operations by run, a repeat for nothing; bytes of checkpoints as they are kept."""
+    await world.create('r1')
+    for _ in range(2):
+        await world.execute(1, forward_backward=train())
+    await world.execute(2, step=operation_pb2.Step())
+    saved = await world.execute(3, save=operation_pb2.Save(name='one'))
+    used = await world.until_used(lambda item: item.operation_count == 3 and item.stored_bytes > 0)
+    assert (used.trained_token_count, used.stored_bytes) == (LENGTH, saved.result.save.size_bytes)
+    assert (used.sampled_token_count, used.prompt_count) == (0, 0)
+
+    session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
+    made = await world.post(
+        'create_model',
+        session_id=session,
+        model_seq_id=0,
+        base_model=world.model.base_model,
+        lora_config={'rank': 4},
+    )
+    run = (await world.post('retrieve_future', request_id=made['request_id']))['model_id']
+    for _ in range(2):
+        done = await world.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
+        await world.post('retrieve_future', request_id=done['request_id'])
+    world.run = run
+    assert (await world.until_used(lambda item: item.operation_count > 0)).trained_token_count == 3
+
+
+async def test_one_adapter_too_many_is_refused_in_both_apis(world: World) -> None:
+    """Nothing is made; a repeat of what was made finds it, and one that is deleted makes room."""
+    await world.allow(max_adapters=1)
+    await world.create('r1')
+    failure = await failure_of(world.create('r2'))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
+    assert failure.metadata == {'quota': 'max_adapters', 'limit': '1'}
+    assert failure.retry_seconds is None
+    assert await world.create('r1') == world.run
+
+    session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
+    order = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
+    made = await world.post('create_model', session_id=session, model_seq_id=0, **order)
+    refused = await world.post('retrieve_future', request_id=made['request_id'])
+    assert (refused['category'], 'max_adapters' in refused['error']) == ('user', True)
+
+    stub = adapter_service_pb2_grpc.AdapterServiceStub(world.gateway.channel)
+    listed = await stub.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=world.metadata)
+    assert [adapter.adapter_id for adapter in listed.adapters] == [world.run]
+    await stub.DeleteAdapter(adapter_service_pb2.DeleteAdapterRequest(adapter_id=world.run), metadata=world.metadata)
+    await world.create('r3')
+
+
+async def test_saves_are_refused_once_the_storage_is_full(world: World) -> None:
+    """By call and by stream; the number stays free, and a save that is on record is answered from there."""
+    await world.create('r1')
+    await world.allow(stored_bytes=1)
+    first = await world.execute(1, save=operation_pb2.Save(name='one'))
+    await world.until_used(lambda item: item.stored_bytes > 0)
+    failure = await failure_of(world.execute(2, save=operation_pb2.Save(name='two')))
+    assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'stored_bytes', 'limit': '1'})
+    again = await world.execute(1, save=operation_pb2.Save(name='one'))
+    assert (again.result.is_replayed, again.result.save) == (True, first.result.save)
+
+    stream = world.training.Train(metadata=world.metadata)
+    for operation in (
+        operation_of(world.run, 2, save=operation_pb2.Save(name='two')),
+        operation_of(world.run, 2, forward_backward=train()),
+    ):
+        await stream.write(training_service_pb2.TrainRequest(operation=operation))
+        result = (await stream.read()).result
+        assert result.HasField('error') == operation.HasField('save')
+    await stream.done_writing()
+    copied = await world.http.post('/api/v1/copy_weights', json={'source_path': f'tinker://{world.run}/weights/one'})
+    assert (copied.status_code, copied.json()['reason']) == (400, 'QUOTA_EXCEEDED')
+    header = checkpoint_service_pb2.CheckpointUploadHeader(
+        upload_id='u', name='n', base_model=world.model.base_model, size_bytes=1
+    )
+    uploads = checkpoint_service_pb2_grpc.CheckpointServiceStub(world.gateway.channel)
+    request = checkpoint_service_pb2.UploadCheckpointRequest(header=header)
+    failure = await failure_of(uploads.UploadCheckpoint(iter([request]), metadata=world.metadata))
+    assert failure.reason == 'QUOTA_EXCEEDED'
+    assert set(await world.usage()) == {world.run}
+    await world.allow()
+    await world.execute(3, save=operation_pb2.Save(name='two'))
+
+
+async def test_operations_wait_while_tokens_are_owed(world: World) -> None:
+    """A call that would wait for long is told when to come again, a stream is held; once it is paid both go on."""
+    await world.create('r1')
+    await world.allow(tokens_per_second=1, burst_tokens=1)
+    await world.execute(1, forward_backward=train())
+    await world.until_used(lambda item: item.trained_token_count == LENGTH)
+    failure = await failure_of(world.execute(2, forward_backward=train()))
+    assert (failure.reason, failure.metadata['quota']) == ('QUOTA_EXCEEDED', 'tokens_per_second')
+    assert failure.retry_seconds == pytest.approx(LENGTH - 1)
+
+    stream = world.training.Train(metadata=world.metadata)
+    operation = operation_of(world.run, 2, forward_backward=train())
+    await stream.write(training_service_pb2.TrainRequest(operation=operation))
+    reading = asyncio.ensure_future(stream.read())
+    await asyncio.wait({reading}, timeout=0.05)
+    assert not reading.done()
+    world.gateway.clock.advance(timedelta(seconds=LENGTH))
+    assert (await reading).result.sequence_number == 2
+    await stream.done_writing()
+
+
+async def test_clients_of_futures_are_told_that_they_wait(world: World) -> None:
+    """The request is accepted and not lost: it runs once what is owed is paid."""
+    session = (await world.post('create_session', sdk_version='0.38.0'))['session_id']
+    order = {'base_model': world.model.base_model, 'lora_config': {'rank': 4}}
+    made = await world.post('create_model', session_id=session, model_seq_id=0, **order)
+    run = (await world.post('retrieve_future', request_id=made['request_id']))['model_id']
+    await world.allow(tokens_per_second=1, burst_tokens=1)
+    first = await world.post('forward', model_id=run, seq_id=1, forward_input=FORWARD)
+    await world.post('retrieve_future', request_id=first['request_id'])
+    world.run = run
+    await world.until_used(lambda item: item.trained_token_count == 3)
+    second = await world.post('forward', model_id=run, seq_id=2, forward_input=FORWARD)
+    waiting = asyncio.ensure_future(world.post('retrieve_future', request_id=second['request_id']))
+    await asyncio.wait({waiting}, timeout=0.05)
+    assert not waiting.done()
+    world.gateway.clock.advance(timedelta(seconds=2))
+    assert 'error' not in await waiting
+
+
+async def test_administrators_alone_see_and_set_quotas(world: World) -> None:
+    """A key without that scope is told nothing of whether a tenant is there."""
+    plain = bearer((await world.gateway.make_key('alice', scopes=(1, 2, 3, 4))).secret)
+    calls = [
+        (world.quotas.GetQuota, wire.GetQuotaRequest),
+        (world.quotas.SetQuota, wire.SetQuotaRequest),
+        (world.quotas.GetTenantUsage, wire.GetTenantUsageRequest),
+    ]
+    for call, request in calls:
+        outcomes: set[tuple[Any, ...]] = set()
+        for tenant_id in ('alice', 'default', 'absent'):
+            failure = await failure_of(call(request(tenant_id=tenant_id), metadata=plain))
+            outcomes.add((failure.code, failure.reason, failure.message))
+        assert [outcome[1] for outcome in outcomes] == ['SCOPE_MISSING']
+        absent = await failure_of(call(request(tenant_id='absent'), metadata=ADMIN))
+        assert (absent.code, absent.reason) == (grpc.StatusCode.NOT_FOUND, 'TENANT_NOT_FOUND')
+
+
+async def test_quota_is_shown_as_set_and_as_it_counts(world: World) -> None:
+    """What is out of range is refused and changes nothing."""
+    await world.allow(max_adapters=0, weight=2.5)
+    shown = await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)
+    assert shown.quota == wire.Quota(max_adapters=0, weight=2.5)
+    assert shown.effective_quota == shown.quota
+    other = await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='default'), metadata=ADMIN)
+    assert (other.quota, other.effective_quota) == (wire.Quota(), wire.Quota(weight=1.0))
+    for field, value in [
+        ('max_adapters', -1),
+        ('tokens_per_second', 0),
+        ('burst_tokens', 0),
+        ('concurrent_samples', -1),
+        ('stored_bytes', -1),
+        ('weight', 0.0),
+        ('weight', float('nan')),
+        ('weight', 1e9),
+    ]:
+        request = wire.SetQuotaRequest(tenant_id='alice', quota=wire.Quota(**{field: value}))
+        failure: Failure = await failure_of(world.quotas.SetQuota(request, metadata=ADMIN))
+        assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', f'quota.{field}')
+    assert (await world.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)) == shown
+
+
+async def test_usage_of_a_time(world: World) -> None:
+    """By the hour; a time that ends before it begins, or is none, is refused."""
+    await world.create('r1')
+    await world.execute(1, forward_backward=train())
+    await world.until_used(lambda item: item.trained_token_count == LENGTH)
+    now = world.gateway.clock.now()
+
+    async def told(**seconds: int) -> list[int]:
+        request = wire.GetTenantUsageRequest(tenant_id='alice')
+        for name, offset in seconds.items():
+            getattr(request, name).FromDatetime(now + timedelta(seconds=offset))
+        answer = await world.quotas.GetTenantUsage(request, metadata=ADMIN)
+        return [item.trained_token_count for item in answer.usages]
+
+    assert await told() == await told(begin_time=-3600, end_time=3600) == [LENGTH]
+    assert await told(begin_time=3600) == await told(end_time=-3600) == []
+    failure = await failure_of(told(begin_time=1, end_time=0))
+    assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'end_time')
+    request = wire.GetTenantUsageRequest(tenant_id='alice')
+    request.begin_time.seconds = 1 << 62
+    failure = await failure_of(world.quotas.GetTenantUsage(request, metadata=ADMIN))
+    assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', 'begin_time')
+
+
+async def test_usage_goes_on_where_it_was_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """What was trained before counts once, and what was trained while no gateway was there counts, too."""
+    (tmp_path / 'model').mkdir()
+    (tmp_path / 'gateway').mkdir()
+    run = ''
+    async with serving_model(tiny_llama_dir, tmp_path / 'model') as model, httpx.AsyncClient() as http:
+        for number in (1, 3):
+            async with running_gateway(tmp_path / 'gateway', upstream=model.address, internal_token='') as gateway:
+                world = World(gateway, model, http, ADMIN_KEY, run)
+                run = run or await world.create('r1')
+                await world.execute(number, forward_backward=train())
+                used = await world.until_used(lambda item, number=number: item.operation_count == number)
+                assert used.trained_token_count == number * LENGTH
+            if number == 1:
+                await model.execute(run, 2, tenant='default', forward_backward=train())

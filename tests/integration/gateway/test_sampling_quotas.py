@@ -1,0 +1,128 @@
+"""Samples within quotas, and their metering, before samplers without engines."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from fixtures.fake_samplers import FakeSampler, until
+from fixtures.fleet import RunningFleet, running_fleet
+from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of
+from fixtures.sampled_answers import ints, sample_request
+from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc, quota_service_pb2_grpc
+from twinkle.api.gateway.v1 import quota_service_pb2 as quotas
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+
+
+async def allow(fleet: RunningFleet, **limits: Any) -> None:
+    """Set the quota of the tenant that calls."""
+    stub = quota_service_pb2_grpc.QuotaServiceStub(fleet.gateway.channel)
+    await stub.SetQuota(quotas.SetQuotaRequest(tenant_id='default', quota=quotas.Quota(**limits)), metadata=ADMIN)
+
+
+async def used(fleet: RunningFleet) -> dict[str, tuple[int, int, int]]:
+    """Return prompts, their tokens and sampled tokens, by run."""
+    stub = catalogue_service_pb2_grpc.CatalogueServiceStub(fleet.gateway.channel)
+    answer = await stub.GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=ADMIN)
+    return {
+        item.run_id: (item.prompt_count, item.prompt_token_count, item.sampled_token_count) for item in answer.usages
+    }
+
+
+async def drain(call: Any) -> None:
+    """Read a stream to its end."""
+    async for _ in call:
+        pass
+
+
+async def test_samples_are_metered_by_the_run_of_their_weights(tmp_path: Path) -> None:
+    """A prompt counts once however many sequences it has; a batch, and scores, by their prompts."""
+    async with running_fleet(tmp_path, FakeSampler(versions={'ad': {4}}), FakeSampler(versions={'ad': {4}})) as fleet:
+        await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8, count=2), metadata=ADMIN))
+        assert await used(fleet) == {'': (1, 3, 16)}
+        prompts = [sampling_pb2.Prompt(token_ids=ints(range(size))) for size in (1, 2, 3, 4)]
+        batch = wire.SampleBatchRequest(
+            base_model='tiny',
+            prompts=prompts,
+            params=sampling_pb2.SamplingParams(max_tokens=3),
+            adapter=sampling_pb2.AdapterRef(adapter_id='ad', exact=4),
+        )
+        await drain(fleet.stub.SampleBatch(batch, metadata=ADMIN))
+        assert await used(fleet) == {'': (1, 3, 16), 'ad': (4, 10, 12)}
+        score = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([1, 2]), ints([1, 2, 3])])
+        await fleet.stub.ComputeLogprobs(score, metadata=ADMIN)
+        assert await used(fleet) == {'': (3, 8, 16), 'ad': (4, 10, 12)}
+
+
+@pytest.mark.parametrize('way', ['early', 'unreachable'])
+async def test_a_sample_that_changes_its_sampler_is_metered_once(tmp_path: Path, way: str) -> None:
+    """Neither its prompt nor a token counts twice, wherever the stream broke."""
+    for end_after in range(6):
+        bad = FakeSampler(name='bad', end_after=end_after, way_to_end=way)
+        async with running_fleet(tmp_path / f'{end_after}', bad, FakeSampler(name='good')) as fleet:
+            for _ in range(2):
+                await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
+            assert await used(fleet) == {'': (2, 6, 16)}
+
+
+async def test_one_sample_too_many_is_refused(tmp_path: Path) -> None:
+    """With the time to try again; one that ends makes room, also when its caller leaves."""
+    sampler = FakeSampler()
+    sampler.gate.clear()
+    async with running_fleet(tmp_path, sampler) as fleet:
+        await allow(fleet, concurrent_samples=2)
+        calls = [fleet.stub.Sample(sample_request((index,)), metadata=ADMIN) for index in range(2)]
+        await until(lambda: sampler.calls.count('Sample') == 2)
+        failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
+        assert failure.metadata == {'quota': 'concurrent_samples', 'limit': '2'}
+        assert failure.retry_seconds == 1
+        calls[0].cancel()
+        sampler.gate.set()
+        await drain(calls[1])
+        await drain(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+
+
+async def test_who_sampled_too_much_is_told_when_it_is_paid(tmp_path: Path) -> None:
+    """What is under way is not cut off; afterwards the next request is refused with the time."""
+    async with running_fleet(tmp_path, FakeSampler()) as fleet:
+        await allow(fleet, tokens_per_second=1, burst_tokens=1)
+        await drain(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
+        failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
+        assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'tokens_per_second', 'limit': '1'})
+        assert failure.retry_seconds == pytest.approx(10)
+        assert await used(fleet) == {'': (1, 3, 8)}
+
+
+async def test_samples_of_the_tinker_api_wait_at_the_client_and_count_once(tmp_path: Path) -> None:
+    """One too many is 429 with the time to come again; sent again under its number it is taken, and metered once."""
+    sampler = FakeSampler()
+    sampler.places.clear()
+    async with running_fleet(tmp_path, sampler, http_listen='127.0.0.1:0') as fleet:
+        await allow(fleet, concurrent_samples=1)
+        url, headers = f'http://{fleet.gateway.http_address}/api/v1/', {'x-api-key': ADMIN_KEY}
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+            prompt = {'chunks': [{'type': 'encoded_text', 'tokens': [1, 2, 3]}]}
+            ask = {'base_model': 'tiny', 'prompt': prompt, 'sampling_params': {'max_tokens': 4}, 'num_samples': 1}
+            session = (await http.post('create_session', json={'sdk_version': '0.38.0'})).json()['session_id']
+            order = {'session_id': session, 'sampling_session_seq_id': 0, 'base_model': 'tiny'}
+            handle = (await http.post('create_sampling_session', json=order)).json()['sampling_session_id']
+
+            async def sample(number: int) -> httpx.Response:
+                named = {'sampling_session_id': handle, 'seq_id': number}
+                return await http.post('asample', json={**ask, **named})
+
+            first = await sample(0)
+            assert (await sample(0)).json()['request_id'] == first.json()['request_id']
+            refused = await sample(1)
+            assert (refused.status_code, refused.headers['retry-after']) == (429, '1')
+            sampler.places.set()
+            for number in range(2):
+                while (await sample(number)).status_code == 429:
+                    pass
+                while (await used(fleet)).get('', (0, 0, 0))[0] <= number:
+                    pass
+        assert await used(fleet) == {'': (2, 6, 8)}

@@ -1,0 +1,333 @@
+"""Sessions that end, with a real trainer behind the gateway: saved, out of memory, and back to the bit."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.checkpoint_service import as_tenant
+from fixtures.future_driver import driven_gateway
+from fixtures.model_service import RunningModel, draw_example, forward_backward, operation_of, serving_model
+from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, running_gateway
+from services.gateway.backends.sql import Database, SqlSessionStore, SqlTenantStore
+from services.gateway.domain.session import Session, SessionState
+from services.gateway.domain.tenant import Tenant
+from services.kit.failpoints import SESSION_FAILPOINTS
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
+from twinkle.api.gateway.v1 import (
+    catalogue_service_pb2,
+    catalogue_service_pb2_grpc,
+    session_service_pb2,
+    session_service_pb2_grpc,
+)
+from twinkle.api.model.v1 import (
+    adapter_service_pb2,
+    adapter_service_pb2_grpc,
+    operation_pb2,
+    training_config_pb2,
+    training_service_pb2,
+    training_service_pb2_grpc,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+LIFETIME = timedelta(minutes=5)
+LORA = training_config_pb2.LoraConfig(lora_rank=4, lora_dropout=0.1, seed=3)
+EXPIRED = session_service_pb2.SESSION_STATE_EXPIRED
+ACTIVE = session_service_pb2.SESSION_STATE_ACTIVE
+
+
+@dataclass
+class Place:
+    """A gateway, the trainer behind it, and a client of both APIs."""
+
+    model: RunningModel
+    gateway: RunningGateway
+    http: httpx.AsyncClient
+
+    @property
+    def sessions(self) -> session_service_pb2_grpc.SessionServiceStub:
+        """Sessions, through the gateway."""
+        return session_service_pb2_grpc.SessionServiceStub(self.gateway.channel)
+
+    @property
+    def adapters(self) -> adapter_service_pb2_grpc.AdapterServiceStub:
+        """Adapters, through the gateway."""
+        return adapter_service_pb2_grpc.AdapterServiceStub(self.gateway.channel)
+
+    async def begin(self, request_id: str) -> str:
+        """Begin a session."""
+        request = session_service_pb2.CreateSessionRequest(request_id=request_id)
+        return (await self.sessions.CreateSession(request, metadata=ADMIN)).session.session_id
+
+    async def session(self, session_id: str) -> session_service_pb2.Session:
+        """Return a session."""
+        request = session_service_pb2.GetSessionRequest(session_id=session_id)
+        return (await self.sessions.GetSession(request, metadata=ADMIN)).session
+
+    async def heartbeat(self, session_id: str) -> session_service_pb2.Session:
+        """Say that the client is there."""
+        request = session_service_pb2.HeartbeatRequest(session_id=session_id)
+        return (await self.sessions.Heartbeat(request, metadata=ADMIN)).session
+
+    async def make(self, session_id: str, request_id: str, **fields: Any) -> str:
+        """Make an adapter in a session."""
+        request = adapter_service_pb2.CreateAdapterRequest(
+            request_id=request_id, base_model=self.model.base_model, session_id=session_id, **fields
+        )
+        return (await self.adapters.CreateAdapter(request, metadata=ADMIN)).adapter.adapter_id
+
+    async def train(self, adapter_id: str, numbers: Sequence[int]) -> list[Any]:
+        """Train, a batch at odd numbers and a step at even ones, and return what came of it."""
+        training = training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel)
+        found: list[Any] = []
+        for number in numbers:
+            request = training_service_pb2.ExecuteRequest(operation=operation_of(adapter_id, number, **verb_of(number)))
+            found.append(fact_of((await training.Execute(request, metadata=ADMIN)).result))
+        return found
+
+    async def listed(self, **fields: Any) -> dict[str, bool]:
+        """Return the adapters that are listed, and whether each is parked."""
+        answer = await self.adapters.ListAdapters(
+            adapter_service_pb2.ListAdaptersRequest(page_size=1000, **fields), metadata=ADMIN
+        )
+        return {adapter.adapter_id: adapter.is_parked for adapter in answer.adapters}
+
+    def in_memory(self) -> set[str]:
+        """Return what the engine holds."""
+        return set(self.model.backend.engine.adapter_ids)
+
+
+def verb_of(number: int) -> dict[str, Any]:
+    """Return the operation of a number: a batch, a step, and at last the publication of the weights."""
+    if number == 9:
+        return {'publish_version': operation_pb2.PublishVersion()}
+    if number % 2:
+        return {'forward_backward': forward_backward([draw_example(seed=number), draw_example(9, seed=number + 50)])}
+    return {'clip_grad_and_step': operation_pb2.ClipGradAndStep(max_grad_norm=1.0)}
+
+
+def fact_of(result: Any) -> Any:
+    """Return what must not differ between two runs."""
+    match result.WhichOneof('outcome'):
+        case 'forward':
+            return result.forward.loss
+        case 'step':
+            return result.step.step_count, result.step.grad_norm
+        case _:
+            return result.publish.digest
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so; the test's own timeout bounds it."""
+    while not await is_so():  # noqa: ASYNC110 (a service tells of no event)
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def place(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Place]:
+    """A trainer and a gateway whose clock stands still, and which sweeps twenty times a second."""
+    (tmp_path / 'model').mkdir()
+    (tmp_path / 'gateway').mkdir()
+    async with (
+        serving_model(tiny_llama_dir, tmp_path / 'model') as model,
+        running_gateway(
+            tmp_path / 'gateway',
+            upstream=model.address,
+            checkpoint=model.checkpoints.address,
+            http_listen='127.0.0.1:0',
+            internal_token='',
+            heartbeat_interval=timedelta(milliseconds=50),
+            session_lifetime=LIFETIME,
+        ) as gateway,
+        httpx.AsyncClient(
+            base_url=f'http://{gateway.http_address}/api/v1', headers={'x-api-key': ADMIN_KEY}, timeout=60
+        ) as http,
+    ):
+        yield Place(model, gateway, http)
+
+
+async def test_a_client_that_slept_goes_on_as_if_nothing_had_happened(place: Place) -> None:
+    """Meanwhile its steps were saved, and its memory was others'; the final weights are an undisturbed run's."""
+    twin = await place.make(await place.begin('twin'), 'twin', lora_config=LORA)
+    expected = await place.train(twin, range(1, 10))
+    session_id = await place.begin('sleeper')
+    adapter_id = await place.make(session_id, 'sleeper', lora_config=LORA)
+    # It falls asleep with a gradient that waits for its step.
+    found = await place.train(adapter_id, range(1, 4))
+    assert adapter_id in place.in_memory()
+    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(place, session_id))
+    session = await place.session(session_id)
+    path = f'twinkle://{adapter_id}/weights/session-expired-1'
+    assert (session.state, list(session.checkpoint_paths)) == (EXPIRED, [path])
+    assert not place.in_memory()
+    assert await place.listed(session_id=session_id) == {adapter_id: True}
+    assert not place.in_memory()
+    await until(lambda: _is_in_catalogue(place, adapter_id, 'session-expired-1'))
+    assert (await place.heartbeat(session_id)).state == ACTIVE
+    found += await place.train(adapter_id, range(4, 10))
+    assert found == expected
+    heir = await place.make(session_id, 'heir', checkpoint_path=path, is_optimizer_included=True, lora_config=LORA)
+    answer = await place.adapters.GetAdapter(adapter_service_pb2.GetAdapterRequest(adapter_id=heir), metadata=ADMIN)
+    assert (answer.adapter.step_count, answer.adapter.checkpoint_path) == (1, path)
+
+
+async def test_an_operation_alone_brings_an_adapter_back_too(place: Place) -> None:
+    """Without a heartbeat; and what falls silent again is saved again, once."""
+    session_id = await place.begin('native')
+    adapter_id = await place.make(session_id, 'native', lora_config=LORA)
+    await place.train(adapter_id, range(1, 3))
+    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(place, session_id))
+    await place.train(adapter_id, range(3, 5))
+    assert await place.listed() == {adapter_id: False}
+    await place.heartbeat(session_id)
+    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    path = f'twinkle://{adapter_id}/weights/session-expired-2'
+    await until(lambda: _has_saved(place, session_id, path))
+    request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
+    listed = await _stub_of_checkpoints(place).ListCheckpoints(request, metadata=as_tenant('default'))
+    assert {item.path.rpartition('/')[2] for item in listed.checkpoints} == {'session-expired-1', 'session-expired-2'}
+    assert all(item.is_optimizer_included for item in listed.checkpoints)
+
+
+@pytest.mark.parametrize(
+    ('reason', 'names'),
+    [
+        (session_service_pb2.FINISH_REASON_SUCCESS, []),
+        (session_service_pb2.FINISH_REASON_INTERRUPTED, ['session-ended-1']),
+    ],
+)
+async def test_a_finished_session_frees_its_memory(place: Place, reason: Any, names: list[str]) -> None:
+    """What went wrong is saved; whoever said that all went well has saved what it wants."""
+    session_id = await place.begin('done')
+    adapter_id = await place.make(session_id, 'done', lora_config=LORA)
+    await place.train(adapter_id, range(1, 3))
+    request = session_service_pb2.FinishSessionRequest(session_id=session_id, reason=reason)
+    await place.sessions.FinishSession(request, metadata=ADMIN)
+
+    async def is_parked() -> bool:
+        return (await place.listed())[adapter_id]
+
+    await until(is_parked)
+    assert not place.in_memory()
+    if names:
+        await until(lambda: _has_saved(place, session_id))
+    paths = (await place.session(session_id)).checkpoint_paths
+    assert [path.rpartition('/')[2] for path in paths] == names
+
+
+async def test_the_weights_of_a_tinker_sampler_are_let_go_when_its_session_is_over(place: Place) -> None:
+    """They were kept for its handle; the model's checkpoint is there for Tinker's clients, too."""
+    answer = await place.http.post('create_session', json={'tags': [], 'sdk_version': '0.38.0'})
+    session_id = answer.json()['session_id']
+    model = {'session_id': session_id, 'model_seq_id': 0, 'base_model': place.model.base_model}
+    await _outcome(place, 'create_model', {**model, 'lora_config': {'rank': 4, 'seed': 1}})
+    model_id = f'{session_id}:train:0'
+    await place.train(model_id, range(1, 3))
+    body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 0, 'type': 'save_weights_for_sampler'}
+    await _outcome(place, 'save_weights_for_sampler', body)
+    assert await _is_pinned(place, model_id)
+    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(place, session_id))
+    assert not await _is_pinned(place, model_id)
+    shown = (await place.http.get(f'sessions/{session_id}')).json()
+    assert shown['training_run_ids'] == [model_id]
+    path = f'tinker://{model_id}/weights/session-expired-1'
+    assert shown['user_metadata']['twinkle:saved_checkpoints'] == path
+    listed = (await place.http.get(f'training_runs/{model_id}/checkpoints')).json()['checkpoints']
+    assert path in {item['tinker_path'] for item in listed}
+
+
+async def test_a_gateway_killed_anywhere_in_it_saves_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Killed -9 at each place that the end of a session comes to, the next gateway goes on with it."""
+    state_dir = tmp_path / 'gateway'
+    async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
+        adapter = await model.create(session_id='ses-1', lora_config=LORA)
+        adapter_id = adapter.adapter_id
+        for number in (1, 2):
+            await model.result(adapter_id, number, **verb_of(number))
+        database = await Database.open(f'sqlite:///{state_dir / "gateway.db"}')
+        store = SqlSessionStore(database)
+        await SqlTenantStore(database).add_if_absent(
+            Tenant(tenant_id='alice', display_name='', create_time=datetime.now(UTC))
+        )
+        await store.add_if_absent(_silent_session())
+        settings = {
+            'state_dir': state_dir,
+            'upstreams.model': model.address,
+            'upstreams.checkpoint': model.checkpoints.address,
+            'heartbeat_interval': 0.05,
+            'session_lifetime': 0.2,
+        }
+        try:
+            for point in SESSION_FAILPOINTS:
+                async with driven_gateway(settings, failpoints=point) as driver:
+                    await driver.process.wait()
+            found = await store.get('alice', 'ses-1')
+        finally:
+            await database.close()
+        assert found is not None
+        path = f'twinkle://{adapter_id}/weights/session-expired-1'
+        assert (found.state, found.is_settled, found.checkpoint_paths) == (SessionState.EXPIRED, True, (path,))
+        request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=adapter_id)
+        listed = await _stub_of(model).ListCheckpoints(request, metadata=as_tenant('alice'))
+        assert [item.path for item in listed.checkpoints] == [path]
+        assert adapter_id not in model.backend.engine.adapter_ids
+        assert (await model.result(adapter_id, 3, **verb_of(3))).forward.loss > 0
+
+
+def _silent_session() -> Session:
+    moment = datetime.now(UTC) - timedelta(hours=1)
+    return Session(
+        session_id='ses-1',
+        tenant_id='alice',
+        request_id='rq-1',
+        state=SessionState.ACTIVE,
+        client='test',
+        create_time=moment,
+        heartbeat_time=moment,
+    )
+
+
+async def _has_saved(place: Place, session_id: str, path: str = '') -> bool:
+    paths = (await place.session(session_id)).checkpoint_paths
+    return path in paths if path else bool(paths)
+
+
+async def _is_in_catalogue(place: Place, run_id: str, name: str) -> bool:
+    stub = catalogue_service_pb2_grpc.CatalogueServiceStub(place.gateway.channel)
+    request = catalogue_service_pb2.ListRunCheckpointsRequest(run_id=run_id)
+    answer = await stub.ListRunCheckpoints(request, metadata=ADMIN)
+    return any(item.name == name and item.is_optimizer_included for item in answer.checkpoints)
+
+
+async def _outcome(place: Place, path: str, body: dict[str, Any]) -> None:
+    answer = await place.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    while True:
+        done = await place.http.post('retrieve_future', json={'request_id': answer.json()['request_id']})
+        assert done.status_code == 200, done.text
+        if done.json().get('type') != 'try_again':
+            assert 'error' not in done.json(), done.text
+            return
+
+
+async def _is_pinned(place: Place, model_id: str) -> bool:
+    stub = place.model.checkpoints.versions
+    request = version_service_pb2.GetVersionRequest(adapter_id=model_id, version=1)
+    return (await stub.GetVersion(request, metadata=as_tenant('default'))).version.is_pinned
+
+
+def _stub_of_checkpoints(place: Place) -> Any:
+    return _stub_of(place.model)
+
+
+def _stub_of(model: RunningModel) -> Any:
+    return model.checkpoints.checkpoints

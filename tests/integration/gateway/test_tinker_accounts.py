@@ -1,0 +1,201 @@
+"""Sessions, keys and accounts over the Tinker API, and what none, a wrong and another tenant's key may see."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.tinker_catalogue import BEST, RUN, RUN_PATH, TinkerCatalogue, tinker_catalogue
+
+OWNED: list[tuple[str, str, Any]] = [
+    ('GET', RUN_PATH, None),
+    ('GET', f'{RUN_PATH}/checkpoints', None),
+    ('GET', f'{BEST}/archive', None),
+    ('GET', f'{RUN_PATH}/checkpoints/external_weights/out/external_weights_urls', None),
+    ('PUT', f'{BEST}/ttl', {'ttl_seconds': 60}),
+    ('POST', f'{BEST}/publish', None),
+    ('DELETE', f'{BEST}/publish', None),
+    ('DELETE', BEST, None),
+    ('POST', 'copy_weights', {'source_path': f'tinker://{RUN}/weights/best'}),
+    ('GET', 'sessions/SESSION', None),
+    ('GET', 'sessions/SESSION/trace_export', None),
+    ('PUT', 'sessions/SESSION/project', {'project_id': ''}),
+]
+"""Routes for what a tenant owns."""
+OPEN: list[tuple[str, str, Any]] = [
+    ('GET', 'training_runs', None),
+    ('GET', 'checkpoints', None),
+    ('GET', 'sessions', None),
+    ('POST', 'sessions/search', {}),
+    ('GET', 'auth/apikey/me', None),
+    ('DELETE', 'auth/apikey/me', None),
+    ('GET', 'audit?event_type=x', None),
+    ('GET', 'billing/usage/events', None),
+    ('GET', 'billing/usage/checkpoints/current', None),
+]
+"""Routes that name nothing."""
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
+    """Serve the API; Alice has a checkpoint for training and one to take away."""
+    async with tinker_catalogue(tmp_path) as running:
+        await running.save('best')
+        await running.save('out.external', seed=2)
+        yield running
+
+
+async def _session(api: TinkerCatalogue, *, key: str = 'alice', **fields: Any) -> str:
+    return (await api.call('POST', 'create_session', key=key, json=fields)).json()['session_id']
+
+
+@pytest.mark.parametrize('key', [None, 'tml-nobody-has-this-key-anywhere', 'x', ''])
+async def test_no_route_serves_a_stranger(api: TinkerCatalogue, key: str | None) -> None:
+    """Without a good key every route answers 401, whatever it names, and nothing is changed."""
+    session_id = await _session(api)
+    for method, path, body in (*OWNED, *OPEN):
+        answer = await api.call(method, path.replace('SESSION', session_id), key=key, json=body)
+        assert answer.status_code == 401, (method, path)
+    assert len((await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']) == 2
+
+
+async def test_what_another_tenant_owns_is_like_what_is_not_there(api: TinkerCatalogue) -> None:
+    """Another tenant's run, checkpoint and session give status and words of absent ones, and stay as they are."""
+    session_id = await _session(api)
+    for method, path, body in OWNED:
+        foreign = await api.call(method, path.replace('SESSION', session_id), key='bob', json=body)
+        other = path.replace('SESSION', 'se-absent').replace(RUN, 'se-absent:train:0')
+        absent_body = json.loads(json.dumps(body).replace(RUN, 'se-absent:train:0'))
+        absent = await api.call(method, other, key='bob', json=absent_body)
+        assert (foreign.status_code, absent.status_code) == (404, 404), (method, path, foreign.text, absent.text)
+        told = foreign.json()['detail'].replace(RUN, 'se-absent:train:0').replace(session_id, 'se-absent')
+        assert told == absent.json()['detail']
+    checkpoints = (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']
+    assert [(item['public'], item['expires_at']) for item in checkpoints] == [(False, None)] * 2
+
+
+async def test_lists_hold_what_is_the_tenants_own(api: TinkerCatalogue) -> None:
+    """Another tenant's lists are empty."""
+    await _session(api)
+    await api.until_listed(2)
+    assert (await api.get('training_runs', key='bob'))['training_runs'] == []
+    assert (await api.get('checkpoints', key='bob'))['checkpoints'] == []
+    assert (await api.get('sessions', key='bob'))['sessions'] == []
+    assert (await api.call('POST', 'sessions/search', key='bob', json={})).json()['sessions'] == []
+
+
+async def test_session_shows_its_runs_and_its_labels(api: TinkerCatalogue) -> None:
+    """A session tells what its client said of it, and the list has the newest first."""
+    first = await _session(api, user_metadata={'team': 'a'}, display_name='First try')
+    second = await _session(api)
+    assert (await api.get('sessions?limit=1&offset=1'))['sessions'] in ([first], [second])
+    assert set((await api.get('sessions'))['sessions']) == {first, second}
+    shown = await api.get(f'sessions/{first}?access_scope=owned')
+    assert shown == {
+        'training_run_ids': [],
+        'sampler_ids': [],
+        'user_metadata': {'team': 'a'},
+        'display_name': 'First try',
+    }
+    assert (await api.get(f'sessions/{first}/trace_export'))['status'] == 'failed'
+
+
+async def test_sessions_are_found_by_what_was_said_of_them(api: TinkerCatalogue) -> None:
+    """Name, labels, project and state narrow a search; its cursor goes on where the page before ended."""
+    tries = [
+        await _session(api, display_name=f'Try {place}', user_metadata={'place': str(place)}) for place in range(3)
+    ]
+
+    async def found(**search: Any) -> set[str]:
+        answer = await api.call('POST', 'sessions/search', json=search)
+        assert answer.status_code == 200, answer.text
+        return {session['session_id'] for session in answer.json()['sessions']}
+
+    assert await found(display_name='TRY') == set(tries)
+    assert await found(display_name='try 1') == {tries[1]}
+    assert await found(session_id=tries[0], display_name='2') == {tries[0], tries[2]}
+    assert await found(user_metadata={'place': '2'}) == {tries[2]}
+    await api.call('POST', f'sessions/{tries[1]}/finish', json={'reason': {'type': 'errored'}})
+    assert await found(statuses=[{'type': 'client_finished', 'reasons': ['errored']}]) == {tries[1]}
+    assert await found(statuses=[{'type': 'client_finished', 'reasons': ['success']}]) == set()
+    assert await found(statuses=[{'type': 'active'}]) == {tries[0], tries[2]}
+    assert await found(owner={'type': 'user', 'owner_urns': ['bob']}) == set()
+    pages: list[str] = []
+    cursor = None
+    for _ in range(4):
+        answer = (await api.call('POST', 'sessions/search', json={'limit': 1, 'cursor': cursor})).json()
+        pages += [session['session_id'] for session in answer['sessions']]
+        cursor = answer['next_cursor']
+        if cursor is None:
+            break
+    assert sorted(pages) == sorted(tries)
+
+
+async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) -> None:
+    """A session begins in a project or is moved to one, lists are cut down to it, and another tenant's is as absent."""
+    await api.gateway.make_project('alice', 'pr-1')
+    await api.gateway.make_project('bob', 'pr-2')
+    first, moved, other = await _session(api, project_id='pr-1'), await _session(api), await _session(api)
+    path = f'sessions/{moved}/project'
+    assert (await api.call('PUT', path, json={'project_id': 'pr-1'})).json()['project_id'] == 'pr-1'
+    refused = [(await api.call('PUT', path, json={'project_id': project_id})).json() for project_id in ('pr-2', 'pr-9')]
+    assert refused[0]['detail'].replace('pr-2', 'pr-9') == refused[1]['detail']
+    assert (await api.call('POST', 'create_session', json={'project_id': 'pr-2'})).status_code == 404
+    assert set((await api.get('sessions?project_id=pr-1'))['sessions']) == {first, moved}
+    answer = await api.call('POST', 'sessions/search', json={'project_ids': ['pr-1']})
+    assert {session['project_id'] for session in answer.json()['sessions']} == {'pr-1'}
+    assert (await api.get('training_runs?project_id=pr-1'))['training_runs'] == []
+    run_id = f'{moved}:train:0'
+    await api.add_run(run_id)
+    await api.save('mine', run_id=run_id)
+    shown = (await api.get('training_runs?project_id=pr-1'))['training_runs']
+    assert [run['training_run_id'] for run in shown] == [run_id]
+    await api.until_listed(3)
+    storage = await api.get('billing/usage/checkpoints/current?project_id=pr-1')
+    assert storage['data'][0]['checkpoint_count'] == 1
+    await api.call('PUT', path, json={'project_id': ''})
+    assert (await api.get('training_runs?project_id=pr-1'))['training_runs'] == []
+    assert other in (await api.get('sessions'))['sessions']
+
+
+@pytest.mark.parametrize(
+    'body',
+    [
+        {'limit': 0},
+        {'limit': 201},
+        {'statuses': [{'type': 'odd'}]},
+        {'statuses': [1]},
+        {'owner': {'type': 'nobody'}},
+        {'cursor': {'last_created_at': 'now', 'last_session_id': 'x'}},
+        {'cursor': {'last_created_at': '0001-01-01T00:00:00+14:00', 'last_session_id': 'x'}},
+        {'project_ids': 'x'},
+        {'user_metadata': {'a': 1}},
+        {'display_name': ''},
+    ],
+)
+async def test_wrong_searches_are_refused(api: TinkerCatalogue, body: Any) -> None:
+    """A search that is malformed is a user's error."""
+    assert (await api.call('POST', 'sessions/search', json=body)).status_code == 400
+
+
+async def test_key_shows_itself_and_is_worthless_once_its_owner_logs_out(api: TinkerCatalogue) -> None:
+    """A key tells whose it is; revoking it ends it and no other key."""
+    shown = await api.get('auth/apikey/me', key='bob')
+    assert isinstance(shown['key_id'], int)
+    assert shown['details']['org_details'] == {'name': 'bob'}
+    assert (await api.call('DELETE', 'auth/apikey/me', key='bob')).status_code == 200
+    assert (await api.call('GET', 'auth/apikey/me', key='bob')).status_code == 401
+    assert (await api.call('GET', 'auth/apikey/me')).status_code == 200
+
+
+async def test_account_counts_what_is_stored(api: TinkerCatalogue) -> None:
+    """Storage is what the tenant's checkpoints take; nothing was billed and no audit is kept."""
+    listed = await api.until_listed(2)
+    (storage,) = (await api.get('billing/usage/checkpoints/current'))['data']
+    assert (storage['checkpoint_count'], storage['size_bytes']) == (2, sum(item['size_bytes'] for item in listed))
+    (other,) = (await api.get('billing/usage/checkpoints/current', key='bob'))['data']
+    assert (other['checkpoint_count'], other['size_bytes']) == (0, 0)
+    assert (await api.get('billing/usage/events')) == {'data': [], 'sessions': {}}
+    assert (await api.get('audit?event_type=x')) == {'entries': []}

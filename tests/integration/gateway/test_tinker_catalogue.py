@@ -1,0 +1,214 @@
+"""Runs, checkpoints and links to their files over the Tinker API, with a real checkpoint service behind it."""
+
+import io
+import tarfile
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fixtures.tinker_catalogue import BEST, RUN, RUN_PATH, TinkerCatalogue, tinker_catalogue
+
+HOUR = 3600
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[TinkerCatalogue]:
+    """Serve the API; Alice's run has a checkpoint of each kind."""
+    async with tinker_catalogue(tmp_path) as running:
+        for place, name in enumerate(('best', 'best.sampler', 'out.external')):
+            await running.save(name, seed=place)
+            running.clock.advance(timedelta(seconds=1))
+        yield running
+
+
+def _files(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        readers = {name: opened.extractfile(name) for name in opened.getnames()}
+        return {name: reader.read() for name, reader in readers.items() if reader is not None}
+
+
+async def test_runs_are_listed_and_shown_with_their_newest_checkpoints(api: TinkerCatalogue) -> None:
+    """A run tells its labels, its rank and its newest weights for training and for sampling."""
+    await api.until_listed(3)
+    listed = await api.get('training_runs?limit=5&offset=0&access_scope=owned')
+    assert listed['cursor'] == {'offset': 0, 'limit': 5, 'total_count': 1}
+    (run,) = listed['training_runs']
+    assert run == await api.get(f'{RUN_PATH}?access_scope=accessible')
+    assert run['training_run_id'] == RUN
+    assert run['lora_rank'] == 4
+    assert run['user_metadata'] == {'renderer_name': 'plain'}
+    assert run['last_checkpoint']['tinker_path'] == f'tinker://{RUN}/weights/best'
+    assert run['last_sampler_checkpoint']['tinker_path'] == f'tinker://{RUN}/sampler_weights/best'
+    assert (await api.get('training_runs?offset=1'))['training_runs'] == []
+
+
+async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) -> None:
+    """Each kind has its own space of names; a page begins where it is told to, newest first."""
+    listed = await api.until_listed(3)
+    assert [item['checkpoint_id'] for item in listed] == [
+        'external_weights/out',
+        'sampler_weights/best',
+        'weights/best',
+    ]
+    assert [item['checkpoint_type'] for item in listed] == ['external', 'sampler', 'training']
+    second = await api.get('checkpoints?limit=1&offset=1')
+    assert second == {'checkpoints': [listed[1]], 'cursor': {'offset': 1, 'limit': 1, 'total_count': 3}}
+    assert (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'] == listed
+
+
+async def test_deleted_checkpoint_is_gone_at_once(api: TinkerCatalogue) -> None:
+    """Neither list has it any more, another of that name but of another kind stays, and it cannot be deleted twice."""
+    await api.until_listed(3)
+    assert (await api.call('DELETE', BEST)).status_code == 200
+    left = ['external_weights/out', 'sampler_weights/best']
+    assert [item['checkpoint_id'] for item in (await api.get('checkpoints'))['checkpoints']] == left
+    assert [item['checkpoint_id'] for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']] == left
+    assert (await api.call('DELETE', BEST)).status_code == 404
+
+
+async def test_checkpoint_whose_time_is_over_is_deleted(api: TinkerCatalogue) -> None:
+    """A time to live shows in the lists, can be taken back, and when it is over the files are gone, too."""
+    await api.until_listed(3)
+    assert (await api.call('PUT', f'{BEST}/ttl', json={'ttl_seconds': HOUR})).status_code == 200
+    assert (await api.get('checkpoints'))['checkpoints'][2]['expires_at']
+    assert (await api.call('PUT', f'{BEST}/ttl', json={'ttl_seconds': None})).status_code == 200
+    assert (await api.get('checkpoints'))['checkpoints'][2]['expires_at'] is None
+    assert (await api.call('PUT', f'{BEST}/ttl', json={'ttl_seconds': 5})).status_code == 200
+    api.clock.advance(timedelta(seconds=6))
+    assert len((await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']) == 2
+    assert (await api.call('GET', f'{BEST}/archive')).status_code == 404
+    assert await api.checkpoints.verbs.change_checkpoints.delete_expired() == 1
+    await api.until_listed(2)
+    assert not [folder for folder in api.checkpoints.stored_folders() if '/weights/best/' in folder]
+
+
+@pytest.mark.parametrize(
+    'body', [{'ttl_seconds': 0}, {'ttl_seconds': -1}, {'ttl_seconds': '5'}, {'ttl_seconds': 1e9}, []]
+)
+async def test_wrong_time_to_live_changes_nothing(api: TinkerCatalogue, body: object) -> None:
+    """Only whole seconds up to ten years are a time to live."""
+    assert (await api.call('PUT', f'{BEST}/ttl', json=body)).status_code == 400
+    assert all(item['expires_at'] is None for item in (await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints'])
+
+
+async def test_published_checkpoint_is_read_by_another_tenant_and_not_listed_there(api: TinkerCatalogue) -> None:
+    """Another tenant shows, downloads and copies it while it is public; it may not change it, and loses it."""
+    assert (await api.call('GET', f'{BEST}/archive', key='bob')).status_code == 404
+    assert (await api.call('POST', f'{BEST}/publish')).status_code == 200
+    assert [item['public'] for item in (await api.get('checkpoints'))['checkpoints'] if item['public']] == [True]
+    assert (await api.call('GET', f'{BEST}/archive', key='bob')).status_code == 302
+    assert (await api.get('checkpoints', key='bob'))['checkpoints'] == []
+    for method, path in (('DELETE', BEST), ('DELETE', f'{BEST}/publish'), ('PUT', f'{BEST}/ttl')):
+        assert (await api.call(method, path, key='bob')).status_code == 404
+    order = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'pr-1'}
+    copied = await api.call('POST', 'copy_weights', key='bob', json=order)
+    assert copied.status_code == 200
+    (mine,) = await api.until_listed(1, key='bob')
+    assert mine['tinker_path'] == copied.json()['tinker_path']
+    assert not mine['public']
+    assert (await api.call('DELETE', f'{BEST}/publish')).status_code == 200
+    assert (await api.call('GET', f'{BEST}/archive', key='bob')).status_code == 404
+    assert (await api.call('POST', 'copy_weights', key='bob', json=order)).status_code == 404
+
+
+async def test_copy_goes_into_a_model_of_an_own_session(api: TinkerCatalogue) -> None:
+    """A copy for a session's model has that model's id; another tenant's session is an absent one."""
+    session_id = (await api.call('POST', 'create_session', json={})).json()['session_id']
+    order = {'source_path': f'tinker://{RUN}/weights/best', 'session_id': session_id, 'model_seq_id': 3}
+    answer = await api.call('POST', 'copy_weights', json={**order, 'ttl_seconds': HOUR})
+    assert answer.json() == {'tinker_path': f'tinker://{session_id}:train:3/weights/best'}
+    (copy,) = (await api.get(f'training_runs/{session_id}:train:3/checkpoints'))['checkpoints']
+    assert copy['expires_at']
+    await api.call('POST', f'{BEST}/publish')
+    assert (await api.call('POST', 'copy_weights', key='bob', json=order)).status_code == 404
+
+
+async def test_archive_is_a_peft_folder_and_goes_on_where_it_was_cut(api: TinkerCatalogue) -> None:
+    """The link needs no key; its bytes are a tar archive, and a part asked for by range is that part."""
+    link = await api.call('GET', f'{BEST}/archive')
+    assert link.status_code == 302
+    url = link.headers['location']
+    assert url == link.json()['url']
+    whole = await api.http.get(url)
+    names = _files(whole.content)
+    assert 'adapter_model.safetensors' in names
+    assert 'adapter_config.json' in names
+    part = await api.http.get(url, headers={'range': 'bytes=700-'})
+    assert part.status_code == 206
+    assert part.content == whole.content[700:]
+    assert part.headers['content-range'] == f'bytes 700-{len(whole.content) - 1}/{len(whole.content)}'
+    few = await api.http.get(url, headers={'range': 'bytes=5-9', 'if-range': whole.headers['etag']})
+    assert few.content == whole.content[5:10]
+    other = await api.http.get(url, headers={'range': 'bytes=5-9', 'if-range': '"another"'})
+    assert other.content == whole.content
+    assert (await api.http.get(url, headers={'range': f'bytes={len(whole.content)}-'})).status_code == 416
+
+
+async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) -> None:
+    """Each link gives the file as it is in the archive; other kinds of weights have none."""
+    found = await api.get(f'{RUN_PATH}/checkpoints/external_weights/out/external_weights_urls')
+    archive = await api.call('GET', f'{RUN_PATH}/checkpoints/external_weights/out/archive')
+    whole = _files((await api.http.get(archive.headers['location'])).content)
+    assert {name: (await api.http.get(url)).content for name, url in found['urls'].items()} == whole
+    assert (await api.call('GET', f'{BEST}/external_weights_urls')).status_code == 400
+
+
+async def test_link_ends_and_cannot_be_changed(api: TinkerCatalogue) -> None:
+    """A link is worth nothing after its hour, with another signature, or with other facts under its signature."""
+    url = (await api.call('GET', f'{BEST}/archive')).headers['location']
+    head, token, name = url.rsplit('/', 2)
+    body, _, signature = token.rpartition('.')
+    other = (await api.call('GET', f'{RUN_PATH}/checkpoints/sampler_weights/best/archive')).headers['location']
+    other_body = other.rsplit('/', 2)[1].rpartition('.')[0]
+    for wrong in (
+        f'{body}.{signature[:-1]}x',
+        f'{other_body}.{signature}',
+        f'.{signature}',
+        body,
+        'x' * 4000,
+        '%00',
+    ):
+        assert (await api.http.get(f'{head}/{wrong}/{name}')).status_code == 401, wrong
+    assert (await api.http.get(url)).status_code == 200
+    api.gateway.clock.advance(timedelta(hours=1))
+    assert (await api.http.get(url)).status_code == 401
+
+
+async def test_link_of_a_deleted_checkpoint_leads_nowhere(api: TinkerCatalogue) -> None:
+    """What is gone is gone for links as well."""
+    url = (await api.call('GET', f'{BEST}/archive')).headers['location']
+    await api.call('DELETE', BEST)
+    assert (await api.http.get(url)).status_code == 404
+
+
+@pytest.mark.parametrize('host', ['evil.example/x?', 'a b', '<script>', ''])
+async def test_link_is_not_made_for_a_host_that_is_none(api: TinkerCatalogue, host: str) -> None:
+    """A Host header that would lead elsewhere than to a host is refused."""
+    assert (await api.call('GET', f'{BEST}/archive', headers={'host': host})).status_code == 400
+
+
+async def test_weights_without_a_name_of_theirs_are_refused(api: TinkerCatalogue) -> None:
+    """Names that lead elsewhere, are of another kind or far too long find nothing and change nothing."""
+    names = ['..', '.', '%2e%2e', '..%2f..', 'a%2fb', 'ü', 'a b', 'best.sampler', 'x' * 5000, '%00', "'--", '*']
+    for name in names:
+        for method, end in (('DELETE', ''), ('POST', '/publish'), ('GET', '/archive')):
+            answer = await api.call(method, f'{RUN_PATH}/checkpoints/weights/{name}{end}')
+            assert answer.status_code in {400, 404, 405}, (name, method, answer.text)
+    for kind in ('Weights', 'versions', '..', '%20'):
+        assert (await api.call('DELETE', f'{RUN_PATH}/checkpoints/{kind}/best')).status_code in {400, 404, 405}
+    for run_id in ('...', 'ü', 'x' * 300, 'a%2fb'):
+        assert (await api.call('GET', f'training_runs/{run_id}')).status_code in {400, 404}
+        assert (await api.call('GET', f'training_runs/{run_id}/checkpoints')).status_code in {400, 404}
+    assert len((await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']) == 3
+
+
+@pytest.mark.parametrize(
+    'query',
+    ['limit=0', 'limit=1001', 'limit=x', 'offset=-1', 'offset=99999999999999999999', 'limit=', 'access_scope=all'],
+)
+async def test_lists_refuse_wrong_queries(api: TinkerCatalogue, query: str) -> None:
+    """A number out of bounds, or none, is told as such by every list."""
+    for path in ('training_runs', 'checkpoints', 'sessions'):
+        assert (await api.call('GET', f'{path}?{query}')).status_code == 400

@@ -1,0 +1,209 @@
+"""The real Tinker SDK samples through a real gateway, over HTTP, from a real sampler service with a tiny model."""
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from fixtures.gateway_upstream import Upstream
+from fixtures.running_gateway import ADMIN_KEY, running_gateway
+from fixtures.sampler_engines import make_torch_engine
+from fixtures.sampler_service import FakeWeightSource, serving_sampler
+from fixtures.tiny_oracle import TinyOracle
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    # The SDK leaves connections behind where a process ends, as its own documentation has it.
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+PROMPT = [1, 40, 41, 42]
+
+
+@dataclass
+class Served:
+    """Where the API is."""
+
+    url: str
+
+    def client(self) -> tinker.ServiceClient:
+        """Return the SDK's client; it blocks, so make and use it in a thread."""
+        return tinker.ServiceClient(base_url=self.url, api_key=ADMIN_KEY)
+
+
+@pytest.fixture
+async def served(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    """A gateway and a sampler on the torch engine, with a window of 128 tokens."""
+    monkeypatch.setenv('TINKER_TELEMETRY', '0')
+    engine = make_torch_engine(tiny_llama_dir, max_sequences=64, max_batch_tokens=512)
+    upstream = Upstream()
+    (tmp_path / 'sampler').mkdir()
+    async with (
+        upstream.serving(),
+        serving_sampler(engine, FakeWeightSource(), tmp_path / 'sampler', queue_length=512) as sampler,
+        running_gateway(
+            tmp_path, upstream=upstream.address, sampler=sampler.address, http_listen='127.0.0.1:0'
+        ) as gateway,
+    ):
+        url = f'http://{gateway.http_address}'
+        async with httpx.AsyncClient(headers={'x-api-key': ADMIN_KEY}) as client:
+            while True:
+                answer = (await client.get(f'{url}/api/v1/get_server_capabilities')).json()
+                if any(model['sampleable'] for model in answer['supported_models']):
+                    break
+                await asyncio.sleep(0)
+        yield Served(url)
+
+
+def sampled(client: tinker.SamplingClient, *, num_samples: int = 1, **fields: Any) -> types.SampleResponse:
+    """Return what the SDK makes of a request."""
+    names = ('max_tokens', 'seed', 'stop', 'temperature', 'top_k')
+    given: dict[str, Any] = {name: fields.pop(name) for name in names if name in fields}
+    prompt = types.ModelInput.from_ints(fields.pop('tokens', PROMPT))
+    params = types.SamplingParams(**given)
+    return client.sample(prompt=prompt, num_samples=num_samples, sampling_params=params, **fields).result()
+
+
+async def test_sdk_samples_with_seeds_stops_and_scores(served: Served) -> None:
+    """Seeds repeat and sequences differ, stops are kept, scores have their shapes."""
+
+    def run() -> None:
+        with served.client() as service:
+            client = service.create_sampling_client(base_model='tiny').result()
+            first = sampled(client, num_samples=2, max_tokens=12, seed=7, stop=[])
+            again = sampled(client, num_samples=2, max_tokens=12, seed=7, stop=[])
+            tokens = [sequence.tokens for sequence in first.sequences]
+            assert tokens == [sequence.tokens for sequence in again.sequences]
+            assert tokens[0] != tokens[1]
+            assert [len(item) for item in tokens] == [12, 12]
+            assert {sequence.stop_reason for sequence in first.sequences} == {'length'}
+            assert len({sequence.sequence_id for sequence in first.sequences}) == 2
+
+            stopped = sampled(client, max_tokens=12, seed=7, stop=[tokens[0][3]]).sequences[0]
+            end = tokens[0].index(tokens[0][3]) + 1
+            assert (stopped.tokens, stopped.stop_reason) == (tokens[0][:end], 'stop')
+
+            greedy = [sampled(client, max_tokens=6, temperature=0).sequences[0].tokens for _ in range(2)]
+            assert greedy[0] == greedy[1] == sampled(client, max_tokens=6, top_k=1).sequences[0].tokens
+
+            scored = sampled(
+                client,
+                max_tokens=2,
+                stop=[],
+                include_prompt_logprobs=True,
+                topk_prompt_logprobs=3,
+                topk_sample_logprobs=2,
+                prompt_logprobs_last_n=2,
+            )
+            assert scored.prompt_logprobs is not None
+            assert scored.topk_prompt_logprobs is not None
+            assert [value is None for value in scored.prompt_logprobs] == [True, True, False, False]
+            assert [None if row is None else len(row) for row in scored.topk_prompt_logprobs] == [None, None, 3, 3]
+            beside = scored.sequences[0].topk_logprobs_np
+            assert beside is not None
+            assert beside.logprobs.shape == (2, 2)
+
+    await asyncio.to_thread(run)
+
+
+async def test_sdk_scores_as_the_model_does(served: Served, tiny_llama_dir: Path) -> None:
+    """`compute_logprobs` gives the log-probabilities of a plain forward pass, whatever the sampling."""
+
+    def run() -> tuple[list[float | None], types.SampledSequence]:
+        with served.client() as service:
+            client = service.create_sampling_client(base_model='tiny').result()
+            hot = sampled(client, max_tokens=5, temperature=2.0, seed=3, stop=[]).sequences[0]
+            return client.compute_logprobs(types.ModelInput.from_ints(PROMPT + hot.tokens)).result(), hot
+
+    scores, hot = await asyncio.to_thread(run)
+    expected = TinyOracle(tiny_llama_dir).score(PROMPT + hot.tokens)
+    assert scores[0] is None
+    np.testing.assert_allclose(np.array(scores[1:], 'f4'), expected, atol=1e-4)
+    np.testing.assert_allclose(np.array(hot.logprobs, 'f4'), expected[-5:], atol=1e-4)
+
+
+async def test_copies_of_a_client_do_not_get_in_each_others_way(served: Served) -> None:
+    """A client that was pickled twice samples in both places, and in another process."""
+
+    def run() -> None:
+        with served.client() as service:
+            client = service.create_sampling_client(base_model='tiny').result()
+            expected = sampled(client, max_tokens=4, seed=1).sequences[0].tokens
+            data = pickle.dumps(client)
+            copies = [pickle.loads(data) for _ in range(2)]
+            for copy in copies:
+                assert sampled(copy, max_tokens=4, seed=1).sequences[0].tokens == expected
+            code = (
+                'import pickle, sys; from tinker import types; client = pickle.load(sys.stdin.buffer);'
+                f'prompt = types.ModelInput.from_ints({PROMPT});'
+                'params = types.SamplingParams(max_tokens=4, seed=1);'
+                'print(client.sample(prompt, 1, params).result().sequences[0].tokens)'
+            )
+            done = subprocess.run([sys.executable, '-c', code], input=data, capture_output=True, check=True, timeout=60)
+            assert done.stdout.decode().strip() == str(expected)
+            copies.clear()
+
+    await asyncio.to_thread(run)
+
+
+async def test_many_samples_at_once_all_come(served: Served) -> None:
+    """128 requests of one client are answered, each with its own."""
+
+    async def run() -> list[types.SampleResponse]:
+        with served.client() as service:
+            client = await service.create_sampling_client(base_model='tiny')
+            params = types.SamplingParams(max_tokens=4, seed=5, stop=[])
+            prompts = [types.ModelInput.from_ints([*PROMPT, 3 + number]) for number in range(128)]
+            return list(await asyncio.gather(*(client.sample(prompt, 1, params) for prompt in prompts)))
+
+    answers = await asyncio.to_thread(asyncio.run, run())
+    assert [len(answer.sequences[0].tokens) for answer in answers] == [4] * 128
+
+
+async def test_what_does_not_fit_is_the_users_fault(served: Served) -> None:
+    """Too long, of a model or weights that are not there, or for training: each is refused at once."""
+
+    def run() -> None:
+        with served.client() as service:
+            client = service.create_sampling_client(base_model='tiny').result()
+            with pytest.raises(tinker.BadRequestError):
+                sampled(client, max_tokens=1 << 20)
+            with pytest.raises(tinker.BadRequestError):
+                sampled(client, tokens=[1 << 30], max_tokens=1)
+            with pytest.raises(tinker.BadRequestError):
+                service.create_sampling_client(base_model='huge').result()
+            with pytest.raises(tinker.BadRequestError):
+                service.create_sampling_client(model_path='tinker://run/weights/final').result()
+
+    await asyncio.to_thread(run)
+
+
+async def test_client_of_an_older_sdk_reads_json(served: Served) -> None:
+    """SDK 0.16.1, in a process of its own, samples and scores."""
+    code = (
+        'import tinker; from tinker import types;'
+        f'client = tinker.ServiceClient(base_url={served.url!r}, api_key={ADMIN_KEY!r})'
+        ".create_sampling_client(base_model='tiny');"
+        f'prompt = types.ModelInput.from_ints({PROMPT});'
+        'params = types.SamplingParams(max_tokens=4, seed=1);'
+        'answer = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
+        'assert [len(s.tokens) == len(s.logprobs) for s in answer.sequences] == [True, True];'
+        'print(answer.prompt_logprobs, answer.topk_prompt_logprobs)'
+    )
+    sdk = Path(sys.prefix) / 'tinker-sdks' / '0.16.1'
+    environment = {'PYTHONPATH': str(sdk), 'TINKER_TELEMETRY': '0', 'PATH': '/usr/bin:/bin'}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, '-c', code, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, error = await process.communicate()
+    assert process.returncode == 0, error.decode()
+    assert out.decode().startswith('[None, -')

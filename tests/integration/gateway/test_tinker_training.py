@@ -1,0 +1,201 @@
+"""The Tinker API over HTTP, on the real model service with a tiny model: it trains, saves and loads."""
+
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from fixtures.model_service import serving_model
+from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
+from services.gateway.api.tinker.wire import tinker_pb2 as wire
+
+TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
+
+
+@dataclass
+class Client:
+    """A client that counts its operations, as the SDK does."""
+
+    http: httpx.AsyncClient
+    gateway: RunningGateway
+    model_id: str = ''
+    base_model: str = ''
+    count: int = 0
+
+    async def post(self, path: str, body: Any = None, **fields: Any) -> httpx.Response:
+        """Post JSON, or `content`."""
+        given = {'content': fields['content']} if 'content' in fields else {'json': body or {}}
+        return await self.http.post(f'/api/v1/{path}', headers=fields.get('headers', {}), **given)
+
+    async def outcome(self, answer: httpx.Response, **fields: Any) -> httpx.Response:
+        """Return what came of a future."""
+        assert answer.status_code == 200, answer.text
+        done = await self.post('retrieve_future', {'request_id': answer.json()['request_id']}, **fields)
+        assert done.status_code == 200, done.text
+        return done
+
+    async def run(self, route: str, /, **body: Any) -> dict[str, Any]:
+        """Run the next operation of the model."""
+        self.count += 1
+        answer = await self.post(route, {'model_id': self.model_id, 'seq_id': self.count, **body})
+        return (await self.outcome(answer)).json()
+
+    async def make_model(self, number: int = 0, **lora: Any) -> None:
+        """Begin a session and make a model."""
+        session_id = (await self.post('create_session', {'sdk_version': '0.38.0'})).json()['session_id']
+        body = {'session_id': session_id, 'model_seq_id': number, 'base_model': self.base_model, 'lora_config': lora}
+        done = (await self.outcome(await self.post('create_model', body))).json()
+        self.model_id, self.count = done['model_id'], 0
+
+    async def train(self, loss_fn: str = 'cross_entropy', **inputs: Any) -> tuple[np.ndarray, dict[str, float]]:
+        """Run forward and backward over the tokens; return log-probabilities and metrics."""
+        self.count += 1
+        is_forward = inputs.pop('forward_only', False)
+        request = wire.ForwardBackwardRequest(
+            model_id=self.model_id, seq_id=self.count, loss_fn=loss_fn, forward_only=is_forward
+        )
+        datum = request.data.add()
+        datum.model_input.add().encoded_text.tokens = np.array(TOKENS[:-1], '<i4').tobytes()
+        arrays = {'target_tokens': np.array(TOKENS[1:], '<i8'), **inputs}
+        for name, array in arrays.items():
+            dtype = wire.DTYPE_INT64 if array.dtype.kind == 'i' else wire.DTYPE_FLOAT32
+            datum.loss_fn_inputs[name].CopyFrom(wire.Tensor(dense=array.tobytes(), dtype=dtype, shape=array.shape))
+        posted = await self.post(
+            'forward_backward',
+            content=request.SerializeToString(),
+            headers={'content-type': 'application/x-protobuf'},
+        )
+        done = await self.outcome(posted, headers={'accept': 'application/x-protobuf'})
+        assert done.headers['content-type'] == 'application/x-protobuf', done.text
+        output = wire.ForwardBackwardOutput.FromString(done.content)
+        field = output.loss_fn_outputs[0].fields['logprobs']
+        shape = (len(TOKENS) - 1, *field.trailing_shape)
+        return np.frombuffer(field.data, '<f4').reshape(shape), dict(output.metrics)
+
+
+@pytest.fixture
+async def client(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
+    """A client of a gateway before a model service and a checkpoint service."""
+    (tmp_path / 'model').mkdir()
+    (tmp_path / 'gateway').mkdir()
+    async with (
+        serving_model(tiny_llama_dir, tmp_path / 'model') as model,
+        running_gateway(
+            tmp_path / 'gateway',
+            upstream=model.address,
+            checkpoint=model.checkpoints.address,
+            http_listen='127.0.0.1:0',
+            internal_token='',
+        ) as gateway,
+        httpx.AsyncClient(
+            base_url=f'http://{gateway.http_address}', headers={'x-api-key': ADMIN_KEY}, timeout=60
+        ) as http,
+    ):
+        yield Client(http, gateway, base_model=model.base_model)
+
+
+ONES = np.ones(len(TOKENS) - 1, '<f4')
+ADAM = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-12}}
+
+
+async def test_loss_is_the_sum_of_its_tokens_and_falls(client: Client) -> None:
+    """Cross-entropy is minus the weighted sum of the log-probabilities that come back."""
+    await client.make_model(rank=4, seed=1)
+    weights = np.array([0, 1, 2, -0.5, 1, 1, 1], '<f4')
+    logps, metrics = await client.train(weights=weights, forward_only=True)
+    assert math.isclose(metrics['loss:sum'], -float((logps * weights).sum()), rel_tol=1e-4)
+    losses: list[float] = []
+    for _ in range(6):
+        losses.append((await client.train(weights=ONES))[1]['loss:sum'])
+        assert 'learning_rate:mean' in (await client.run('optim_step', **ADAM))['metrics']
+    assert losses[-1] < 0.8 * losses[0]
+
+
+async def test_policy_losses_have_their_closed_forms(client: Client) -> None:
+    """With r = exp(lp - q): importance sampling is -sum r A, PPO takes the lesser of clipped and plain."""
+    await client.make_model(rank=4, seed=1)
+    logps, _ = await client.train(forward_only=True)
+    q, advantages = logps - np.linspace(-0.4, 0.4, len(logps), dtype='<f4'), np.array([1, -1, 2, 0, 1, -2, 1], '<f4')
+    ratio = np.exp(logps - q)
+    _, metrics = await client.train('importance_sampling', logprobs=q, advantages=advantages, forward_only=True)
+    assert math.isclose(metrics['loss:sum'], -float((ratio * advantages).sum()), rel_tol=1e-3)
+    _, metrics = await client.train('ppo', logprobs=q, advantages=advantages)
+    least = np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)
+    assert math.isclose(metrics['loss:sum'], -float(least.sum()), rel_tol=1e-3)
+
+
+async def test_training_goes_on_from_saved_weights(client: Client) -> None:
+    """A model made of a checkpoint with its optimizer takes the very steps that the first one takes."""
+    await client.make_model(rank=4, seed=1)
+    for _ in range(2):
+        await client.train(weights=ONES)
+        await client.run('optim_step', **ADAM)
+    path = (await client.run('save_weights', path='mid'))['path']
+    assert path == f'tinker://{client.model_id}/weights/mid'
+    info = (await client.post('weights_info', {'tinker_path': path})).json()
+    assert info['base_model'] == client.base_model
+    await client.train(weights=ONES)
+    await client.run('optim_step', **ADAM)
+    expected, _ = await client.train(weights=ONES, forward_only=True)
+    session_id = (await client.post('create_session')).json()['session_id']
+    body = {'session_id': session_id, 'model_seq_id': 0, 'path': path, 'optimizer': True}
+    made = (await client.outcome(await client.post('load_weights', body))).json()
+    client.model_id, client.count = made['model_id'], 0
+    await client.train(weights=ONES)
+    await client.run('optim_step', **ADAM)
+    again, _ = await client.train(weights=ONES, forward_only=True)
+    np.testing.assert_array_equal(again, expected)
+    info = (await client.post('get_info', {'model_id': made['model_id']})).json()
+    assert info['lora_rank'] == 4
+
+
+async def test_seed_decides_the_first_weights(client: Client) -> None:
+    """Two models of one seed take the same step; of another seed they do not."""
+    outcomes: list[np.ndarray] = []
+    for seed in (1, 1, 2):
+        await client.make_model(rank=4, seed=seed)
+        await client.train(weights=ONES)
+        await client.run('optim_step', **ADAM)
+        outcomes.append((await client.train(forward_only=True))[0])
+    np.testing.assert_array_equal(outcomes[0], outcomes[1])
+    assert not np.array_equal(outcomes[0], outcomes[2])
+
+
+async def test_refused_operation_costs_its_place_and_nothing_else(client: Client) -> None:
+    """What only the trainer can refuse fails as the user's fault; the next operations run."""
+    await client.make_model(rank=4, seed=1)
+    await client.train(weights=ONES)
+    assert 'error' not in await client.run('save_weights', path='x', ttl_seconds=3600)
+    refused = await client.run('save_weights', path='x')
+    assert refused['category'] == 'user'
+    assert 'error' not in await client.run('save_weights', path='x', overwrite=True)
+    assert (await client.train(weights=ONES))[1]['num_tokens:sum'] == len(ONES)
+    assert (await client.run('optim_step', **ADAM))['metrics']['grad_norm:mean'] > 0
+
+
+async def test_several_targets_a_place_are_weighed_together(client: Client) -> None:
+    """With all weight on the first of two targets it is plain cross-entropy; each target has its log-probability."""
+    await client.make_model(rank=4, seed=1)
+    single, metrics = await client.train(weights=ONES, forward_only=True)
+    targets = np.stack([np.array(TOKENS[1:]), np.full(len(ONES), 7)], axis=1).astype('<i8')
+    first_only = np.stack([ONES, 0 * ONES], axis=1)
+    both, wide = await client.train(target_tokens=targets, weights=first_only, forward_only=True)
+    np.testing.assert_allclose(both[:, 0], single, rtol=1e-5)
+    assert math.isclose(wide['loss:sum'], metrics['loss:sum'], rel_tol=1e-5)
+    halves, mixed = await client.train(target_tokens=targets, weights=0.5 * np.ones_like(first_only))
+    assert math.isclose(mixed['loss:sum'], -0.5 * float(halves.sum()), rel_tol=1e-5)
+
+
+async def test_groups_of_layers_are_trained_alone(client: Client) -> None:
+    """Attention alone, the feed-forward layers alone, and both, are models of different sizes."""
+    sizes: list[float] = []
+    for switches in ({'train_mlp': False}, {'train_attn': False}, {}):
+        await client.make_model(rank=4, seed=1, **switches)
+        await client.train(weights=ONES)
+        sizes.append((await client.run('optim_step', **ADAM))['metrics']['grad_norm:mean'])
+    assert len(set(sizes)) == 3

@@ -1,0 +1,255 @@
+"""Mutual TLS over real sockets: who gets in, what others are told, and certificates renewed while in use."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.certificates import EVERY_SERVICE, INTERNAL, make_authority, tls_of
+from services.checkpoint.config import CheckpointConfig
+from services.data.config import DataConfig
+from services.kit.certificates import make_certificates
+from services.kit.config import ServiceConfig
+from services.kit.rpc.auth import InternalAuthenticator
+from services.kit.rpc.channel import identity_metadata, open_channel, open_forwarding_channel
+from services.kit.rpc.server import RpcServer
+from services.kit.rpc.status import error_from_call
+from services.kit.tls import TlsConfig
+from services.model.config import ModelConfig
+from services.sampler.config import SamplerConfig
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+
+TOKEN = 'the-token-of-these-tests'
+CONFIGS: dict[str, tuple[type[ServiceConfig], dict[str, str]]] = {
+    'checkpoint': (CheckpointConfig, {}),
+    'data': (DataConfig, {}),
+    'model': (ModelConfig, {'base_model': 'tiny', 'checkpoint_address': 'nowhere:1'}),
+    'sampler': (SamplerConfig, {'base_model': 'tiny', 'checkpoint_address': 'nowhere:1'}),
+}
+UNTRUSTED = {'no certificate', 'certificate of a foreign authority', 'plaintext'}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The deployment's certificates."""
+    return make_authority(tmp_path_factory.mktemp('tls'), services=(*EVERY_SERVICE, 'stranger'))
+
+
+@pytest.fixture(scope='module')
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same names, signed by somebody else."""
+    return make_authority(tmp_path_factory.mktemp('foreign'))
+
+
+@asynccontextmanager
+async def _serving(service: str, tls: TlsConfig) -> AsyncIterator[RpcServer]:
+    kind, fields = CONFIGS[service]
+    config = kind.model_validate({**fields, 'internal_token': TOKEN, 'tls': tls})
+    server = RpcServer(config, authenticator=InternalAuthenticator(TOKEN), endpoints=[])
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(timedelta())
+
+
+async def _ask(channel: grpc.aio.Channel, *, token: str = TOKEN) -> Any:
+    """Make the one call that every service answers."""
+    stub = server_service_pb2_grpc.ServerServiceStub(channel)
+    return await stub.GetServerInfo(
+        server_service_pb2.GetServerInfoRequest(), timeout=10, metadata=identity_metadata(token)
+    )
+
+
+async def _code(address: str, tls: TlsConfig, *, token: str = TOKEN, service: str = '') -> grpc.StatusCode:
+    """Return how a call ends over a channel that tries nothing twice."""
+    async with open_forwarding_channel(address, tls=tls, service=service) as channel:
+        try:
+            await _ask(channel, token=token)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize('service', INTERNAL)
+async def test_only_the_right_certificate_with_the_token_gets_in(service: str, folder: Path, foreign: Path) -> None:
+    """The token alone opens nothing, nor does a certificate alone, nor that of another service."""
+    gateway = tls_of(folder, 'gateway')
+    callers = {
+        'plaintext': (TlsConfig(), TOKEN),
+        'no certificate': (tls_of(folder, 'gateway', certificate=None, key=None), TOKEN),
+        'certificate of a foreign authority': (tls_of(foreign, 'gateway', ca=folder / 'ca.crt'), TOKEN),
+        'certificate of another service': (tls_of(folder, 'stranger'), TOKEN),
+        'no token': (gateway, ''),
+        'wrong token': (gateway, 'wrong'),
+        'right': (gateway, TOKEN),
+    }
+    async with _serving(service, tls_of(folder, service)) as server:
+        found = {name: await _code(server.address, tls, token=token) for name, (tls, token) in callers.items()}
+    assert found == {
+        **dict.fromkeys(UNTRUSTED, grpc.StatusCode.UNAVAILABLE),
+        'certificate of another service': grpc.StatusCode.PERMISSION_DENIED,
+        'no token': grpc.StatusCode.UNAUTHENTICATED,
+        'wrong token': grpc.StatusCode.UNAUTHENTICATED,
+        'right': grpc.StatusCode.OK,
+    }
+
+
+@pytest.mark.parametrize('service', INTERNAL)
+async def test_services_call_each_other_only_where_the_architecture_says(service: str, folder: Path) -> None:
+    """A sampler may not call the model service, whatever token it has."""
+    async with _serving(service, tls_of(folder, service)) as server:
+        codes = {caller: await _code(server.address, tls_of(folder, caller)) for caller in EVERY_SERVICE}
+    allowed = {caller for caller, code in codes.items() if code is grpc.StatusCode.OK}
+    assert allowed == set(CONFIGS[service][0].callers)
+    assert {codes[caller] for caller in set(codes) - allowed} == {grpc.StatusCode.PERMISSION_DENIED}
+
+
+async def test_refusal_tells_nothing_of_who_would_be_let_in(folder: Path) -> None:
+    """Neither names nor files nor a library's words."""
+    async with (
+        _serving('model', tls_of(folder, 'model')) as server,
+        open_forwarding_channel(server.address, tls=tls_of(folder, 'sampler')) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _ask(channel)
+    error = error_from_call(caught.value, service='model')
+    assert (error.reason, error.metadata()) == ('PEER_NOT_TRUSTED', {})
+    assert not [word for word in ('gateway', 'sampler', str(folder), 'SSL') if word in str(caught.value.details())]
+
+
+async def test_peers_can_be_named_by_dns_name(folder: Path) -> None:
+    """Certificates of an authority that signs no URIs work, too."""
+    async with _serving('model', tls_of(folder, 'model', trusted_peers=('stranger',))) as server:
+        assert await _code(server.address, tls_of(folder, 'stranger')) is grpc.StatusCode.OK
+        assert await _code(server.address, tls_of(folder, 'gateway')) is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_tls_without_certificates_of_callers(folder: Path) -> None:
+    """Where nobody is trusted by certificate, the connection is encrypted and the token decides."""
+    async with _serving('data', tls_of(folder, 'data', trusted_peers=())) as server:
+        caller = TlsConfig(ca=folder / 'ca.crt', trusted_peers=())
+        assert await _code(server.address, caller) is grpc.StatusCode.OK
+        assert await _code(server.address, caller, token='') is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_service_shows_who_it_is(folder: Path, foreign: Path) -> None:
+    """A caller does not talk to whoever happens to listen: the authority and the name have to be right."""
+    async with _serving('data', tls_of(folder, 'data')) as server:
+        believed = tls_of(folder, 'gateway', server_names={'data': 'data', 'model': 'model'})
+        for service, code in {'data': grpc.StatusCode.OK, 'model': grpc.StatusCode.UNAVAILABLE}.items():
+            assert await _code(server.address, believed, service=service) is code
+        other = tls_of(folder, 'gateway', ca=foreign / 'ca.crt')
+        assert await _code(server.address, other) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_own_calls_are_encrypted_as_well(folder: Path) -> None:
+    """A channel of a service's own calls, with its interceptors, goes the same way as what is passed on."""
+    async with (
+        _serving('data', tls_of(folder, 'data')) as server,
+        open_channel(server.address, internal_token=TOKEN, tls=tls_of(folder, 'gateway')) as channel,
+    ):
+        assert (await _ask(channel, token='')).services[0].service == 'data'
+
+
+async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
+    """New connections see the new one; half a renewal changes nothing; calls under way and open channels go on."""
+    make_authority(tmp_path, services=('data', 'gateway'))
+    own = tls_of(tmp_path, 'gateway')
+    async with (
+        _serving('data', tls_of(tmp_path, 'data')) as server,
+        open_channel(server.address, internal_token=TOKEN, tls=own) as channel,
+    ):
+        await _ask(channel, token='')
+        first = await _shown(server.address, tmp_path)
+        assert await _shown(server.address, tmp_path) == first
+        (tmp_path / 'data.key').write_text('half a renewal')
+        assert await _shown(server.address, tmp_path) == first
+        make_certificates(tmp_path, {'data': (), 'gateway': ()}, is_forced=True)
+        assert await _shown(server.address, tmp_path) != first
+        await _ask(channel, token='')
+
+
+async def test_channels_are_opened_during_a_renewal(tmp_path: Path) -> None:
+    """With what was in use before."""
+    make_authority(tmp_path, services=('data', 'gateway'))
+    own = tls_of(tmp_path, 'gateway')
+    async with _serving('data', tls_of(tmp_path, 'data')) as server:
+        assert await _code(server.address, own) is grpc.StatusCode.OK
+        (tmp_path / 'gateway.key').write_text('half a renewal')
+        assert await _code(server.address, own) is grpc.StatusCode.OK
+
+
+async def test_caller_shows_its_renewed_certificate(tmp_path: Path) -> None:
+    """A channel that was opened long ago shows what its file holds now, also through stubs made before."""
+    make_authority(tmp_path, services=('data', 'gateway'))
+    seen: list[bytes] = []
+    server = grpc.aio.server(interceptors=[_Seeing(seen)])
+    pair = [(tmp_path / f'data.{kind}').read_bytes() for kind in ('key', 'crt')]
+    roots = (tmp_path / 'ca.crt').read_bytes()
+    credentials = grpc.ssl_server_credentials([(pair[0], pair[1])], roots, require_client_auth=True)
+    port = server.add_secure_port('127.0.0.1:0', credentials)
+    await server.start()
+    async with open_channel(f'127.0.0.1:{port}', tls=tls_of(tmp_path, 'gateway')) as channel:
+        stub = server_service_pb2_grpc.ServerServiceStub(channel)
+        for renew in (False, True, False):
+            if renew:
+                make_certificates(tmp_path, {'gateway': ()}, is_forced=True)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), timeout=10)
+    await server.stop(0)
+    assert seen[0] != seen[1] == seen[2] == (tmp_path / 'gateway.crt').read_bytes()
+
+
+async def test_authority_that_is_withdrawn_lets_nobody_in(tmp_path: Path, folder: Path) -> None:
+    """Replacing the file of authorities takes effect for new connections at once."""
+    make_authority(tmp_path, services=('data', 'gateway'))
+    trusted = tmp_path / 'trusted.crt'
+    trusted.write_bytes((tmp_path / 'ca.crt').read_bytes())
+    async with _serving('data', tls_of(tmp_path, 'data', ca=trusted)) as server:
+        assert await _code(server.address, tls_of(tmp_path, 'gateway')) is grpc.StatusCode.OK
+        trusted.write_bytes((folder / 'ca.crt').read_bytes())
+        assert await _code(server.address, tls_of(tmp_path, 'gateway')) is grpc.StatusCode.UNAVAILABLE
+        new = tls_of(folder, 'gateway', ca=tmp_path / 'ca.crt')
+        assert await _code(server.address, new) is grpc.StatusCode.OK
+
+
+class _Seeing(grpc.aio.ServerInterceptor):
+    """Notes the certificate of whoever calls, and refuses."""
+
+    def __init__(self, seen: list[bytes]) -> None:
+        self._seen = seen
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        del continuation, handler_call_details
+
+        async def refuse(request: Any, context: Any) -> None:
+            del request
+            self._seen.append(context.auth_context()['x509_pem_cert'][0])
+            await context.abort(grpc.StatusCode.ABORTED)
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+async def _shown(address: str, folder: Path) -> bytes:
+    """Return the certificate that a new connection is shown."""
+
+    def connect() -> bytes:
+        context = ssl.create_default_context(cafile=str(folder / 'ca.crt'))
+        context.load_cert_chain(folder / 'gateway.crt', folder / 'gateway.key')
+        context.set_alpn_protocols(['h2'])
+        host, _, port = address.rpartition(':')
+        with (
+            socket.create_connection((host, int(port)), 10) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            return secure.getpeercert(binary_form=True) or b''
+
+    return await asyncio.to_thread(connect)

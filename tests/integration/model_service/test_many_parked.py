@@ -1,0 +1,43 @@
+"""Far more adapters than the memory holds: all train, each comes back as it was, and reading brings none back."""
+
+import asyncio
+
+import pytest
+
+from fixtures.checkpoint_service import as_tenant
+from fixtures.model_service import draw_example, forward_backward, serving_model
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2
+
+pytestmark = pytest.mark.timeout(300)
+
+ADAPTERS, RESIDENT = 300, 16
+CONFIG = {'lora_config': {'lora_rank': 2, 'target_modules': ['q_proj'], 'seed': 5}}
+BATCH = forward_backward([draw_example(8)])
+
+
+async def test_three_hundred_adapters_train_in_memory_for_sixteen(tiny_llama_dir, tmp_path):
+    """A batch and a step, and again for some: what an adapter gets does not depend on how often it was parked."""
+    async with serving_model(tiny_llama_dir, tmp_path, max_resident_adapters=RESIDENT) as model:
+        most = 0
+
+        async def train(adapter_id: str, number: int):
+            nonlocal most
+            batch = await model.result(adapter_id, number, forward_backward=BATCH)
+            step = await model.result(adapter_id, number + 1, clip_grad_and_step=operation_pb2.ClipGradAndStep())
+            most = max(most, len(model.backend.engine.adapter_ids))
+            return batch.forward.loss, step.step.grad_norm, step.step.step_count
+
+        made = [await model.create(request_id=f'r{place}', **CONFIG) for place in range(ADAPTERS)]
+        for number, trained in ((1, made), (3, made[::5])):
+            outcomes = await asyncio.gather(*(train(adapter.adapter_id, number) for adapter in trained))
+            assert len(outcomes) == len(trained)
+            assert len(set(outcomes)) == 1
+        assert most <= RESIDENT
+        before = set(model.backend.engine.adapter_ids)
+        request = adapter_service_pb2.ListAdaptersRequest(page_size=1000)
+        listed = (await model.adapters.ListAdapters(request, metadata=as_tenant('alice'))).adapters
+        assert {adapter.adapter_id for adapter in listed if not adapter.is_parked} == before
+        assert [adapter.step_count for adapter in reversed(listed)] == [
+            1 + (place % 5 == 0) for place in range(ADAPTERS)
+        ]
+        assert set(model.backend.engine.adapter_ids) == before

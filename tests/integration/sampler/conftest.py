@@ -1,0 +1,43 @@
+"""The engines behind the services of these tests. vLLM's is started once and lent to each test."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from fixtures.sampler_engines import Loan, make_torch_engine, make_vllm_engine
+from fixtures.whole_models import whole_weights
+from services.sampler.ports import SamplerEngine
+
+SEQUENCES = 32
+
+
+@pytest_asyncio.fixture(loop_scope='session')
+async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+    """The oracle, wide enough for every stream of a test."""
+    engine = make_torch_engine(tiny_llama_dir, max_sequences=SEQUENCES, max_batch_tokens=512)
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(scope='session', loop_scope='session')
+async def lasting_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+    """One vLLM engine for all tests here."""
+    engine = await make_vllm_engine(tiny_llama_dir, max_num_seqs=SEQUENCES)
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope='session')
+async def vllm_engine(lasting_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
+    """VLLM with nothing loaded."""
+    loan = Loan(lasting_vllm_engine, whole_weights(tiny_llama_dir, 0))
+    yield loan
+    await loan.give_back()
+
+
+@pytest.fixture(params=['torch', 'vllm'])
+def real_engine(request: pytest.FixtureRequest) -> SamplerEngine:
+    """Each engine that has a model."""
+    return request.getfixturevalue(f'{request.param}_engine')

@@ -1,0 +1,157 @@
+"""A sampler in the fleet of a real gateway over loopback: it joins, tells what it holds, and leaves when asked."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fixtures.fake_sampler_engine import FakeSamplerEngine
+from fixtures.gateway_upstream import TOKEN
+from fixtures.running_gateway import ADMIN, RunningGateway, running_gateway
+from fixtures.sampled import lora_weights
+from fixtures.sampler_service import FakeWeightSource, sample_request
+from services.kit.caller import Caller
+from services.kit.rpc.channel import open_channel
+from services.kit.rpc.context import acting_for
+from services.sampler.__main__ import make_fleet, make_server, retention_of, serve_while_engine_lives
+from services.sampler.application.verbs import Verbs, make_verbs
+from services.sampler.backends.weight_sources import WeightSources
+from services.sampler.config import SamplerConfig
+from services.sampler.domain.adapter import AdapterChoice
+from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
+from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
+from twinkle.api.sampler.v1 import sampler_service_pb2_grpc
+
+ALICE = Caller(tenant_id='alice', is_internal=True)
+
+
+@dataclass
+class Member:
+    """A sampler that runs as its process would run it."""
+
+    engine: FakeSamplerEngine
+    source: FakeWeightSource
+    verbs: Verbs
+    serve: Callable[[], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def member(gateway: RunningGateway, folder: Path) -> AsyncIterator[Member]:
+    """Make a sampler of the fleet of `gateway`; it serves while `Member.serve` runs."""
+    config = SamplerConfig(
+        base_model='tiny', state_dir=folder, internal_token=TOKEN, gateways=(gateway.address,), lease_seconds=1
+    )
+    engine, source, sources = FakeSamplerEngine(), FakeWeightSource(), WeightSources(internal_token=TOKEN)
+    verbs = make_verbs(engine, source, retention=retention_of(config), queue_limit=8)
+    server = make_server(config, engine, verbs)
+    fleet = make_fleet(config, verbs, sources, server)
+    try:
+        yield Member(engine, source, verbs, lambda: serve_while_engine_lives(server, engine, config, fleet))
+    finally:
+        await verbs.versions.close()
+        await sources.close()
+
+
+@asynccontextmanager
+async def serving(sampler: Member) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve within this block."""
+    task = asyncio.create_task(sampler.serve())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway whose fleet is empty."""
+    async with running_gateway(tmp_path / 'gateway') as running:
+        yield running
+
+
+class Fleet:
+    """The fleet as an operator sees it."""
+
+    def __init__(self, gateway: RunningGateway, metadata: Any) -> None:
+        self._stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
+        self._metadata = metadata
+
+    async def until(self, is_so: Any) -> wire.Replica | None:
+        """Watch until a sampler is as `is_so` says; None where it left first."""
+        call = self._stub.WatchFleet(wire.WatchFleetRequest(), metadata=self._metadata)
+        try:
+            async for event in call:
+                if event.HasField('replica') and event.replica.service == 'sampler' and is_so(event.replica):
+                    return event.replica
+                if event.WhichOneof('event') == 'left_replica_id':
+                    return None
+        finally:
+            call.cancel()
+        return None
+
+    async def replica_ids(self) -> list[str]:
+        """Return the samplers there are."""
+        answer = await self._stub.ListReplicas(wire.ListReplicasRequest(), metadata=self._metadata)
+        return [replica.replica_id for replica in answer.replicas if replica.service == 'sampler']
+
+    async def drain(self, replica_id: str) -> None:
+        """Ask a replica to leave."""
+        await self._stub.Drain(wire.DrainRequest(replica_id=replica_id), metadata=self._metadata)
+
+
+@pytest.fixture
+async def fleet(gateway: RunningGateway) -> Fleet:
+    """The fleet."""
+    return Fleet(gateway, ADMIN)
+
+
+async def test_sampler_joins_and_tells_what_it_holds(gateway, fleet, tmp_path):
+    """Its address, model, engine and load are there, and a version as soon as it is held."""
+    async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler):
+        replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
+        assert (replica.engine, list(replica.base_models)) == ('torch', ['tiny'])
+        assert replica.load.max_sequence_count == 8
+        sampler.source.publish('alice', lora_weights(1))
+        async with sampler.verbs.versions.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
+            held = (await fleet.until(lambda replica: bool(replica.resident_adapters))).resident_adapters
+        assert [(item.adapter_id, item.version) for item in held] == [('ad-1', 1)]
+
+
+async def test_asked_to_leave_it_finishes_and_ends_well(gateway, fleet, tmp_path):
+    """A stream that runs is served to its end; then the process would end with 0, and the fleet has forgotten it."""
+    async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler) as task:
+        replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
+        channel = open_channel(replica.address, internal_token=TOKEN)
+        await sampler.engine.pause()
+        with acting_for(ALICE):
+            call = sampler_service_pb2_grpc.SamplerServiceStub(channel).Sample(sample_request())
+            reading = asyncio.ensure_future(_all(call))
+            while not sampler.engine.load.running_sequences:
+                await asyncio.wait([reading], timeout=0.01)
+        await fleet.drain(replica.replica_id)
+        await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_DRAINING)
+        assert not task.done()
+        await sampler.engine.resume()
+        assert len(await reading) == 8
+        await asyncio.wait_for(task, 60)
+        await channel.close()
+    while await fleet.replica_ids():
+        await asyncio.wait([reading])
+
+
+async def test_engine_that_fails_ends_the_service(gateway, tmp_path):
+    """Whoever supervises the process sees that it failed."""
+    async with member(gateway, tmp_path / 'sampler') as sampler:
+        sampler.engine.failed.set()
+        with pytest.raises(SystemExit):
+            await sampler.serve()
+
+
+async def _all(call: grpc.aio.UnaryStreamCall[Any, Any]) -> list[Any]:
+    return [response async for response in call]

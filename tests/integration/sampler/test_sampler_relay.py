@@ -1,0 +1,199 @@
+"""Versions passed on by samplers over loopback: a chain of them, and what happens when one of it is gone."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.checkpoint_service import ALICE as ALICE_SERVICE
+from fixtures.checkpoint_service import Running, failure_of, serving
+from fixtures.fake_sampler_engine import FakeSamplerEngine
+from fixtures.sampled import lora_state, lora_tensors
+from fixtures.sampler_service import RunningSampler, read_answer, sample_request, serving_sampler, tenant
+from services.kit.rpc.channel import open_channel
+from services.kit.rpc.context import acting_for
+from services.kit.weights import Segments
+from services.sampler.backends.weight_sources import WeightSources
+from services.sampler.domain.adapter import AdapterKey, VersionKey
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2, weight_stream_service_pb2_grpc
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+
+ALICE = tenant('alice')
+VERSIONS = 50
+NOWHERE = '127.0.0.1:1'
+
+
+class Node:
+    """A sampler of a chain: its engine, its service and where its weights come from."""
+
+    def __init__(self, stack: AsyncExitStack, running: RunningSampler, sources: WeightSources) -> None:
+        self.stack, self.running, self.sources = stack, running, sources
+
+    @property
+    def engine(self) -> FakeSamplerEngine:
+        """What holds the versions."""
+        engine = self.running.engine
+        assert isinstance(engine, FakeSamplerEngine)
+        return engine
+
+    async def sampled(self, version: int) -> int:
+        """Sample from at least that version and return which it was."""
+        ref = sampling_pb2.AdapterRef(adapter_id='ad-1', at_least=version)
+        ref.wait_timeout.FromTimedelta(timedelta(seconds=60))
+        answer = await read_answer(self.running.stub.Sample(sample_request(ref), metadata=ALICE))
+        return answer.spans[0][0][0]
+
+
+async def publish(checkpoint: Running, version: int) -> None:
+    """Publish weights that depend on the version."""
+    with acting_for(ALICE_SERVICE):
+        await checkpoint.weights.publish_version('ad-1', lora_state(version), version=version)
+
+
+async def node(checkpoint_address: str, folder: Path, *, relay: Node | None, segments: Segments | None) -> Node:
+    """Start a sampler that takes weights from `relay`, if any."""
+    stack = AsyncExitStack()
+    sources = WeightSources(checkpoint_address, segments=segments)
+    stack.push_async_callback(sources.close)
+    if relay is not None:
+        sources.use_relay(relay.running.address)
+    host_id = segments.host_id if segments else ''
+    engine = FakeSamplerEngine()
+    running = await stack.enter_async_context(
+        serving_sampler(engine, sources, folder, host_id=host_id, max_resident_versions=4)
+    )
+    return Node(stack, running, sources)
+
+
+@pytest.fixture
+async def checkpoint(tmp_path: Path) -> AsyncIterator[Running]:
+    """The service that versions are published to."""
+    async with serving(tmp_path / 'checkpoint', ring_capacity=8) as running:
+        yield running
+
+
+@asynccontextmanager
+async def chained(first: str, others: str, folder: Path, *, is_shared: bool) -> AsyncIterator[list[Node]]:
+    """Run three samplers, each behind the one before.
+
+    Args:
+        first: the checkpoint service of the first one.
+        others: that of the others.
+        folder: of their states.
+        is_shared: whether weights go by shared memory.
+    """
+    segments = Segments(folder / 'segments') if is_shared else None
+    nodes: list[Node] = []
+    for number in range(3):
+        relay = nodes[-1] if nodes else None
+        address = others if nodes else first
+        nodes.append(await node(address, folder / str(number), relay=relay, segments=segments))
+    yield nodes
+    for item in reversed(nodes):
+        await item.stack.aclose()
+
+
+@pytest.fixture(params=['bytes', 'shared'])
+async def chain(request: pytest.FixtureRequest, checkpoint: Running, tmp_path: Path) -> AsyncIterator[list[Node]]:
+    """Three samplers, with and without shared memory, that all reach the checkpoint service."""
+    is_shared = request.param == 'shared'
+    async with chained(checkpoint.address, checkpoint.address, tmp_path, is_shared=is_shared) as nodes:
+        yield nodes
+
+
+def check_weights(item: Node, version: int) -> None:
+    """Compare what an engine holds of a version with what was published."""
+    held = item.engine.loaded[VersionKey(AdapterKey('alice', 'ad-1'), version)]
+    for name, tensor in lora_tensors(version).items():
+        assert bytes(held.tensors[name].data) == bytes(tensor.data)
+
+
+@pytest.mark.parametrize('is_shared', [False, True])
+async def test_versions_go_down_the_chain(checkpoint, tmp_path, is_shared):
+    """The last one, which cannot reach the checkpoint service, gets every version, bit for bit."""
+    async with chained(checkpoint.address, NOWHERE, tmp_path, is_shared=is_shared) as chain:
+        for version in range(1, VERSIONS + 1):
+            await publish(checkpoint, version)
+            assert await chain[2].sampled(version) == version
+            check_weights(chain[2], version)
+
+
+async def test_losing_the_middle_loses_nothing(chain, checkpoint):
+    """Its subscriber asks the checkpoint service at once: no version is missed, no stream answers with another."""
+    await publish(checkpoint, 1)
+    assert [await item.sampled(1) for item in chain] == [1, 1, 1]
+    for version in range(2, 12):
+        await publish(checkpoint, version)
+        if version == 6:
+            await chain[1].stack.aclose()
+        assert await chain[2].sampled(version) == version
+        check_weights(chain[2], version)
+    assert await chain[0].sampled(11) == 11
+
+
+async def test_relay_that_does_not_answer_is_left(checkpoint, tmp_path):
+    """One that takes the call and is silent costs its patience, once; its connection is not kept."""
+    sources = WeightSources(checkpoint.address, patience=timedelta(seconds=0.05))
+    with socket.create_server(('127.0.0.1', 0)) as silent:
+        sources.use_relay(f'127.0.0.1:{silent.getsockname()[1]}')
+        async with serving_sampler(FakeSamplerEngine(), sources, tmp_path / 'sampler') as running:
+            await publish(checkpoint, 1)
+            ref = sampling_pb2.AdapterRef(adapter_id='ad-1')
+            answer = await read_answer(running.stub.Sample(sample_request(ref), metadata=ALICE))
+            assert answer.spans == [[(1, 0, 6)]]
+            await asyncio.to_thread(_read_to_end, silent)
+        await sources.close()
+
+
+def _read_to_end(listener: socket.socket) -> None:
+    """Return when the other end has closed the connection."""
+    connection, _ = listener.accept()
+    with connection:
+        while connection.recv(4096):
+            pass
+
+
+async def test_fleet_moves_a_sampler_to_another_place(chain, checkpoint):
+    """When it is told of another relay, or of none, what it follows goes on from there."""
+    await publish(checkpoint, 1)
+    assert await chain[2].sampled(1) == 1
+    for version, place in ((2, ''), (3, chain[0].running.address), (4, NOWHERE), (5, '')):
+        chain[2].sources.use_relay(place)
+        await publish(checkpoint, version)
+        assert await chain[2].sampled(version) == version
+
+
+async def test_weights_are_relayed_to_services_alone(chain, checkpoint):
+    """A client's key cannot take weights from a sampler, nor can another tenant's service call see them."""
+    await publish(checkpoint, 1)
+    await chain[0].sampled(1)
+    channel = open_channel(chain[0].running.address)
+    stub = weight_stream_service_pb2_grpc.WeightStreamServiceStub(channel)
+    reference = weight_stream_service_pb2.VersionRef(adapter_id='ad-1', version=1)
+    request = weight_stream_service_pb2.FetchRequest(version=reference)
+
+    async def refusal(metadata: Any) -> Any:
+        return await failure_of(stub.Fetch(request, metadata=metadata))
+
+    other = await refusal((('x-twinkle-tenant', 'bob'), ('x-twinkle-internal', '1')))
+    assert other.reason == 'VERSION_NOT_FOUND'
+    await channel.close()
+
+
+async def test_address_of_the_checkpoint_service_may_come_later(checkpoint, tmp_path):
+    """A request waits for it, as long as it waits for its version."""
+    sources = WeightSources()
+    async with serving_sampler(FakeSamplerEngine(), sources, tmp_path / 'sampler') as running:
+        await publish(checkpoint, 1)
+        ref = sampling_pb2.AdapterRef(adapter_id='ad-1')
+        waiting = asyncio.ensure_future(read_answer(running.stub.Sample(sample_request(ref), metadata=ALICE)))
+        await running.stub.GetLoad(wire.GetLoadRequest(), metadata=ALICE)
+        sources.use_checkpoint(checkpoint.address)
+        assert (await waiting).spans == [[(1, 0, 6)]]
+    await sources.close()

@@ -1,0 +1,83 @@
+"""An engine core that dies: whoever waits for it is told, and nobody hangs."""
+
+import asyncio
+import signal
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fixtures.sampler_engines import VLLM_ARGUMENTS, need_vllm
+from twinkle.data_format import SamplingParams
+from twinkle.sampler.errors import EngineFailed
+
+pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
+
+LIMIT_SECONDS = 60
+"""Only a call that hangs takes so long."""
+
+
+async def test_core_that_hangs_is_ended_and_its_readers_are_told(tmp_path: Path, tiny_llama_dir: Path):
+    """A core that is stopped in the middle of a request, and answers nobody, is found out and killed."""
+    need_vllm()
+    from twinkle.sampler.vllm import VllmEngine, VllmRequest  # noqa: PLC0415 - heavy
+
+    async def read() -> None:
+        params = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+        request = VllmRequest(request_id='one', prompt_token_ids=(1, 40, 41), params=params)
+        async with aclosing(engine.generate(request)) as events:
+            async for _ in events:
+                has_begun.set()
+
+    others = set(psutil.Process().children(recursive=True))
+    engine = await asyncio.to_thread(VllmEngine, str(tiny_llama_dir), VLLM_ARGUMENTS, hang_seconds=2.0)
+    has_begun = asyncio.Event()
+    try:
+        reading = asyncio.create_task(read())
+        await asyncio.wait_for(has_begun.wait(), LIMIT_SECONDS)
+        started = set(psutil.Process().children(recursive=True)) - others
+        cores = [process for process in started if 'resource_tracker' not in ' '.join(process.cmdline())]
+        for process in cores:
+            process.send_signal(signal.SIGSTOP)
+        with pytest.raises(EngineFailed):
+            await asyncio.wait_for(reading, LIMIT_SECONDS)
+        await asyncio.wait_for(engine.wait_until_failed(), LIMIT_SECONDS)
+    finally:
+        await asyncio.wait_for(engine.close(), LIMIT_SECONDS)
+    assert not any(process.is_running() for process in cores)
+
+
+async def test_death_in_a_pause_and_an_update_ends_every_call(tmp_path: Path, tiny_llama_dir: Path):
+    """A request that waits through the pause, an update of the base that is under way, and what comes after."""
+    need_vllm()
+    from twinkle.sampler.vllm import VllmEngine, VllmRequest, folder_tensors  # noqa: PLC0415 - heavy
+
+    def request(name: str) -> VllmRequest:
+        params = SamplingParams(max_tokens=200, ignore_eos=True, seed=1)
+        return VllmRequest(request_id=name, prompt_token_ids=(1, 40, 41), params=params)
+
+    async def read(name: str) -> None:
+        async with aclosing(engine.generate(request(name))) as events:
+            async for _ in events:
+                has_begun.set()
+
+    others = set(psutil.Process().children(recursive=True))
+    engine = await asyncio.to_thread(VllmEngine, str(tiny_llama_dir), VLLM_ARGUMENTS)
+    has_begun = asyncio.Event()
+    tensors = folder_tensors(str(tiny_llama_dir))
+    try:
+        await engine.replace_base(tensors, version=1)
+        waiting = asyncio.create_task(read('waiting'))
+        await asyncio.wait_for(has_begun.wait(), LIMIT_SECONDS)
+        await engine.pause()
+        for process in set(psutil.Process().children(recursive=True)) - others:
+            process.send_signal(signal.SIGKILL)
+        with pytest.raises(EngineFailed):
+            await asyncio.wait_for(waiting, LIMIT_SECONDS)
+        await asyncio.wait_for(engine.wait_until_failed(), LIMIT_SECONDS)
+        for call in (engine.replace_base(tensors, version=2), engine.resume(), read('after')):
+            with pytest.raises(EngineFailed):
+                await asyncio.wait_for(call, LIMIT_SECONDS)
+    finally:
+        await asyncio.wait_for(engine.close(), LIMIT_SECONDS)

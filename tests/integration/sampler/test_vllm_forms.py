@@ -1,0 +1,130 @@
+"""Compiling forms of outputs to find out whether they can be: bounded, in turns, and once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from fixtures.forms import COSTLY_FORMS, USUAL_FORM
+from fixtures.sampler_engines import need_vllm
+from twinkle.data_format import StructuredOutput
+from twinkle.sampler.errors import InvalidSamplingParams
+
+pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
+
+
+@pytest_asyncio.fixture(scope='module', loop_scope='session')
+async def checker(tiny_llama_dir: Path) -> AsyncIterator[Any]:
+    """One for all tests here: its process learns the vocabulary once."""
+    need_vllm()
+    from twinkle.sampler.vllm.form_check import FormChecker  # noqa: PLC0415 - heavy
+
+    checker = FormChecker(str(tiny_llama_dir), vocabulary_size=320)
+    yield checker
+    await checker.close()
+
+
+async def is_refused(checker: Any, form: StructuredOutput, *, owner: str = '') -> bool:
+    """Return whether a form is refused as a form."""
+    try:
+        await checker.check(form, owner=owner)
+    except InvalidSamplingParams as error:
+        return error.field == 'structured_output'
+    return False
+
+
+async def test_costly_forms_are_refused_and_remembered(checker):
+    """What was found out for one owner is not found out again for another."""
+    compiled_counts: list[int] = []
+    for owner in ('one', 'other'):
+        for form in COSTLY_FORMS:
+            assert await is_refused(checker, form, owner=owner)
+        assert not await is_refused(checker, USUAL_FORM, owner=owner)
+        compiled_counts.append(checker.compiled_count)
+    assert compiled_counts[0] == compiled_counts[1] >= len(COSTLY_FORMS) + 1
+
+
+@pytest.mark.parametrize(
+    'form',
+    [
+        StructuredOutput(regex='((('),
+        StructuredOutput(regex='a\x00b'),
+        StructuredOutput(grammar='this is none {{{'),
+        StructuredOutput(grammar='  '),
+        StructuredOutput(json_schema={'type': 'integer', 'multipleOf': 7}),
+        StructuredOutput(regex='(' * 8000 + 'a' + ')*' * 8000),
+    ],
+)
+async def test_forms_that_mean_nothing_are_refused(checker, form):
+    """By vLLM's own rules, and by what xgrammar says."""
+    assert await is_refused(checker, form)
+
+
+@pytest.mark.parametrize(
+    'form',
+    [
+        StructuredOutput(json_object=True),
+        StructuredOutput(choices=('yes', 'no "quoted"\n')),
+        StructuredOutput(grammar='root ::= "a" root | "b"'),
+        StructuredOutput(json_schema={}),
+        StructuredOutput(regex=''.join(f'(a{place}|b)' for place in range(200))),
+    ],
+)
+async def test_usual_forms_are_taken(checker, form):
+    """One of each kind."""
+    assert not await is_refused(checker, form)
+
+
+async def test_owners_take_turns(checker):
+    """One with many costly forms has one of them before another's, not all."""
+    ended: list[str] = []
+
+    async def check(owner: str, form: StructuredOutput) -> None:
+        with suppress(InvalidSamplingParams):
+            await checker.check(form, owner=owner)
+        ended.append(owner)
+
+    costly = [StructuredOutput(choices=(f'{place}' + 'ab' * 15000, 'c')) for place in range(3)]
+    many = [asyncio.create_task(check('many', form)) for form in costly]
+    await asyncio.sleep(0)
+    await check('one', StructuredOutput(regex='[a-z]{1,8}'))
+    assert ended.index('one') <= 1
+    await asyncio.gather(*many)
+
+
+async def test_caller_that_leaves_takes_no_answer_with_it(checker):
+    """The next form gets its own."""
+    leaving = asyncio.create_task(checker.check(StructuredOutput(regex='[ab]{3}')))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    assert await is_refused(checker, StructuredOutput(regex='(((('))
+
+
+async def test_process_that_was_killed_is_replaced(checker):
+    """A form that is asked after it is answered by another."""
+    await checker.check(USUAL_FORM)
+    children = psutil.Process().children(recursive=True)
+    [process] = [child for child in children if 'form_process.py' in ' '.join(child.cmdline())]
+    process.kill()
+    await asyncio.to_thread(process.wait)
+    with suppress(Exception):
+        # The first may find the broken pipe.
+        await checker.check(StructuredOutput(regex='[ab]{4}'))
+    assert await is_refused(checker, StructuredOutput(regex='((((('))
+
+
+async def test_tokens_taken_at_once_have_the_allowance_of_as_many_steps() -> None:
+    """What another engine began of an output is replayed in one go; it may cost what it cost there."""
+    need_vllm()
+    from twinkle.sampler.vllm.forms import Patience  # noqa: PLC0415 - heavy
+
+    replayed, stalled = Patience(), Patience()
+    replayed.spend(0.5, 6000)
+    stalled.spend(0.5)
+    assert (replayed.is_exhausted, stalled.is_exhausted) == (False, True)

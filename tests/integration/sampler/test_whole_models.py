@@ -1,0 +1,47 @@
+"""Weights of a full-parameter run, as a sampler that others share meets them."""
+
+from pathlib import Path
+
+import numpy as np
+from google.protobuf import duration_pb2
+
+from fixtures.checkpoint_service import ALICE as ALICE_SERVICE
+from fixtures.checkpoint_service import failure_of, serving
+from fixtures.sampler_service import read_answer, sample_request, serving_sampler, tenant
+from services.kit.rpc.channel import open_channel
+from services.kit.rpc.context import acting_for
+from services.sampler.backends.checkpoint_client import CheckpointClient
+from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.checkpoint_engine import PackedState, pack_state
+from twinkle.data_format import TensorData
+
+ALICE = tenant('alice')
+WHOLE = sampling_pb2.AdapterRef(adapter_id='full', wait_timeout=duration_pb2.Duration(seconds=20))
+
+
+def whole_state() -> PackedState:
+    """Return a part of a model's own weights."""
+    weights = {'model.norm.weight': TensorData.from_numpy(np.full(64, 3, np.float32))}
+    return pack_state(weights, base_model='tiny', lora_config=None)
+
+
+async def test_a_shared_base_is_not_replaced_for_one_tenant(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Whoever asks for such weights is told why not, never answered from the base, and others see no change."""
+    engine = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir)))
+    async with serving(tmp_path / 'checkpoint') as checkpoint:
+        channel = open_channel(checkpoint.address)
+        async with serving_sampler(engine, CheckpointClient(channel), tmp_path / 'sampler') as sampler:
+            before = await read_answer(sampler.stub.Sample(sample_request(params={'temperature': 0.0}), metadata=ALICE))
+            with acting_for(ALICE_SERVICE):
+                await checkpoint.weights.publish_version('full', whole_state(), version=1)
+            for call in (
+                sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter=WHOLE), metadata=ALICE),
+                sampler.stub.Sample(sample_request(WHOLE), metadata=ALICE),
+            ):
+                assert (await failure_of(call)).reason == 'ADAPTER_NOT_READY'
+            after = await read_answer(sampler.stub.Sample(sample_request(params={'temperature': 0.0}), metadata=ALICE))
+            assert after == before
+        await channel.close()
+        await engine.close()

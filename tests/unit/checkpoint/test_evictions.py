@@ -1,0 +1,72 @@
+"""Versions that left their ring: deleted after the answer, and by the next start where there was no time."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from fixtures.checkpoint_service import make_state
+from services.checkpoint.application.evictions import Evictions
+from services.checkpoint.backends.memory_store import MemoryStore
+from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue, CheckpointKey, VersionKey
+from services.kit.worker import Threads
+from twinkle.checkpoint_engine import iter_chunks
+
+ADAPTER = AdapterKey('alice', 'ad-1')
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    """One thread."""
+    made = Threads('store', count=1)
+    yield made
+    made.close()
+
+
+class BrokenStore(MemoryStore):
+    """A store that cannot delete version 1."""
+
+    async def delete(self, key: VersionKey | CheckpointKey) -> None:
+        """Delete, or fail."""
+        if isinstance(key, VersionKey) and key.version == 1:
+            raise OSError('the disk is gone')
+        await super().delete(key)
+
+
+async def put(store: MemoryStore, number: int) -> AdapterVersion:
+    """Commit a version."""
+    state = make_state(number)
+    record = AdapterVersion(
+        adapter=ADAPTER,
+        version=number,
+        digest=state.manifest.digest,
+        size_bytes=state.manifest.size_bytes,
+        is_pinned=False,
+        create_time=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+    )
+    writer = store.begin(record.key, state.manifest)
+    for chunk in iter_chunks(state.data):
+        await writer.add(chunk)
+    await writer.commit(record)
+    return record
+
+
+async def test_one_that_cannot_be_deleted_holds_up_no_other(threads: Threads) -> None:
+    """It stays until the next start; the call itself does not wait for any of them."""
+    store = BrokenStore(threads)
+    records = [await put(store, number) for number in (1, 2, 3)]
+    Evictions(store).add(records[:2])
+    assert len(await store.load()) == 3
+    while len(await store.load()) > 2:  # noqa: ASYNC110 (a store tells of no event; the test's timeout bounds it)
+        await asyncio.sleep(0)
+    assert await store.load() == [records[0], records[2]]
+
+
+async def test_the_next_start_deletes_what_does_not_fit_the_ring(threads: Threads) -> None:
+    """A process that ended between the answer and the deletion left all of them."""
+    store = MemoryStore(threads)
+    records = [await put(store, number) for number in (1, 2, 3)]
+    catalogue = Catalogue(ring_capacity=2, pin_limit=1)
+    assert catalogue.restore(await store.load()) == records[:1]
+    assert [version.version for version in catalogue.ring(ADAPTER).all_newest_first()] == [3, 2]

@@ -1,0 +1,300 @@
+"""The memory before the durable store: its bound, what a dead process leaves, and whose segments are swept."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.checkpoint_service import make_state
+from fixtures.memory_host import (
+    ADAPTER,
+    STATE_BYTES,
+    GatedStore,
+    Host,
+    mapped_count,
+    put,
+    read,
+    record_of,
+    release,
+    spilling,
+    until_durable,
+)
+from services.checkpoint.backends.memory_tier import MemoryTier
+from services.checkpoint.backends.segment_shelf import SegmentShelf
+from services.checkpoint.domain import VersionKey
+from services.kit.errors import DigestMismatch, InUse, InvalidField, MemoryNotShared, VersionNotFound
+from services.kit.weights import SegmentRef, Segments
+from services.kit.worker import Threads
+from twinkle.checkpoint_engine import iter_chunks
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    """Two threads."""
+    made = Threads('store', count=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def host(tmp_path: Path, threads: Threads) -> Host:
+    """An empty host."""
+    return Host(tmp_path, threads, GatedStore(threads))
+
+
+async def test_versions_are_answered_from_memory_before_they_are_durable(host: Host) -> None:
+    """With their segment, so that who shares the memory need not be sent the bytes."""
+    tier = host.tier()
+    await put(tier, 1)
+    assert await host.durable.load() == []
+    source = await tier.open_state(VersionKey(ADAPTER, 1), is_adapter_only=True)
+    assert source.segment is not None
+    segment = Segments(host.folder / 'memory').adopt(source.segment)
+    assert bytes(segment.data) == make_state(1).data
+    await source.close()
+
+
+async def test_pinned_versions_are_durable_before_they_are_answered(host: Host) -> None:
+    """Published so, or pinned later."""
+    tier = host.tier()
+    records = [await put(tier, 1, is_pinned=True), replace(await put(tier, 2), is_pinned=True)]
+    await tier.update(records[1])
+    assert await host.durable.load() == records
+
+
+async def test_what_was_answered_outlives_its_process(host: Host) -> None:
+    """The next one finds segment and record, and brings them to the durable store."""
+    record = await put(first := host.tier(), 1)
+    writer = first.begin(VersionKey(ADAPTER, 2), make_state(2).manifest)
+    await writer.add(next(iter_chunks(make_state(2).data, chunk_bytes=1000)))
+    assert len(host.segments()) == 2
+    release(first)
+    tier = host.tier()
+    assert await tier.load() == [record]
+    assert len(host.segments()) == 1
+    assert await read(tier, 1) == make_state(1).data
+    async with spilling(tier):
+        await until_durable(host, 1)
+    assert await host.durable.load() == [record]
+    assert await read(host.durable, 1) == make_state(1).data
+
+
+async def test_deleted_versions_take_no_memory_while_the_disk_hangs(host: Host) -> None:
+    """However many wait behind one that cannot be written, only what may still be asked for stays mapped."""
+    tier = host.tier()
+    host.durable.gate.clear()
+    async with spilling(tier):
+        await put(tier, 1)
+        for number in range(2, 20):
+            await put(tier, number)
+            await tier.delete(VersionKey(ADAPTER, number))
+        gc.collect()
+    assert mapped_count(host) == 1
+
+
+async def test_versions_wait_for_a_quiet_moment(host: Host) -> None:
+    """So that writing them down does not hold up those who fetch them; what is pinned does not wait."""
+    tier = host.tier(quiet_seconds=1000, patience_seconds=1000)
+    record = await put(tier, 1)
+    async with spilling(tier):
+        for _ in range(100):
+            await read(tier, 1)
+        assert await host.durable.load() == []
+        await tier.update(replace(record, is_pinned=True))
+        assert len(await host.durable.load()) == 1
+
+
+@pytest.mark.parametrize('hurry', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
+async def test_the_wait_for_quiet_has_an_end(host: Host, hurry: dict[str, Any]) -> None:
+    """After a bounded time, where memory is short, or at once where nothing else is done."""
+    tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | hurry))
+    async with spilling(tier):
+        await put(tier, 1)
+        await until_durable(host, 1)
+
+
+async def test_a_change_behind_a_deletion_finds_nothing(host: Host) -> None:
+    """A record that it wrote would bring back, at the next start, what was answered as deleted."""
+    tier = host.tier()
+    record = await put(tier, 1)
+    source = await tier.open_state(VersionKey(ADAPTER, 1), is_adapter_only=True)
+    deleting = asyncio.create_task(tier.delete(VersionKey(ADAPTER, 1)))
+    await asyncio.sleep(0)
+    changing = asyncio.create_task(tier.update(replace(record, is_pinned=True)))
+    await deleting
+    with pytest.raises(VersionNotFound):
+        await changing
+    release(tier)
+    assert await host.tier().load() == []
+    await source.close()
+
+
+async def test_memory_is_bounded_and_the_longest_unused_goes_first(host: Host) -> None:
+    """What was evicted is read from the durable store."""
+    tier = host.tier(count=3)
+    async with spilling(tier):
+        for number in (1, 2, 3):
+            await put(tier, number)
+        await until_durable(host, 3)
+        await read(tier, 1)
+        await put(tier, 4)
+    in_memory = [number for number in (1, 2, 3, 4) if (await _segment(tier, number)) is not None]
+    assert in_memory == [1, 3, 4]
+    assert tier.used_bytes == 3 * STATE_BYTES
+    assert [await read(tier, number) == make_state(number).data for number in (1, 2, 3, 4)] == [True] * 4
+
+
+async def test_a_slow_disk_holds_publishers_up_and_loses_nothing(host: Host) -> None:
+    """Once the memory is full of what waits, the next one waits for the disk itself."""
+    host.durable.gate.clear()
+    tier = host.tier(count=2)
+    async with spilling(tier):
+        await put(tier, 1)
+        await put(tier, 2)
+        third = asyncio.create_task(put(tier, 3))
+        await asyncio.wait([third], timeout=0.05)
+        assert not third.done()
+        assert tier.used_bytes == 2 * STATE_BYTES
+        host.durable.gate.set()
+        await third
+    assert [await read(tier, number) == make_state(number).data for number in (1, 2, 3)] == [True] * 3
+
+
+async def test_a_disk_that_fails_is_asked_again(host: Host) -> None:
+    """The version waits in memory, and is served from there."""
+    host.durable.refusals = 1
+    tier = host.tier()
+    record = await put(tier, 1)
+    async with spilling(tier):
+        assert await read(tier, 1) == make_state(1).data
+        await until_durable(host, 1)
+    assert await host.durable.load() == [record]
+
+
+async def test_a_deleted_version_never_reaches_the_disk(host: Host) -> None:
+    """Also when it was on its way there; its reader reads on, and its segment goes with the reader."""
+    host.durable.gate.clear()
+    tier = host.tier()
+    await put(tier, 1)
+    source = await tier.open_state(VersionKey(ADAPTER, 1), is_adapter_only=True)
+    async with spilling(tier):
+        await asyncio.sleep(0)
+        deleting = asyncio.create_task(tier.delete(VersionKey(ADAPTER, 1)))
+        await asyncio.sleep(0)
+        host.durable.gate.set()
+        await deleting
+    with pytest.raises(VersionNotFound):
+        await tier.open_state(VersionKey(ADAPTER, 1), is_adapter_only=True)
+    assert await host.durable.load() == []
+    assert bytes(await source.read(0, source.size_bytes)) == make_state(1).data
+    assert len(host.segments()) == 1
+    await source.close()
+    assert host.segments() == []
+    assert tier.used_bytes == 0
+
+
+async def test_a_publishers_segment_is_adopted(host: Host) -> None:
+    """It stays when the publisher's name for it goes, and its digest is checked first."""
+    tier, publisher = host.tier(), Segments(host.folder / 'memory')
+    segment = publisher.create(STATE_BYTES)
+    segment.data[:] = make_state(1).data
+    writer = tier.begin(VersionKey(ADAPTER, 1), make_state(1).manifest)
+    await writer.adopt(segment.ref)
+    segment.remove()
+    await writer.commit(record_of(make_state(1), 1))
+    assert await read(tier, 1) == make_state(1).data
+
+    wrong = publisher.create(STATE_BYTES)
+    writer = tier.begin(VersionKey(ADAPTER, 2), make_state(2).manifest)
+    await writer.adopt(wrong.ref)
+    with pytest.raises(DigestMismatch):
+        await writer.commit(record_of(make_state(2), 2))
+    await writer.discard()
+    assert tier.used_bytes == STATE_BYTES
+    assert len(host.segments()) == 1
+
+
+async def test_a_segment_is_copied_where_memory_is_full(host: Host) -> None:
+    """And refused where it is not what was announced."""
+    tier, publisher = host.tier(count=0), Segments(host.folder / 'memory')
+    segment = publisher.create(STATE_BYTES)
+    segment.data[:] = make_state(1).data
+    writer = tier.begin(VersionKey(ADAPTER, 1), make_state(1).manifest)
+    await writer.adopt(segment.ref)
+    await writer.commit(record_of(make_state(1), 1))
+    assert await read(host.durable, 1) == make_state(1).data
+    for ref, error in (
+        (replace(segment.ref, size_bytes=1), InvalidField),
+        (SegmentRef('0' * 32, segment.ref.name, STATE_BYTES), MemoryNotShared),
+        (replace(segment.ref, name='keep.nothing'), MemoryNotShared),
+    ):
+        writer = tier.begin(VersionKey(ADAPTER, 2), make_state(2).manifest)
+        with pytest.raises(error):
+            await writer.adopt(ref)
+        await writer.discard()
+
+
+@pytest.mark.parametrize('is_adopted', [False, True])
+async def test_a_publisher_that_is_gone_at_once_leaves_nothing(host: Host, *, is_adopted: bool) -> None:
+    """Also where its segment is only being opened when it goes."""
+    tier, publisher = host.tier(), Segments(host.folder / 'memory')
+    segment = publisher.create(STATE_BYTES)
+    for _ in range(20):
+        writer = tier.begin(VersionKey(ADAPTER, 1), make_state(1).manifest)
+        first = writer.adopt(segment.ref) if is_adopted else writer.add(next(iter_chunks(make_state(1).data)))
+        taking = asyncio.create_task(first)
+        await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait([taking])
+        await writer.discard()
+    assert host.segments() == []
+    assert tier.used_bytes == 0
+
+
+async def test_an_orderly_end_leaves_nothing_in_memory(host: Host) -> None:
+    """Everything is durable then."""
+    tier = host.tier()
+    records = [await put(tier, number) for number in (1, 2)]
+    await tier.flush()
+    release(tier)
+    assert await host.durable.load() == records
+    assert host.segments() == []
+    assert [path.name for path in (host.folder / 'memory').glob('checkpoint.*')] == []
+
+
+async def test_segments_of_a_store_that_is_gone_are_swept(host: Host, tmp_path: Path) -> None:
+    """By whoever starts next on this host; those of a store that is only at rest stay."""
+    gone, resting = tmp_path / 'gone', tmp_path / 'resting'
+    segments = Segments(host.folder / 'memory')
+    for home in (gone, resting):
+        home.mkdir()
+        shelf = SegmentShelf(segments, store_url=str(home), home=home)
+        await put(MemoryTier(host.durable, shelf, host.threads, capacity_bytes=STATE_BYTES), 1)
+        shelf.close()
+    gone.rmdir()
+    assert len(host.segments()) == 2
+    host.tier()
+    assert len(host.segments()) == 1
+    assert len((SegmentShelf(segments, store_url=str(resting), home=resting)).load()) == 1
+
+
+async def test_one_process_at_a_time_has_the_memory_of_a_store(host: Host) -> None:
+    """Two would write each other's versions to the disk, or delete them."""
+    tier = host.tier()
+    with pytest.raises(InUse):
+        host.tier()
+    release(tier)
+    host.tier()
+
+
+async def _segment(tier: MemoryTier, number: int) -> SegmentRef | None:
+    with suppress(VersionNotFound):
+        source = await tier.open_state(VersionKey(ADAPTER, number), is_adapter_only=True)
+        await source.close()
+        return source.segment
+    return None

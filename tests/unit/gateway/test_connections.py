@@ -1,0 +1,116 @@
+"""Connections over HTTP: a bounded number, and none for clients that only hold one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from fixtures.fake_samplers import until
+from services.gateway.api.http.connections import BoundedConnection
+
+GET = b'GET / HTTP/1.1\r\nhost: x\r\n\r\n'
+LARGE = 1 << 26
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with as many bytes as the path asks for."""
+    del receive
+    size = LARGE if scope['path'] == '/large' else 2
+    head = [(b'content-length', str(size).encode())]
+    await send({'type': 'http.response.start', 'status': 200, 'headers': head})
+    for _ in range(size // (1 << 18)):
+        await send({'type': 'http.response.body', 'body': bytes(1 << 18), 'more_body': True})
+    await send({'type': 'http.response.body', 'body': b'ok' if size == 2 else b''})
+
+
+class Server:
+    """Where it listens, and who is connected."""
+
+    def __init__(self, port: int, state: ServerState) -> None:
+        """Hold them."""
+        self.port = port
+        self.state = state
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection."""
+        return await asyncio.open_connection('127.0.0.1', self.port, limit=1 << 12)
+
+
+@asynccontextmanager
+async def serving(**bounds: Any) -> AsyncIterator[Server]:
+    """Serve the app until the block ends."""
+    config = uvicorn.Config(app, lifespan='off', log_config=None, timeout_keep_alive=0)
+    config.load()
+    state = ServerState()
+
+    def connect() -> asyncio.Protocol:
+        return BoundedConnection(config=config, server_state=state, app_state={}, **{'limit': 4, **bounds})
+
+    server = await asyncio.get_running_loop().create_server(connect, '127.0.0.1', 0)
+    try:
+        yield Server(server.sockets[0].getsockname()[1], state)
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+
+
+async def is_cut(reader: asyncio.StreamReader) -> bool:
+    """Wait for the end of a connection; return whether nothing came before it."""
+    try:
+        return not await reader.read()
+    except ConnectionError:
+        return True
+
+
+async def test_one_connection_too_many_is_cut_and_the_others_are_served() -> None:
+    """When one of them has gone there is a place again."""
+    async with serving(limit=2, head_seconds=60) as server:
+        (first, to_first), (_, second) = await server.connect(), await server.connect()
+        third, to_third = await server.connect()
+        assert await is_cut(third)
+        to_third.close()
+        to_first.write(GET)
+        assert (await first.readline()).startswith(b'HTTP/1.1 200')
+        second.close()
+        await until(lambda: len(server.state.connections) == 1)
+        fourth, to_fourth = await server.connect()
+        to_fourth.write(GET)
+        assert (await fourth.readline()).startswith(b'HTTP/1.1 200')
+        for writer in (to_first, to_fourth):
+            writer.close()
+
+
+async def test_connection_without_a_whole_head_is_cut() -> None:
+    """At the first request and at a later one, whether the client says nothing or drips."""
+    async with serving(head_seconds=0.05) as server:
+        silent, to_silent = await server.connect()
+        assert await is_cut(silent)
+        dripping, to_dripping = await server.connect()
+        to_dripping.write(GET[:10])
+        assert await is_cut(dripping)
+        later, to_later = await server.connect()
+        to_later.write(GET)
+        await later.readuntil(b'ok')
+        to_later.write(GET[:10])
+        assert await is_cut(later)
+        for writer in (to_silent, to_dripping, to_later):
+            writer.close()
+
+
+async def test_client_that_reads_nothing_is_cut() -> None:
+    """Nobody waits for it for ever; one that reads gets all."""
+    async with serving(unread_seconds=0.2) as server:
+        reader, writer = await server.connect()
+        writer.write(GET.replace(b'/ ', b'/large '))
+        await reader.readline()
+        await until(lambda: not server.state.connections)
+        writer.close()
+        eager, to_eager = await server.connect()
+        to_eager.write(GET.replace(b'/ ', b'/large '))
+        await eager.readuntil(b'\r\n\r\n')
+        assert len(await eager.readexactly(LARGE)) == LARGE
+        to_eager.close()

@@ -1,0 +1,214 @@
+"""The fleet's rules: who is a member, how each of them stands, and who takes weights from whom."""
+
+from datetime import timedelta
+
+import pytest
+
+from services.gateway.domain.errors import ReplicaNotFound
+from services.gateway.domain.fleet import (
+    Fleet,
+    ReplicaLoad,
+    ReplicaReport,
+    ReplicaState,
+    ResidentAdapter,
+    serving_run,
+    weight_sources,
+)
+from services.kit.clock import FakeClock
+
+LEASE = timedelta(seconds=10)
+
+
+def report(replica_id: str, *, address: str = '', **fields) -> ReplicaReport:
+    """Return a good report; each replica has an address of its own."""
+    return ReplicaReport(replica_id=replica_id, service='sampler', address=address or f'host:{replica_id}', **fields)
+
+
+def new_fleet() -> tuple[Fleet, FakeClock]:
+    """Return an empty fleet and its clock."""
+    clock = FakeClock()
+    return Fleet(clock=clock, lease=LEASE, forget_after=timedelta(minutes=1)), clock
+
+
+def states(fleet: Fleet) -> dict[str, ReplicaState]:
+    """Return how each member stands."""
+    return {replica.replica_id: replica.state for replica in fleet.replicas()}
+
+
+def test_silent_replica_is_lost_then_forgotten() -> None:
+    """Silence for longer than the lease loses a replica; a report brings it back; long silence removes it."""
+    fleet, clock = new_fleet()
+    fleet.register(report('a'))
+    clock.advance(LEASE)
+    fleet.expire()
+    assert states(fleet) == {'a': ReplicaState.READY}
+    clock.advance(timedelta(seconds=1))
+    fleet.expire()
+    assert states(fleet) == {'a': ReplicaState.LOST}
+    assert fleet.serving('sampler') == []
+    fleet.renew(report('a'))
+    assert states(fleet) == {'a': ReplicaState.READY}
+    clock.advance(timedelta(minutes=2))
+    fleet.expire()
+    assert states(fleet) == {}
+    with pytest.raises(ReplicaNotFound):
+        fleet.renew(report('a'))
+
+
+def test_lease_that_ends_loses_a_ready_replica_and_lets_a_draining_one_go() -> None:
+    """Who said that it leaves has left; who did not is lost."""
+    fleet, _ = new_fleet()
+    for name in 'ab':
+        fleet.register(report(name))
+    numbers = {name: fleet.begin_lease(name) for name in 'ab'}
+    fleet.drain('b')
+    for name in 'ab':
+        fleet.end_lease(name, numbers[name])
+    assert states(fleet) == {'a': ReplicaState.LOST}
+
+
+def test_end_of_an_older_lease_means_nothing() -> None:
+    """A replica that has come back over another connection is not lost when the old one ends."""
+    fleet, _ = new_fleet()
+    fleet.register(report('a'))
+    old = fleet.begin_lease('a')
+    fleet.begin_lease('a')
+    fleet.end_lease('a', old)
+    assert states(fleet) == {'a': ReplicaState.READY}
+
+
+def test_drained_replica_stays_draining_whatever_it_reports() -> None:
+    """Only a new start makes a drained replica ready again."""
+    fleet, _ = new_fleet()
+    fleet.register(report('a'))
+    fleet.drain('a')
+    assert fleet.renew(report('a')).state is ReplicaState.DRAINING
+    fleet.register(report('b', address='host:a'))
+    assert states(fleet) == {'b': ReplicaState.READY}
+
+
+def test_lost_replica_cannot_be_drained() -> None:
+    """Nobody is there to leave."""
+    fleet, _ = new_fleet()
+    fleet.register(report('a'))
+    fleet.lose('a')
+    with pytest.raises(ReplicaNotFound):
+        fleet.drain('a')
+
+
+def test_member_of_the_configuration_is_never_forgotten_and_steps_back() -> None:
+    """It stays when it is silent, and counts as nobody while one with a lease has its address."""
+    fleet, clock = new_fleet()
+    fleet.register(report('static', address='h:1'), is_static=True)
+    clock.advance(timedelta(hours=1))
+    fleet.expire()
+    fleet.lose('static')
+    assert [replica.replica_id for replica in fleet.serving('sampler')] == ['static']
+    fleet.register(report('leased', address='h:1'))
+    assert [replica.replica_id for replica in fleet.serving('sampler')] == ['leased']
+    assert set(states(fleet)) == {'static', 'leased'}
+
+
+def test_failures_pause_a_replica_for_longer_each_time() -> None:
+    """One that cannot be reached is left alone for a moment; a success or a report ends that."""
+    fleet, clock = new_fleet()
+    fleet.register(report('a'))
+    fleet.note_failure('a')
+    assert not fleet.is_reachable('a')
+    clock.advance(timedelta(seconds=0.5))
+    assert fleet.is_reachable('a')
+    fleet.note_failure('a')
+    clock.advance(timedelta(seconds=0.5))
+    assert not fleet.is_reachable('a')
+    fleet.note_success('a')
+    assert fleet.is_reachable('a')
+
+
+def test_learned_versions_hold_until_the_next_report() -> None:
+    """What a replica reports replaces what was concluded."""
+    fleet, _ = new_fleet()
+    fleet.register(report('a', resident_adapters=(ResidentAdapter(adapter_id='x', version=1),)))
+    fleet.note_resident('a', 'x', 2)
+    assert sorted(fleet.versions_at('a', 'x')) == [1, 2]
+    fleet.renew(report('a', resident_adapters=(ResidentAdapter(adapter_id='x', version=2),)))
+    assert list(fleet.versions_at('a', 'x')) == [2]
+
+
+def test_changes_after_a_revision_are_all_there_is_to_tell() -> None:
+    """A watcher gets each member's last state, and the ids that left."""
+    fleet, _ = new_fleet()
+    fleet.register(report('a'))
+    seen = fleet.revision
+    fleet.register(report('b'))
+    fleet.renew(report('b', engine='x'))
+    fleet.drain('a')
+    fleet.end_lease('a', 0)
+    changed, left = fleet.changes_after(seen)
+    assert [(replica.replica_id, replica.report.engine) for replica in changed] == [('b', 'x')]
+    assert left == ['a']
+    assert fleet.changes_after(fleet.revision) == ([], [])
+
+
+def test_sign_of_life_alone_is_no_change() -> None:
+    """The same report again renews the lease and tells nobody; one that brings a failed member back does."""
+    fleet, clock = new_fleet()
+    fleet.register(report('a'), is_static=True)
+    seen = fleet.revision
+    clock.advance(timedelta(seconds=1))
+    assert fleet.renew(report('a')).heartbeat_time == clock.now()
+    assert fleet.revision == seen
+    fleet.note_failure('a')
+    fleet.renew(report('a'))
+    assert fleet.revision == seen + 1
+    fleet.renew(report('a', engine='x'))
+    assert fleet.revision == seen + 2
+
+
+def test_lost_replica_has_no_load() -> None:
+    """How busy it was is forgotten with it, and known again when it is back."""
+    fleet, _ = new_fleet()
+    busy = report('a', load=ReplicaLoad(running_sequence_count=3))
+    fleet.register(busy)
+    fleet.lose('a')
+    assert fleet.find('a').report.load is None
+    fleet.renew(busy)
+    assert fleet.find('a').report.load == busy.load
+
+
+@pytest.mark.parametrize(('fan_out', 'count'), [(1, 5), (2, 9), (3, 20)])
+def test_relay_tree_reaches_everybody_and_loads_nobody_too_much(fan_out: int, count: int) -> None:
+    """No source has more readers than the fan-out, and every chain ends at the checkpoint service."""
+    fleet, clock = new_fleet()
+    for index in range(count):
+        fleet.register(report(f'{index:02}'))
+        clock.advance(timedelta(seconds=1))
+    sources = weight_sources(fleet.replicas(), fan_out=fan_out)
+    readers = list(sources.values())
+    assert max(readers.count(source) for source in set(readers)) <= fan_out
+    by_address = {replica.address: replica.replica_id for replica in fleet.replicas()}
+    for replica_id in sources:
+        at, steps = replica_id, 0
+        while sources[at]:
+            at, steps = by_address[sources[at]], steps + 1
+        assert steps <= count
+
+
+def test_relay_tree_is_off_by_default_and_keeps_base_models_apart() -> None:
+    """Without a fan-out all ask the checkpoint service; a sampler never relays another base model's weights."""
+    fleet, _ = new_fleet()
+    for name in 'abcd':
+        fleet.register(report(name, base_models=('x' if name in 'ab' else 'y',)))
+    assert set(weight_sources(fleet.replicas(), fan_out=0).values()) == {''}
+    sources = weight_sources(fleet.replicas(), fan_out=1)
+    assert sources == {'a': '', 'b': 'host:a', 'c': '', 'd': 'host:c'}
+
+
+def test_run_is_served_by_those_that_belong_to_it_and_nothing_else_is() -> None:
+    """A request that names the run goes to its samplers; all others, and those of the base model, do not."""
+    fleet, _ = new_fleet()
+    fleet.register(report('shared'))
+    fleet.register(report('own', followed_run='full'))
+    members = fleet.serving('sampler')
+    assert [item.replica_id for item in serving_run('full', members)] == ['own']
+    assert [item.replica_id for item in serving_run('ad-1', members)] == ['shared']
+    assert [item.replica_id for item in serving_run('', members)] == ['shared']

@@ -1,0 +1,96 @@
+"""The fleet while it lives: who is found for a request, and who is told of changes."""
+
+import asyncio
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.application.membership import Membership
+from services.gateway.application.watch_fleet import WatchFleet
+from services.gateway.domain.fleet import Fleet, ReplicaLoad, ReplicaReport
+from services.gateway.domain.routing import RouteKey
+from services.kit.caller import Caller
+from services.kit.clock import FakeClock
+
+KEY = RouteKey(base_model='m', blocks=(1,))
+OPERATOR = Caller(tenant_id='t', scopes=frozenset({'operator'}))
+
+
+def new_membership() -> Membership:
+    """Return an empty one."""
+    return Membership(Fleet(clock=FakeClock(), lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
+
+
+def report(replica_id: str, *, base_model: str = 'm', running: int = 0) -> ReplicaReport:
+    """Return a good report."""
+    load = ReplicaLoad(running_sequence_count=running, max_sequence_count=4)
+    return ReplicaReport(
+        replica_id=replica_id, service='sampler', address=f'h:{replica_id}', base_models=(base_model,), load=load
+    )
+
+
+@given(st.lists(st.sampled_from(['ready', 'full', 'draining', 'lost', 'failed', 'other']), min_size=1, max_size=6))
+def test_found_replica_is_a_good_one_where_there_is_one(kinds: list[str]) -> None:
+    """Draining, lost and other models' ones are never found; full or failed ones only if nobody is free."""
+    membership = new_membership()
+    for index, kind in enumerate(kinds):
+        name = f'{kind}-{index}'
+        membership.register(
+            report(name, base_model='n' if kind == 'other' else 'm', running=4 if kind == 'full' else 0)
+        )
+        if kind == 'draining':
+            membership.drain(name)
+        if kind == 'lost':
+            membership.lose(name)
+        if kind == 'failed':
+            membership.fleet.note_failure(name)
+    found = membership.find_for(KEY, excluded=frozenset())
+    kind = found.replica_id.partition('-')[0] if found else None
+    best = next((kind for kind in ('ready', 'full', 'failed') if kind in kinds), None)
+    assert kind == best
+
+
+def test_excluded_replica_is_not_found() -> None:
+    """What was tried is not tried again."""
+    membership = new_membership()
+    membership.register(report('a'))
+    assert membership.find_for(KEY, excluded={'a'}) is None
+
+
+async def test_watch_tells_a_snapshot_then_changes_and_resumes() -> None:
+    """Every member, that it is synced, then each change; a token continues where it was given."""
+    membership = new_membership()
+    membership.register(report('a'))
+    watch = WatchFleet(membership)
+    events = watch(OPERATOR, '')
+    first, synced = await anext(events), await anext(events)
+    assert first.replica is not None
+    assert first.replica.replica_id == 'a'
+    assert (synced.replica, synced.left_replica_id) == (None, '')
+    coming = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    membership.register(report('b'))
+    event = await coming
+    assert event.replica is not None
+    assert event.replica.replica_id == 'b'
+    await events.aclose()
+    membership.drain('a')
+    membership.end_lease('a', 0)
+    resumed = watch(OPERATOR, event.resume_token)
+    assert (await anext(resumed)).left_replica_id == 'a'
+    coming = asyncio.ensure_future(anext(resumed, None))
+    await asyncio.sleep(0)
+    membership.close()
+    assert await coming is None
+
+
+def test_loads_of_replicas_that_left_are_forgotten() -> None:
+    """However many come and go, what is kept of loads is bounded by the members."""
+    clock = FakeClock()
+    membership = Membership(Fleet(clock=clock, lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
+    for number in range(50):
+        with membership.working(membership.register(report(f'r-{number}')), 2):
+            clock.advance(timedelta(minutes=2))
+        membership.expire()
+        assert membership.known_load_count <= 1

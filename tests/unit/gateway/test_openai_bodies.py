@@ -1,0 +1,120 @@
+"""Bodies that strangers send to OpenAI's API: read with one meaning only, or refused by the parameter's name."""
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from services.gateway.api.http.body import parse_object
+from services.gateway.api.http.call import event_bytes, json_bytes
+from services.gateway.api.http.openai.chat_request import chat_asked
+from services.gateway.api.http.openai.completion_request import completion_asked
+from services.gateway.api.http.openai.dialect import OpenAiDialect
+from services.kit.errors import InvalidField
+
+HELLO = {'role': 'user', 'content': 'Hi'}
+STRANGE: list[Any] = [
+    None, True, False, 0, -1, 1.5, 10**400, -(10**400), 2**63, '', 'a', '\0', '\U0001f642', [], [[]], {}, {'a': {}},
+    [None], [True], [-1], [2**31], [''], [{}], {'type': None}, {'': ''},
+]  # fmt: skip
+"""Values that a parameter may be given."""
+COMPLETION_PARAMS = (
+    'model', 'prompt', 'n', 'max_tokens', 'temperature', 'top_p', 'top_k', 'min_p', 'seed', 'stop', 'stop_token_ids',
+    'logprobs', 'echo', 'best_of', 'stream', 'stream_options', 'response_format', 'metadata', 'user', 'suffix', 'x',
+    'presence_penalty', 'frequency_penalty', 'repetition_penalty', 'min_tokens', 'ignore_eos', 'logit_bias', 'store',
+)  # fmt: skip
+CHAT_PARAMS = ('messages', 'max_completion_tokens', 'top_logprobs', 'chat_template_kwargs', 'tools', 'service_tier')
+
+
+def told(error: InvalidField) -> dict[str, Any]:
+    """Return what the client reads; it has to be JSON."""
+    return json.loads(json_bytes(OpenAiDialect().body_of(error, request_id='rq-1')))['error']
+
+
+def refusal_of(read: Callable[[], Any]) -> dict[str, Any] | None:
+    """Return how `read` refuses; None where it does not."""
+    try:
+        read()
+    except InvalidField as error:
+        return told(error)
+    return None
+
+
+def test_every_parameter_takes_or_refuses_every_value() -> None:
+    """Whatever a parameter is given, the answer is a good request or an error that names the parameter."""
+    for name, value in itertools.product((*COMPLETION_PARAMS, *CHAT_PARAMS), STRANGE):
+        completion, chat = {'model': 'm', 'prompt': 'a', name: value}, {'model': 'm', 'messages': [HELLO], name: value}
+        for read, body in ((completion_asked, completion), (chat_asked, chat)):
+            refusal = refusal_of(lambda read=read, body=body: read(body).params.SerializeToString())
+            if refusal is not None:
+                assert refusal['param'].partition('.')[0].partition('[')[0] == name, (name, value)
+
+
+def test_messages_of_any_shape_are_taken_or_refused() -> None:
+    """Random messages are good, or refused by a name that begins with `messages`."""
+    generator = random.Random(0)
+    names = ('role', 'content', 'tool_calls', 'tool_call_id', 'reasoning_content', 'name', 'refusal')
+    roles = ('user', 'assistant', 'tool', 'system')
+    for _ in range(3000):
+        message: Any = {name: generator.choice(STRANGE) for name in generator.sample(names, 3)}
+        if generator.random() < 0.8:
+            message['role'] = generator.choice(roles)
+        body = {'model': 'm', 'messages': [message]}
+        refusal = refusal_of(lambda body=body: chat_asked(body).prompts[0].SerializeToString())
+        assert refusal is None or refusal['param'].startswith('messages')
+
+
+@pytest.mark.parametrize('depth', [25, 400, 900])
+def test_arguments_that_are_nested_too_deep_are_refused(depth: int) -> None:
+    """A tool call's arguments become a message, whose readers stop at a hundred levels."""
+    arguments = '{"a":' * depth + '1' + '}' * depth
+    call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
+    with pytest.raises(InvalidField) as caught:
+        chat_asked({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
+    assert caught.value.field == 'messages[0].tool_calls[0].function.arguments'
+
+
+def test_arguments_that_are_nested_as_deep_as_allowed_arrive() -> None:
+    """What is taken can be read by whoever gets the message."""
+    arguments = '{"a":' * 24 + '1' + '}' * 24
+    call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
+    asked = chat_asked({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
+    (prompt,) = asked.prompts
+    assert type(prompt).FromString(prompt.SerializeToString()) == prompt
+
+
+def test_schema_that_is_too_long_is_refused() -> None:
+    """Each prompt is sampled with its own copy of the schema, so it is bounded by itself."""
+    schema = {'type': 'object', 'description': 'x' * 70_000}
+    form = {'type': 'json_schema', 'json_schema': {'name': 'n', 'schema': schema}}
+    with pytest.raises(InvalidField) as caught:
+        completion_asked({'model': 'm', 'prompt': ['a'] * 200, 'response_format': form})
+    assert caught.value.field == 'response_format.json_schema.schema'
+
+
+def test_name_that_is_half_a_character_can_be_told() -> None:
+    """A name that comes twice is named in the error, whatever it is made of."""
+    with pytest.raises(InvalidField) as caught:
+        parse_object(b'{"\\ud800": 1, "\\ud800": 2}')
+    assert told(caught.value)['reason'] == 'INVALID_FIELD'
+
+
+@pytest.mark.parametrize('text', ['a\nb\r\nc', 'a\u2028b\u2029c\u0085d', '\x0b\x0c\x1c\x1d\x1e', '\U0001f642ä\0'])
+def test_event_is_one_line_to_every_reader(text: str) -> None:
+    """Readers that split at any of Unicode's line ends see one line of data, and the text arrives."""
+    event = event_bytes({'text': text}).decode()
+    assert event.endswith('\n\n')
+    (line, empty) = event.splitlines()
+    assert (json.loads(line.removeprefix('data: ')), empty) == ({'text': text}, '')
+
+
+def test_random_bytes_are_refused_or_read() -> None:
+    """Bytes that are no JSON object are refused, never anything else."""
+    generator = random.Random(1)
+    for _ in range(2000):
+        data = bytes(generator.choices(b'{}[]":,\\u0123456789abcdefNaI-+.e \xff\x00', k=generator.randrange(40)))
+        refusal = refusal_of(lambda data=data: parse_object(data))
+        assert refusal is None or refusal['reason'] == 'INVALID_FIELD'

@@ -1,0 +1,157 @@
+"""What samplers tell, as OpenAI's answers: texts, usage, log-probabilities, in memory that is bounded."""
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.gateway.api.http.openai.answers import MAX_LOGPROBS, AnswerWriter
+from services.gateway.api.http.openai.asked import Asked
+from services.gateway.api.http.openai.completion_request import completion_asked
+from services.gateway.api.http.openai.model_names import Weights
+from services.gateway.api.http.openai.pieces import Piece, PieceReader, ScoredToken
+from services.gateway.api.http.openai.shapes import CompletionShape
+from services.gateway.api.http.openai.token_names import TokenName, TokenNames
+from services.kit.caller import Caller
+from services.kit.errors import Cancelled, InvalidField
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+
+CALLER = Caller(tenant_id='alice')
+
+
+class Letters:
+    """Samplers that know what tokens stand for: letters."""
+
+    async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
+        """Describe them."""
+        del caller
+        token_ids = np.frombuffer(request.token_ids.data, '<i4')
+        return wire.DescribeTokensResponse(
+            tokens=[sampling_pb2.TokenForm(piece=bytes([97 + token % 26])) for token in token_ids]
+        )
+
+
+def asked_for(**fields: Any) -> Asked:
+    """Return a checked request."""
+    return completion_asked({'model': 'm', 'prompt': 'abc', **fields})
+
+
+def reader_for(asked: Asked) -> PieceReader:
+    """Return a reader of the answer to it."""
+    samplers: Any = Letters()
+    return PieceReader(asked, 'm', CALLER, TokenNames(samplers))
+
+
+def ints(values: Iterable[int]) -> tensor_pb2.Tensor:
+    """Return a tensor of tokens."""
+    return tensor_to_proto(np.asarray(list(values), np.int32))
+
+
+def floats(values: Iterable[float]) -> tensor_pb2.Tensor:
+    """Return a tensor of log-probabilities."""
+    return tensor_to_proto(np.asarray(list(values), np.float32))
+
+
+def prompt_of(token_ids: Iterable[int], **fields: Any) -> wire.SampleResponse:
+    """Return the first event."""
+    return wire.SampleResponse(prompt=sampling_pb2.PromptInfo(token_ids=ints(token_ids), **fields))
+
+
+def delta_of(index: int, token_ids: list[int], text: str) -> wire.SampleResponse:
+    """Return new tokens."""
+    logprobs = floats(-0.5 for _ in token_ids)
+    delta = sampling_pb2.TokenDelta(sequence_index=index, token_ids=ints(token_ids), logprobs=logprobs, text=text)
+    return wire.SampleResponse(delta=delta)
+
+
+def end_of(index: int, reason: Any, text: str = '') -> wire.SampleResponse:
+    """Return an end."""
+    end = sampling_pb2.SequenceFinished(sequence_index=index, stop_reason=reason, text=text)
+    return wire.SampleResponse(finished=end)
+
+
+async def answer_to(asked: Asked, events: list[tuple[int, wire.SampleResponse]]) -> dict[str, Any]:
+    """Return the whole answer that events of samplers make."""
+    reader = reader_for(asked)
+
+    async def pieces() -> AsyncGenerator[Piece, None]:
+        for placed in events:
+            for piece in await reader.read(placed):
+                yield piece
+
+    writer = AnswerWriter(asked, Weights(base_model='m'), shape=CompletionShape(asked), tally=reader.tally, created=1)
+    return await writer.whole(pieces())
+
+
+async def test_usage_counts_each_prompt_once_and_every_token() -> None:
+    """A prompt counts once however many choices it has; tokens count that a stop string hides."""
+    stop, length = sampling_pb2.STOP_REASON_STOP, sampling_pb2.STOP_REASON_LENGTH
+    events = [
+        (0, prompt_of([1, 2, 3], cached_token_count=2)),
+        (1, prompt_of([4])),
+        (0, delta_of(0, [5, 6], 'fg')),
+        (0, delta_of(1, [7], '')),
+        (0, end_of(1, stop)),
+        (1, delta_of(0, [8], 'i')),
+        (1, delta_of(1, [9], 'j')),
+        (1, end_of(0, length)),
+        (1, end_of(1, length)),
+        (0, end_of(0, stop, text='!')),
+    ]
+    answer = await answer_to(asked_for(prompt=['abc', 'd'], n=2), events)
+    assert answer['usage'] == {
+        'prompt_tokens': 4,
+        'completion_tokens': 5,
+        'total_tokens': 9,
+        'prompt_tokens_details': {'cached_tokens': 2},
+    }
+    assert [choice['text'] for choice in answer['choices']] == ['fg!', '', 'i', 'j']
+    assert [choice['finish_reason'] for choice in answer['choices']] == ['stop', 'stop', 'length', 'length']
+    assert [choice['index'] for choice in answer['choices']] == [0, 1, 2, 3]
+
+
+async def test_sequence_that_was_aborted_is_an_error() -> None:
+    """OpenAI's API has no word for it: the call ends as cancelled, not as if all were well."""
+    events = [(0, prompt_of([1])), (0, end_of(0, sampling_pb2.STOP_REASON_ABORT))]
+    with pytest.raises(Cancelled):
+        await answer_to(asked_for(), events)
+
+
+async def test_echoed_prompt_is_scored_once_for_all_choices() -> None:
+    """However many choices begin with a prompt, its score is held once, and each goes on behind it."""
+    asked = asked_for(n=100, echo=True, logprobs=0)
+    reader = reader_for(asked)
+    prompt = prompt_of([0, 1, 2], logprobs=floats([float('nan'), -1.0, -2.0]))
+    pieces = await reader.read((0, prompt))
+    assert len(pieces) == 100
+    assert {id(piece.scored) for piece in pieces} == {id(pieces[0].scored)}
+    assert [token.text_offset for token in pieces[99].scored] == [0, 1, 2]
+    for index in (0, 99):
+        (piece,) = await reader.read((0, delta_of(index, [4], 'e')))
+        assert [token.text_offset for token in piece.scored] == [3]
+
+
+async def test_whole_answer_has_bounded_logprobs() -> None:
+    """An answer that would hold too many of them is given up while it is read; nothing more is read."""
+    name = TokenName(b'a', is_special=False)
+    scored = [ScoredToken(name, -1.0, [(name, -1.0)] * 19, 0)] * 100
+    asked = asked_for(logprobs=19)
+    read = 0
+
+    async def pieces() -> AsyncGenerator[Piece, None]:
+        nonlocal read
+        while True:
+            read += 1
+            yield Piece(index=0, text='a' * 100, token_ids=[1] * 100, scored=scored)
+
+    writer = AnswerWriter(
+        asked, Weights(base_model='m'), shape=CompletionShape(asked), tally=reader_for(asked).tally, created=1
+    )
+    with pytest.raises(InvalidField) as caught:
+        await writer.whole(pieces())
+    assert caught.value.field == 'logprobs'
+    assert read == MAX_LOGPROBS // 2000 + 1

@@ -1,0 +1,49 @@
+"""Answers to many prompts as one stream: what is left behind when its reader leaves."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from services.gateway.api.http.openai.samplers import sample_all
+from services.kit.caller import Caller
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+
+
+class SilentSamplers:
+    """Samplers that never answer."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.open_count = 0
+
+    async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
+        """Wait for ever."""
+        del caller, request
+        self.open_count += 1
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+            yield wire.SampleResponse()
+        finally:
+            self.open_count -= 1
+
+
+async def test_reader_that_leaves_takes_all_tasks_along() -> None:
+    """No prompt goes on, and nothing waits for news that nobody will hear."""
+    samplers: Any = SilentSamplers()
+    before = asyncio.all_tasks()
+
+    async def read() -> None:
+        requests = [wire.SampleRequest(), wire.SampleRequest()]
+        async with aclosing(sample_all(samplers, Caller(tenant_id='alice'), requests)) as answers:
+            async for _ in answers:
+                raise AssertionError('nothing was to come')
+
+    reading = asyncio.create_task(read())
+    await samplers.asked.wait()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert samplers.open_count == 0

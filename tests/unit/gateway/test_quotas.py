@@ -1,0 +1,299 @@
+"""Quotas in memory: what counts for whom, who waits and who is refused."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fixtures.record_trainer import RecordTrainer
+from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
+from services.gateway.application.quotas import (
+    LimitedTrainer,
+    NewAdapters,
+    QuotaBook,
+    QuotaRoom,
+    SamplingGate,
+    TokenRates,
+    TrainingGate,
+)
+from services.gateway.domain.fair_queue import Places
+from services.gateway.domain.future import Future, FutureOrder
+from services.gateway.domain.quota import Quota
+from services.gateway.domain.room import UNBOUNDED
+from services.gateway.domain.sample_places import SamplePlaces
+from services.gateway.domain.token_bucket import TokenBucket
+from services.kit.clock import FakeClock
+from services.kit.errors import QueueFull, QuotaExceeded, ServiceUnreachable
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class World:
+    """Everything that holds tenants to quotas, on a clock that moves only while somebody waits."""
+
+    def __init__(self, **default: Any) -> None:
+        """Have this default."""
+        self.clock = FakeClock()
+        self.store = MemoryQuotaStore()
+        self.book = QuotaBook(self.store, default=Quota(**default))
+        self.rates = TokenRates(self.book, clock=self.clock, pause=self.pause)
+        self.samples = SamplePlaces()
+        self.gate = SamplingGate(self.book, self.rates, self.samples, patience=timedelta(seconds=5))
+        self.usage = MemoryUsageStore()
+        self.training = TrainingGate(self.book, self.rates, self.usage)
+        self.waited = 0.0
+
+    async def pause(self, seconds: float) -> None:
+        """Let the time pass."""
+        self.waited += seconds
+        self.clock.advance(timedelta(seconds=seconds))
+        await asyncio.sleep(0)
+
+
+class Census:
+    """Tells what it is told."""
+
+    def __init__(self, *adapter_ids: str) -> None:
+        """There are these."""
+        self.there = set(adapter_ids)
+        self.count = 0
+
+    async def adapter_ids(self, tenant_id: str) -> Collection[str]:
+        """Return all."""
+        del tenant_id
+        self.count += 1
+        await asyncio.sleep(0)
+        return set(self.there)
+
+
+async def test_quota_of_a_tenant_stands_over_the_default() -> None:
+    """Limit by limit; one that is nowhere set is none, and what another gateway sets is read."""
+    world = World(max_adapters=4, weight=2.0)
+    assert world.book.of('alice') == Quota(max_adapters=4, weight=2.0)
+    await world.book.put('alice', Quota(max_adapters=0, stored_bytes=5))
+    assert world.book.of('alice') == Quota(max_adapters=0, stored_bytes=5, weight=2.0)
+    assert world.book.of('bob') == Quota(max_adapters=4, weight=2.0)
+    other = QuotaBook(world.store, default=Quota())
+    await other.read()
+    assert other.of('alice') == Quota(max_adapters=0, stored_bytes=5)
+    assert (other.weight_of('alice'), world.book.weight_of('alice')) == (1.0, 2.0)
+
+
+@given(
+    charges=st.lists(st.tuples(st.floats(0, 10), st.integers(0, 500)), max_size=60),
+    rate=st.integers(1, 100),
+    burst=st.integers(1, 1000),
+)
+def test_no_more_is_used_than_comes_in(charges: list[tuple[float, int]], rate: int, burst: int) -> None:
+    """Whoever takes only while nothing is owed never has more than burst, rate and the last thing it took."""
+    bucket, now, used, largest = TokenBucket(rate=rate, burst=burst, now=0.0), 0.0, 0, 0
+    for pause, count in charges:
+        now += pause
+        if bucket.seconds_until_free(now=now) > 0:
+            continue
+        bucket.charge(count, now=now)
+        used, largest = used + count, max(largest, count)
+        assert used <= burst + rate * now + largest + 1e-6
+    assert bucket.seconds_until_free(now=now + 1e6) == 0.0
+
+
+async def test_who_owes_little_waits_and_who_owes_much_is_refused() -> None:
+    """The refusal names the quota and when it is paid; then it goes on."""
+    world = World(tokens_per_second=10, burst_tokens=20)
+    world.rates.charge('alice', 20)
+    await world.rates.enter('alice', patience_seconds=0.0)
+    world.rates.charge('alice', 30)
+    await world.rates.enter('alice', patience_seconds=5.0)
+    assert world.waited == pytest.approx(3.0, abs=0.1)
+    world.rates.charge('alice', 100)
+    with pytest.raises(QuotaExceeded) as refused:
+        await world.rates.enter('alice', patience_seconds=5.0)
+    assert (refused.value.quota, refused.value.limit) == ('tokens_per_second', 10)
+    assert refused.value.retry_after == timedelta(seconds=10)
+    await world.rates.enter('bob', patience_seconds=0.0)
+    await world.rates.enter('alice', patience_seconds=None)
+    assert world.rates.seconds_until_free('alice') == 0.0
+
+
+async def test_a_quota_that_is_raised_counts_at_once() -> None:
+    """Also for who waits already."""
+    world = World(tokens_per_second=1, burst_tokens=1)
+    world.rates.charge('alice', 3601)
+    waiting = asyncio.create_task(world.rates.enter('alice', patience_seconds=None))
+    await asyncio.sleep(0)
+    await world.book.put('alice', Quota(tokens_per_second=10_000))
+    await waiting
+    assert world.waited < 10
+    await world.book.put('bob', Quota())
+    unlimited = World()
+    unlimited.rates.charge('alice', 1 << 60)
+    assert unlimited.rates.seconds_until_free('alice') == 0.0
+
+
+async def test_samples_at_a_time() -> None:
+    """One too many is refused with the time to try again; one that is over makes room, of each tenant for itself."""
+    world = World(concurrent_samples=2)
+    async with world.gate.sampling('alice', deadline=None), world.gate.sampling('alice', deadline=None):
+        with pytest.raises(QuotaExceeded) as refused:
+            async with world.gate.sampling('alice', deadline=None):
+                raise AssertionError('it was let in')
+        assert (refused.value.quota, refused.value.limit) == ('concurrent_samples', 2)
+        assert refused.value.retry_after is not None
+        async with world.gate.sampling('bob', deadline=None):
+            pass
+    async with world.gate.sampling('alice', deadline=None):
+        assert world.samples.count('alice') == 1
+    assert world.samples.count('alice') == 0
+
+
+def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') -> Future:
+    """Return a future."""
+    order = FutureOrder(kind=kind, key=str(number), payload=b'', session_id='')
+    return Future.accepted(order, tenant_id=tenant_id, moment=START)
+
+
+async def test_samples_of_futures_count_with_those_that_are_answered_at_once() -> None:
+    """One that is in is never refused again, and one from before a restart is let in whatever the quota is."""
+    world = World(concurrent_samples=2)
+    room = QuotaRoom(Places(tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate, samples=world.samples)
+    room.enter(future_of(0))
+    room.enter(future_of(0))
+    room.enter(future_of(1, kind='execute'))
+    async with world.gate.sampling('alice', deadline=None):
+        with pytest.raises(QuotaExceeded):
+            room.enter(future_of(2))
+        room.enter_anyway(future_of(3))
+    room.leave(future_of(3))
+    room.leave(future_of(0))
+    assert world.samples.count('alice') == 1
+    room.leave(future_of(0))
+    assert world.samples.count('alice') == 0
+    room.enter(future_of(2))
+
+
+async def test_a_full_room_takes_no_place_of_a_quota() -> None:
+    """A sample that is refused by the queue is not counted as one under way."""
+    world = World(concurrent_samples=5)
+    room = QuotaRoom(Places(tenant=1, total=1), sizes=UNBOUNDED, gate=world.gate, samples=world.samples)
+    room.enter(future_of(0))
+    with pytest.raises(QueueFull):
+        room.enter(future_of(1))
+    assert world.samples.count('alice') == 1
+
+
+async def test_samples_of_who_owes_tokens_are_refused_with_the_time() -> None:
+    """Their clients send them again: they are not kept meanwhile."""
+    world = World(tokens_per_second=10)
+    room = QuotaRoom(Places(tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate, samples=world.samples)
+    world.rates.charge('alice', 150)
+    with pytest.raises(QuotaExceeded) as refused:
+        room.enter(future_of(0))
+    assert refused.value.retry_after == timedelta(seconds=5)
+    room.enter(future_of(0, kind='execute'))
+
+
+async def test_one_adapter_too_many_is_refused() -> None:
+    """Of several at once as many are made as may be; one that is there, or was made, is no new one."""
+    world, census = World(max_adapters=2), Census('ad-0')
+    new_adapters = NewAdapters(world.book, census)
+
+    async def make(number: int, adapter_id: str = '') -> str:
+        try:
+            async with new_adapters.creating('alice', request_id=f'r{number}', adapter_id=adapter_id):
+                await asyncio.sleep(0)
+                census.there.add(adapter_id or f'new-{number}')
+        except QuotaExceeded as error:
+            return f'{error.quota} {error.retry_after}'
+        return 'made'
+
+    outcomes = await asyncio.gather(*(make(number) for number in range(4)))
+    assert sorted(outcomes) == ['made', *['max_adapters None'] * 3]
+    made = outcomes.index('made')
+    assert await make(made) == 'made'
+    assert await make(9, 'ad-0') == 'made'
+    census.there.clear()
+    assert await make(10) == 'made'
+
+
+async def test_requests_without_an_id_are_no_repeats() -> None:
+    """Of two that nobody can tell apart the second is refused."""
+    new_adapters = NewAdapters(World(max_adapters=1).book, census := Census())
+    async with new_adapters.creating('alice', request_id='', adapter_id=''):
+        census.there.add('made')
+    with pytest.raises(QuotaExceeded):
+        async with new_adapters.creating('alice', request_id='', adapter_id=''):
+            raise AssertionError('it was let in')
+
+
+async def test_a_creation_that_failed_is_no_made_one() -> None:
+    """It is looked at again; without a quota nobody is asked anything."""
+    world, census = World(max_adapters=1), Census()
+    new_adapters = NewAdapters(world.book, census)
+    with pytest.raises(ServiceUnreachable):
+        async with new_adapters.creating('alice', request_id='r', adapter_id=''):
+            raise ServiceUnreachable('model')
+    census.there.add('other')
+    with pytest.raises(QuotaExceeded):
+        async with new_adapters.creating('alice', request_id='r', adapter_id=''):
+            raise AssertionError('it was let in')
+    unlimited = NewAdapters(World().book, census)
+    before = census.count
+    async with unlimited.creating('alice', request_id='r', adapter_id=''):
+        assert census.count == before
+
+
+async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
+    """Who owes tokens waits as long as it takes; a save goes on marked while the storage is full, all others as is."""
+    world, trainer = World(tokens_per_second=10, stored_bytes=100), RecordTrainer()
+    limited = LimitedTrainer(
+        trainer,
+        world.training,
+        NewAdapters(world.book, Census()),
+        is_save=lambda request: request.startswith(b'save'),
+        adapter_id_of=lambda _: '',
+        refused=lambda request, limit: request + b' over %d' % limit,
+    )
+    world.rates.charge('alice', 1100)
+    await limited.execute('alice', b'save 1', number=1)
+    assert world.waited == pytest.approx(100.0, abs=1.0)
+    world.usage.stored = {'alice': {'run': 99}}
+    await limited.execute('alice', b'save 2', number=2)
+    world.usage.stored = {'alice': {'run': 99, 'other': 1}}
+    await limited.execute('alice', b'save 3', number=3)
+    await limited.execute('alice', b'step', number=4)
+    await limited.execute('bob', b'save 5', number=5)
+    assert trainer.applied == [b'save 1', b'save 2', b'save 3 over 100', b'step', b'save 5']
+
+
+async def test_nothing_may_be_stored_where_the_limit_is_zero() -> None:
+    """Though nothing is stored."""
+    world = World(stored_bytes=0)
+    with pytest.raises(QuotaExceeded) as refused:
+        await world.training.check_storage('alice')
+    assert (refused.value.quota, refused.value.limit, refused.value.retry_after) == ('stored_bytes', 0, None)
+
+
+def test_places_are_counted_by_holder() -> None:
+    """Whoever enters leaves; what never entered leaves nothing."""
+    places = SamplePlaces()
+    places.enter('alice', 'one')
+    places.enter('alice', 'one')
+    places.leave('alice', 'other')
+    places.leave('bob', 'one')
+    assert (places.count('alice'), places.holds('alice', 'one')) == (1, True)
+    places.leave('alice', 'one')
+    assert places.count('alice') == 1
+    places.leave('alice', 'one')
+    assert (places.count('alice'), places.holds('alice', 'one')) == (0, False)
+
+
+def test_a_limit_that_is_zero_is_one() -> None:
+    """Zero is not taken for unset."""
+    default = Quota(max_adapters=3, concurrent_samples=4)
+    own = Quota(max_adapters=0, concurrent_samples=0)
+    assert replace(own.over(default), weight=None) == Quota(max_adapters=0, concurrent_samples=0)

@@ -1,0 +1,317 @@
+"""What the Tinker API reads and writes: arrays, batches, losses, names, errors, compressed bodies."""
+
+import math
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from services.gateway.api.http.body import parse_object
+from services.gateway.api.tinker.arrays import MAX_ELEMENTS, Room, array_from_json, array_from_proto, array_to_json
+from services.gateway.api.tinker.bodies import decompressed
+from services.gateway.api.tinker.dialect import TinkerDialect, category_of, field_of, text_of
+from services.gateway.api.tinker.fields import Fields
+from services.gateway.api.tinker.losses import LOSSES, loss_config, rule_of
+from services.gateway.api.tinker.model_request import fresh_model
+from services.gateway.api.tinker.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
+from services.gateway.api.tinker.training_request import message_of, request_from_json, request_from_proto
+from services.gateway.api.tinker.training_result import metrics_of, output_to_json, output_to_proto
+from services.gateway.api.tinker.wire import tinker_pb2 as wire
+from services.gateway.domain.errors import FutureExpired, PositionMissing, SessionFinished
+from services.kit.errors import (
+    Code,
+    DomainError,
+    InvalidField,
+    MessageTooLarge,
+    QueueFull,
+    QuotaExceeded,
+    RequestIdReused,
+    ServiceUnreachable,
+    all_error_classes,
+)
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.model.v1 import operation_result_pb2
+from twinkle.loss import LOSSES as NATIVE_LOSSES
+
+SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, max_side=6)
+FLOATS = arrays.arrays(np.float32, SHAPES, elements=st.floats(-1e6, 1e6, width=32))
+INTEGERS = arrays.arrays(np.int64, SHAPES, elements=st.integers(-(1 << 40), 1 << 40))
+TYPES = {'f': wire.DTYPE_FLOAT32, 'i': wire.DTYPE_INT64}
+
+
+def tensor_of(array: np.ndarray) -> wire.Tensor:
+    """Return an array as clients send it."""
+    data = array.astype(array.dtype.newbyteorder('<')).tobytes()
+    return wire.Tensor(dense=data, dtype=TYPES[array.dtype.kind], shape=array.shape)
+
+
+def sparse_of(array: np.ndarray) -> wire.Tensor:
+    """Return a matrix as clients send one that has few elements."""
+    tensor = wire.Tensor(dtype=TYPES[array.dtype.kind], shape=array.shape)
+    rows, columns = np.nonzero(array)
+    starts = np.searchsorted(rows, np.arange(array.shape[0] + 1))
+    tensor.sparse_csr.values = array[rows, columns].tobytes()
+    tensor.sparse_csr.crow_indices = starts.astype('<i8').tobytes()
+    tensor.sparse_csr.col_indices = columns.astype('<i8').tobytes()
+    return tensor
+
+
+@given(array=FLOATS | INTEGERS)
+def test_array_survives_both_encodings(array: np.ndarray) -> None:
+    """Bytes and lists lead to the same array, of the same type and shape."""
+    for read in (
+        array_from_proto(tensor_of(array), 'x', Room()),
+        array_from_json(array_to_json(array), 'x', Room()),
+    ):
+        np.testing.assert_array_equal(read, array)
+        assert (read.shape, read.dtype.kind) == (array.shape, array.dtype.kind)
+
+
+@given(array=(FLOATS | INTEGERS).filter(lambda array: array.ndim == 2))
+def test_sparse_matrix_is_the_dense_one(array: np.ndarray) -> None:
+    """What is not listed is 0."""
+    np.testing.assert_array_equal(array_from_proto(sparse_of(array), 'x', Room()), array)
+
+
+def test_narrow_types_are_widened() -> None:
+    """int32 becomes int64, bfloat16 float32."""
+    integers = wire.Tensor(dense=np.array([-1, 2], '<i4').tobytes(), dtype=wire.DTYPE_INT32)
+    halves = wire.Tensor(dense=np.array([0x3F80, 0xC000], '<u2').tobytes(), dtype=wire.DTYPE_BFLOAT16)
+    assert array_from_proto(integers, 'x', Room()).tolist() == [-1, 2]
+    assert array_from_proto(halves, 'x', Room()).tolist() == [1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    'tensor',
+    [
+        wire.Tensor(),
+        wire.Tensor(dtype=wire.DTYPE_FLOAT32),
+        wire.Tensor(dense=b'123', dtype=wire.DTYPE_FLOAT32),
+        wire.Tensor(dense=b'1234', dtype=wire.DTYPE_FLOAT32, shape=[2]),
+        wire.Tensor(dense=b'1234', dtype=wire.DTYPE_FLOAT32, shape=[-1, -1]),
+        wire.Tensor(dense=b'', dtype=wire.DTYPE_FLOAT32, shape=[1 << 62, 4]),
+        wire.Tensor(sparse_csr=wire.SparseCsr(), dtype=wire.DTYPE_FLOAT32),
+        wire.Tensor(sparse_csr=wire.SparseCsr(), dtype=wire.DTYPE_FLOAT32, shape=[0, 0]),
+        wire.Tensor(sparse_csr=wire.SparseCsr(), dtype=wire.DTYPE_FLOAT32, shape=[1 << 40, 1 << 40]),
+        wire.Tensor(
+            sparse_csr=wire.SparseCsr(
+                values=b'1234',
+                crow_indices=np.array([0, 1], '<i8').tobytes(),
+                col_indices=np.array([5], '<i8').tobytes(),
+            ),
+            dtype=wire.DTYPE_FLOAT32,
+            shape=[1, 5],
+        ),
+        wire.Tensor(
+            sparse_csr=wire.SparseCsr(crow_indices=np.array([0, 9, 0], '<i8').tobytes()),
+            dtype=wire.DTYPE_FLOAT32,
+            shape=[2, 2],
+        ),
+    ],
+)
+def test_tensor_that_does_not_fit_itself_is_refused(tensor: wire.Tensor) -> None:
+    """Nothing is allocated for what is claimed only."""
+    with pytest.raises(InvalidField):
+        array_from_proto(tensor, 'data[0].loss_fn_inputs.weights', Room())
+
+
+def test_sparse_arrays_share_one_room() -> None:
+    """Many small claims are as large as one."""
+    rows = MAX_ELEMENTS // 2
+    tensor = wire.Tensor(
+        sparse_csr=wire.SparseCsr(crow_indices=bytes(8 * (rows + 1))), dtype=wire.DTYPE_FLOAT32, shape=[rows, 1]
+    )
+    room = Room()
+    array_from_proto(tensor, 'x', room)
+    array_from_proto(tensor, 'x', room)
+    with pytest.raises(InvalidField):
+        array_from_proto(tensor, 'x', room)
+
+
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_a_request_or_are_refused(data: bytes) -> None:
+    """Nothing else is raised, whatever comes."""
+    for read in (
+        lambda: request_from_proto(message_of(data)),
+        lambda: request_from_json(Fields(parse_object(data)), is_forward_only=False),
+        lambda: decompressed(data, limit_bytes=1000),
+    ):
+        with suppress(InvalidField, MessageTooLarge):
+            read()
+
+
+@given(data=st.binary(max_size=3000), limit=st.integers(0, 3000))
+def test_compressed_body_is_itself_or_too_long(data: bytes, limit: int) -> None:
+    """With and without its length in its head; a frame that is cut off is refused."""
+    frame = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    for body in (zstandard.compress(data), frame.compress(data) + frame.flush()):
+        if len(data) > limit:
+            with pytest.raises(MessageTooLarge):
+                decompressed(body, limit_bytes=limit)
+            continue
+        assert decompressed(body, limit_bytes=limit) == data
+        with pytest.raises((InvalidField, MessageTooLarge)):
+            decompressed(body[:-1], limit_bytes=limit)
+
+
+def test_compressed_bomb_is_refused() -> None:
+    """A gibibyte in a few kilobytes is not unfolded."""
+    frame = zstandard.ZstdCompressor().compressobj()
+    zeros = bytes(1 << 22)
+    body = b''.join([*(frame.compress(zeros) for _ in range(64)), frame.flush()])
+    assert len(body) < 1 << 16
+    with pytest.raises(MessageTooLarge):
+        decompressed(body, limit_bytes=1 << 20)
+
+
+def test_outputs_of_different_widths_are_records_of_their_own() -> None:
+    """The order is kept, and offsets are bytes."""
+    result = operation_result_pb2.ForwardResult(loss=2.0, label_count=7)
+    shapes = [(2,), (1,), (2, 3), (1,)]
+    for shape in shapes:
+        result.logprobs.append(tensor_to_proto(np.ones(shape, np.float32)))
+    output = output_to_proto(result)
+    assert [record.num_datums for record in output.loss_fn_outputs] == [2, 1, 1]
+    offsets = [np.frombuffer(r.fields['logprobs'].offsets, '<i8').tolist() for r in output.loss_fn_outputs]
+    assert offsets == [[0, 8, 12], [0, 24], [0, 4]]
+    assert [item['logprobs']['shape'] for item in output_to_json(result)['loss_fn_outputs']] == [
+        list(s) for s in shapes
+    ]
+
+
+def test_metrics_have_one_reduction_each() -> None:
+    """Whatever a loss reports, clients can put parts together; only JSON leaves out what it cannot tell."""
+    result = operation_result_pb2.ForwardResult(loss=1.0)
+    result.metrics.update({'kl:sum': 2.0, 'ratio': 0.5, 'a:b:c': 1.0, 'bad': float('nan')})
+    assert math.isnan(metrics_of(result)['bad:mean'])
+    metrics = output_to_json(result)['metrics']
+    assert metrics == {'loss:sum': 1.0, 'num_tokens:sum': 0.0, 'kl:sum': 2.0, 'ratio:mean': 0.5, 'a_b_c:mean': 1.0}
+
+
+def test_every_loss_is_known_to_the_trainer() -> None:
+    """The names that clients send are the trainer's own."""
+    assert set(LOSSES) <= set(NATIVE_LOSSES.names)
+
+
+@pytest.mark.parametrize(
+    ('name', 'config'),
+    [
+        ('ppo', {'beta': 1.0}),
+        ('dro', {'beta': 'x'}),
+        ('dro', {'beta': float('nan')}),
+        ('ppo', {'clip_low_threshold': 2.0, 'clip_high_threshold': 1.0}),
+        ('cross_entropy', {'x': 1.0}),
+    ],
+)
+def test_unknown_argument_of_a_loss_is_refused(name: str, config: dict[str, float | str]) -> None:
+    """By its name."""
+    with pytest.raises(InvalidField):
+        loss_config(name, config, is_wide=False)
+
+
+def test_only_cross_entropy_takes_several_targets() -> None:
+    """All others are about one token a place."""
+    assert loss_config('cross_entropy', {}, is_wide=True).name == 'cross_entropy'
+    with pytest.raises(InvalidField):
+        loss_config('ppo', {}, is_wide=True)
+    with pytest.raises(InvalidField):
+        rule_of('nope')
+
+
+@given(name=st.from_regex(r'[A-Za-z0-9._-]{1,40}', fullmatch=True), kind=st.sampled_from(WeightsKind))
+def test_path_survives_the_way_to_ours_and_back(name: str, kind: WeightsKind) -> None:
+    """No two paths of Tinker's have one of ours."""
+    path = WeightsPath('ses-1:train:0', kind, name)
+    try:
+        parse_name(name, 'path')
+    except InvalidField:
+        assert name.endswith(('.sampler', '.external'))
+        return
+    assert parse_path(str(path), 'path') == path
+    assert path_of_native(path.native) == path
+
+
+@pytest.mark.parametrize(
+    'text',
+    ['', 'tinker://', 'tinker://a/weights', 'tinker://a/weights/b/c', 'twinkle://a/weights/b', 'tinker://a/b/c',
+     'tinker://../weights/x', 'tinker://a/weights/..%2f', 'tinker://a/weights/x y', 'tinker://a/weights/ü',
+     'tinker://a/weights/' + 'x' * 120, 'tinker://a/weights/x.sampler'],
+)  # fmt: skip
+def test_text_that_is_no_path_is_refused(text: str) -> None:
+    """Three parts, a known kind, plain names."""
+    with pytest.raises(InvalidField):
+        parse_path(text, 'path')
+
+
+@pytest.mark.parametrize(
+    ('error', 'status', 'category'),
+    [
+        (InvalidField('x', 'y'), 400, 'user'),
+        (RequestIdReused('x'), 400, 'user'),
+        (SessionFinished('x'), 410, 'user'),
+        (FutureExpired('x'), 410, 'user'),
+        (MessageTooLarge(size_bytes=2, limit_bytes=1), 413, 'user'),
+        (QuotaExceeded(quota='adapters', limit=1), 400, 'user'),
+        (QueueFull(queue_length=1, queue_limit=1), 429, 'user'),
+        (ServiceUnreachable('model'), 503, 'server'),
+    ],
+)
+def test_errors_have_status_and_category(error: DomainError, status: int, category: str) -> None:
+    """What stays wrong is told so that a client does not try again."""
+    assert (TinkerDialect().status_of(error), category_of(error)) == (status, category)
+    assert TinkerDialect().body_of(error, request_id='rq')['detail'] == text_of(error) != ''
+
+
+def test_no_lasting_error_is_tried_again() -> None:
+    """409 is never told, and 408, 429 and above 499 only where trying again can help."""
+    helps = {Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.DATA_LOSS}
+    for error_class in all_error_classes():
+        error = error_class.__new__(error_class)
+        code = getattr(error_class, 'code', None)
+        if code is None or code in helps:
+            continue
+        assert TinkerDialect().status_of(error) in {400, 401, 403, 404, 410, 413}, error_class.reason
+
+
+def test_missing_place_is_the_users_fault() -> None:
+    """A gap in the numbers is not told as the server's."""
+    assert PositionMissing.code is Code.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ('native', 'told'),
+    [
+        ('operation.forward_backward.batch.features[3].old_logps', 'data[3].logprobs'),
+        ('operation.forward_only.loss.options.beta', 'loss_fn.options.beta'),
+        ("operation.forward_backward.batch.features[0].extra_tensors['target_ids']", 'data[0].target_tokens'),
+        ('operation.save.name', 'path'),
+        ('lora_config.lora_rank', 'lora_config.rank'),
+        ('somewhere.else', 'somewhere.else'),
+    ],
+)
+def test_fields_are_told_by_tinkers_names(native: str, told: str) -> None:
+    """A client knows nothing of ours."""
+    assert field_of(native) == told
+
+
+@pytest.mark.parametrize(
+    ('lora', 'is_unembed_trained', 'groups'),
+    [
+        ({}, True, ['all-attention', 'all-mlp', 'output-head']),
+        ({}, False, ['all-attention', 'all-mlp']),
+        ({'train_attn': False, 'train_mlp': False}, True, ['output-head']),
+        ({'train_unembed': False, 'train_mlp': False}, True, ['all-attention']),
+    ],
+)
+def test_switches_choose_groups_of_layers(
+    lora: dict[str, bool], *, is_unembed_trained: bool, groups: list[str]
+) -> None:
+    """The output head is one where the operator says so."""
+    body = {'session_id': 's', 'model_seq_id': 0, 'base_model': 'tiny', 'lora_config': lora}
+    config = fresh_model(body, is_unembed_trained=is_unembed_trained).lora_config
+    assert config is not None
+    assert list(config.target_modules) == groups

@@ -1,0 +1,372 @@
+"""The Tinker API's routes over a trainer that records: what reaches it, and what clients are told."""
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from fixtures.tinker_api import CONTEXT, VOCABULARY, TinkerApi, tinker_api
+from services.gateway.api.tinker.wire import tinker_pb2 as wire
+from services.kit.errors import InvalidField
+from services.kit.rpc.structs import dict_from_struct
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[TinkerApi]:
+    """The API, for two tenants."""
+    async with tinker_api() as running:
+        yield running
+
+
+def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> wire.Datum:
+    """Return an example; inputs are float32."""
+    message = wire.Datum()
+    message.model_input.add().encoded_text.tokens = np.array(tokens, '<i4').tobytes()
+    message.loss_fn_inputs['target_tokens'].CopyFrom(
+        wire.Tensor(dense=np.array(targets, '<i8').tobytes(), dtype=wire.DTYPE_INT64, shape=[len(targets)])
+    )
+    for name, values in inputs.items():
+        tensor = wire.Tensor(dense=np.array(values, '<f4').tobytes(), dtype=wire.DTYPE_FLOAT32, shape=[len(values)])
+        message.loss_fn_inputs[name].CopyFrom(tensor)
+    return message
+
+
+def batch(model_id: str, *datums: wire.Datum, seq_id: int = 1, loss_fn: str = 'cross_entropy', **fields: Any) -> bytes:
+    """Return a request."""
+    request = wire.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, data=datums, loss_fn=loss_fn, **fields)
+    return request.SerializeToString()
+
+
+PROTOBUF = {'content-type': 'application/x-protobuf'}
+WANTED = {'accept': 'application/x-protobuf'}
+
+
+async def test_configuration_names_only_what_is_served(api: TinkerApi) -> None:
+    """Flags of what is not there are false, those of old clients are there."""
+    config = (await api.post('client/config', {'sdk_version': '0.38.0'})).json()
+    assert {'proto_compress_fwdbwd', 'proto_write_fwdbwd', 'fwd_via_fwdbwd'} <= {key for key in config if config[key]}
+    assert not {'custom_loss_server_side', 'pjwt_auth_enabled'} & {key for key in config if config[key]}
+    assert (await api.post('client/dynamic_config', {})).json()['refresh_interval_sec'] == 300
+
+
+async def test_capabilities_put_trainer_and_sampler_together(api: TinkerApi) -> None:
+    """A base model is told once, with the shorter of its contexts."""
+    models = (await api.get('get_server_capabilities')).json()['supported_models']
+    assert [(model['model_name'], model['trainable'], model['sampleable']) for model in models] == [
+        ('other', False, True),
+        ('tiny', True, True),
+    ]
+    assert models[1]['max_context_length'] == CONTEXT
+    told = (await api.get('get_server_capabilities')).json()
+    assert {'cross_entropy', 'ppo'} <= set(told['loss_fns'])
+    assert told['optimizers'] == ['adamw']
+    assert told['server_version']
+    assert {'max_lora_rank', 'max_batch_tokens'} <= set(models[1])
+
+
+@pytest.mark.parametrize('is_unembed_trained', [False, True])
+async def test_a_session_begins_with_what_has_no_effect_here(*, is_unembed_trained: bool) -> None:
+    """`train_unembed`, which clients always send, where the output head is not trained."""
+    async with tinker_api(is_unembed_trained=is_unembed_trained) as api:
+        answer = (await api.post('create_session', {'sdk_version': '0.38.0'})).json()
+    assert ('train_unembed' in answer.get('info_message', '')) is not is_unembed_trained
+
+
+async def test_a_path_that_nobody_serves_is_told_as_clients_read_it(api: TinkerApi) -> None:
+    """With a detail, which Tinker's show."""
+    answer = await api.post('no_such_thing', {})
+    assert answer.status_code == 404
+    assert answer.json()['detail']
+
+
+@pytest.mark.parametrize('key', ['', 'tml-eve', 'sk-alice'])
+async def test_who_is_not_known_is_told_nothing(api: TinkerApi, key: str) -> None:
+    """Every route answers 401 with a body."""
+    for path in ('client/config', 'create_session', 'retrieve_future', 'forward_backward', 'telemetry'):
+        answer = await api.post(path, key=key)
+        assert (answer.status_code, bool(answer.json()['detail'])) == (401, True)
+
+
+async def test_session_lives_until_it_is_finished(api: TinkerApi) -> None:
+    """A heartbeat keeps it; after the end it is 410, and work in it is refused."""
+    session_id = await api.session()
+    assert (await api.post('session_heartbeat', {'session_id': session_id})).status_code == 200
+    assert (await api.post('session_heartbeat', {'session_id': session_id}, key='tml-bob')).status_code == 404
+    body = {'reason': {'type': 'success'}, 'detail': None}
+    assert (await api.post(f'sessions/{session_id}/finish', body)).status_code == 200
+    assert (await api.post('session_heartbeat', {'session_id': session_id})).status_code == 410
+    refused = await api.post('create_model', {'session_id': session_id, 'model_seq_id': 0, 'base_model': 'tiny'})
+    assert refused.status_code == 410
+    assert api.trainer.created == []
+
+
+async def test_created_model_is_an_adapter_of_the_same_id(api: TinkerApi) -> None:
+    """Rank, seed and groups of layers reach the trainer; the id is made of session and number."""
+    session_id = await api.session()
+    lora = {'rank': 16, 'seed': 7, 'train_unembed': False, 'train_mlp': True, 'train_attn': False}
+    body = {
+        'session_id': session_id,
+        'model_seq_id': 2,
+        'base_model': 'tiny',
+        'lora_config': lora,
+        'optimizer_config': {'type': 'adamw'},
+        'user_metadata': {'renderer_name': 'role_colon', 'lr': 0.5},
+        'type': 'create_model',
+    }
+    answer = await api.outcome(await api.post('create_model', body))
+    assert answer.json()['model_id'] == f'{session_id}:train:2'
+    request = api.trainer.created[0]
+    assert (request.adapter_id, request.base_model) == (f'{session_id}:train:2', 'tiny')
+    assert (request.lora_config.lora_rank, request.lora_config.seed) == (16, 7)
+    assert list(request.lora_config.target_modules) == ['all-mlp']
+    assert dict(request.user_metadata) == {'renderer_name': 'role_colon', 'lr': '0.5'}
+    info = (await api.post('get_info', {'model_id': f'{session_id}:train:2'})).json()
+    assert info['model_data'] == {'model_name': 'tiny', 'tokenizer_id': '/models/tiny'}
+    assert (info['lora_rank'], info['is_lora']) == (16, True)
+    assert (await api.post('get_info', {'model_id': f'{session_id}:train:2'}, key='tml-bob')).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ('change', 'named'),
+    [
+        ({'base_model': 'nope'}, 'tiny'),
+        ({'base_model': 'other'}, 'tiny'),
+        ({'lora_config': {'rank': 65}}, 'lora_config.rank'),
+        ({'lora_config': {'rank': True}}, 'lora_config.rank'),
+        ({'lora_config': {'train_mlp': False, 'train_attn': False, 'train_unembed': False}}, 'lora_config'),
+        ({'optimizer_config': {'type': 'dimuon', 'version': 1}}, 'dimuon'),
+        ({'model_seq_id': -1}, 'model_seq_id'),
+        ({'model_seq_id': 1 << 40}, 'model_seq_id'),
+        ({'user_metadata': {'a': 'x' * 5000}}, 'user_metadata'),
+        ({'session_id': None}, 'session_id'),
+    ],
+)
+async def test_model_that_cannot_be_is_refused_by_name(api: TinkerApi, change: dict[str, Any], named: str) -> None:
+    """A wrong field is 400 with its name, and nothing is made."""
+    body = {'session_id': await api.session(), 'model_seq_id': 0, 'base_model': 'tiny', **change}
+    answer = await api.post('create_model', body)
+    assert answer.status_code == 400
+    assert named in answer.json()['detail']
+    assert api.store.futures == {}
+
+
+async def test_batch_reaches_the_trainer_and_comes_back(api: TinkerApi) -> None:
+    """Tokens, labels and weights arrive; log-probabilities come back with bounds and sums of metrics."""
+    model_id = await api.model()
+    one = datum([1, 2, 3], [2, 3, 4], weights=[0, 1, -2.5])
+    two = datum([5, 6], [6, 7], weights=[1, 1])
+    answer = await api.outcome(
+        await api.post('forward_backward', content=batch(model_id, one, two), headers=PROTOBUF), headers=WANTED
+    )
+    assert answer.headers['content-type'] == 'application/x-protobuf'
+    output = wire.ForwardBackwardOutput.FromString(answer.content)
+    record = output.loss_fn_outputs[0]
+    assert np.frombuffer(record.fields['logprobs'].data, '<f4').tolist() == [0, 1, 2, 0, 1]
+    assert np.frombuffer(record.fields['logprobs'].offsets, '<i8').tolist() == [0, 12, 20]
+    assert dict(output.metrics) == {'loss:sum': -1.5, 'num_tokens:sum': 5.0, 'ratio:mean': 0.5}
+    operation = api.trainer.operations[0]
+    features = operation.forward_backward.batch.features.features
+    assert np.frombuffer(features[0].labels.data, '<i4').tolist() == [2, 3, 4]
+    assert np.frombuffer(features[0].loss_weights.data, '<f4').tolist() == [0, 1, -2.5]
+    assert operation.forward_backward.loss.name == 'cross_entropy'
+
+
+async def test_several_targets_a_place_keep_their_shape(api: TinkerApi) -> None:
+    """Sparse targets [N, K] become candidates; their log-probabilities come back as [N, K]."""
+    model_id = await api.model()
+    message = datum([1, 2], [0, 0])
+    rows, columns = np.array([0, 2, 3], '<i8').tobytes(), np.array([0, 1, 0], '<i8').tobytes()
+    for name, values, dtype in (('target_tokens', '<i8', wire.DTYPE_INT64), ('weights', '<f4', wire.DTYPE_FLOAT32)):
+        tensor = wire.Tensor(dtype=dtype, shape=[2, 2])
+        tensor.sparse_csr.values = np.array([7, 8, 9], values).tobytes()
+        tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices = rows, columns
+        message.loss_fn_inputs[name].CopyFrom(tensor)
+    posted = await api.post('forward_backward', content=batch(model_id, message), headers=PROTOBUF)
+    output = wire.ForwardBackwardOutput.FromString((await api.outcome(posted, headers=WANTED)).content)
+    tensor = output.loss_fn_outputs[0].fields['logprobs']
+    assert (list(tensor.trailing_shape), len(tensor.data)) == ([2], 16)
+    extras = api.trainer.operations[0].forward_backward.batch.features.features[0].extra_tensors
+    assert np.frombuffer(extras['target_ids'].data, '<i8').tolist() == [7, 8, 9, 0]
+    assert np.frombuffer(extras['target_weights'].data, '<f4').tolist() == [7, 8, 9, 0]
+
+
+async def test_compressed_batch_is_read(api: TinkerApi) -> None:
+    """A zstd body is the same request."""
+    model_id = await api.model()
+    body = zstandard.compress(batch(model_id, datum([1, 2], [2, 3])))
+    headers = {**PROTOBUF, 'content-encoding': 'zstd'}
+    assert (await api.post('forward_backward', content=body, headers=headers)).status_code == 200
+
+
+async def test_old_client_speaks_json_both_ways(api: TinkerApi) -> None:
+    """SDKs up to 0.24 send lists and read lists, at forward and at forward_backward."""
+    model_id = await api.model()
+    example = {
+        'model_input': {'chunks': [{'tokens': [1], 'type': 'encoded_text'}, {'tokens': [2, 3]}]},
+        'loss_fn_inputs': {
+            'target_tokens': {'data': [2, 3, 4], 'dtype': 'int64', 'shape': [3]},
+            'weights': {'data': [0, 1.0, 1], 'dtype': 'float32'},
+        },
+    }
+    given = {'data': [example], 'loss_fn': 'cross_entropy', 'loss_fn_config': None}
+    body = {'model_id': model_id, 'seq_id': 1, 'type': 'forward_backward', 'forward_backward_input': given}
+    answer = (await api.outcome(await api.post('forward_backward', body))).json()
+    assert answer['loss_fn_outputs'] == [{'logprobs': {'data': [0, 1, 2], 'dtype': 'float32', 'shape': [3]}}]
+    assert answer['metrics']['loss:sum'] == -1.5
+    forward = {'model_id': model_id, 'seq_id': 2, 'forward_input': given}
+    assert (await api.outcome(await api.post('forward', forward))).status_code == 200
+    assert [operation.WhichOneof('verb') for operation in api.trainer.operations] == [
+        'forward_backward',
+        'forward_only',
+    ]
+
+
+async def test_operations_run_in_order_whatever_order_they_come_in(api: TinkerApi) -> None:
+    """Chunks arrive as 2, 3, 1 and run as 1, 2, 3."""
+    model_id = await api.model()
+    posted = {
+        seq: await api.post(
+            'forward_backward', content=batch(model_id, datum([seq], [seq]), seq_id=seq), headers=PROTOBUF
+        )
+        for seq in (2, 3, 1)
+    }
+    for answer in posted.values():
+        assert (await api.outcome(answer, headers=WANTED)).status_code == 200
+    firsts = [item.forward_backward.batch.features.features[0].input_ids.data[0] for item in api.trainer.operations]
+    assert firsts == [1, 2, 3]
+
+
+async def test_repeat_is_the_same_future_and_another_content_is_refused(api: TinkerApi) -> None:
+    """The same place with the same request is acknowledged alike; with another one it is 400."""
+    model_id = await api.model()
+    first = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1, 'adam_params': {'learning_rate': 0.5}})
+    again = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1, 'adam_params': {'learning_rate': 0.5}})
+    other = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1, 'adam_params': {'learning_rate': 0.6}})
+    assert first.json()['request_id'] == again.json()['request_id']
+    assert other.status_code == 400
+    await api.outcome(first)
+    assert len(api.trainer.operations) == 1
+
+
+async def test_step_takes_its_own_arguments(api: TinkerApi) -> None:
+    """Rate, betas, eps, decay and clip reach the trainer; without a clip nothing is limited."""
+    model_id = await api.model()
+    adam = {'learning_rate': 0.25, 'beta1': 0.5, 'beta2': 0.75, 'eps': 1e-8, 'weight_decay': 0.125}
+    for seq, limit in ((1, 0.0), (2, 3.5)):
+        body = {'model_id': model_id, 'seq_id': seq, 'adam_params': {**adam, 'grad_clip_norm': limit}}
+        answer = (await api.outcome(await api.post('optim_step', body))).json()
+        assert answer['metrics'] == {'learning_rate:mean': 0.25, 'grad_norm:mean': 2.0}
+    steps = [operation.clip_grad_and_step for operation in api.trainer.operations]
+    assert [step.max_grad_norm for step in steps] == [math.inf, 3.5]
+    assert dict_from_struct(steps[0].optimizer_options) == {'betas': [0.5, 0.75], 'eps': 1e-8, 'weight_decay': 0.125}
+
+
+async def test_weights_are_saved_under_names_of_their_kind(api: TinkerApi) -> None:
+    """Paths say what weights are for; only those for training have the optimizer."""
+    model_id = await api.model()
+    rows = (('save_weights', 'weights'), ('save_weights_for_sampler', 'sampler_weights'))
+    for seq, (route, kind) in enumerate((*rows, ('save_weights_external', 'external_weights')), 1):
+        body = {'model_id': model_id, 'seq_id': seq, 'path': 'best', 'ttl_seconds': 7200}
+        answer = (await api.outcome(await api.post(route, body))).json()
+        assert answer['path'] == f'tinker://{model_id}/{kind}/best'
+    saves = [operation.save for operation in api.trainer.operations]
+    assert [save.name for save in saves] == ['best', 'best.sampler', 'best.external']
+    assert [save.is_optimizer_included for save in saves] == [True, False, False]
+    assert {save.ttl.seconds for save in saves} == {7200}
+    info = (await api.post('weights_info', {'tinker_path': f'tinker://{model_id}/weights/best'})).json()
+    assert (info['base_model'], info['is_lora']) == ('tiny', True)
+
+
+@pytest.mark.parametrize('kind', ['snapshot', 'inflight'])
+async def test_weights_without_a_name_become_a_sampling_session(api: TinkerApi, kind: str) -> None:
+    """A snapshot's version is pinned, and the session is told under the id that the client counted."""
+    model_id = await api.model()
+    body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 4, 'kind': kind}
+    posted = await api.post('save_weights_for_sampler', body)
+    session_id = model_id.partition(':')[0]
+    assert (await api.outcome(posted)).json()['sampling_session_id'] == f'{session_id}:sample:4'
+    assert api.trainer.operations[0].publish_version.is_pinned is (kind == 'snapshot')
+    attached = api.saves.attached[0]
+    assert (attached['future_id'], attached['is_inflight']) == (posted.json()['request_id'], kind == 'inflight')
+
+
+async def test_model_begins_from_saved_weights(api: TinkerApi) -> None:
+    """Both ways to load: a model made of weights, and weights loaded into a model."""
+    source = await api.model()
+    await api.outcome(await api.post('save_weights', {'model_id': source, 'seq_id': 1, 'path': 'mid'}))
+    path = f'tinker://{source}/weights/mid'
+    session_id = await api.session()
+    made = await api.outcome(
+        await api.post('load_weights', {'session_id': session_id, 'model_seq_id': 0, 'path': path, 'optimizer': True})
+    )
+    assert made.json() == {'path': path, 'model_id': f'{session_id}:train:0', 'type': 'load_weights'}
+    request = api.trainer.created[-1]
+    assert (request.checkpoint_path, request.is_optimizer_included) == (f'twinkle://{source}/weights/mid', True)
+    assert not request.HasField('lora_config')
+    loaded = await api.post('load_weights', {'model_id': source, 'seq_id': 2, 'path': path, 'optimizer': False})
+    assert (await api.outcome(loaded)).json()['path'] == path
+    absent = {'session_id': session_id, 'model_seq_id': 1, 'path': path.replace('mid', 'no'), 'optimizer': True}
+    assert (await api.post('load_weights', absent)).status_code == 404
+    assert (await api.post('load_weights', {**absent, 'path': path}, key='tml-bob')).status_code == 404
+
+
+async def test_unloaded_model_is_gone(api: TinkerApi) -> None:
+    """Old clients give models up."""
+    model_id = await api.model()
+    assert (await api.outcome(await api.post('unload_model', {'model_id': model_id}))).json()['model_id'] == model_id
+    assert api.trainer.deleted == [model_id]
+
+
+async def test_failed_future_tells_whose_fault_it_is(api: TinkerApi) -> None:
+    """A failure is 200 with a category; a field is told by Tinker's name."""
+    model_id = await api.model()
+    field = 'operation.forward_backward.batch.features[2].labels'
+    api.trainer.failures[f'{model_id}:1'] = InvalidField(field, 'is too large')
+    posted = await api.post('forward_backward', content=batch(model_id, datum([1], [1])), headers=PROTOBUF)
+    answer = (await api.outcome(posted, headers=WANTED)).json()
+    assert (answer['category'], answer['error']) == ('user', 'data[2].target_tokens: is too large')
+
+
+async def test_others_futures_are_as_absent_ones(api: TinkerApi) -> None:
+    """Neither a foreign nor an unknown id leads anywhere, to ask or to cancel."""
+    model_id = await api.model()
+    posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1})
+    foreign = await api.outcome(posted, key='tml-bob')
+    unknown = await api.post('retrieve_future', {'request_id': 'fu-none'})
+    assert foreign.status_code == unknown.status_code == 404
+    assert (await api.post('cancel_future', {'request_id': 'fu-none'})).status_code == 404
+    assert (await api.post('optim_step', {'model_id': model_id, 'seq_id': 2}, key='tml-bob')).status_code == 404
+
+
+async def test_custom_loss_is_left_to_the_client(api: TinkerApi) -> None:
+    """Neither a graph nor the loss of one is taken."""
+    model_id = await api.model()
+    assert (await api.post('create_custom_loss', {'name': 'x', 'graph': {}})).status_code == 400
+    body = batch(model_id, datum([1], [1]), loss_fn='custom')
+    assert (await api.post('forward_backward', content=body, headers=PROTOBUF)).status_code == 400
+
+
+async def test_refused_operation_uses_up_its_place(api: TinkerApi) -> None:
+    """The client counts on after a 400: what it sends next runs, and the trainer never saw the refused one."""
+    model_id = await api.model()
+    bad = batch(model_id, datum([1], [VOCABULARY]), seq_id=1)
+    assert (await api.post('forward_backward', content=bad, headers=PROTOBUF)).status_code == 400
+    step = {'model_id': model_id, 'seq_id': 2, 'adam_params': {'beta1': 2}}
+    assert (await api.post('optim_step', step)).status_code == 400
+    good = batch(model_id, datum([1], [1]), seq_id=3)
+    posted = await api.post('forward_backward', content=good, headers=PROTOBUF)
+    assert (await api.outcome(posted, headers=WANTED)).headers['content-type'] == 'application/x-protobuf'
+    assert len(api.trainer.operations) == 1
+
+
+async def test_refused_operation_takes_no_place_of_others(api: TinkerApi) -> None:
+    """Neither a stranger nor an old number changes a lane."""
+    model_id = await api.model()
+    before = set(api.store.futures)
+    for key, seq_id in (('tml-bob', 1), ('tml-alice', 0), ('tml-alice', -1), ('tml-alice', 'x'), ('tml-alice', None)):
+        step = {'model_id': model_id, 'seq_id': seq_id, 'adam_params': {'beta1': 2}}
+        assert (await api.post('optim_step', step, key=key)).status_code in {400, 404}
+    assert set(api.store.futures) == before

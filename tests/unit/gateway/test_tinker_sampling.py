@@ -1,0 +1,281 @@
+"""The Tinker API's sampling over samplers that are a recorder: what reaches them, and what clients are told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinker.proto.response_conv import deserialize_sample_response
+
+from fixtures.fake_sampling import TOKENS, FakeSampling
+from fixtures.tinker_api import CONTEXT, TinkerApi, tinker_api
+from services.gateway.api.tinker.sampling_request import sample_ask
+from services.gateway.api.tinker.sampling_result import sample_to_json, sample_to_proto
+from services.gateway.api.tinker.wire import tinker_pb2
+from services.gateway.domain.errors import NoReplica
+from services.gateway.domain.fair_queue import Places
+from services.kit.errors import InvalidField
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.sampler.v1 import sampler_service_pb2 as native
+from twinkle.api.sampler.v1 import sampling_pb2
+
+WANTED = {'accept': 'application/x-protobuf'}
+
+
+@pytest.fixture
+def sampling() -> FakeSampling:
+    """The samplers."""
+    return FakeSampling()
+
+
+@pytest.fixture
+async def api(sampling: FakeSampling) -> AsyncIterator[TinkerApi]:
+    """The API, for two tenants."""
+    async with tinker_api(sampling=sampling) as running:
+        yield running
+
+
+def body(handle: str = '', seq_id: int = 0, **fields: Any) -> dict[str, Any]:
+    """Return a request to sample."""
+    session = {'sampling_session_id': handle, 'seq_id': seq_id} if handle else {}
+    prompt = {'chunks': [{'type': 'encoded_text', 'tokens': [3, 4]}, {'tokens': [5]}]}
+    params = fields.pop('params', {'max_tokens': 4})
+    return {'num_samples': 1, 'prompt': prompt, 'sampling_params': params, **session, **fields}
+
+
+async def handle_of(api: TinkerApi, **weights: Any) -> str:
+    """Begin a session and a sampling session of it."""
+    wish = {'session_id': await api.session(), 'sampling_session_seq_id': 0, **(weights or {'base_model': 'tiny'})}
+    answer = await api.post('create_sampling_session', wish)
+    assert answer.status_code == 200, answer.text
+    return answer.json()['sampling_session_id']
+
+
+async def ends(api: TinkerApi, handle: str, **fields: Any) -> httpx.Response:
+    """Ask for the ends of requests."""
+    clone = fields.pop('clone', 0)
+    target = {'type': 'sampling_session', 'sampling_session_id': handle, 'cloned_sampler_id': clone}
+    return await api.post('retrieve_futures', {'target': target, 'prev_cursor': 0, **fields})
+
+
+async def test_request_is_acknowledged_and_its_repeat_is_the_same(api: TinkerApi, sampling: FakeSampling) -> None:
+    """Each sequence has an id; the same number with other content is refused, and nothing is sampled twice."""
+    handle = await handle_of(api)
+    first = (await api.post('asample', body(handle, num_samples=3))).json()
+    assert len(set(first['sample_sequence_ids'])) == 3
+    assert (await api.post('asample', body(handle, num_samples=3))).json() == first
+    assert (await api.post('asample', body(handle, num_samples=2))).status_code == 400
+    await api.post('retrieve_future', {'request_id': first['request_id']})
+    assert [(tenant, request.base_model) for tenant, request in sampling.requests] == [('alice', 'tiny')]
+
+
+async def test_answer_is_what_the_sdk_reads(api: TinkerApi) -> None:
+    """Protobuf where it is wanted, JSON for older clients."""
+    asked = await api.post('asample', body(await handle_of(api), prompt_logprobs=True, prompt_logprobs_last_n=1))
+    response = deserialize_sample_response((await api.outcome(asked, headers=WANTED)).content)
+    assert (response.sequences[0].tokens, response.sequences[0].stop_reason) == (TOKENS, 'stop')
+    assert response.prompt_logprobs == [None, None, 2.0]
+    assert (await api.outcome(asked)).json() == {
+        'type': 'sample',
+        'sequences': [{'stop_reason': 'stop', 'tokens': TOKENS, 'logprobs': [-1.0, -2.0, -0.5]}],
+        'prompt_logprobs': [None, None, 2.0],
+    }
+
+
+async def test_published_weights_are_sampled_exactly_or_at_least(api: TinkerApi, sampling: FakeSampling) -> None:
+    """A snapshot is the version that its save published, an inflight one is that or a newer one."""
+    model = await api.model()
+    for place, kind in enumerate(('snapshot', 'inflight')):
+        save = {'model_id': model, 'seq_id': place + 1, 'kind': kind, 'sampling_session_seq_id': place}
+        handle = (await api.outcome(await api.post('save_weights_for_sampler', save))).json()['sampling_session_id']
+        assert (await api.get(f'samplers/{handle}')).json() == {'sampler_id': handle, 'base_model': 'tiny'}
+        await api.outcome(await api.post('asample', body(handle)))
+    exact, at_least = (request.adapter for _, request in sampling.requests)
+    assert (exact.adapter_id, exact.WhichOneof('version'), exact.exact) == (model, 'exact', 3)
+    assert (at_least.adapter_id, at_least.WhichOneof('version'), at_least.at_least) == (model, 'at_least', 3)
+
+
+async def test_saved_weights_are_sampled_by_their_path(api: TinkerApi, sampling: FakeSampling) -> None:
+    """With a session or without; weights for training, and those that are not there, are refused."""
+    model = await api.model()
+    path = await api.outcome(await api.post('save_weights_for_sampler', {'model_id': model, 'seq_id': 1, 'path': 'a'}))
+    path = path.json()['path']
+    handle = await handle_of(api, model_path=path)
+    shown = {'sampler_id': handle, 'base_model': 'tiny', 'model_path': path}
+    assert (await api.get(f'samplers/{handle}')).json() == shown
+    for request in (body(handle), body(model_path=path)):
+        await api.outcome(await api.post('asample', request))
+    assert {request.adapter.checkpoint_path for _, request in sampling.requests} == {
+        f'twinkle://{model}/weights/a.sampler'
+    }
+    statuses: list[int] = []
+    for name in (f'tinker://{model}/weights/a', f'tinker://{model}/sampler_weights/b', 'nonsense'):
+        wish = {'session_id': await api.session(), 'sampling_session_seq_id': 0, 'model_path': name}
+        statuses.append((await api.post('create_sampling_session', wish)).status_code)
+    assert statuses == [400, 404, 400]
+
+
+async def test_ends_are_told_once_to_the_copy_that_asked(api: TinkerApi, sampling: FakeSampling) -> None:
+    """One waits for an end, a cursor leaves those behind that were told, and other copies hear nothing."""
+    handle = await handle_of(api)
+    copy = (await api.post('join_sampling_session', {'sampling_session_id': handle})).json()['client_counter']
+    sampling.gate.clear()
+    ids = [(await api.post('asample', body(handle, seq))).json()['request_id'] for seq in (0, copy * 10**9)]
+    waiting = asyncio.create_task(ends(api, handle))
+    sampling.gate.set()
+    told = (await waiting).json()
+    assert told['completions'] == [{'state': 'finished', 'request_id': ids[0]}]
+    again = (await ends(api, handle, prev_cursor=told['cursor'], timeout=0)).json()
+    assert again == {'completions': [], 'cursor': told['cursor']}
+    assert (await ends(api, handle, clone=copy)).json()['completions'] == [{'state': 'finished', 'request_id': ids[1]}]
+    # A cursor that was given nowhere: nothing is lost.
+    assert (await ends(api, handle, prev_cursor=99, timeout=0)).json() == told
+    # One that nobody gives leads nowhere.
+    beyond = (1 << 63) - 1
+    lost = await ends(api, handle, prev_cursor=beyond, timeout=0)
+    assert lost.json() == {'completions': [], 'cursor': beyond}
+
+
+async def test_what_passes_is_waited_for_and_what_does_not_is_told(api: TinkerApi, sampling: FakeSampling) -> None:
+    """Without a sampler a request waits; one that a sampler refuses fails as its client's fault."""
+    handle = await handle_of(api)
+    sampling.failures = [NoReplica('sampler', 'tiny')] * 3
+    await api.outcome(await api.post('asample', body(handle)))
+    assert len(sampling.requests) == 4
+    sampling.failures = [InvalidField('params.seed', 'is odd')]
+    failed = await api.post('asample', body(handle, 1))
+    assert (await api.outcome(failed)).json()['category'] == 'user'
+    states = {item['state'] for item in (await ends(api, handle, timeout=0)).json()['completions']}
+    assert states == {'finished', 'failed'}
+    sampling.stop_reason = sampling_pb2.STOP_REASON_ABORT
+    assert (await api.outcome(await api.post('asample', body(handle, 2)))).json()['category'] == 'server'
+
+
+async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: FakeSampling) -> None:
+    """The call to the sampler is cut off, and the future fails."""
+    handle = await handle_of(api)
+    sampling.gate.clear()
+    asked = await api.post('asample', body(handle))
+    await sampling.came.wait()
+    await api.post('cancel_future', {'request_id': asked.json()['request_id']})
+    assert 'error' in (await api.outcome(asked)).json()
+    assert sampling.ended == 1
+
+
+async def test_full_queue_is_back_pressure(sampling: FakeSampling) -> None:
+    """429 says that the same request may come again, and then it is taken."""
+    sampling.gate.clear()
+    async with tinker_api(sampling=sampling, room=Places(tenant=1, total=1)) as api:
+        handle = await handle_of(api)
+        first = await api.post('asample', body(handle, 0))
+        assert (await api.post('asample', body(handle, 1))).status_code == 429
+        sampling.gate.set()
+        await api.outcome(first)
+        await api.outcome(await api.post('asample', body(handle, 1)))
+
+
+async def test_what_is_not_ones_own_is_not_there(api: TinkerApi) -> None:
+    """A foreign sampling session answers as an absent one; a finished session takes no more."""
+    handle = await handle_of(api)
+    for name in (handle, 'nobody:sample:0'):
+        key = {'key': 'tml-bob'}
+        assert (await api.post('asample', body(name), **key)).status_code == 404
+        assert (await api.post('join_sampling_session', {'sampling_session_id': name}, **key)).status_code == 404
+        assert (await api.get(f'samplers/{name}', **key)).status_code == 404
+    await api.post(f'sessions/{handle.partition(":")[0]}/finish', {'reason': {'type': 'success'}})
+    assert (await api.post('asample', body(handle))).status_code == 410
+
+
+@pytest.mark.parametrize(
+    'wrong',
+    [
+        {'prompt': {'chunks': []}},
+        {'prompt': {'chunks': [{'type': 'image', 'data': 'AA==', 'format': 'png'}]}},
+        {'prompt': {'chunks': [{'type': 'dmel', 'dmel': 'AA=='}]}},
+        {'prompt': {'chunks': [{'tokens': [True]}]}},
+        {'prompt': {'chunks': [{'tokens': [-1]}]}},
+        {'prompt': 'text'},
+        {'num_samples': 0},
+        {'num_samples': 129},
+        {'params': {'max_tokens': 0}},
+        {'params': {'max_tokens': 2 * CONTEXT}},
+        {'params': {'temperature': float('nan')}},
+        {'params': {'top_p': 0}},
+        {'params': {'seed': 1 << 64}},
+        {'params': {'stop': ['a', 1]}},
+        {'params': {'stop': [1, 'a']}},
+        {'params': {'stop': 3}},
+        {'topk_prompt_logprobs': 21},
+        {'prompt_logprobs_last_n': 1},
+        {'prompt_logprobs': True, 'prompt_logprobs_last_n': 3},
+        {'target_prompt_logprobs': {'data': [1], 'dtype': 'int64', 'shape': [1, 1]}},
+        {'prompt_alt_tokens_k': 1},
+        {'seq_id': -1},
+    ],
+)
+async def test_wrong_request_is_refused_with_words(
+    api: TinkerApi, sampling: FakeSampling, wrong: dict[str, Any]
+) -> None:
+    """400 at once, with a body, and no sampler hears of it."""
+    answer = await api.post('asample', {**body(await handle_of(api), params=wrong.pop('params', {})), **wrong})
+    assert (answer.status_code, bool(answer.json()['detail'])) == (400, True)
+    assert sampling.requests == []
+
+
+@pytest.mark.parametrize(
+    ('stop', 'expected'),
+    [
+        (None, ((), (), False)),
+        ([], ((), (), True)),
+        ('end', (('end',), (), False)),
+        (['a', 'b'], (('a', 'b'), (), False)),
+        ([5, 6], ((), (5, 6), False)),
+    ],
+)
+def test_stops_mean_what_tinker_means(stop: Any, expected: tuple[Any, ...]) -> None:
+    """Nothing leaves the end of sequence, an empty list takes even that."""
+    params = sample_ask(body('h', params={'stop': stop})).request.params
+    assert (tuple(params.stop_strings), tuple(params.stop_token_ids), params.is_eos_ignored) == expected
+    assert (params.temperature, params.top_k, params.top_p, params.HasField('max_tokens')) == (1.0, -1, 1.0, False)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    prompt_length=st.integers(2, 6),
+    count=st.integers(1, 4),
+    last=st.integers(0, 5),
+)
+def test_sdk_reads_every_answer(lengths: list[int], prompt_length: int, count: int, last: int) -> None:
+    """Tokens, log-probabilities and most likely tokens come back; what was not scored is empty, in JSON, too."""
+    draw = np.random.default_rng(prompt_length)
+    answer = native.SampleBatchResponse()
+    for length in lengths:
+        sequence = answer.sequences.add(stop_reason=sampling_pb2.STOP_REASON_LENGTH)
+        sequence.token_ids.CopyFrom(tensor_to_proto(np.arange(length, dtype=np.int32)))
+        sequence.logprobs.CopyFrom(tensor_to_proto(-draw.random(length, np.float32)))
+    scores = np.array([np.nan, *-draw.random(prompt_length - 1)], np.float32)
+    answer.prompt.logprobs.CopyFrom(tensor_to_proto(scores))
+    top = np.full((prompt_length, count), -np.inf, np.float32)
+    top[1:] = -1.5
+    answer.prompt.top_logprobs.token_ids.CopyFrom(tensor_to_proto(np.full((prompt_length, count), 9, np.int32)))
+    answer.prompt.top_logprobs.logprobs.CopyFrom(tensor_to_proto(top))
+    facts: dict[str, int] = {'last_n': min(last, prompt_length - 1)} if last else {}
+
+    message = sample_to_proto(answer, facts)
+    response = deserialize_sample_response(message.SerializeToString())
+    assert [sequence.tokens for sequence in response.sequences] == [list(range(length)) for length in lengths]
+    assert {sequence.stop_reason for sequence in response.sequences} == {'length'}
+    scored = facts.get('last_n', prompt_length - 1)
+    is_scored = [place >= prompt_length - scored for place in range(prompt_length)]
+    assert response.prompt_logprobs is not None
+    assert response.topk_prompt_logprobs is not None
+    assert [value is not None for value in response.prompt_logprobs] == is_scored
+    assert [row is not None for row in response.topk_prompt_logprobs] == is_scored
+    document = sample_to_json(answer, facts)
+    assert [row is not None for row in document['topk_prompt_logprobs']] == is_scored
+    assert [value is not None for value in document['prompt_logprobs']] == is_scored
+    assert isinstance(message, tinker_pb2.SampleResponse)

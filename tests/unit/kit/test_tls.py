@@ -1,0 +1,244 @@
+"""Certificate files: what is refused at the start and with which word, and what a renewal does."""
+
+import os
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from fixtures.certificates import long_ago, make_authority, tls_of
+from services.checkpoint.config import CheckpointConfig
+from services.data.config import DataConfig
+from services.gateway.config import GatewayConfig
+from services.kit.certificates import make_certificates
+from services.kit.config import ServiceConfig, load_config
+from services.kit.tls import TlsConfig, TlsFiles, load_material, shared_files
+from services.model.config import ModelConfig
+from services.sampler.config import SamplerConfig
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good certificates."""
+    return make_authority(tmp_path_factory.mktemp('tls'))
+
+
+@pytest.fixture(scope='module')
+def expired(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates of a quarter of a century ago."""
+    return make_authority(tmp_path_factory.mktemp('expired'), now=long_ago())
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *settings: str, of: type[ServiceConfig] = DataConfig) -> str:
+    """Return what a service says that refuses to start."""
+    with pytest.raises(SystemExit) as caught:
+        load_config(of, [part for setting in settings for part in ('--set', setting)])
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def _settings(folder: Path, service: str = 'data', **other: Path | str) -> list[str]:
+    values = {'certificate': folder / f'{service}.crt', 'key': folder / f'{service}.key', 'ca': folder / 'ca.crt'}
+    return [f'tls.{name}={value}' for name, value in {**values, **other}.items()]
+
+
+def test_good_files_are_taken(folder: Path) -> None:
+    """What `twinkle certs` makes can be used, with the identity of every caller."""
+    config = load_config(DataConfig, [part for item in _settings(folder) for part in ('--set', item)])
+    assert config.peers() == {'twinkle://gateway'}
+    assert load_material(config.tls).expire_time is not None
+
+
+@pytest.mark.parametrize(
+    ('change', 'field', 'cure'),
+    [
+        ({'certificate': 'nowhere.crt'}, 'tls.certificate', 'twinkle certs'),
+        ({'key': 'nowhere.key'}, 'tls.key', 'twinkle certs'),
+        ({'ca': 'nowhere.crt'}, 'tls.ca', 'twinkle certs'),
+        ({'key': 'model.key'}, 'tls.key', 'made together'),
+        ({'certificate': 'data.key'}, 'tls.certificate', 'PEM'),
+        ({'key': 'data.crt'}, 'tls.key', 'PEM'),
+        ({'key': 'locked.key'}, 'tls.key', 'passphrase'),
+        ({'ca': 'data.key'}, 'tls.ca', 'PEM'),
+    ],
+)
+def test_unusable_file_is_refused_at_the_start(
+    folder: Path, change: dict[str, str], field: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The field and the cure are named, and no traceback."""
+    key = load_pem_private_key((folder / 'data.key').read_bytes(), password=None)
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b'secret'))
+    (folder / 'locked.key').write_bytes(locked)
+    told = _refusal(capsys, *_settings(folder, **{name: folder / file for name, file in change.items()}))
+    assert f'{field}:' in told
+    assert cure in told
+
+
+def test_certificates_out_of_their_time_are_refused(
+    folder: Path, expired: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has ended, one that has not begun, and an authority that has ended."""
+    own = {'certificate': expired / 'data.crt', 'key': expired / 'data.key'}
+    assert 'tls.certificate' in (told := _refusal(capsys, *_settings(folder, **own)))
+    assert 'expired' in told
+    assert 'tls.ca' in _refusal(capsys, *_settings(folder, ca=expired / 'ca.crt'))
+    with pytest.raises(ValueError, match='clock'):
+        load_material(tls_of(folder, 'data'), now=long_ago())
+
+
+@pytest.mark.parametrize('missing', ['certificate', 'key'])
+def test_half_a_pair_is_refused(folder: Path, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A certificate without its key, and the reverse."""
+    settings = [item for item in _settings(folder) if not item.startswith(f'tls.{missing}')]
+    assert f'{missing} is missing' in _refusal(capsys, *settings)
+
+
+@pytest.mark.parametrize('service', [DataConfig, GatewayConfig])
+@pytest.mark.parametrize('missing', ['ca', 'certificate'])
+def test_trust_without_means_to_check_it_is_refused(
+    folder: Path, missing: str, service: type[ServiceConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever is to be asked for a certificate has to be checked against something, over TLS."""
+    settings = [item for item in _settings(folder) if item.startswith('tls.ca') == (missing != 'ca')]
+    assert f'tls.{missing}' in _refusal(capsys, *settings, 'tls.trusted_peers=["twinkle://gateway"]', of=service)
+
+
+@pytest.mark.parametrize(
+    ('config', 'callers'),
+    [
+        (CheckpointConfig, {'gateway', 'model', 'sampler'}),
+        (DataConfig, {'gateway'}),
+        (GatewayConfig, {'sampler'}),
+        (ModelConfig, {'gateway'}),
+        (SamplerConfig, {'gateway', 'sampler'}),
+    ],
+)
+def test_service_trusts_those_that_have_to_call_it(config: type[ServiceConfig], callers: set[str]) -> None:
+    """As the architecture draws the arrows."""
+    assert set(config.callers) == callers
+
+
+def test_gateway_alone_needs_no_authority(folder: Path) -> None:
+    """Clients have keys, not certificates: a gateway may serve TLS and ask nobody."""
+    config = GatewayConfig(tls=tls_of(folder, 'gateway', ca=None))
+    assert config.peers() == set()
+    assert not config.listeners()[0].is_mutual
+
+
+def test_public_certificate_is_shown_to_clients_only(folder: Path) -> None:
+    """What clients see may be of another authority than what services see."""
+    public = {'certificate': folder / 'data.crt', 'key': folder / 'data.key'}
+    config = GatewayConfig.model_validate(
+        {'tls': tls_of(folder, 'gateway'), 'public_tls': public, 'internal_listen': '127.0.0.1:0'}
+    )
+    clients, services = config.listeners()
+    assert (clients.tls.certificate, clients.is_mutual) == (folder / 'data.crt', False)
+    assert (services.tls.certificate, services.is_mutual) == (folder / 'gateway.crt', True)
+
+
+def test_renewed_files_are_read_again(tmp_path: Path) -> None:
+    """A new pair is used from then on; half of one is not, and neither is none."""
+    make_authority(tmp_path, services=('data', 'other'))
+    files = TlsFiles(tls_of(tmp_path, 'data'))
+    first = files.current()
+    assert files.current() is first
+    key = (tmp_path / 'other.key').read_bytes()
+    (tmp_path / 'data.key').write_bytes(key)
+    assert files.current() is first
+    (tmp_path / 'data.crt').unlink()
+    assert files.current() is first
+    (tmp_path / 'data.crt').write_bytes((tmp_path / 'other.crt').read_bytes())
+    assert files.current().key == key
+
+
+def test_renewal_that_failed_is_tried_again(tmp_path: Path) -> None:
+    """What was of no use becomes so without a change that its file shows: by another mode, or as time goes by."""
+    make_authority(tmp_path, services=('data',))
+    now = 0.0
+    files = TlsFiles(tls_of(tmp_path, 'data'), clock=lambda: now)
+    first, key = files.current(), tmp_path / 'data.key'
+    good = key.read_bytes()
+    make_certificates(tmp_path, {'data': ()}, is_forced=True)
+    renewed = key.read_bytes()
+    key.write_bytes(b'x' * len(renewed))
+    assert files.current() is first
+    seen = key.stat()
+    key.write_bytes(renewed)
+    os.utime(key, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert files.current() is first
+    now = 11.0
+    assert files.current().key == renewed != good
+
+
+def test_files_written_again_with_the_same_bytes_are_the_same(tmp_path: Path) -> None:
+    """Whoever holds connections for what they hold needs no new ones."""
+    make_authority(tmp_path, services=('data',))
+    files = TlsFiles(tls_of(tmp_path, 'data'))
+    first, certificate = files.current(), tmp_path / 'data.crt'
+    copy = tmp_path / 'copy.crt'
+    copy.write_bytes(certificate.read_bytes())
+    copy.replace(certificate)
+    assert files.current() is first
+
+
+def test_whoever_comes_during_a_renewal_gets_what_was_before(tmp_path: Path) -> None:
+    """The files of a configuration are read once a process, whoever asks."""
+    make_authority(tmp_path, services=('data',))
+    first = shared_files(tls_of(tmp_path, 'data')).current()
+    (tmp_path / 'data.key').write_text('half a renewal')
+    assert shared_files(tls_of(tmp_path, 'data', trusted_peers=())).current() is first
+    with pytest.raises(ValueError, match=r'tls\.key'):
+        shared_files(tls_of(tmp_path, 'data', ca=None))
+
+
+def test_made_files_are_the_owner_s_alone(tmp_path: Path) -> None:
+    """Nobody else can read a key."""
+    make_authority(tmp_path / 'new')
+    assert [path for path in (tmp_path / 'new').iterdir() if path.stat().st_mode & 0o077] == []
+    assert (tmp_path / 'new').stat().st_mode & 0o077 == 0
+
+
+def test_what_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
+    """A second run changes nothing; a forced one renews the services' and keeps the authority."""
+    first = make_certificates(tmp_path, {'data': ()})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    again = make_certificates(tmp_path, {'data': ()})
+    assert ([item.is_new for item in first], [item.is_new for item in again]) == ([True, True], [False, False])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    forced = make_certificates(tmp_path, {'data': ()}, is_forced=True)
+    assert [item.is_new for item in forced] == [False, True]
+    changed = {path.name for path in tmp_path.iterdir() if path.read_bytes() != before[path.name]}
+    assert changed == {'data.crt', 'data.key'}
+
+
+def test_host_that_a_kept_certificate_lacks_is_told(tmp_path: Path) -> None:
+    """A certificate that is there is not silently for less than was asked for."""
+    make_certificates(tmp_path, {'data': ()})
+    with pytest.raises(ValueError, match='--force'):
+        make_certificates(tmp_path, {'data': ('data.example', '10.0.0.7')})
+    made = make_certificates(tmp_path, {'data': ('data.example', '10.0.0.7')}, is_forced=True)[1]
+    assert {'data.example', '10.0.0.7', 'twinkle://data', 'data', 'localhost'} <= set(made.names)
+    assert set(make_certificates(tmp_path, {'data': ()}, is_forced=True)[1].names) == set(made.names)
+
+
+def test_authority_that_cannot_sign_is_told(tmp_path: Path) -> None:
+    """Its key may be kept elsewhere, and it may have expired: both are said."""
+    make_certificates(tmp_path / 'kept', {'data': ()})
+    (tmp_path / 'kept' / 'ca.key').unlink()
+    assert len(make_certificates(tmp_path / 'kept', {'data': ()})) == 2
+    with pytest.raises(ValueError, match=r'ca\.key'):
+        make_certificates(tmp_path / 'kept', {'data': (), 'model': ()})
+    make_certificates(tmp_path / 'old', {'data': ()}, now=long_ago())
+    with pytest.raises(ValueError, match='expired'):
+        make_certificates(tmp_path / 'old', {'data': ()})
+
+
+def test_no_tls_is_the_default() -> None:
+    """Without the section, nobody is asked for a certificate."""
+    config = DataConfig()
+    assert (config.tls, config.peers(), config.listeners()[0].is_mutual) == (TlsConfig(), set(), False)

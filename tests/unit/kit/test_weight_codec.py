@@ -1,0 +1,117 @@
+"""Chunks written and read by hand: the very bytes and values of the generated code."""
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.kit.rpc.weights import codec
+from services.kit.rpc.weights.frames import frame_of
+from services.kit.rpc.weights.manifests import chunk_to_proto
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.checkpoint_engine import StateChunk
+
+_INT64 = st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([0, 1, -1, 127, 128, 1 << 20])
+chunks = st.builds(StateChunk, offset=_INT64, data=st.binary(max_size=400), checksum=_INT64)
+
+_MESSAGES = [
+    (wire.PublishRequest, codec.encode_published, codec.decode_published),
+    (wire.SubscribeResponse, codec.encode_subscribed, codec.decode_subscribed),
+    (wire.FetchResponse, codec.encode_fetched, codec.decode_fetched),
+]
+
+
+def _generated(message_class, chunk):
+    return message_class(frame=weights_pb2.WeightFrame(chunk=chunk_to_proto(chunk)))
+
+
+def _facts(message):
+    chunk = frame_of(message)
+    return (chunk.offset, bytes(chunk.data), chunk.checksum)
+
+
+@pytest.mark.parametrize(('message_class', 'encode', 'decode'), _MESSAGES)
+@given(chunk=chunks)
+def test_bytes_are_those_of_the_generated_code(message_class, encode, decode, chunk) -> None:
+    """Each writes what the other reads, and both write the same."""
+    generated = _generated(message_class, chunk)
+    data = encode(chunk)
+    assert data == generated.SerializeToString()
+    assert message_class.FromString(data) == generated
+    decoded = decode(data)
+    assert isinstance(decoded, StateChunk)
+    assert _facts(decoded) == (chunk.offset, chunk.data, chunk.checksum)
+
+
+@given(
+    data=st.binary(max_size=60) | chunks.map(codec.encode_chunk), cut=st.integers(0, 80), extra=st.binary(max_size=6)
+)
+def test_whatever_the_bytes_the_generated_code_agrees(data: bytes, cut: int, extra: bytes) -> None:
+    """Random, cut and lengthened messages: the same chunk, or the same message, or an error of both."""
+    for message_class, _, decode in _MESSAGES:
+        for candidate in (data, data[:cut], data + extra, data[:cut] + extra + data[cut:]):
+            _check_agreement(message_class, decode, candidate)
+
+
+def _check_agreement(message_class, decode, data) -> None:
+    try:
+        expected = message_class.FromString(data)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            decode(data)
+        return
+    decoded = decode(data)
+    if isinstance(decoded, StateChunk):
+        assert expected.frame.WhichOneof('frame') == 'chunk'
+        assert _facts(decoded) == _facts(expected)
+    else:
+        assert decoded == expected
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(payload)]) + payload
+
+
+@pytest.mark.parametrize(
+    'inner',
+    [
+        b'\x18\x05\x12\x02ab\x08\x07',  # another order
+        b'\x08\x01\x08\x07\x12\x02ab\x18\x05',  # a field twice: the last one counts
+        b'\x08\x07\x12\x01z\x12\x02ab\x18\x05',
+        b'\x08\x07\x12\x02ab\x18\x05\x22\x03new',  # a field of a later contract
+        b'\x08\x87\x00\x12\x02ab\x18\x85\x00',  # numbers longer than they have to be
+    ],
+)
+def test_other_spellings_of_a_chunk_mean_the_same(inner: bytes) -> None:
+    """What other writers may send is read as the generated code reads it."""
+    data = _field(1, _field(2, inner))
+    assert _facts(codec.decode_published(data)) == (7, b'ab', 5)
+    assert _facts(wire.PublishRequest.FromString(data)) == (7, b'ab', 5)
+
+
+def test_other_frames_are_left_to_the_generated_code() -> None:
+    """Headers, commits, news and empty messages."""
+    header = wire.PublishRequest(frame=weights_pb2.WeightFrame(header=weights_pb2.FrameHeader(adapter_id='a')))
+    assert codec.decode_published(codec.encode_published(header)) == header
+    synced = wire.SubscribeResponse(is_synced=True)
+    assert codec.decode_subscribed(codec.encode_subscribed(synced)) == synced
+    assert codec.decode_fetched(b'') == wire.FetchResponse()
+
+
+def test_bytes_of_a_chunk_are_a_view_of_the_message() -> None:
+    """Nothing is copied on the way in."""
+    message = codec.encode_chunk(StateChunk(0, bytes(1000), 3))
+    decoded = codec.decode_published(message)
+    assert isinstance(decoded, StateChunk)
+    assert isinstance(decoded.data, memoryview)
+    assert decoded.data.obj is message
+
+
+def test_a_chunk_message_holds_nothing_else() -> None:
+    """The fast path knows the contract's fields by number; this fails when they change."""
+    fields = [(field.name, field.number) for field in tensor_pb2.TensorChunk.DESCRIPTOR.fields]
+    assert fields == [('offset', 1), ('data', 2), ('checksum', 3)]
+    assert weights_pb2.WeightFrame.DESCRIPTOR.fields_by_name['chunk'].number == 2
+    assert {message.DESCRIPTOR.fields_by_name['frame'].number for message, _, _ in _MESSAGES} == {1}

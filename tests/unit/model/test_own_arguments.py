@@ -1,0 +1,39 @@
+"""Losses of one batch and options of one step, as arguments of the library's own model."""
+
+import pytest
+
+from twinkle.component import InvalidComponentOptions
+from twinkle.data_format import LoraConfig
+from twinkle.model import TransformersModel
+from twinkle.model.errors import InvalidArgument, InvalidStepOptions
+
+
+@pytest.fixture
+def model(tiny_llama_dir) -> TransformersModel:
+    """A model with one adapter."""
+    model = TransformersModel(model_id=str(tiny_llama_dir))
+    model.add_adapter_to_model('default', LoraConfig(r=2, seed=1))
+    return model
+
+
+def test_a_batch_brings_its_loss(model, draw_feature):
+    """By name and with options; the adapter's own is untouched."""
+    feature = draw_feature(advantages=[1.0] * 12, old_logps=[-5.0] * 12)
+    output = model.forward_backward([feature], loss='cispo', loss_options={'clip_high_threshold': 2.0})
+    assert output['metrics'] == {'loss:sum': output['loss']}
+    assert model.forward_only([draw_feature()])['metrics'] == {}
+    with pytest.raises(InvalidComponentOptions):
+        model.forward_only([feature], loss='cispo', loss_options={'epsilon': 2.0})
+    with pytest.raises(InvalidArgument):
+        model.forward_only([feature], loss_options={'beta': 1.0})
+
+
+def test_a_step_brings_its_options(model, draw_feature):
+    """By both verbs that step."""
+    model.forward_backward([draw_feature()])
+    assert model.step(optimizer_options={'weight_decay': 0.5}).learning_rate == 0.001
+    assert model.clip_grad_and_step(learning_rate=0.25, optimizer_options={'eps': 1e-12}).learning_rate == 0.25
+    with pytest.raises(InvalidStepOptions):
+        model.step(optimizer_options={'amsgrad': True})
+    with pytest.raises(TypeError):
+        model.clip_grad_and_step(momentum=0.9)

@@ -1,0 +1,148 @@
+"""Batches that bring a loss of their own, and steps that bring options of theirs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from twinkle.data_format import LoraConfig
+from twinkle.loss import build_loss
+from twinkle.model.engine import BatchItem, ForwardResult, StepOptions, TrainerEngine
+from twinkle.model.errors import InvalidArgument, InvalidStepOptions
+from twinkle.processor import InvalidFeatures
+
+RL = {'advantages': np.linspace(-1, 1, 12, dtype=np.float32), 'old_logps': np.full(12, -5.0, np.float32)}
+
+
+def gradient_of(engine, name='a'):
+    """Return the accumulated gradient, as bytes."""
+    return [item.grad.numpy().tobytes() for item in engine.adapter(name).parameters()]
+
+
+def weights_of(engine, name='a'):
+    """Return the weights, as bytes."""
+    return [item.detach().numpy().tobytes() for item in engine.adapter(name).parameters()]
+
+
+@pytest.mark.parametrize('name', ['ppo', 'cispo', 'dro', 'importance_sampling', 'stable_reinforce', 'cross_entropy'])
+def test_a_batch_with_its_own_loss_gets_the_bits_of_an_adapter_that_has_it(engine, draw_feature, name):
+    """Also beside a neighbour with another loss in the same pass."""
+    for other, seed in (('b', 3), ('c', 9)):
+        engine.create_adapter(other, LoraConfig(r=4, lora_alpha=8, seed=seed))
+    engine.set_loss('b', name)
+    expected = engine.forward_backward('b', [draw_feature(**RL)])
+    items = [
+        BatchItem(adapter_id='c', features=[draw_feature(30, 5)], is_training=True),
+        BatchItem(adapter_id='a', features=[draw_feature(**RL)], is_training=True, loss=build_loss(name)),
+    ]
+    _, result = engine.run_batch(items)
+    assert isinstance(result, ForwardResult)
+    assert (result.loss, result.metrics) == (expected.loss, expected.metrics)
+    assert gradient_of(engine) == gradient_of(engine, 'b')
+    assert engine.adapter('a').loss_choice.name == 'CrossEntropyLoss'
+
+
+def test_a_loss_that_learns_values_is_no_batchs_own(engine, draw_feature):
+    """The adapter would have to grow for it; it stays as it was."""
+    with pytest.raises(InvalidArgument):
+        engine.forward_backward('a', [draw_feature()], loss=build_loss('PPOValueLoss'))
+    assert engine.adapter('a').batch_count == 0
+    assert engine.adapter('a').value_head is None
+
+
+def test_tinkers_losses_answer_for_labels_of_weight_0(engine, draw_feature):
+    """Log-probabilities are those of weight 1, and a batch of weightless labels has a gradient of zeros."""
+    loss = build_loss('cross_entropy')
+    weighed = engine.forward_only('a', [draw_feature()], loss=loss)
+    free = engine.forward_only('a', [draw_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
+    np.testing.assert_array_equal(weighed.logps[0], free.logps[0])
+    assert np.count_nonzero(free.logps[0]) == 8
+    assert (free.loss, free.metrics) == (0.0, {'loss:sum': 0.0})
+    trained = engine.forward_backward('a', [draw_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
+    assert trained.metrics == {'loss:sum': 0.0}
+    assert all(not item.grad.any() for item in engine.adapter('a').parameters())
+    assert engine.clip_grad_and_step('a', max_grad_norm=math.inf).grad_norm == 0.0
+
+
+def test_a_batch_without_labels_teaches_tinkers_losses_nothing(engine, draw_feature):
+    """It is refused as for every loss: a step of it would move the weights by what is left of older gradients."""
+    with pytest.raises(InvalidFeatures):
+        engine.forward_backward(
+            'a', [{**draw_feature(), 'labels': np.full(12, -100)}], loss=build_loss('cross_entropy')
+        )
+    assert engine.adapter('a').batch_count == 0
+
+
+def test_several_targets_are_answered_one_by_one(engine, draw_feature):
+    """[T, K] log-probabilities; the gradient is that of as many batches of one target each."""
+    feature = draw_feature()
+    ids = np.stack([feature['labels'], np.arange(12) + 7], axis=1)
+    ids[:4] = 1
+    weights = np.random.default_rng(1).normal(size=(12, 2)).astype(np.float32)
+    loss = build_loss('cross_entropy')
+    result = engine.forward_backward('a', [{**feature, 'target_ids': ids, 'target_weights': weights}], loss=loss)
+    assert result.logps[0].shape == (12, 2)
+    engine.create_adapter('b', LoraConfig(r=4, lora_alpha=8, seed=3))
+    for column in range(2):
+        labels = np.where(feature['labels'] == -100, -100, ids[:, column])
+        one = {**feature, 'labels': labels, 'loss_weights': weights[:, column]}
+        alone = engine.forward_backward('b', [one], loss=loss)
+        np.testing.assert_allclose(result.logps[0][:, column], alone.logps[0], atol=1e-6)
+    for own, other in zip(engine.adapter('a').parameters(), engine.adapter('b').parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, atol=1e-5, rtol=1e-4)
+
+
+OWN = {'betas': [0.8, 0.9], 'eps': 1e-12, 'weight_decay': 0.3}
+
+
+def train(engine, draw_feature, *, own):
+    """Train two adapters for three steps, the options of one said at each step, of the other at creation."""
+    for seed in range(3):
+        engine.forward_backward('a', [draw_feature(20, seed)])
+        step = {'step_options': StepOptions(learning_rate=0.02, optimizer_options=OWN)} if own else {}
+        engine.clip_grad_and_step('a', max_grad_norm=math.inf, **step)
+    return weights_of(engine)
+
+
+def test_options_of_every_step_are_those_of_an_optimizer_that_has_them(model, draw_feature):
+    """To the bit, state included; and what the optimizer was set to is untouched."""
+    results = []
+    for own in (True, False):
+        engine = TrainerEngine(model)
+        engine.create_adapter('a', LoraConfig(r=4, seed=3))
+        if not own:
+            engine.set_optimizer('a', 'AdamW', lr=0.02, **OWN)
+        results.append(train(engine, draw_feature, own=own))
+        engine.delete_adapter('a')
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize('verb', ['step', 'clip_grad_and_step'])
+@pytest.mark.parametrize(
+    'options',
+    [{'amsgrad': True}, {'lr': 1.0}, {'betas': [0.9]}, {'betas': [0.9, 1.0]}, {'eps': math.nan}, {'eps': '1'},
+     {'weight_decay': math.inf}, {'foreach': True}, {'beta': 0.1}],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused_and_change_nothing(engine, draw_feature, verb, options):
+    """Unknown, of the state, or out of range; also before there is a gradient."""
+    said = (
+        {'optimizer_options': options} if verb == 'step' else {'step_options': StepOptions(optimizer_options=options)}
+    )
+    with pytest.raises(InvalidStepOptions):
+        getattr(engine, verb)('a', **said)
+    engine.forward_backward('a', [draw_feature()])
+    before = (weights_of(engine), gradient_of(engine), engine.adapter('a').optimization.copy_groups())
+    with pytest.raises(InvalidStepOptions):
+        getattr(engine, verb)('a', **said)
+    assert before == (weights_of(engine), gradient_of(engine), engine.adapter('a').optimization.copy_groups())
+
+
+def test_a_rate_of_its_own_does_without_the_schedules(engine, draw_feature):
+    """It is used as it is, and the schedule moves on beside it."""
+    engine.set_lr_scheduler('a', 'ConstantLR', factor=0.5)
+    engine.forward_backward('a', [draw_feature()])
+    result = engine.clip_grad_and_step('a', step_options=StepOptions(learning_rate=0.25))
+    assert result.learning_rate == 0.25
+    assert engine.adapter('a').scheduler.last_epoch == 1
+    assert engine.adapter('a').learning_rate == 0.0005

@@ -1,0 +1,120 @@
+"""Adapters whose ids their callers chose."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from fixtures import journals
+from fixtures.crashing import ALICE, Service, StrictStore, start
+from fixtures.fake_trainer import BASE_MODEL
+from services.kit.caller import Caller
+from services.kit.errors import AdapterNotFound, InvalidField, RequestIdReused
+from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.adapter import Adapter
+from services.model.domain.errors import AdapterIdTaken, JournalUnavailable
+from services.model.domain.training_config import TrainingConfig
+from twinkle.data_format import LoraConfig
+
+BOB = Caller(tenant_id='bob', is_internal=True)
+CHOSEN = '0b5c:train:0'
+
+
+async def create(service: Service, caller: Caller = ALICE, request_id: str = 'r1', *, content: str = 'c') -> Adapter:
+    """Return the adapter that a request for the chosen id makes, or made."""
+    command = CreateAdapterCommand(
+        request_id=request_id,
+        base_model=BASE_MODEL,
+        lora_config=LoraConfig(r=2),
+        training_config=TrainingConfig(),
+        adapter_id=CHOSEN,
+        fingerprint=content,
+    )
+    return await service.verbs.create_adapter(caller, command)
+
+
+async def test_the_adapter_has_the_id_and_trains():
+    """It is in every respect like one whose id the service chose."""
+    service = await start(MemoryJournal(), StrictStore())
+    assert (await create(service)).adapter_id == CHOSEN
+    result = await service.execute(journals.step_operation(1, CHOSEN))
+    assert result.outcome.step_count == 1
+
+
+async def test_clients_choose_no_ids():
+    """Whether the id is another tenant's, the caller's own or nobody's: the refusal is one, and nothing is made."""
+    service = await start(MemoryJournal(), StrictStore())
+    refusals: set[str] = set()
+    for tenant_id in ('alice', 'bob'):
+        with pytest.raises(InvalidField) as refused:
+            await create(service, Caller(tenant_id=tenant_id, scopes=frozenset({'train'})), 'r3')
+        refusals.add(str(refused.value))
+    await create(service)
+    for tenant_id in ('alice', 'bob'):
+        with pytest.raises(InvalidField) as refused:
+            await create(service, Caller(tenant_id=tenant_id, scopes=frozenset({'train'})), 'r3')
+        refusals.add(str(refused.value))
+    assert len(refusals) == 1
+
+
+async def test_the_same_request_finds_the_same_adapter_after_a_restart():
+    """As it is by then; other content under the request id is refused."""
+    journal = MemoryJournal()
+    service = await start(journal, StrictStore())
+    await create(service)
+    await service.execute(journals.step_operation(1, CHOSEN))
+    service = await start(journal, StrictStore())
+    assert (await create(service)).sequence_number == 1
+    with pytest.raises(RequestIdReused):
+        await create(service, content='other')
+
+
+@pytest.mark.parametrize(('caller', 'request_id'), [(ALICE, 'r2'), (BOB, 'r1')], ids=['mine', "another's"])
+async def test_an_id_is_used_once_by_whoever(caller: Caller, request_id: str):
+    """Also after its adapter was deleted, and after a restart."""
+    journal = MemoryJournal()
+    service = await start(journal, StrictStore())
+    await create(service)
+    with pytest.raises(AdapterIdTaken):
+        await create(service, caller, request_id)
+    await service.verbs.delete_adapter(ALICE, CHOSEN)
+    service = await start(journal, StrictStore())
+    with pytest.raises(AdapterIdTaken):
+        await create(service, caller, request_id)
+    with pytest.raises(AdapterNotFound):
+        await create(service)
+
+
+async def test_of_two_at_once_one_gets_the_id():
+    """The other is told that it is taken."""
+    service = await start(MemoryJournal(), StrictStore())
+    made = await asyncio.gather(create(service), create(service, BOB), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in made) == ['Adapter', 'AdapterIdTaken']
+
+
+async def test_a_creation_that_fails_leaves_the_id_free():
+    """Nothing is remembered of it."""
+    journal = MemoryJournal()
+    service = await start(journal, StrictStore())
+    add = journal.add_adapter
+
+    async def refuse(*_args: object, **_kwargs: object) -> None:
+        journal.add_adapter = add
+        raise JournalUnavailable(CHOSEN)
+
+    journal.add_adapter = refuse
+    with pytest.raises(JournalUnavailable):
+        await create(service)
+    assert (await create(service, BOB)).tenant_id == 'bob'
+
+
+async def test_ids_that_the_service_drew_are_used_up_as_well(tmp_path: Path):
+    """On the disk, for as long as the journal is there."""
+    journal = await journals.open_journal(tmp_path)
+    adapter = await journals.add(journal, journals.make_adapter('ad-7'))
+    await journal.remove_adapter('ad-7')
+    await journal.close()
+    journal = await journals.open_journal(tmp_path)
+    assert await journal.creation_of('ad-7') == journals.creation_of(adapter, 'ad-7')
+    await journal.close()

@@ -1,0 +1,321 @@
+"""Adapters of sessions that are over: saved once, out of memory, and back as they were."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from fixtures import journals
+from fixtures.crashing import ALICE, Died, StrictStore, create, start
+from fixtures.model_verbs import let_others_run
+from services.checkpoint.domain.errors import CheckpointExists
+from services.kit.caller import Caller
+from services.kit.errors import AdapterNotFound, ScopeMissing, ServiceUnreachable
+from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.errors import ReplicaLeased
+from services.model.domain.result import OperationResult
+from services.model.domain.training_config import TrainingConfig
+from twinkle.api.model.v1 import operation_pb2 as wire
+
+PREFIX = 'session-expired'
+
+
+class PoliteStore(StrictStore):
+    """A store that refuses a name that is taken as the checkpoint service does."""
+
+    async def save(self, adapter_id, state, *, base_model, save, request_id):
+        """Save, or refuse."""
+        known = self.checkpoints.get(f'twinkle://{adapter_id}/weights/{save.name}')
+        if known is not None and known[0] != request_id:
+            raise CheckpointExists(f'{adapter_id}/weights/{save.name}')
+        return await super().save(adapter_id, state, base_model=base_model, save=save, request_id=request_id)
+
+
+@pytest.fixture
+def journal() -> MemoryJournal:
+    """A journal that outlives the service."""
+    return MemoryJournal()
+
+
+@pytest.fixture
+def store() -> StrictStore:
+    """A store that outlives the service."""
+    return PoliteStore()
+
+
+async def _trained(service, request_id='r1', *, steps=1):
+    adapter_id = await create(service, request_id)
+    for number in range(steps):
+        await service.execute(journals.batch_operation(2 * number + 1, adapter_id, seed=number))
+        await service.execute(journals.step_operation(2 * number + 2, adapter_id))
+    return adapter_id
+
+
+def _park(service, adapter_id, prefix=PREFIX):
+    return service.verbs.park_adapter(ALICE, adapter_id, save_prefix=prefix)
+
+
+async def test_unsaved_steps_are_saved_and_the_memory_is_free(journal, store):
+    """The checkpoint has the optimizer and says the step; nothing is left in the engine."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service, steps=2)
+    weights = service.trainer.adapters[adapter_id].weights.tobytes()
+    parked = await _park(service, adapter_id)
+    path = f'twinkle://{adapter_id}/weights/{PREFIX}-2'
+    assert parked.checkpoint_path == path
+    assert list(store.checkpoints) == [path]
+    assert store.checkpoints[path][1].trainer
+    assert not service.trainer.adapters
+    assert not service.verbs.is_resident(adapter_id)
+    result = await service.execute(journals.batch_operation(5, adapter_id))
+    assert not result.is_replayed
+    assert service.trainer.adapters[adapter_id].weights.tobytes() == weights
+
+
+async def test_it_trains_on_as_one_that_was_never_parked(journal, store):
+    """In the middle of everything: a gradient that waits for its step, a Forward that waits for its Backward."""
+    service, twin = await start(journal, store), await start(MemoryJournal(), StrictStore())
+    adapter_id, twin_id = await create(service), await create(twin)
+    story = [
+        lambda number, name: journals.batch_operation(number, name, seed=number),
+        journals.step_operation,
+        lambda number, name: journals.batch_operation(number, name, seed=number),
+        journals.forward_operation,
+        lambda number, name: journals.operation(number, name, backward={}),
+        journals.step_operation,
+    ]
+    for number, verb in enumerate(story, start=1):
+        await _park(service, adapter_id)
+        result, expected = await service.execute(verb(number, adapter_id)), await twin.execute(verb(number, twin_id))
+        assert isinstance(result, OperationResult)
+        assert getattr(result.outcome, 'loss', None) == getattr(expected.outcome, 'loss', None)
+    assert service.trainer.adapters[adapter_id].weights.tobytes() == twin.trainer.adapters[twin_id].weights.tobytes()
+
+
+async def test_what_is_saved_already_is_not_saved_again(journal, store):
+    """Nor what was never trained, and what was loaded; a step or an undo after it is."""
+    service = await start(journal, store)
+    adapter_id = await create(service)
+    assert (await _park(service, adapter_id)).checkpoint_path == ''
+    await service.execute(journals.batch_operation(1, adapter_id))
+    await service.execute(journals.step_operation(2, adapter_id))
+    save = wire.Save(name='mine', is_optimizer_included=True)
+    await service.execute(journals.operation(3, adapter_id, save=save))
+    mine = f'twinkle://{adapter_id}/weights/mine'
+    assert (await _park(service, adapter_id)).checkpoint_path == mine
+    await service.execute(journals.batch_operation(4, adapter_id))
+    assert (await _park(service, adapter_id)).checkpoint_path == mine
+    await service.execute(journals.step_operation(5, adapter_id))
+    assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-2')
+    await service.execute(journals.operation(6, adapter_id, load=wire.Load(checkpoint_path=mine)))
+    assert (await _park(service, adapter_id)).checkpoint_path == mine
+    await service.execute(journals.operation(7, adapter_id, undo=wire.Undo(step_count=1)))
+    assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-1')
+
+
+@pytest.mark.parametrize(
+    'save',
+    [wire.Save(name='weights'), wire.Save(name='brief', is_optimizer_included=True, ttl={'seconds': 60})],
+    ids=['without optimizer', 'for a while'],
+)
+async def test_a_save_that_is_not_all_or_not_for_good_does_not_count(journal, store, save):
+    """Its steps are saved all the same."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    await service.execute(journals.operation(3, adapter_id, save=save))
+    assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-1')
+
+
+async def test_another_state_of_the_same_step_has_a_name_of_its_own(journal, store):
+    """Undone and trained otherwise, the first one stays as it was saved."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    first = (await _park(service, adapter_id)).checkpoint_path
+    before = store.checkpoints[first]
+    await service.execute(journals.operation(3, adapter_id, undo=wire.Undo(step_count=1)))
+    await service.execute(journals.batch_operation(4, adapter_id, seed=9))
+    await service.execute(journals.step_operation(5, adapter_id))
+    assert (await _park(service, adapter_id)).checkpoint_path == f'{first}-5'
+    assert store.checkpoints[first] == before
+
+
+async def test_it_stays_while_an_operation_of_it_runs(journal, store):
+    """Nothing waits for the other; the next attempt parks it."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    service.trainer.gate.clear()
+    running = asyncio.ensure_future(service.execute(journals.batch_operation(3, adapter_id)))
+    await let_others_run()
+    await _park(service, adapter_id)
+    assert service.verbs.is_resident(adapter_id)
+    assert not store.checkpoints
+    service.trainer.gate.set()
+    assert isinstance(await running, OperationResult)
+    await _park(service, adapter_id)
+    assert not service.verbs.is_resident(adapter_id)
+    assert len(store.checkpoints) == 1
+
+
+async def test_an_operation_that_comes_while_it_is_saved_goes_on_and_nothing_of_it_is_lost(journal, store):
+    """The client is back: the checkpoint is of before, and the step after it is not taken for saved."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    gate, reached, save = asyncio.Event(), asyncio.Event(), store.save
+
+    async def slow(*args, **kwargs):
+        reached.set()
+        await gate.wait()
+        return await save(*args, **kwargs)
+
+    store.save = slow
+    parking = asyncio.ensure_future(_park(service, adapter_id))
+    await reached.wait()
+    await service.execute(journals.batch_operation(3, adapter_id))
+    result = await service.execute(journals.step_operation(4, adapter_id))
+    assert result.outcome.step_count == 2
+    gate.set()
+    await parking
+    assert [path.rpartition('-')[2] for path in store.checkpoints] == ['1']
+    assert service.verbs.directory.find(adapter_id).is_unsaved
+    assert (await _park(service, adapter_id)).checkpoint_path.endswith(f'{PREFIX}-2')
+
+
+@pytest.mark.parametrize('is_saved_by_client', [False, True])
+async def test_what_is_saved_is_known_after_a_restart(journal, store, is_saved_by_client):
+    """Nothing is saved twice, also where the last operation's outcome has to be found again by replay."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    if is_saved_by_client:
+        save = wire.Save(name='mine', is_optimizer_included=True)
+        await service.execute(journals.operation(3, adapter_id, save=save))
+    path = (await _park(service, adapter_id)).checkpoint_path
+    number = service.verbs.directory.find(adapter_id).sequence_number + 1
+    await journal.accept(journals.batch_operation(number, adapter_id))
+    service = await start(journal, store)
+    assert service.verbs.directory.find(adapter_id).sequence_number == number
+    assert (await _park(service, adapter_id)).checkpoint_path == path
+    assert list(store.checkpoints) == [path]
+
+
+async def test_two_that_park_at_once_save_once(journal, store):
+    """Two gateways may have seen the session expire."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    saves, save = [], store.save
+
+    async def count(*args, **kwargs):
+        saves.append(kwargs['request_id'])
+        await asyncio.sleep(0)
+        return await save(*args, **kwargs)
+
+    store.save = count
+    first, second = await asyncio.gather(*(_park(service, adapter_id) for _ in range(2)))
+    assert first.checkpoint_path == second.checkpoint_path
+    assert len(saves) == 1
+
+
+async def test_a_store_that_is_away_leaves_the_adapter_as_it_is(journal, store):
+    """It is not parked without what was asked for; the next attempt does both."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    save = store.save
+
+    async def away(*_args, **_kwargs):
+        raise ServiceUnreachable('checkpoint')
+
+    store.save = away
+    with pytest.raises(ServiceUnreachable):
+        await _park(service, adapter_id)
+    assert service.verbs.is_resident(adapter_id)
+    store.save = save
+    assert (await _park(service, adapter_id)).checkpoint_path
+
+
+async def test_one_that_is_on_disk_already_is_saved_and_parked_again(journal, store):
+    """Idle adapters left by themselves, with unsaved steps."""
+    service = await start(journal, store, resident_adapters=2)
+    first, second, third = [await _trained(service, f'r{place}') for place in range(3)]
+    assert not service.verbs.is_resident(first)
+    assert (await _park(service, first)).checkpoint_path
+    assert not service.verbs.is_resident(first)
+    assert {second, third} >= set(service.trainer.adapters)
+
+
+async def test_a_full_parameter_run_stays_and_holds_up_only_what_must_be_saved(journal, store):
+    """It has the replica for itself; others wait on disk anyway."""
+    service = await start(journal, store)
+    trained, fresh = await _trained(service), await create(service, 'r2')
+    full = CreateAdapterCommand(
+        request_id='full', base_model='tiny', lora_config=None, training_config=TrainingConfig(), full_parameters=()
+    )
+    leaseholder = await service.verbs.create_adapter(ALICE, full)
+    with pytest.raises(ReplicaLeased):
+        await _park(service, trained)
+    await _park(service, fresh)
+    await _park(service, leaseholder.adapter_id)
+    assert service.verbs.is_resident(leaseholder.adapter_id)
+
+
+async def test_only_services_park_and_only_what_is_the_tenants(journal, store):
+    """A client's key is refused, and another tenant's adapter is as absent as none."""
+    service = await start(journal, store)
+    adapter_id = await _trained(service)
+    with pytest.raises(ScopeMissing):
+        await service.verbs.park_adapter(replace(ALICE, is_internal=False, scopes=frozenset({'train'})), adapter_id)
+    with pytest.raises(AdapterNotFound):
+        await service.verbs.park_adapter(Caller(tenant_id='bob', is_internal=True), adapter_id)
+    assert service.verbs.is_resident(adapter_id)
+
+
+@pytest.mark.parametrize('is_forward_first', [False, True], ids=['after a step', 'while a Forward waits'])
+async def test_whenever_the_service_dies_it_is_saved_once_and_trains_on_the_same(is_forward_first):
+    """Every moment of training, parking and coming back is tried; the weights are those of an undisturbed run."""
+    weights, moments = set(), 1
+    death = 0
+    while death <= moments:
+        death += 1
+        journal, store = MemoryJournal(), PoliteStore()
+        service = await _lived_through(journal, store, is_forward_first=is_forward_first, death=death)
+        moments = max(moments, service.journal.moments)
+        assert [path.rpartition('-')[2] for path in store.checkpoints] == ['1', '2']
+        (known,) = await journal.adapters()
+        async with service.verbs.upkeep._residency.hold(known.adapter.adapter_id):  # noqa: SLF001 - as other tests do
+            weights.add(service.trainer.adapters[known.adapter.adapter_id].weights.tobytes())
+    assert death > 20
+    assert len(weights) == 1
+
+
+async def _lived_through(journal, store, *, is_forward_first, death):
+    """Return the service after the story, in which it died once."""
+    for lives in (death, float('inf')):
+        with suppress(Died):
+            service = await start(journal, store, lives=lives)
+            await _story(service, is_forward_first=is_forward_first)
+            return service
+    raise AssertionError('it died twice')
+
+
+async def _story(service, *, is_forward_first):
+    adapter_id = await create(service)
+    await service.execute(journals.batch_operation(1, adapter_id, seed=1))
+    await service.execute(journals.step_operation(2, adapter_id))
+    if is_forward_first:
+        await service.execute(journals.forward_operation(3, adapter_id, seed=2))
+    else:
+        await service.execute(journals.batch_operation(3, adapter_id, seed=2))
+    if not _has_gone_on(service, adapter_id):
+        await _park(service, adapter_id)
+        await _park(service, adapter_id)
+    if is_forward_first:
+        await service.execute(journals.operation(4, adapter_id, backward={}))
+    else:
+        await service.execute(journals.batch_operation(4, adapter_id, seed=3))
+    await service.execute(journals.step_operation(5, adapter_id))
+    await _park(service, adapter_id)
+    await service.execute(journals.operation(6, adapter_id, zero_grad={}))
+
+
+def _has_gone_on(service, adapter_id):
+    return service.verbs.directory.find(adapter_id).sequence_number > 3

@@ -1,0 +1,100 @@
+"""What an adapter is said to have trained, for whoever counts it, and saves that a quota forbids."""
+
+from pathlib import Path
+from typing import Any
+
+from fixtures import journals
+from fixtures.crashing import ALICE, Died, Service, StrictStore, start
+from fixtures.fake_trainer import BASE_MODEL
+from services.kit.errors import QuotaExceeded
+from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.backends.journal.memory import MemoryJournal
+from services.model.domain.errors import SequenceReused
+from services.model.domain.training_config import TrainingConfig
+from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle.data_format import LoraConfig
+
+ADAPTER = 'ad-1'
+LENGTHS = (3, 5, 8)
+
+
+async def create(service: Service) -> None:
+    """Make the adapter, unless a process before did."""
+    command = CreateAdapterCommand(
+        request_id='r1',
+        base_model=BASE_MODEL,
+        lora_config=LoraConfig(r=2),
+        training_config=TrainingConfig(gradient_accumulation_steps=1),
+        adapter_id=ADAPTER,
+        fingerprint='c',
+    )
+    await service.verbs.create_adapter(ALICE, command)
+
+
+def counted(service: Service) -> int:
+    """Return what is said."""
+    return service.verbs.directory.get(ALICE, ADAPTER).trained_token_count
+
+
+def script() -> list[Any]:
+    """Return operations that train, step, look and go back: the tokens of all are computed."""
+    batches = [journals.batch_operation(2 * index + 1, ADAPTER, length=size) for index, size in enumerate(LENGTHS)]
+    steps = [journals.step_operation(2 * index + 2, ADAPTER) for index in range(len(LENGTHS))]
+    both = [operation for pair in zip(batches, steps, strict=True) for operation in pair]
+    undo = journals.operation(7, ADAPTER, undo=wire.Undo(step_count=2))
+    return [*both, undo, journals.batch_operation(8, ADAPTER, length=4)]
+
+
+TOTAL = sum(len(f['input_ids']) for item in script() for f in getattr(item.verb, 'features', ()))
+
+
+async def test_every_token_is_counted_once_whenever_the_service_dies(tmp_path: Path):
+    """Through an undo, repeats and a death at every moment: what counts is what was computed for its operations."""
+    moment, deaths = 1, 0
+    while True:
+        journal, store = MemoryJournal(), StrictStore()
+        try:
+            service = await start(journal, store, lives=moment)
+            await create(service)
+            for operation in script():
+                await service.execute(operation)
+        except (Died, BaseExceptionGroup):
+            deaths += 1
+            service = await start(journal, store)
+            await create(service)
+            for operation in script():
+                await service.execute(operation)
+        else:
+            break
+        assert counted(service) == TOTAL, f'after a death at moment {moment}'
+        moment += 1
+    assert deaths > len(script())
+    assert counted(service) == TOTAL > sum(LENGTHS)
+
+
+async def test_a_refused_operation_counts_for_nothing():
+    """Nor does one that failed, though it used up its number."""
+    service = await start(MemoryJournal(), StrictStore())
+    await create(service)
+    first = journals.batch_operation(1, ADAPTER, length=3)
+    await service.execute(first)
+    before = counted(service)
+    other = journals.batch_operation(1, ADAPTER, length=9)
+    assert isinstance(await service.execute(other), SequenceReused)
+    await service.execute(first)
+    assert counted(service) == before > 0
+
+
+async def test_a_save_beyond_the_quota_is_refused_and_leaves_its_number():
+    """One that is on record is answered from there, however full the storage is by then."""
+    service = await start(MemoryJournal(), StrictStore())
+    await create(service)
+    free = journals.operation(1, ADAPTER, save=wire.Save(name='a'))
+    full = journals.operation(1, ADAPTER, save=wire.Save(name='a', stored_bytes_limit=10))
+    refused = await service.execute(full)
+    assert isinstance(refused, QuotaExceeded)
+    assert (refused.quota, refused.limit) == ('stored_bytes', 10)
+    saved = await service.execute(free)
+    again = await service.execute(full)
+    assert again.outcome == saved.outcome
+    assert again.is_replayed

@@ -1,0 +1,206 @@
+"""Sequences taken up by another engine go on as if nothing had happened, to the bit."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from fixtures.engine_runs import PROMPTS, Gathered, drain, make_adapter, make_engine, run_all
+from twinkle.data_format import SamplingParams, StopReason, StructuredOutput
+from twinkle.nn import PackedCausalLM
+from twinkle.sampler.engine import EngineAdapter, SamplerEngine, SequenceSoFar
+from twinkle.sampler.errors import InvalidContinuation, NotSupportedByEngine
+
+LONG = list(range(3, 43))
+
+
+@pytest.fixture(scope='module')
+def model(tiny_llama_dir: Path) -> PackedCausalLM:
+    """One tiny model for all engines here."""
+    return PackedCausalLM.load(tiny_llama_dir)
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tiny_llama_dir: Path) -> Tokenizer:
+    """Its tokenizer."""
+    return Tokenizer.from_file(str(tiny_llama_dir / 'tokenizer.json'))
+
+
+@pytest.fixture(scope='module')
+def adapter(model: PackedCausalLM) -> EngineAdapter:
+    """An adapter that changes what is drawn."""
+    return make_adapter(model, 'a', 0)
+
+
+@pytest.fixture(scope='module')
+def cutting(model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter) -> 'Cutting':
+    """Makes engines, and runs with the adapter."""
+    return Cutting(model, tokenizer, adapter)
+
+
+class Cutting:
+    """Makes runs to be cut."""
+
+    def __init__(self, model: PackedCausalLM, tokenizer: Tokenizer, adapter: EngineAdapter):
+        self._model, self._tokenizer, self._adapter = model, tokenizer, adapter
+
+    def engine(self) -> SamplerEngine:
+        """Return a fresh engine."""
+        return make_engine(self._model, self._tokenizer)
+
+    def __call__(self, prompt: list[int], params: SamplingParams) -> 'Cut':
+        """Run to the end."""
+        return Cut(self.engine(), prompt, params, self._adapter)
+
+
+class Cut:
+    """A run, and what a reader has of it when it is cut."""
+
+    def __init__(self, engine: SamplerEngine, prompt: list[int], params: SamplingParams, adapter: EngineAdapter | None):
+        self.params, self.prompt, self.adapter = params, prompt, adapter
+        self.whole = Gathered(params.num_samples)
+        self.events: list = []
+        engine.add_request('it', prompt, params, adapter=adapter)
+        while not engine.is_idle:
+            for event in engine.step():
+                self.whole.take(event)
+                self.events.append(event)
+
+    def go_on(self, engine: SamplerEngine, delivered: int) -> tuple[Gathered, Gathered]:
+        """Return what the reader had after `delivered` events, and what another engine brings after that."""
+        had, rest = (Gathered(self.params.num_samples) for _ in range(2))
+        for event in self.events[:delivered]:
+            had.take(event)
+        so_far = [
+            SequenceSoFar(token_ids=tuple(tokens), is_finished=reason is not None)
+            for tokens, reason in zip(had.tokens, had.reasons, strict=True)
+        ]
+        engine.add_request('it', self.prompt, self.params, adapter=self.adapter, continued=so_far)
+        drain(engine, {'it': rest})
+        return had, rest
+
+    def check(self, engine: SamplerEngine, delivered: int) -> None:
+        """Compare both parts with the whole."""
+        had, rest = self.go_on(engine, delivered)
+        assert rest.prompt is None
+        for index in range(self.params.num_samples):
+            assert had.tokens[index] + rest.tokens[index] == self.whole.tokens[index]
+            assert had.logprobs[index] + rest.logprobs[index] == self.whole.logprobs[index]
+            assert had.texts[index] + rest.texts[index] == self.whole.texts[index]
+            assert (had.reasons[index] is None) != (rest.reasons[index] is None)
+            assert (had.reasons[index] or rest.reasons[index]) == self.whole.reasons[index]
+            assert (had.spans[index] or rest.spans[index]) == self.whole.spans[index]
+
+
+OPTIONS = (
+    {},
+    {'temperature': 0},
+    {'top_p': 0.9, 'logprobs': 2},
+    {'repetition_penalty': 1.2, 'min_tokens': 6},
+    {'presence_penalty': 0.7, 'frequency_penalty': 0.5, 'min_p': 0.01},
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prompt=st.sampled_from([*PROMPTS, LONG]),
+    given_params=st.builds(
+        lambda options, **fields: SamplingParams(max_tokens=8, stop=['e', 'th'], **fields, **options),
+        st.sampled_from(OPTIONS),
+        seed=st.integers(0, 1000),
+        num_samples=st.integers(1, 3),
+        ignore_eos=st.booleans(),
+    ),
+    share=st.floats(0, 1),
+)
+def test_continued_run_is_the_uninterrupted_one(cutting, prompt, given_params, share):
+    """Wherever it is cut, tokens, log-probabilities, text, ends and spans are those of one engine alone."""
+    run = cutting(prompt, given_params)
+    run.check(cutting.engine(), round(share * len(run.events)))
+
+
+def test_every_cut_of_one_run_goes_on_the_same_in_company(model, tokenizer, adapter):
+    """Continued beside other requests, at each event, in an engine with little room."""
+    params = SamplingParams(max_tokens=9, seed=3, num_samples=2, ignore_eos=True)
+    other = SamplingParams(max_tokens=12, ignore_eos=True, seed=9)
+    run = Cut(make_engine(model, tokenizer), LONG, params, adapter)
+    for delivered in range(0, len(run.events) + 1, 7):
+        engine = make_engine(model, tokenizer, max_sequences=3, max_batch_tokens=19)
+        company = Gathered(1)
+        engine.add_request('other', PROMPTS[3], other)
+        for event in [event for _ in range(3) for event in engine.step()]:
+            company.take(event)
+        had, rest = Gathered(2), Gathered(2)
+        for event in run.events[:delivered]:
+            had.take(event)
+        so_far = [SequenceSoFar(token_ids=tuple(tokens)) for tokens in had.tokens]
+        if any(reason is not None for reason in had.reasons):
+            continue
+        engine.add_request('it', LONG, params, adapter=adapter, continued=so_far)
+        drain(engine, {'it': rest, 'other': company})
+        assert [one + two for one, two in zip(had.tokens, rest.tokens, strict=True)] == run.whole.tokens
+        assert [one + two for one, two in zip(had.logprobs, rest.logprobs, strict=True)] == run.whole.logprobs
+        alone = run_all(make_engine(model, tokenizer), {'o': (PROMPTS[3], other, None)})
+        assert company.logprobs == alone['o'].logprobs
+
+
+def test_end_that_was_not_told_is_told(model, tokenizer):
+    """All tokens were delivered and the end was not: it comes, and nothing else."""
+    params = SamplingParams(max_tokens=5, seed=3, ignore_eos=True)
+    run = Cut(make_engine(model, tokenizer), PROMPTS[0], params, None)
+    engine, rest = make_engine(model, tokenizer), Gathered()
+    engine.add_request('it', PROMPTS[0], params, continued=[SequenceSoFar(token_ids=tuple(run.whole.tokens[0]))])
+    drain(engine, {'it': rest})
+    assert (rest.tokens, rest.texts, rest.reasons) == ([[]], [''], [StopReason.LENGTH])
+    assert rest.spans == run.whole.spans
+
+
+def test_finished_sequences_are_not_mentioned_again(model, tokenizer):
+    """Where all are finished nothing happens at all."""
+    params = SamplingParams(max_tokens=5, num_samples=2)
+    engine = make_engine(model, tokenizer)
+    engine.add_request('it', [5], params, continued=[SequenceSoFar(token_ids=(3,), is_finished=True)] * 2)
+    assert engine.is_idle
+    assert engine.step() == []
+
+
+def test_aborting_a_continued_request_tells_held_back_text_once(model, tokenizer):
+    """Wherever it is, its end has the spans of all tokens, and the text that was held back for a stop string."""
+    params = SamplingParams(max_tokens=30, seed=3, ignore_eos=True)
+    run = Cut(make_engine(model, tokenizer), LONG, params, None)
+    tokens = run.whole.tokens[0][:9]
+    for steps in (0, 1, 5):
+        engine, rest = make_engine(model, tokenizer), Gathered()
+        engine.add_request('it', LONG, params, continued=[SequenceSoFar(token_ids=tuple(tokens))])
+        events = [event for _ in range(steps) for event in engine.step()]
+        for event in [*events, *engine.abort('it')]:
+            rest.take(event)
+        assert rest.reasons == [StopReason.ABORT]
+        assert [span.end_token for span in rest.spans[0]] == [len(tokens) + len(rest.tokens[0])]
+
+
+@pytest.mark.parametrize(
+    'continued',
+    [
+        [SequenceSoFar()],
+        [SequenceSoFar()] * 3,
+        [SequenceSoFar(token_ids=(1,) * 9), SequenceSoFar()],
+        [SequenceSoFar(token_ids=(320,)), SequenceSoFar()],
+        [SequenceSoFar(token_ids=(5, 7, 5)), SequenceSoFar()],
+    ],
+)
+def test_beginnings_that_cannot_be_are_refused(model, tokenizer, continued):
+    """Too few entries or too many, too many tokens, unknown ones, or some behind a stop: nothing is done."""
+    engine = make_engine(model, tokenizer)
+    with pytest.raises(InvalidContinuation):
+        engine.add_request('it', [5], SamplingParams(max_tokens=8, num_samples=2, stop=[7]), continued=continued)
+    assert engine.is_idle
+
+
+def test_structured_output_is_refused(model, tokenizer):
+    """This engine cannot hold a form, and says so instead of ignoring it."""
+    params = SamplingParams(max_tokens=8, structured_output=StructuredOutput(choices=('a', 'b')))
+    with pytest.raises(NotSupportedByEngine):
+        make_engine(model, tokenizer).add_request('it', [5], params)

@@ -1,0 +1,96 @@
+"""What is trained on after sampling is the same from the sampler of the library and from a service."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.sampler.api.convert_answers import completed_to_proto
+from services.sampler.application.sample_batch import CompletedPrompt, CompletedSequence
+from services.sampler.domain.generation import PromptComputed
+from twinkle.data_format import SampledSequence, SampleResponse
+from twinkle.sampler import TorchSampler
+from twinkle_client.convert.features import features_to_proto
+from twinkle_client.sampler.results import sample_response
+
+CHAT = {
+    'messages': [
+        {'role': 'user', 'content': 'hi'},
+        {'role': 'assistant', 'content': 'hello'},
+        {'role': 'user', 'content': 'how are you'},
+    ],
+    'user_data': [('answer', '"42"')],
+}
+PARAMS = {'max_tokens': 5, 'seed': 1, 'ignore_eos': True, 'logprobs': 2}
+STREAMS = ('input_ids', 'labels', 'completion_mask', 'old_logps')
+
+
+@pytest.fixture(scope='module')
+def sampler(tiny_llama_dir: Path) -> TorchSampler:
+    """A sampler of the library."""
+    return TorchSampler(str(tiny_llama_dir))
+
+
+def through_a_service(response: SampleResponse, prompt: Any) -> SampleResponse:
+    """Return the response as a client gets it from a service that drew the same tokens."""
+    completed = CompletedPrompt(
+        prompt_index=0,
+        prompt=PromptComputed(token_ids=tuple(response.prompt_token_ids)),
+        sequences=[
+            CompletedSequence(
+                stop_reason=sequence.stop_reason,
+                tokens=sequence.tokens,
+                logprobs=sequence.logprobs,
+                text=sequence.decoded,
+                version_spans=sequence.version_spans,
+            )
+            for sequence in response.sequences
+        ],
+    )
+    return sample_response(completed_to_proto(completed), prompt=prompt)
+
+
+def check_same(mine: SampledSequence, its: SampledSequence) -> None:
+    """Compare everything a training loop reads."""
+    assert (mine.tokens, mine.decoded, mine.stop_reason) == (its.tokens, its.decoded, its.stop_reason)
+    assert mine.version_spans == its.version_spans
+    for one, other in zip(mine.logprobs, its.logprobs, strict=True):
+        assert [token for token, _ in one] == [token for token, _ in other]
+        assert [value for _, value in one] == pytest.approx([value for _, value in other], rel=1e-6)
+    for name in STREAMS:
+        np.testing.assert_array_equal(mine.new_input_feature[name], its.new_input_feature[name], err_msg=name)
+        assert np.asarray(mine.new_input_feature[name]).dtype == np.asarray(its.new_input_feature[name]).dtype
+    for name in ('messages', 'user_data'):
+        assert mine.new_input_feature.get(name) == its.new_input_feature.get(name)
+
+
+@pytest.mark.parametrize('prompt', [CHAT, [5, 6, 7]], ids=['chat', 'tokens'])
+def test_features_are_the_same_from_both(sampler, prompt):
+    """Tokens, labels, masks and log-probabilities stand in the same places, with the same values."""
+    (response,) = sampler.sample([prompt], PARAMS, num_samples=2)
+    for mine, its in zip(response.sequences, through_a_service(response, prompt).sequences, strict=True):
+        check_same(mine, its)
+
+
+def test_second_turn_keeps_what_the_first_was_sampled_with(sampler):
+    """A feature goes back as a prompt: its labels and log-probabilities stay, token in, token out."""
+    first = sampler.sample([[5, 6, 7]], PARAMS)[0].sequences[0]
+    (response,) = sampler.sample([first.new_input_feature], PARAMS)
+    (second,) = response.sequences
+    check_same(second, through_a_service(response, first.new_input_feature).sequences[0])
+    feature = second.new_input_feature
+    assert list(feature['input_ids']) == [5, 6, 7, *first.tokens, *second.tokens]
+    places = np.flatnonzero(np.asarray(feature['labels']) != -100)
+    assert list(np.asarray(feature['labels'])[places]) == [*first.tokens, *second.tokens]
+    drawn = [row[0][1] for row in (*first.logprobs, *second.logprobs)]
+    np.testing.assert_allclose(np.asarray(feature['old_logps'])[places], drawn, rtol=1e-6)
+
+
+def test_features_and_logprobs_go_back_to_the_trainer(sampler):
+    """A service takes the feature as it is, and `logprobs` as `old_logps` land where the feature has them already."""
+    (response,) = sampler.sample([CHAT], PARAMS)
+    (sequence,) = through_a_service(response, CHAT).sequences
+    own = features_to_proto([sequence.new_input_feature])
+    given = features_to_proto([sequence.new_input_feature], per_label={'old_logps': [sequence.logprobs]})
+    assert own.features[0].old_logps.data == given.features[0].old_logps.data

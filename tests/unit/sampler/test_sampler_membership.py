@@ -1,0 +1,192 @@
+"""A sampler's membership over gateways that are put on: it reports, heeds, comes back, and leaves in good order."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from services.kit.errors import ServiceUnreachable
+from services.sampler.application.membership import Membership
+from services.sampler.domain.fleet import ReplicaReport, Welcome, Wish
+from services.sampler.domain.generation import EngineLoad
+
+LEASE = timedelta(seconds=0.3)
+
+
+class FakeGateway:
+    """Implements `ports.FleetGateway`: answers each report with what a test wants."""
+
+    address = 'gateway:1'
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.is_drain_requested = False
+        self.weight_source_address = ''
+        self.registrations: list[ReplicaReport] = []
+        self.reports: list[ReplicaReport] = []
+        self.heard = asyncio.Event()
+        self.cut = asyncio.Event()
+
+    async def register(self, report: ReplicaReport) -> Welcome:
+        """Take it in."""
+        if self.is_away:
+            raise ServiceUnreachable('gateway')
+        self.registrations.append(report)
+        return Welcome(lease=LEASE, checkpoint_address='checkpoint:1')
+
+    async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[Wish, None]:
+        """Answer each report, until a test cuts the stream."""
+        self.cut.clear()
+        async for report in reports:
+            self.reports.append(report)
+            self.heard.set()
+            if self.cut.is_set():
+                raise ServiceUnreachable('gateway')
+            is_leaving = self.is_drain_requested or report.is_draining
+            yield Wish(lease=LEASE, is_drain_requested=is_leaving, weight_source_address=self.weight_source_address)
+
+    async def next_report(self) -> ReplicaReport:
+        """Wait for a report."""
+        self.heard.clear()
+        await self.heard.wait()
+        return self.reports[-1]
+
+
+class Sampler:
+    """What a membership acts on."""
+
+    def __init__(self, *gateways: FakeGateway) -> None:
+        self.checkpoints: list[str] = []
+        self.relays: list[str] = []
+        self.idle = asyncio.Event()
+        self.membership = Membership(
+            gateways,
+            report=self.report,
+            use_checkpoint=self.checkpoints.append,
+            use_relay=self.relays.append,
+            most_interval=timedelta(seconds=10),
+        )
+
+    def report(self, is_draining: bool) -> ReplicaReport:  # noqa: FBT001 (the membership's own signature)
+        """Return a report."""
+        return ReplicaReport(
+            replica_id='rp-1',
+            address='here:1',
+            base_model='tiny',
+            engine='fake',
+            load=EngineLoad(),
+            resident=(),
+            is_draining=is_draining,
+        )
+
+    async def wait_idle(self) -> None:
+        """Return once a test says so."""
+        await self.idle.wait()
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    """A gateway."""
+    return FakeGateway()
+
+
+async def test_reports_come_before_the_lease_ends_and_on_changes(gateway):
+    """It says where the checkpoint service is; wishes are heeded; a change is told without waiting."""
+    sampler = Sampler(gateway)
+    sampler.membership.start()
+    await gateway.next_report()
+    assert sampler.checkpoints == ['checkpoint:1']
+    gateway.weight_source_address = 'other:1'
+    await gateway.next_report()
+    await gateway.next_report()
+    assert sampler.relays[-1] == 'other:1'
+    sampler.membership.note_change()
+    assert not (await gateway.next_report()).is_draining
+    await sampler.membership.close()
+
+
+async def test_unforeseen_error_does_not_end_the_membership(gateway):
+    """A report that cannot be made, once: the sampler joins all the same."""
+    errors = [ValueError('no such field')]
+
+    class Broken(Sampler):
+        def report(self, is_draining: bool) -> ReplicaReport:  # noqa: FBT001 (the membership's own signature)
+            if errors:
+                raise errors.pop()
+            return super().report(is_draining)
+
+    sampler = Broken(gateway)
+    sampler.membership.start()
+    async with asyncio.timeout(10):
+        await gateway.next_report()
+    assert len(gateway.registrations) == 1
+    await sampler.membership.close()
+
+
+async def test_lost_lease_is_taken_again(gateway):
+    """Whether the gateway is away or its stream breaks: the same replica registers again."""
+    gateway.is_away = True
+    sampler = Sampler(gateway)
+    sampler.membership.start()
+    await asyncio.sleep(0)
+    gateway.is_away = False
+    await gateway.next_report()
+    gateway.cut.set()
+    await gateway.next_report()
+    await gateway.next_report()
+    assert len(gateway.registrations) == 2
+    assert {report.replica_id for report in gateway.registrations} == {'rp-1'}
+    await sampler.membership.close()
+
+
+async def test_asked_to_leave_it_finishes_first(gateway):
+    """It says that it drains, waits for what runs, and then has the service stop."""
+    sampler, stopping = Sampler(gateway), asyncio.Event()
+    async with sampler.membership.serving(stopping, sampler.wait_idle):
+        await gateway.next_report()
+        gateway.is_drain_requested = True
+        while not (await gateway.next_report()).is_draining:
+            assert not stopping.is_set()
+        assert not stopping.is_set()
+        sampler.idle.set()
+        await stopping.wait()
+    await sampler.membership.close()
+
+
+async def test_gateways_know_before_it_stops(gateway):
+    """When the block ends every gateway within reach knows that it leaves; one that is away is not waited for."""
+    away = FakeGateway()
+    away.is_away = True
+    sampler = Sampler(gateway, away)
+    async with sampler.membership.serving(asyncio.Event(), sampler.wait_idle):
+        await gateway.next_report()
+    assert gateway.reports[-1].is_draining
+    await sampler.membership.close()
+
+
+async def test_reports_of_an_ended_lease_are_closed(gateway):
+    """The next lease alone hears of changes: nothing of the one before waits for them any more."""
+
+    class Leaving(FakeGateway):
+        """Keeps what it was given to read, and stops reading after the first report."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.given: list[AsyncGenerator[ReplicaReport, None]] = []
+
+        async def lease(self, reports: AsyncGenerator[ReplicaReport, None]) -> AsyncGenerator[Wish, None]:
+            self.given.append(reports)
+            self.reports.append(await anext(reports))
+            self.heard.set()
+            yield Wish(lease=LEASE, is_drain_requested=False, weight_source_address='')
+
+    leaving = Leaving()
+    sampler = Sampler(leaving)
+    sampler.membership.start()
+    async with asyncio.timeout(10):
+        while len(leaving.given) < 2:
+            await leaving.next_report()
+        with pytest.raises(StopAsyncIteration):
+            await anext(leaving.given[0])
+    await sampler.membership.close()

@@ -1,0 +1,123 @@
+"""Sampling parameters from the client through the contract into the sampler: what is sent is what is drawn with."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.kit.errors import InvalidField
+from services.sampler.api.convert import sample_from_proto
+from services.sampler.api.convert_params import MAX_CHOICES, MAX_FORM_LENGTH, MAX_REGEX_LENGTH, params_from_proto
+from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.data_format import SamplingParams, StructuredOutput
+from twinkle_client import convert
+
+SCHEMA = {'type': 'object', 'properties': {'n': {'type': 'integer', 'minimum': 0}}, 'required': ['n']}
+FORMS = (
+    StructuredOutput(json_schema=SCHEMA),
+    StructuredOutput(json_object=True),
+    StructuredOutput(regex='[a-z]+'),
+    StructuredOutput(choices=('yes', 'no')),
+    StructuredOutput(grammar='root ::= "a"'),
+)
+
+
+def bound(least: float, most: float) -> st.SearchStrategy[float]:
+    """Return numbers within bounds that survive a message."""
+    return st.floats(least, most, allow_nan=False)
+
+
+@given(
+    params=st.builds(
+        SamplingParams,
+        max_tokens=st.none() | st.integers(0, 100),
+        seed=st.none() | st.integers(-(2**62), 2**62),
+        temperature=bound(0, 3),
+        top_k=st.just(-1) | st.integers(1, 50),
+        top_p=bound(0.01, 1),
+        min_p=bound(0, 1),
+        repetition_penalty=bound(0.5, 2),
+        presence_penalty=bound(-2, 2),
+        frequency_penalty=bound(-2, 2),
+        num_samples=st.integers(1, 8),
+        ignore_eos=st.booleans(),
+        structured_output=st.none() | st.sampled_from(FORMS),
+    )
+)
+def test_parameters_arrive_as_they_were_given(params):
+    """Every field has the value the client gave it; unset ones have the defaults."""
+    arrived = params_from_proto(convert.sampling_params(params))
+    assert arrived == SamplingParams(**{**vars(params), 'logprobs': 0, 'stop': ()})
+
+
+@pytest.mark.parametrize(
+    ('fields', 'path'),
+    [
+        ({'min_p': 1.5}, 'params.min_p'),
+        ({'presence_penalty': 2.5}, 'params.presence_penalty'),
+        ({'frequency_penalty': -3.0}, 'params.frequency_penalty'),
+        ({'frequency_penalty': float('nan')}, 'params.frequency_penalty'),
+        ({'structured_output': sampling_pb2.StructuredOutput()}, 'params.structured_output'),
+        ({'structured_output': sampling_pb2.StructuredOutput(is_json_object=False)}, 'params.structured_output'),
+        ({'structured_output': sampling_pb2.StructuredOutput(regex='')}, 'params.structured_output'),
+        (
+            {'structured_output': sampling_pb2.StructuredOutput(grammar='x' * MAX_FORM_LENGTH)},
+            'params.structured_output',
+        ),
+        (
+            {'structured_output': sampling_pb2.StructuredOutput(regex='x' * (MAX_REGEX_LENGTH + 1))},
+            'params.structured_output.regex',
+        ),
+        (
+            {'structured_output': sampling_pb2.StructuredOutput(choices=sampling_pb2.TextChoices(texts=['a', '']))},
+            'params.structured_output.choices.texts[1]',
+        ),
+        (
+            {
+                'structured_output': sampling_pb2.StructuredOutput(
+                    choices=sampling_pb2.TextChoices(texts=['a'] * (MAX_CHOICES + 1))
+                )
+            },
+            'params.structured_output.choices.texts',
+        ),
+    ],
+)
+def test_values_out_of_range_are_named(fields, path):
+    """A parameter that means nothing is refused by its path."""
+    with pytest.raises(InvalidField) as caught:
+        params_from_proto(sampling_pb2.SamplingParams(**fields))
+    assert caught.value.field == path
+
+
+def test_forms_may_be_given_as_mappings():
+    """What is typed as a dict becomes the value, and mistakes in it are refused."""
+    params = SamplingParams.from_dict({'structured_output': {'choices': ['a', 'b']}})
+    assert params.structured_output == StructuredOutput(choices=('a', 'b'))
+    for wrong in ({'regexp': 'a'}, {}, {'regex': 'a', 'grammar': 'b'}):
+        with pytest.raises(ValueError, match='structured_output'):
+            SamplingParams.from_dict({'structured_output': wrong})
+
+
+def request(*entries: sampler_service_pb2.SequenceSoFar) -> sampler_service_pb2.SampleRequest:
+    """Return a request for two sequences that goes on from `entries`."""
+    tokens = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[1], data=bytes(4))
+    return sampler_service_pb2.SampleRequest(
+        base_model='tiny',
+        prompt=sampling_pb2.Prompt(token_ids=tokens),
+        params=sampling_pb2.SamplingParams(sample_count=2),
+        continued=entries,
+    )
+
+
+def test_sequences_so_far_come_in_order():
+    """One entry a sequence, in order; tokens may be missing."""
+    token = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[1], data=(7).to_bytes(4, 'little'))
+    first = sampler_service_pb2.SequenceSoFar(token_ids=token)
+    second = sampler_service_pb2.SequenceSoFar(sequence_index=1, is_finished=True)
+    command = sample_from_proto(request(first, second))
+    assert [(one.token_ids, one.is_finished) for one in command.continued] == [((7,), False), ((), True)]
+    assert sample_from_proto(request()).continued == ()
+    for entries, path in (((first,), 'continued'), ((second, first), 'continued[0].sequence_index')):
+        with pytest.raises(InvalidField) as caught:
+            sample_from_proto(request(*entries))
+        assert caught.value.field == path

@@ -1,0 +1,180 @@
+"""The version store while callers go away: what was begun is finished, found again or told later, and owned."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from fixtures.fake_sampler_engine import FakeSamplerEngine
+from fixtures.sampled import lora_weights
+from fixtures.sampler_service import FakeWeightSource
+from services.kit.caller import Caller
+from services.kit.errors import Unavailable, VersionNotFound
+from services.sampler.application.fetches import MAX_UNAWAITED
+from services.sampler.application.version_store import VersionStore
+from services.sampler.application.versions import Retention
+from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, CheckpointFacts, VersionKey
+from services.sampler.domain.errors import VersionNotReady
+
+ALICE = Caller(tenant_id='alice')
+NOW = timedelta()
+_MOST_TURNS = 200
+"""Of the event loop, in which anything over fakes has happened."""
+
+
+class GatedEngine(FakeSamplerEngine):
+    """Unloads and loads only when a test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.unloading = asyncio.Event()
+
+    async def unload_adapter(self, key: VersionKey) -> None:
+        """Wait at the gate, then unload."""
+        self.unloading.set()
+        await self.gate.wait()
+        await super().unload_adapter(key)
+
+
+class SlowSource(FakeWeightSource):
+    """Brings versions and looks checkpoints up in some turns of the loop, not at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def fetch(self, caller: Caller, adapter_id: str, version: int) -> AdapterWeights:
+        """Fetch once the gate is open, not in this turn."""
+        await asyncio.sleep(0)
+        await self.gate.wait()
+        return await super().fetch(caller, adapter_id, version)
+
+    async def find_checkpoint(self, caller: Caller, path: str) -> CheckpointFacts:
+        """Look up, not in this turn."""
+        await asyncio.sleep(0)
+        return await super().find_checkpoint(caller, path)
+
+
+@pytest.fixture
+def source() -> SlowSource:
+    """Weights, put in by each test."""
+    return SlowSource()
+
+
+@pytest.fixture
+def engine() -> GatedEngine:
+    """What the weights are loaded into."""
+    return GatedEngine()
+
+
+@pytest.fixture
+async def store(source: SlowSource, engine: GatedEngine) -> AsyncIterator[VersionStore]:
+    """A store of two versions."""
+    made = VersionStore(engine, source, Retention(max_versions=2))
+    yield made
+    await made.close()
+    assert source.followers == 0
+
+
+async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) -> int:
+    """Lease a version and let it go."""
+    async with store.lease(ALICE, AdapterChoice(adapter_id=adapter_id, **choice)) as version:
+        return version.key.version
+
+
+async def version_in_some_tries(store: VersionStore, **choice) -> int:
+    """Lease without waiting, again and again with a turn of the loop between; every refusal says to try again."""
+    refusals: list[VersionNotReady] = []
+    for _ in range(_MOST_TURNS):
+        try:
+            version = await version_of(store, wait=NOW, **choice)
+        except VersionNotReady as refusal:
+            refusals.append(refusal)
+            await asyncio.sleep(0)
+            continue
+        assert refusals
+        assert all(isinstance(refusal, Unavailable) and refusal.retry_after for refusal in refusals)
+        assert {refusal.reason for refusal in refusals} == {'VERSION_NOT_READY'}
+        return version
+    raise AssertionError('it gets no further')
+
+
+async def test_who_does_not_wait_finds_an_evicted_version_on_a_later_try(store, source):
+    """What a call without patience began goes on after it: the version is fetched once and then served."""
+    for version in (1, 2, 3):
+        source.publish('alice', lora_weights(version))
+        assert await version_of(store, at_least=version) == version
+    assert [held.key.version for held in store.resident('alice')] == [2, 3]
+    assert await version_in_some_tries(store, exact=1) == 1
+    assert source.fetches == 1
+
+
+async def test_who_does_not_wait_finds_a_checkpoint_on_a_later_try(store, source):
+    """The look-up of what a path is now is no waiting."""
+    path = 'twinkle://run/weights/step-1'
+    facts = CheckpointFacts(path=path, digest='d', step_count=7)
+    source.checkpoints['alice', path] = (facts, lora_weights(0))
+    assert await version_in_some_tries(store, adapter_id='', checkpoint_path=path) == 7
+
+
+async def test_who_does_not_wait_is_told_why_it_never_comes(store, source):
+    """A version that has left every place is not found, although nobody waited when that came out."""
+    for version in (1, 2, 3):
+        source.publish('alice', lora_weights(version))
+    assert await version_of(store) == 3
+    del source.versions['alice', 'ad-1'][1]
+    with pytest.raises(VersionNotFound):
+        await version_in_some_tries(store, exact=1)
+
+
+async def test_versions_that_nobody_waits_for_are_few(store, source):
+    """Calls that do not wait leave no more than a handful of fetches behind them, whatever they name."""
+    for version in range(1, 40):
+        source.publish('alice', lora_weights(version))
+    assert await version_of(store) == 39
+    source.gate.clear()
+    for version in range(1, 30):
+        with pytest.raises(VersionNotReady):
+            await version_of(store, exact=version, wait=NOW)
+    for _ in range(_MOST_TURNS):
+        await asyncio.sleep(0)
+    fetches = [task for task in asyncio.all_tasks() if task.get_name().startswith('fetch')]
+    assert len(fetches) == MAX_UNAWAITED
+    source.gate.set()
+    assert await version_of(store, exact=1) == 1
+
+
+@pytest.mark.parametrize('leaver', ['follower', 'unload'])
+async def test_whoever_goes_away_halfway_leaves_no_version_without_an_owner(engine, source, leaver):
+    """Ended between two evictions, the change is finished: the engine holds what the store knows of, no more."""
+    size = lora_weights(1).size_bytes
+    store = VersionStore(engine, source, Retention(max_bytes=2 * size))
+    for name in ('a', 'b'):
+        source.publish('alice', lora_weights(1, adapter_id=name))
+        assert await version_of(store, name) == 1
+    engine.gate.clear()
+    engine.unloading.clear()
+    if leaver == 'unload':
+        source.publish('alice', lora_weights(2, adapter_id='a'))
+        going = asyncio.create_task(store.unload(ALICE, 'a'))
+    else:
+        # Two others have to leave for one of twice the size.
+        source.publish('alice', large_weights('c', 2 * size))
+        going = asyncio.create_task(version_of(store, 'c'))
+    await engine.unloading.wait()
+    going.cancel()
+    await asyncio.wait([going])
+    await store.followers.stop(AdapterKey('alice', 'c'))
+    engine.gate.set()
+    await store.close()
+    assert set(engine.loaded) == {version.key for version in store.all_resident()}
+
+
+def large_weights(adapter_id: str, size_bytes: int) -> AdapterWeights:
+    """Return weights that count as so many bytes."""
+    return replace(lora_weights(1, adapter_id=adapter_id), size_bytes=size_bytes)

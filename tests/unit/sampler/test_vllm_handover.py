@@ -1,0 +1,137 @@
+"""Weights on their way to vLLM, and what is refused before it is asked."""
+
+import asyncio
+import json
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.sampled import LORA, lora_tensors
+from twinkle.data_format import TensorData
+from twinkle.sampler.vllm.base_weights import problem_with
+from twinkle.sampler.vllm.handover import in_memory_file, layout_of
+from twinkle.sampler.vllm.merge import merged
+from twinkle.sampler.vllm.options import engine_args, explicit_dtype
+from twinkle.sampler.vllm.plans import Misfit, make_plan
+from twinkle.sampler.vllm.sources import adapter_source, folder_tensors
+
+
+def test_file_holds_the_tensors_where_the_layout_says():
+    """However many there are; and the file is gone afterwards."""
+    tensors = {f't{index}': TensorData.from_numpy(np.full((3,), index, np.float32)) for index in range(2500)}
+    layout = json.loads(layout_of(tensors))
+    with in_memory_file(tensors) as path:
+        content = Path(path).read_bytes()
+    assert not Path(path).exists()
+    assert len(content) == layout['size_bytes'] == 2500 * 12
+    for name, dtype, shape, offset in layout['tensors']:
+        assert (dtype, shape) == ('float32', [3])
+        assert content[offset : offset + 12] == bytes(tensors[name].data)
+
+
+def test_segment_is_used_as_it_is(tmp_path):
+    """Bytes that lie in a shared file already are not written again, and stay."""
+    segment = tmp_path / 'segment'
+    segment.write_bytes(b'1234')
+    tensors = {'t': TensorData('float32', (1,), b'1234')}
+    with in_memory_file(tensors, segment_path=str(segment)) as path:
+        assert path == str(segment)
+    assert segment.exists()
+
+
+def test_versions_of_one_adapter_have_one_layout():
+    """The plan for the first version is that of all."""
+    assert layout_of(lora_tensors(1), LORA) == layout_of(lora_tensors(2), LORA)
+
+
+async def count(name: str, last: int):
+    """Yield pairs of a name and a number."""
+    for number in range(last):
+        await asyncio.sleep(0)
+        yield name, number
+
+
+async def fail():
+    """Yield once and fail."""
+    yield 'bad', 0
+    raise LookupError
+
+
+async def collect(items) -> list:
+    """Return all items."""
+    return [item async for item in items]
+
+
+async def test_merged_streams_keep_their_order():
+    """Every item comes once, each stream in its own order."""
+    items = await collect(merged([count('a', 5), count('b', 3), count('c', 0)]))
+    assert [number for name, number in items if name == 'a'] == [0, 1, 2, 3, 4]
+    assert [number for name, number in items if name == 'b'] == [0, 1, 2]
+
+
+async def test_merged_streams_fail_together():
+    """The first error is raised, and the streams are closed."""
+    async with aclosing(merged([count('a', 10**9), fail()])) as items:
+        with pytest.raises(LookupError):
+            await collect(items)
+
+
+def test_arguments_that_would_make_answers_wrong_are_refused(tiny_llama_dir):
+    """So are those vLLM does not know."""
+    for name, value in (
+        ('max_cpu_loras', 1),
+        ('logprobs_mode', 'processed_logprobs'),
+        ('structured_outputs_config', {'backend': 'guidance'}),
+        ('reasoning_parser_plugin', 'mine.py'),
+        ('no_such_thing', 1),
+    ):
+        with pytest.raises(ValueError, match=name):
+            engine_args(str(tiny_llama_dir), {name: value})
+
+
+def test_dtype_is_never_left_to_vllm(tiny_llama_dir):
+    """'auto' is the dtype the model is stored in, where vLLM's own would halve float32."""
+    assert explicit_dtype(str(tiny_llama_dir), 'auto') == 'float32'
+    assert explicit_dtype(str(tiny_llama_dir), 'bfloat16') == 'bfloat16'
+
+
+def test_base_weights_are_checked_before_any_is_touched(tiny_llama_dir):
+    """A tensor too few, too many, of another shape or dtype: each is named."""
+    folder, whole = str(tiny_llama_dir), folder_tensors(str(tiny_llama_dir))
+    assert problem_with(folder, whole) == ''
+    name = 'model.norm.weight'
+    without = {key: tensor for key, tensor in whole.items() if key != name}
+    other = TensorData('float32', (2,), bytes(8))
+    for wrong in (without, {**whole, 'other': other}, {**whole, name: other}):
+        assert problem_with(folder, wrong)
+    assert 'int64' in problem_with(folder, {**whole, name: TensorData('int64', (64,), bytes(512))})
+
+
+def test_fresh_adapter_names_the_layers_asked_for(tiny_llama_dir):
+    """Factors of zeros for every target, and no layer is an error."""
+    source = adapter_source(str(tiny_llama_dir), LORA)
+    assert source.tensors.keys() == lora_tensors(1).keys()
+    assert not any(tensor.to_numpy().any() for tensor in source.tensors.values())
+    with pytest.raises(ValueError, match='no_such'):
+        adapter_source(str(tiny_llama_dir), type(LORA)(target_modules=('no_such',)))
+
+
+class Model:
+    """A model without names of its own for anything."""
+
+
+class Manager:
+    """The part of vLLM's adapter manager that a plan asks first."""
+
+    model = Model()
+
+
+def test_second_name_of_one_matrix_is_refused():
+    """Which of two weights is meant cannot be known; the last one would win in silence."""
+    tensors = lora_tensors(1)
+    name = next(iter(tensors))
+    twice = {**tensors, name.removeprefix('base_model.model.'): tensors[name]}
+    with pytest.raises(Misfit):
+        make_plan(Manager(), layout_of(twice, LORA))

@@ -1,0 +1,148 @@
+"""What runs in vLLM's workers: rows of adapters, penalties of continued sequences, ends with the owner."""
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import twinkle.sampler
+from twinkle.data_format import SamplingParams
+from twinkle.sampler.engine.stopping import StopRules
+from twinkle.sampler.vllm.adapters import MappedAdapter, Slots
+from twinkle.sampler.vllm.patches import _add_lora_linear, adapter_rows
+from twinkle.sampler.vllm.penalties import _Row
+from twinkle.sampler.vllm.plans import LayerPlan, Place, Plan
+from twinkle.sampler.vllm.sampling import sequence_seed, vllm_params
+
+WATCHDOG = Path(twinkle.sampler.__file__).parent / 'vllm' / 'watchdog.py'
+CHILD = f"""
+import runpy, sys, time
+runpy.run_path({str(WATCHDOG)!r})['end_with_owner']()
+print('ready', flush=True)
+time.sleep(600)
+"""
+OWNER = f"""
+import runpy, subprocess, sys
+runpy.run_path({str(WATCHDOG)!r})['name_owner']()
+child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+class Wrapper:
+    """The part of vLLM's wrapper that is asked."""
+
+    def __init__(self, slots_T: torch.Tensor) -> None:
+        self.twinkle_rows = adapter_rows(slots_T)
+
+
+def test_rows_of_the_base_model_are_in_no_group():
+    """Each adapter has its rows, together or apart, and -1 is nobody's."""
+    groups = dict(adapter_rows(torch.tensor([-1, 2, 2, 0, -1, 0])))
+    assert groups.keys() == {0, 2}
+    assert groups[2] == slice(1, 3)
+    assert groups[0].tolist() == [3, 5]
+    assert adapter_rows(torch.tensor([-1, -1])) == []
+
+
+def test_base_rows_stay_while_every_slot_is_taken():
+    """Each row gets its own adapter's update, and rows without one are left to the bit."""
+    generator = torch.Generator().manual_seed(0)
+    a = tuple(torch.randn(2, 1, 4, 6, generator=generator) for _ in range(2))
+    b = tuple(torch.randn(2, 1, width, 4, generator=generator) for width in (5, 3))
+    slots = torch.tensor([1, -1, 0, 1, -1])
+    x, y = torch.randn(5, 6, generator=generator), torch.randn(5, 8, generator=generator)
+    expected = y.clone()
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[row] += torch.cat([x[row] @ a[part][slot, 0].t() @ b[part][slot, 0].t() for part in (0, 1)])
+    before = y.clone()
+    _add_lora_linear(Wrapper(slots), y, x, a, b, 1.0, (5, 3))
+    torch.testing.assert_close(y, expected)
+    assert torch.equal(y[slots < 0], before[slots < 0])
+
+
+class Layer:
+    """The part of vLLM's layer that a slot is filled through."""
+
+    def __init__(self) -> None:
+        self.lora_a_stacked = (torch.zeros(2, 1, 4, 6),)
+        self.lora_b_stacked = (torch.zeros(2, 1, 5, 4),)
+
+    def reset_lora(self, slot: int) -> None:
+        """Empty a slot."""
+        self.lora_a_stacked[0][slot] = 0
+        self.lora_b_stacked[0][slot] = 0
+
+
+class Manager:
+    """The part of vLLM's adapter manager that knows the layers."""
+
+    def __init__(self) -> None:
+        self.modules = {'q': Layer(), 'k': Layer()}
+
+
+def test_slot_holds_one_adapter_whole_whatever_layouts_came_before():
+    """Layouts come and go, more of them than are kept; each adapter lies in its layers and in no others."""
+    a = Place(torch.float32, (3, 6), 0)
+    b = Place(torch.float32, (5, 3), 72)
+    values = torch.arange(1, 34, dtype=torch.float32)
+    buffer = values.view(torch.uint8)
+    manager = Manager()
+    slots = Slots(manager)
+    for number in range(200):
+        name, other = ('q', 'k') if number % 2 else ('k', 'q')
+        layer = LayerPlan(a, b, scaling=2.0)
+        slots.fill(1, MappedAdapter(number + 1, Plan(132, 3, {name: (layer,)}), buffer))
+        filled, empty = manager.modules[name], manager.modules[other]
+        assert torch.equal(filled.lora_a_stacked[0][1, 0, :3], values[:18].view(3, 6))
+        assert torch.equal(filled.lora_b_stacked[0][1, 0, :, :3], 2 * values[18:].view(5, 3))
+        assert not empty.lora_a_stacked[0].any()
+        assert not empty.lora_b_stacked[0].any()
+
+
+def test_penalties_count_what_another_engine_drew():
+    """A token drawn there and here counts twice; one of the prompt alone is repeated but not counted."""
+    row = _Row(prompt=[1, 2, 3], begun=[3], drawn=[3, 4, -1], repetition=2.0, presence=0.5, frequency=0.25)
+    logits = torch.full((6,), 4.0)
+    row.apply(logits)
+    assert logits.tolist() == [4.0, 2.0, 2.0, 2.0 - 0.5 - 2 * 0.25, 2.0 - 0.5 - 0.25, 4.0]
+
+
+def test_continued_sequence_is_asked_for_the_rest():
+    """Limits are what is left, and vLLM's own penalties are off where ours count."""
+    params = SamplingParams(max_tokens=8, min_tokens=4, frequency_penalty=0.5, seed=3)
+    rules = StopRules.of(params, eos_token_ids=frozenset({2}), max_new_tokens=8)
+    rest = vllm_params(params, rules, sequence_index=1, drawn=(5, 6, 7))
+    assert (rest.max_tokens, rest.min_tokens, rest.stop_token_ids) == (5, 1, [2])
+    assert rest.frequency_penalty == 0.0
+    assert rest.extra_args
+    whole = vllm_params(params, rules, sequence_index=1, drawn=())
+    assert whole.frequency_penalty == 0.5
+    assert not whole.extra_args
+
+
+def test_neighbouring_seeds_share_no_sequence():
+    """Sequence 1 of seed 5 is not sequence 0 of seed 6."""
+    seeds = {sequence_seed(seed, index) for seed in range(32) for index in range(32)}
+    assert len(seeds) == 1024
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_process_ends_with_its_owner():
+    """Kill -9 of the owner leaves nothing behind."""
+    owner = subprocess.Popen([sys.executable, '-c', OWNER, CHILD], stdout=subprocess.PIPE, text=True)
+    try:
+        child = os.pidfd_open(int(owner.stdout.readline()))
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    # The descriptor of a process is readable once it has ended.
+    assert select.select([child], [], [], 30)[0]
+    os.close(child)

@@ -1,0 +1,19 @@
+"""Places that weights come from, where they cannot be reached at all."""
+
+from pathlib import Path
+
+import pytest
+
+from services.kit.caller import Caller
+from services.kit.tls import TlsConfig
+from services.sampler.backends.weight_sources import WeightSources
+
+
+async def test_relay_without_a_channel_tells_the_cause(tmp_path: Path) -> None:
+    """What kept the channel from being opened is what is told, however often it is tried."""
+    sources = WeightSources(tls=TlsConfig(ca=tmp_path / 'nowhere.crt'))
+    sources.use_relay('127.0.0.1:1')
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r'tls\.ca: cannot read'):
+            await anext(sources.follow(Caller(tenant_id='alice'), 'ad-1', None))
+    await sources.close()
