@@ -4,6 +4,7 @@ Run as a process of its own: `python older_program.py BASE_MODEL`. It uses only 
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -77,6 +78,9 @@ def main() -> None:
     again = service.create_sampling_client(model_path=named)
     facts['named'] = [sequence.tokens for sequence in again.sample(prompt, 2, params).result().sequences]
     sys.stdout.write(json.dumps(facts) + '\n')
+    sys.stdout.flush()
+    # The SDK leaves threads running, beside which CPython 3.11 may abort while it winds down.
+    os._exit(0)
 
 
 if __name__ == '__main__':
