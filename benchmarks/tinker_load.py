@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 import psutil
 
 from benchmarks.local_stack import connected, running_stack
@@ -28,6 +28,7 @@ DEMANDS = (0.4, 0.3, 0.2, 0.1)
 """Which part of the clients each tenant has."""
 LARGEST_TOKEN = 4000
 SETTLE_SECONDS = 5.0
+ANSWER_SECONDS = 120.0
 MIB = 1 << 20
 
 
@@ -47,7 +48,7 @@ class _Tally:
         begin = time.monotonic()
         try:
             await call
-        except (RequestFailed, httpx.HTTPError) as error:
+        except (RequestFailed, aiohttp.ClientError, TimeoutError) as error:
             self.errors[f'{kind}: {error!r}'[:200]] += 1
             return
         now = time.monotonic()
@@ -86,12 +87,13 @@ def _make_keys(stack: StackState) -> dict[str, str]:
 
 async def _load(stack: StackState, keys: dict[str, str], options: argparse.Namespace) -> tuple[_Tally, int]:
     tally = _Tally()
-    limits = httpx.Limits(max_connections=4 * (options.samplers + options.trainers))
-    async with httpx.AsyncClient(base_url=f'http://{stack.http_address}', timeout=120, limits=limits) as http:
+    async with aiohttp.ClientSession(
+        f'http://{stack.http_address}',
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
+    ) as http:
         wires = {tenant: TinkerWire(http, {'x-api-key': key}) for tenant, key in keys.items()}
-        base_model = (await http.get('/api/v1/get_server_capabilities', headers=wires['tenant-0'].headers)).json()[
-            'supported_models'
-        ][0]['model_name']
+        base_model = await wires['tenant-0'].base_model()
         loops = [
             *await _make_clients(_trainer, options.trainers, wires, tally, options, base_model),
             *await _make_clients(_sampler, options.samplers, wires, tally, options, base_model),

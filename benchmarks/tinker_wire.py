@@ -1,10 +1,15 @@
-"""A client of the Tinker API that does nothing but speak its wire: cheap enough that hundreds fit beside the server."""
+"""A client of the Tinker API that does nothing but speak its wire: cheap enough that hundreds fit beside the server.
+
+It speaks through aiohttp: with some hundred requests under way httpx's pool takes seconds of each, which would be
+measured instead of the server.
+"""
 
 import json
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
 
 RETRIED = (408, 429, 500, 502, 503, 504)
 """What the SDK sends again after a while."""
@@ -18,7 +23,7 @@ class RequestFailed(Exception):
 class TinkerWire:
     """Speaks for one key. Counts what it was told to send again."""
 
-    http: httpx.AsyncClient
+    http: aiohttp.ClientSession
     headers: dict[str, str]
     retry_count: int = 0
 
@@ -29,11 +34,11 @@ class TinkerWire:
             RequestFailed: it was refused for good.
         """
         while True:
-            answer = await self.http.post(f'/api/v1/{path}', json=body, headers=self.headers)
-            if answer.status_code == httpx.codes.OK:
-                return answer.json()
-            if answer.status_code not in RETRIED:
-                raise RequestFailed(f'{path}: {answer.status_code} {answer.text[:300]}')
+            async with self.http.post(f'/api/v1/{path}', json=body, headers=self.headers) as answer:
+                if answer.status == HTTPStatus.OK:
+                    return await answer.json()
+                if answer.status not in RETRIED:
+                    raise RequestFailed(f'{path}: {answer.status} {(await answer.text())[:300]}')
             self.retry_count += 1
 
     async def outcome(self, accepted: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +54,11 @@ class TinkerWire:
         if 'error' in answer:
             raise RequestFailed(json.dumps(answer)[:300])
         return answer
+
+    async def base_model(self) -> str:
+        """Return the name of the first base model that is there."""
+        async with self.http.get('/api/v1/get_server_capabilities', headers=self.headers) as answer:
+            return (await answer.json())['supported_models'][0]['model_name']
 
     async def begin_session(self) -> str:
         """Return a new session's id."""
