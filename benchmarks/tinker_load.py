@@ -118,9 +118,8 @@ async def _make_clients(
     options: argparse.Namespace,
     base_model: str,
 ) -> list[_Loop]:
-    owners = random.Random(7).choices(list(wires), DEMANDS, k=count)
-    # Every tenant has some, however the dice fall.
-    owners[: len(wires)] = list(wires)
+    owners = [owner for owner, part in zip(wires, DEMANDS, strict=True) for _ in range(round(part * count))]
+    random.Random(7).shuffle(owners)
     return [await make(wires[owner], owner, tally, options, base_model) for owner in owners]
 
 

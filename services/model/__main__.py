@@ -126,6 +126,7 @@ def make_limits(config: ModelConfig) -> Limits:
         adapters=AdapterCounts(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
         pass_tokens=config.pass_tokens,
+        batch_seconds=config.batch_seconds,
         tenant_weights=config.tenant_weights,
         queue=QueueLimits(operation_count=config.limits.queue_length, request_bytes=config.queue_bytes),
         gap_seconds=config.gap_seconds,

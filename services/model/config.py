@@ -39,6 +39,10 @@ class ModelConfig(ServiceConfig):
     """Most tokens of one batch."""
     pass_tokens: int = Field(default=1024, ge=1)
     """Tokens of one pass of the model: larger batches take several, small ones of several adapters share one."""
+    batch_seconds: float = Field(default=2.0, gt=0)
+    """About how long one pass that adapters share may take, as far as passes before it tell: on a slow device it is
+    smaller than `pass_tokens`. Longer ones are a little cheaper a token; shorter ones let tenants take turns, who
+    share by their weights only where not all that waits fits into one pass."""
     tenant_weights: Mapping[str, PositiveFloat] = {}
     """Share of each tenant in the machine while all have work, positive; 1 for those not named."""
     max_adapters: int = Field(default=65536, ge=1)

@@ -70,11 +70,22 @@ class Dispatcher:
     lives while there are any; `close` ends it.
     """
 
-    def __init__(self, backend: TrainerBackend, scheduler: Scheduler, clock: Clock) -> None:
-        """Run on `backend` what `scheduler`, which nobody else uses, says is next."""
+    def __init__(
+        self, backend: TrainerBackend, scheduler: Scheduler, clock: Clock, *, batch_seconds: float | None = None
+    ) -> None:
+        """Run on `backend` what `scheduler`, which nobody else uses, says is next.
+
+        Args:
+            backend: the engine.
+            scheduler: what waits.
+            clock: what batches are timed by.
+            batch_seconds: about how long a batch with tokens may take, as far as can be told by those before; None:
+                as long as a full one does.
+        """
         self._backend = backend
         self._scheduler = scheduler
         self._clock = clock
+        self._batch_seconds = batch_seconds
         self._pace = Pace()
         self._returns = Returns()
         self._changed = Changes()
@@ -217,6 +228,8 @@ class Dispatcher:
         self._pace.observe(now - self._begin, token_count=token_count)
         if token_count:
             self._gathered = 0.0
+            if self._batch_seconds is not None:
+                self._scheduler.bound(self._pace.tokens_in(self._batch_seconds))
         for work in batch:
             self._returns.left(work.adapter_id, now)
 

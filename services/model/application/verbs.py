@@ -36,6 +36,8 @@ class Limits:
     """Highest that is accepted."""
     pass_tokens: int
     """Tokens of different adapters that are run together; as many as the engine takes in one pass."""
+    batch_seconds: float | None = None
+    """About how long such a pass may take; None: as long as a full one does."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Shares of tenants that all have work; 1 for those not named."""
     queue: QueueLimits
@@ -82,7 +84,7 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     residency = Residency(world.backend, world.journal, directory, clock=world.clock, bounds=limits.residency)
     queues = Queues(world.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
-    dispatcher = Dispatcher(world.backend, scheduler, world.clock)
+    dispatcher = Dispatcher(world.backend, scheduler, world.clock, batch_seconds=limits.batch_seconds)
     carry_out = CarryOut(world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run)
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
     create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, most=limits.adapters)

@@ -49,6 +49,11 @@ class Pace:
         else:
             self._quick_seconds.add(seconds)
 
+    def tokens_in(self, seconds: float) -> int | None:
+        """Return how many tokens run in so long; None where none ran yet."""
+        token = self._token_seconds.value
+        return int(seconds / token) if token else None
+
     def estimate(self, ahead: Ahead) -> timedelta:
         """Return how long what is ahead takes."""
         quick, token = self._quick_seconds.value or 0.0, self._token_seconds.value or 0.0

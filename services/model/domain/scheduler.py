@@ -17,6 +17,8 @@ _Value = TypeVar('_Value')
 QUICK_RUN = 128
 """Works without tokens that may run in a row while others wait. They take milliseconds: enough for the steps
 of a full batch of small adapters, few enough that nothing starves."""
+LEAST_TOKENS = 128
+"""A bound on batches is never below this: a few short examples still share a pass, however slow the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,8 @@ class Ahead:
 class _Tenant:
     """Works with tokens of one tenant, and what it may still spend."""
 
-    share: float
-    """Tokens it gets in each round."""
+    weight: float
+    """Of its share: the tokens of that many batches in each round."""
     credit: float
     """Tokens left to it in this round; below zero where the last work cost more than was left."""
     works: dict[str, Work] = field(default_factory=dict[str, Work])
@@ -59,7 +61,7 @@ class _Tenant:
     def copy(self) -> '_Tenant':
         """Return one that changes on its own."""
         by_key = {key: dict(works) for key, works in self.by_key.items()}
-        return _Tenant(self.share, self.credit, dict(self.works), by_key)
+        return _Tenant(self.weight, self.credit, dict(self.works), by_key)
 
     def add(self, work: Work) -> None:
         self.works[work.adapter_id] = work
@@ -80,7 +82,9 @@ class Scheduler:
             batch_tokens: of one batch; a larger work still runs.
             weights: share of each tenant, positive; 1 for those not named.
         """
+        self._most_tokens = batch_tokens
         self._batch_tokens = batch_tokens
+        """Of a batch from now on; see `bound`."""
         self._weights = dict(weights or {})
         self._works: dict[str, Work] = {}
         self._heavy_count = 0
@@ -103,6 +107,15 @@ class Scheduler:
         """Whether waiting for more works would not make the next batch fuller."""
         return not self._works or bool(self._quick) or self.token_count >= self._batch_tokens
 
+    def bound(self, token_count: int | None) -> None:
+        """Have batches from now on hold about so many tokens; None: as many as they may.
+
+        A batch that holds all that waits serves tenants by how much they ask for. They share by their weights only
+        where something waits beside the batch, so on a slow device batches have to be small.
+        """
+        most = self._most_tokens
+        self._batch_tokens = most if token_count is None else min(most, max(LEAST_TOKENS, token_count))
+
     def add(self, work: Work) -> None:
         """Take a work of an adapter that has none here.
 
@@ -118,8 +131,8 @@ class Scheduler:
         self._heavy_count += 1
         self.token_count += work.token_count
         if work.tenant_id not in self._tenants:
-            share = self._weights.get(work.tenant_id, 1.0) * self._batch_tokens
-            self._tenants[work.tenant_id] = _Tenant(share, share)
+            weight = self._weights.get(work.tenant_id, 1.0)
+            self._tenants[work.tenant_id] = _Tenant(weight, weight * self._batch_tokens)
         self._tenants[work.tenant_id].add(work)
 
     def remove(self, adapter_id: str) -> Work | None:
@@ -165,7 +178,8 @@ class Scheduler:
         )
 
     def _copy(self) -> 'Scheduler':
-        twin = Scheduler(batch_tokens=self._batch_tokens, weights=self._weights)
+        twin = Scheduler(batch_tokens=self._most_tokens, weights=self._weights)
+        twin._batch_tokens = self._batch_tokens
         twin._works = dict(self._works)
         twin._heavy_count, twin.token_count = self._heavy_count, self.token_count
         twin._quick_run = self._quick_run
@@ -220,10 +234,11 @@ class Scheduler:
         waiting = [tenant for tenant in self._tenants.values() if tenant.works]
         if not waiting or any(tenant.credit > 0 for tenant in waiting):
             return False
-        rounds = 1 + min(-tenant.credit // tenant.share for tenant in waiting)
+        rounds = 1 + min(-tenant.credit // (tenant.weight * self._batch_tokens) for tenant in waiting)
         for tenant_id, tenant in list(self._tenants.items()):
-            tenant.credit = min(tenant.credit + rounds * tenant.share, tenant.share)
-            if not tenant.works and tenant.credit == tenant.share:
+            share = tenant.weight * self._batch_tokens
+            tenant.credit = min(tenant.credit + rounds * share, share)
+            if not tenant.works and tenant.credit == share:
                 del self._tenants[tenant_id]
         return True
 

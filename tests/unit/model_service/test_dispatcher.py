@@ -21,11 +21,11 @@ from twinkle.data_format import LoraConfig
 class World:
     """A dispatcher over the fake trainer, and adapters."""
 
-    def __init__(self, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, scheduler: Scheduler | None = None, *, batch_seconds: float | None = None) -> None:
         self.trainer = FakeTrainer()
         self.clock = FakeClock()
         own = Scheduler(batch_tokens=64) if scheduler is None else scheduler
-        self.dispatcher = Dispatcher(self.trainer, own, self.clock)
+        self.dispatcher = Dispatcher(self.trainer, own, self.clock, batch_seconds=batch_seconds)
 
     async def adapters(self, count: int, *, tenant: str = 'alice') -> list[Adapter]:
         """Make adapters of a tenant."""
@@ -336,3 +336,15 @@ async def test_who_does_not_come_back_is_given_up() -> None:
         await _timed(slow, adapters, seconds=1000.0, away=500.0)
     await slow.start(adapters[0], training(10))
     assert slow.trainer.batches[-1] == [adapters[0].adapter_id]
+
+
+async def test_passes_are_as_large_as_the_device_runs_in_time() -> None:
+    """What earlier passes took bounds the next one; what does not fit waits for the one after it."""
+    world = World(Scheduler(batch_tokens=1024), batch_seconds=2.0)
+    adapters = await world.adapters(40)
+    await _timed(world, adapters, seconds=5.0, away=0.0)
+    await _timed(world, adapters, seconds=5.0, away=0.0)
+    sizes = [len(batch) for batch in world.trainer.batches]
+    assert sizes[0] == 40
+    assert sizes[1] == 16
+    assert sum(sizes) == 80

@@ -271,3 +271,35 @@ def test_tenants_that_are_gone_leave_nothing() -> None:
             crowd.play(1)
     crowd.play(10)
     assert len(pickle.dumps(crowd.scheduler)) < 2 * before
+
+
+def test_unequal_demand_is_shared_equally_where_batches_are_bounded() -> None:
+    """Adapters that come back as soon as they were served: full batches follow demand, bounded ones do not."""
+    adapters = {'many': 26, 'more': 19, 'some': 13, 'few': 6}
+    served = {bound: served_of(adapters, bound) for bound in (None, 128)}
+    assert served[None]['many'] == pytest.approx(26 / 64, abs=0.01)
+    assert all(part == pytest.approx(0.25, abs=0.01) for part in served[128].values())
+
+
+def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
+    """Return the part of each tenant in 500 batches; who was served is back one batch later."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    scheduler.bound(bound)
+    away = [work(f'{tenant}-{place}', 16, tenant=tenant) for tenant, most in adapters.items() for place in range(most)]
+    counts: Counter[str] = Counter()
+    for _ in range(500):
+        for item in away:
+            scheduler.add(item)
+        away = scheduler.next_batch()
+        counts.update(item.tenant_id for item in away)
+    return {tenant: count / counts.total() for tenant, count in counts.items()}
+
+
+def test_a_bound_is_between_a_few_examples_and_what_the_engine_takes() -> None:
+    """However slow or quick the device: works still share a pass, and a pass is never too large."""
+    for bound, expected in ((0, 8), (128, 8), (500, 31), (10**9, 64), (None, 64)):
+        scheduler = Scheduler(batch_tokens=BUDGET)
+        scheduler.bound(bound)
+        for number in range(100):
+            scheduler.add(work(f'a{number}', 16))
+        assert len(scheduler.next_batch()) == expected
