@@ -13,13 +13,12 @@ from typing import Any
 import grpc
 
 from services.gateway.application.quotas.new_adapters import NewAdapters
+from services.gateway.application.quotas.requests import QuotaRequests
 from services.gateway.application.quotas.training import TrainingGate
 from services.kit.rpc.context import current_caller
-from services.kit.rpc.peek import UnreadableMessageError, peek_text
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 
-_CREATION = adapter_service_pb2.CreateAdapterRequest
 _ADAPTERS = adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'].full_name
 _TRAINING = training_service_pb2.DESCRIPTOR.services_by_name['TrainingService'].full_name
 _CHECKPOINTS = checkpoint_service_pb2.DESCRIPTOR.services_by_name['CheckpointService'].full_name
@@ -36,10 +35,8 @@ class Quotas:
 
     new_adapters: NewAdapters
     gate: TrainingGate
-    is_save: Callable[[bytes], bool]
-    """Whether an operation's request saves something."""
-    refused: Callable[[bytes, int], bytes]
-    """Returns such a request with what has it refused, unless it is on record."""
+    requests: QuotaRequests
+    """Reads and marks what is passed on."""
     patience_seconds: float
     """How long a call waits until its tenant owes no tokens."""
 
@@ -70,9 +67,9 @@ class AdmittedCalls(grpc.GenericRpcHandler):
             return handler
 
         async def create(request: bytes, context: Context) -> bytes:
-            request_id, adapter_id = _ids_of(request)
-            tenant_id, new_adapters = current_caller().tenant_id, self._quotas.new_adapters
-            async with new_adapters.creating(tenant_id, request_id=request_id, adapter_id=adapter_id):
+            quotas = self._quotas
+            async with quotas.new_adapters.creating(current_caller().tenant_id) as limit:
+                request = request if limit is None else quotas.requests.refused_creation(request, limit)
                 return await inner(request, context)
 
         return _grpc.unary_unary_rpc_method_handler(create)
@@ -120,17 +117,7 @@ class AdmittedCalls(grpc.GenericRpcHandler):
     async def _admit(self, request: bytes, patience_seconds: float | None) -> bytes:
         tenant_id, quotas = current_caller().tenant_id, self._quotas
         await quotas.gate.enter(tenant_id, patience_seconds=patience_seconds)
-        if not quotas.gate.is_storage_limited(tenant_id) or not quotas.is_save(request):
+        if not quotas.gate.is_storage_limited(tenant_id) or not quotas.requests.is_save(request):
             return request
         limit = await quotas.gate.full_limit(tenant_id)
-        return request if limit is None else quotas.refused(request, limit)
-
-
-def _ids_of(request: bytes) -> tuple[str, str]:
-    """Return a creation's request id and the adapter's id that it chooses; empty where nobody can read them."""
-    try:
-        fields = _CREATION.REQUEST_ID_FIELD_NUMBER, _CREATION.ADAPTER_ID_FIELD_NUMBER
-        request_id, adapter_id = (peek_text(request, number) for number in fields)
-    except UnreadableMessageError:
-        return '', ''
-    return request_id, adapter_id
+        return request if limit is None else quotas.requests.refused_save(request, limit)

@@ -17,6 +17,7 @@ from services.gateway.application.quotas import (
     LimitedTrainer,
     NewAdapters,
     QuotaBook,
+    QuotaRequests,
     QuotaRoom,
     SampleTally,
     SamplingGate,
@@ -29,7 +30,7 @@ from services.gateway.application.quotas import (
 from services.gateway.application.sampling_verbs import SamplingVerbs
 from services.gateway.backends.grpc_census import GrpcAdapterCensus
 from services.gateway.backends.limited_checkpoints import LimitedCheckpoints
-from services.gateway.backends.save_requests import adapter_id_of, is_save, refused_save
+from services.gateway.backends.quota_requests import is_save, refused_creation, refused_save
 from services.gateway.backends.sql import Database, SqlQuotaStore, SqlTenantStore, SqlUsageStore
 from services.gateway.backends.sql.counted_futures import CountedFutureStore
 from services.gateway.backends.usage_feed import GrpcMeterFeed
@@ -81,14 +82,8 @@ class ModelQuotas:
 
     def trainer(self, trainer: Trainer) -> Trainer:
         """Return a trainer that is held to it, for futures."""
-        return LimitedTrainer(
-            trainer,
-            self.quotas.gate,
-            self.quotas.new_adapters,
-            is_save=is_save,
-            adapter_id_of=adapter_id_of,
-            refused=refused_save,
-        )
+        quotas = self.quotas
+        return LimitedTrainer(trainer, quotas.gate, quotas.new_adapters, requests=quotas.requests)
 
     def admitted(self, handlers: Sequence[Any]) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
         """Return handlers of forwarded calls that are held to it, with the methods that each serves."""
@@ -134,8 +129,7 @@ def model_quotas(config: GatewayConfig, quotas: OpenQuotas, channels: Sequence[g
         quotas=Quotas(
             new_adapters=NewAdapters(quotas.book, census),
             gate=quotas.training_gate,
-            is_save=is_save,
-            refused=refused_save,
+            requests=QuotaRequests(is_save=is_save, refused_save=refused_save, refused_creation=refused_creation),
             patience_seconds=config.quotas.patience.total_seconds(),
         )
     )

@@ -24,6 +24,9 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
         InvalidField: something is missing, malformed or out of range.
     """
     _check_labels(request.user_metadata)
+    adapters_limit = request.adapters_limit if request.HasField('adapters_limit') else None
+    # It says how many adapters the tenant has now, and the same request again may find it otherwise.
+    request.ClearField('adapters_limit')
     if request.checkpoint_path:
         check_checkpoint_path(request.checkpoint_path, 'checkpoint_path')
     if request.is_optimizer_included and not request.checkpoint_path:
@@ -46,6 +49,7 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
         else None,
         adapter_id=adapter_id_from_proto(request.adapter_id, 'adapter_id') if request.adapter_id else '',
         session_id=session_id_from_proto(request.session_id),
+        adapters_limit=adapters_limit,
         fingerprint=fingerprint_of(request),
     )
 

@@ -41,6 +41,8 @@ class CreateAdapterCommand:
     """Chosen by the caller; empty: the service chooses."""
     session_id: str = ''
     """The caller's session; may be empty."""
+    adapters_limit: int | None = None
+    """Adapters that the tenant may have, where it has as many already; no part of what is asked for."""
     fingerprint: str = ''
 
 
@@ -180,6 +182,8 @@ class CreateAdapter:
         known = tuple(model.base_model for model in self._world.backend.facts().base_models)
         if command.base_model not in known:
             raise BaseModelNotFound(command.base_model, known)
+        if command.adapters_limit is not None:
+            raise QuotaExceeded(quota='max_adapters', limit=command.adapters_limit)
         if self._directory.count_of(tenant_id) >= self._most.tenant:
             raise QuotaExceeded(quota='adapters', limit=self._most.tenant)
         if len(self._directory) >= self._most.total:

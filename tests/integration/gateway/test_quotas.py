@@ -188,6 +188,23 @@ async def test_one_adapter_too_many_is_refused_in_both_apis(world: World) -> Non
     await world.create('r3')
 
 
+async def test_a_repeat_at_another_gateway_finds_its_adapter(world: World, tmp_path: Path) -> None:
+    """That one has not heard of the first request, and finds the tenant at its limit: what is on record is answered."""
+    made = await world.create('r1')
+    (tmp_path / 'other').mkdir()
+    async with running_gateway(
+        tmp_path / 'other',
+        upstream=world.model.address,
+        checkpoint=world.model.checkpoints.address,
+        internal_token='',
+    ) as gateway:
+        other = World(gateway, world.model, world.http, (await gateway.make_key('alice')).secret)
+        await other.allow(max_adapters=1)
+        assert await other.create('r1') == made
+        failure = await failure_of(other.create('r2'))
+        assert (failure.reason, failure.metadata) == ('QUOTA_EXCEEDED', {'quota': 'max_adapters', 'limit': '1'})
+
+
 async def test_saves_are_refused_once_the_storage_is_full(world: World) -> None:
     """By call and by stream; the number stays free, and a save that is on record is answered from there."""
     await world.create('r1')

@@ -16,11 +16,13 @@ from services.gateway.application.quotas import (
     LimitedTrainer,
     NewAdapters,
     QuotaBook,
+    QuotaRequests,
     QuotaRoom,
     SamplingGate,
     TokenRates,
     TrainingGate,
 )
+from services.gateway.backends.quota_requests import refused_creation
 from services.gateway.domain.fair_queue import Places
 from services.gateway.domain.future import Future, FutureOrder
 from services.gateway.domain.quota import Quota
@@ -28,7 +30,8 @@ from services.gateway.domain.room import UNBOUNDED
 from services.gateway.domain.sample_places import SamplePlaces
 from services.gateway.domain.token_bucket import TokenBucket
 from services.kit.clock import FakeClock
-from services.kit.errors import QueueFull, QuotaExceeded, ServiceUnreachable
+from services.kit.errors import QueueFull, QuotaExceeded
+from twinkle.api.model.v1 import adapter_service_pb2
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -69,6 +72,22 @@ class Census:
         self.count += 1
         await asyncio.sleep(0)
         return set(self.there)
+
+
+def limited_trainer(world: World, trainer: RecordTrainer, census: Census) -> LimitedTrainer:
+    """Hold a trainer to quotas; what is refused is marked."""
+
+    def mark(request: bytes, limit: int) -> bytes:
+        return request + b' over %d' % limit
+
+    return LimitedTrainer(
+        trainer,
+        world.training,
+        NewAdapters(world.book, census),
+        requests=QuotaRequests(
+            is_save=lambda request: request.startswith(b'save'), refused_save=mark, refused_creation=mark
+        ),
+    )
 
 
 async def test_quota_of_a_tenant_stands_over_the_default() -> None:
@@ -197,67 +216,61 @@ async def test_samples_of_who_owes_tokens_are_refused_with_the_time() -> None:
     room.enter(future_of(0, kind='execute'))
 
 
-async def test_one_adapter_too_many_is_refused() -> None:
-    """Of several at once as many are made as may be; one that is there, or was made, is no new one."""
+async def test_of_several_adapters_at_once_as_many_are_made_as_may_be() -> None:
+    """Each of a tenant's is let in once the one before is there; what is beyond the limit is told of it."""
     world, census = World(max_adapters=2), Census('ad-0')
     new_adapters = NewAdapters(world.book, census)
 
-    async def make(number: int, adapter_id: str = '') -> str:
-        try:
-            async with new_adapters.creating('alice', request_id=f'r{number}', adapter_id=adapter_id):
-                await asyncio.sleep(0)
-                census.there.add(adapter_id or f'new-{number}')
-        except QuotaExceeded as error:
-            return f'{error.quota} {error.retry_after}'
-        return 'made'
+    async def make(number: int) -> int | None:
+        async with new_adapters.creating('alice') as limit:
+            await asyncio.sleep(0)
+            if limit is None:
+                census.there.add(f'new-{number}')
+            return limit
 
-    outcomes = await asyncio.gather(*(make(number) for number in range(4)))
-    assert sorted(outcomes) == ['made', *['max_adapters None'] * 3]
-    made = outcomes.index('made')
-    assert await make(made) == 'made'
-    assert await make(9, 'ad-0') == 'made'
+    assert sorted(str(limit) for limit in await asyncio.gather(*(make(number) for number in range(4)))) == [
+        *['2'] * 3,
+        'None',
+    ]
     census.there.clear()
-    assert await make(10) == 'made'
+    assert await make(10) is None
 
 
-async def test_requests_without_an_id_are_no_repeats() -> None:
-    """Of two that nobody can tell apart the second is refused."""
-    new_adapters = NewAdapters(World(max_adapters=1).book, census := Census())
-    async with new_adapters.creating('alice', request_id='', adapter_id=''):
-        census.there.add('made')
-    with pytest.raises(QuotaExceeded):
-        async with new_adapters.creating('alice', request_id='', adapter_id=''):
-            raise AssertionError('it was let in')
+async def test_without_a_quota_of_adapters_nobody_is_asked_anything() -> None:
+    """The common case costs nothing."""
+    census = Census('ad-0')
+    async with NewAdapters(World().book, census).creating('alice') as limit:
+        assert (limit, census.count) == (None, 0)
 
 
-async def test_a_creation_that_failed_is_no_made_one() -> None:
-    """It is looked at again; without a quota nobody is asked anything."""
-    world, census = World(max_adapters=1), Census()
-    new_adapters = NewAdapters(world.book, census)
-    with pytest.raises(ServiceUnreachable):
-        async with new_adapters.creating('alice', request_id='r', adapter_id=''):
-            raise ServiceUnreachable('model')
-    census.there.add('other')
-    with pytest.raises(QuotaExceeded):
-        async with new_adapters.creating('alice', request_id='r', adapter_id=''):
-            raise AssertionError('it was let in')
-    unlimited = NewAdapters(World().book, census)
-    before = census.count
-    async with unlimited.creating('alice', request_id='r', adapter_id=''):
-        assert census.count == before
+async def test_creations_of_futures_are_marked_where_the_tenant_has_as_many_as_it_may() -> None:
+    """They go on all the same: the model service alone knows whether one made its adapter before."""
+    world, trainer, census = World(max_adapters=1), RecordTrainer(), Census()
+    limited = limited_trainer(world, trainer, census)
+    await limited.create_adapter('alice', b'one', request_id='f1')
+    census.there.add('ad-1')
+    await limited.create_adapter('alice', b'two', request_id='f2')
+    assert trainer.created == {'f1': b'one', 'f2': b'two over 1'}
+
+
+@pytest.mark.parametrize('fields', [{}, {'request_id': 'r'}, {'adapters_limit': 99, 'user_metadata': {'a': 'b'}}])
+def test_a_marked_creation_is_the_same_one_with_a_limit(fields: dict[str, Any]) -> None:
+    """What the client itself put there does not count; what is no request stays as it is, for its reader to refuse."""
+    request = adapter_service_pb2.CreateAdapterRequest(**fields)
+    marked = adapter_service_pb2.CreateAdapterRequest.FromString(refused_creation(request.SerializeToString(), 3))
+    assert marked.adapters_limit == 3
+    marked.ClearField('adapters_limit')
+    request.ClearField('adapters_limit')
+    assert marked == request
+    # A field that says to be longer than what is there would take the addition into itself.
+    cut = adapter_service_pb2.CreateAdapterRequest(request_id='r' * 9).SerializeToString()[:-2]
+    assert refused_creation(cut, 3) == cut
 
 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
     """Who owes tokens waits as long as it takes; a save goes on marked while the storage is full, all others as is."""
     world, trainer = World(tokens_per_second=10, stored_bytes=100), RecordTrainer()
-    limited = LimitedTrainer(
-        trainer,
-        world.training,
-        NewAdapters(world.book, Census()),
-        is_save=lambda request: request.startswith(b'save'),
-        adapter_id_of=lambda _: '',
-        refused=lambda request, limit: request + b' over %d' % limit,
-    )
+    limited = limited_trainer(world, trainer, Census())
     world.rates.charge('alice', 1100)
     await limited.execute('alice', b'save 1', number=1)
     assert world.waited == pytest.approx(100.0, abs=1.0)

@@ -71,3 +71,10 @@ def test_what_a_checkpoint_is_named_after_is_a_name(prefix):
     with pytest.raises(InvalidField):
         save_prefix_from_proto(prefix)
     assert save_prefix_from_proto('session-expired') == 'session-expired'
+
+
+def test_how_many_adapters_there_are_is_no_part_of_what_is_asked_for():
+    """The same request is the same one, whether the gateway finds the tenant at its limit or not."""
+    plain, full = create_command_from_proto(request()), create_command_from_proto(request(adapters_limit=0))
+    assert (plain.adapters_limit, full.adapters_limit) == (None, 0)
+    assert plain.fingerprint == full.fingerprint

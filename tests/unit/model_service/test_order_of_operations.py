@@ -218,6 +218,18 @@ async def test_create_is_idempotent_by_request_id() -> None:
         await world.create(ALICE, create_command('r1', fingerprint='other'))
 
 
+async def test_a_repeat_finds_its_adapter_though_the_tenant_may_have_no_other_one() -> None:
+    """The gateway says that the tenant has as many as it may: what is new is refused, and what was made is found."""
+    world = World()
+    adapter = await world.adapter()
+    repeated = await world.create(ALICE, create_command('r1', adapters_limit=1))
+    assert repeated.adapter_id == adapter.adapter_id
+    with pytest.raises(QuotaExceeded) as refused:
+        await world.create(ALICE, create_command('r2', adapters_limit=1))
+    assert (refused.value.quota, refused.value.limit) == ('max_adapters', 1)
+    assert (await world.create(ALICE, create_command('r2'))).adapter_id != adapter.adapter_id
+
+
 async def test_create_refuses_before_anything_is_made() -> None:
     """Unknown model, a rank too high, one adapter too many: none of them reaches the engine."""
     world = World(adapters=AdapterCounts(tenant=10, total=0))

@@ -11,6 +11,7 @@ from services.gateway.application.quotas.get_usage import GetTenantUsage, GetUsa
 from services.gateway.application.quotas.meter import UsageMeter
 from services.gateway.application.quotas.new_adapters import NewAdapters
 from services.gateway.application.quotas.rates import TokenRates
+from services.gateway.application.quotas.requests import QuotaRequests
 from services.gateway.application.quotas.sampling import SamplingGate, limited_sampling
 from services.gateway.application.quotas.set_quota import SetQuota
 from services.gateway.application.quotas.training import LimitedTrainer, TrainingGate
@@ -22,6 +23,7 @@ __all__ = [
     'LimitedTrainer',
     'NewAdapters',
     'QuotaBook',
+    'QuotaRequests',
     'QuotaRoom',
     'SampleTally',
     'SamplingGate',

@@ -1,10 +1,9 @@
 """Training within quotas: operations wait while tokens are owed, and saves are refused once the storage is full."""
 
-from collections.abc import Callable
-
 from services.gateway.application.quotas.book import QuotaBook
 from services.gateway.application.quotas.new_adapters import NewAdapters
 from services.gateway.application.quotas.rates import TokenRates
+from services.gateway.application.quotas.requests import QuotaRequests
 from services.gateway.ports import Trainer, UsageStore
 from services.kit.errors import QuotaExceeded
 
@@ -53,14 +52,7 @@ class LimitedTrainer:
     """Implements `ports.Trainer` for futures, whose clients are told that they wait, and not refused."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        gate: TrainingGate,
-        new_adapters: NewAdapters,
-        *,
-        is_save: Callable[[bytes], bool],
-        adapter_id_of: Callable[[bytes], str],
-        refused: Callable[[bytes, int], bytes],
+        self, trainer: Trainer, gate: TrainingGate, new_adapters: NewAdapters, *, requests: QuotaRequests
     ) -> None:
         """Hold calls of `trainer` to quotas.
 
@@ -68,25 +60,21 @@ class LimitedTrainer:
             trainer: makes them.
             gate: lets operations in.
             new_adapters: lets adapters be made.
-            is_save: whether an ExecuteRequest saves something.
-            adapter_id_of: returns the id that a CreateAdapterRequest asks for.
-            refused: returns an ExecuteRequest that saves with what has it refused, unless it is on record.
+            requests: reads and marks what is passed on.
         """
         self._trainer = trainer
         self._gate = gate
         self._new_adapters = new_adapters
-        self._is_save = is_save
-        self._adapter_id_of = adapter_id_of
-        self._refused = refused
+        self._requests = requests
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter, and return the answer.
+        """Create an adapter, and return the answer; one that was made for the request before is always found.
 
         Raises:
-            QuotaExceeded: the tenant has as many as it may.
+            QuotaExceeded: it is new, and the tenant has as many as it may.
         """
-        adapter_id = self._adapter_id_of(request)
-        async with self._new_adapters.creating(tenant_id, request_id=request_id, adapter_id=adapter_id):
+        async with self._new_adapters.creating(tenant_id) as limit:
+            request = request if limit is None else self._requests.refused_creation(request, limit)
             return await self._trainer.create_adapter(tenant_id, request, request_id=request_id)
 
     async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
@@ -104,9 +92,9 @@ class LimitedTrainer:
             QuotaExceeded: it saves, and the tenant stores as much as it may.
         """
         await self._gate.enter(tenant_id, patience_seconds=None)
-        if self._gate.is_storage_limited(tenant_id) and self._is_save(request):
+        if self._gate.is_storage_limited(tenant_id) and self._requests.is_save(request):
             limit = await self._gate.full_limit(tenant_id)
-            request = request if limit is None else self._refused(request, limit)
+            request = request if limit is None else self._requests.refused_save(request, limit)
         return await self._trainer.execute(tenant_id, request, number=number)
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:

@@ -27,7 +27,7 @@ from twinkle.api.model.v1 import adapter_pb2 as twinkle_dot_api_dot_model_dot_v1
 from twinkle.api.model.v1 import training_config_pb2 as twinkle_dot_api_dot_model_dot_v1_dot_training__config__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/model/v1/adapter_service.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"twinkle/api/model/v1/adapter.proto\x1a*twinkle/api/model/v1/training_config.proto\"\xe2\x03\n\x14\x43reateAdapterRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x35\n\x0blora_config\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12=\n\x0ftraining_config\x18\x04 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\x12S\n\ruser_metadata\x18\x05 \x03(\x0b\x32<.twinkle.api.model.v1.CreateAdapterRequest.UserMetadataEntry\x12\x17\n\x0f\x63heckpoint_path\x18\x06 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x07 \x01(\x08\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x42\n\x0f\x66ull_parameters\x18\t \x01(\x0b\x32).twinkle.api.model.v1.FullParameterConfig\x12\x12\n\nadapter_id\x18\n \x01(\t\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Y\n\x15\x43reateAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\x12\x10\n\x08warnings\x18\x02 \x03(\t\"\'\n\x11GetAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"D\n\x12GetAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\"P\n\x13ListAdaptersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"`\n\x14ListAdaptersResponse\x12/\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x14\x44\x65leteAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteAdapterResponse\"=\n\x12ParkAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x13\n\x0bsave_prefix\x18\x02 \x01(\t\"E\n\x13ParkAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\"\xb1\x02\n\x0f\x45stimateRequest\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x35\n\x0blora_config\x18\x02 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12\x38\n\toptimizer\x18\x03 \x01(\x0b\x32%.twinkle.api.model.v1.OptimizerConfig\x12\x12\n\nbatch_size\x18\x04 \x01(\x05\x12\x17\n\x0fsequence_tokens\x18\x05 \x01(\x05\x12\x18\n\x0blabel_share\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x42\n\x0f\x66ull_parameters\x18\x07 \x01(\x0b\x32).twinkle.api.model.v1.FullParameterConfigB\x0e\n\x0c_label_share\"\xaf\x01\n\x10\x45stimateResponse\x12\x10\n\x08\x64oes_fit\x18\x01 \x01(\x08\x12\x15\n\radapter_bytes\x18\x02 \x01(\x03\x12\x12\n\npeak_bytes\x18\x03 \x01(\x03\x12,\n\tstep_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0f\x61vailable_bytes\x18\x05 \x01(\x03\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\",\n\x14WatchAdaptersRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"%\n\x0f\x41\x64\x61pterDeletion\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\xcb\x01\n\x15WatchAdaptersResponse\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x30\n\x07\x61\x64\x61pter\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.model.v1.AdapterH\x00\x12\x39\n\x08\x64\x65letion\x18\x03 \x01(\x0b\x32%.twinkle.api.model.v1.AdapterDeletionH\x00\x12\x13\n\tis_synced\x18\x04 \x01(\x08H\x00\x12\x14\n\x0cresume_token\x18\x05 \x01(\tB\x07\n\x05\x65vent2\xeb\x05\n\x0e\x41\x64\x61pterService\x12h\n\rCreateAdapter\x12*.twinkle.api.model.v1.CreateAdapterRequest\x1a+.twinkle.api.model.v1.CreateAdapterResponse\x12\x64\n\nGetAdapter\x12\'.twinkle.api.model.v1.GetAdapterRequest\x1a(.twinkle.api.model.v1.GetAdapterResponse\"\x03\x90\x02\x01\x12j\n\x0cListAdapters\x12).twinkle.api.model.v1.ListAdaptersRequest\x1a*.twinkle.api.model.v1.ListAdaptersResponse\"\x03\x90\x02\x01\x12h\n\rDeleteAdapter\x12*.twinkle.api.model.v1.DeleteAdapterRequest\x1a+.twinkle.api.model.v1.DeleteAdapterResponse\x12\x62\n\x0bParkAdapter\x12(.twinkle.api.model.v1.ParkAdapterRequest\x1a).twinkle.api.model.v1.ParkAdapterResponse\x12^\n\x08\x45stimate\x12%.twinkle.api.model.v1.EstimateRequest\x1a&.twinkle.api.model.v1.EstimateResponse\"\x03\x90\x02\x01\x12o\n\rWatchAdapters\x12*.twinkle.api.model.v1.WatchAdaptersRequest\x1a+.twinkle.api.model.v1.WatchAdaptersResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*twinkle/api/model/v1/adapter_service.proto\x12\x14twinkle.api.model.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"twinkle/api/model/v1/adapter.proto\x1a*twinkle/api/model/v1/training_config.proto\"\x92\x04\n\x14\x43reateAdapterRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nbase_model\x18\x02 \x01(\t\x12\x35\n\x0blora_config\x18\x03 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12=\n\x0ftraining_config\x18\x04 \x01(\x0b\x32$.twinkle.api.model.v1.TrainingConfig\x12S\n\ruser_metadata\x18\x05 \x03(\x0b\x32<.twinkle.api.model.v1.CreateAdapterRequest.UserMetadataEntry\x12\x17\n\x0f\x63heckpoint_path\x18\x06 \x01(\t\x12\x1d\n\x15is_optimizer_included\x18\x07 \x01(\x08\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x42\n\x0f\x66ull_parameters\x18\t \x01(\x0b\x32).twinkle.api.model.v1.FullParameterConfig\x12\x12\n\nadapter_id\x18\n \x01(\t\x12\x1b\n\x0e\x61\x64\x61pters_limit\x18\x0b \x01(\x05H\x00\x88\x01\x01\x1a\x33\n\x11UserMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_adapters_limit\"Y\n\x15\x43reateAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\x12\x10\n\x08warnings\x18\x02 \x03(\t\"\'\n\x11GetAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"D\n\x12GetAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\"P\n\x13ListAdaptersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"`\n\x14ListAdaptersResponse\x12/\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x14\x44\x65leteAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteAdapterResponse\"=\n\x12ParkAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\x12\x13\n\x0bsave_prefix\x18\x02 \x01(\t\"E\n\x13ParkAdapterResponse\x12.\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1d.twinkle.api.model.v1.Adapter\"\xb1\x02\n\x0f\x45stimateRequest\x12\x12\n\nbase_model\x18\x01 \x01(\t\x12\x35\n\x0blora_config\x18\x02 \x01(\x0b\x32 .twinkle.api.model.v1.LoraConfig\x12\x38\n\toptimizer\x18\x03 \x01(\x0b\x32%.twinkle.api.model.v1.OptimizerConfig\x12\x12\n\nbatch_size\x18\x04 \x01(\x05\x12\x17\n\x0fsequence_tokens\x18\x05 \x01(\x05\x12\x18\n\x0blabel_share\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x42\n\x0f\x66ull_parameters\x18\x07 \x01(\x0b\x32).twinkle.api.model.v1.FullParameterConfigB\x0e\n\x0c_label_share\"\xaf\x01\n\x10\x45stimateResponse\x12\x10\n\x08\x64oes_fit\x18\x01 \x01(\x08\x12\x15\n\radapter_bytes\x18\x02 \x01(\x03\x12\x12\n\npeak_bytes\x18\x03 \x01(\x03\x12,\n\tstep_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0f\x61vailable_bytes\x18\x05 \x01(\x03\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\",\n\x14WatchAdaptersRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"%\n\x0f\x41\x64\x61pterDeletion\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\xcb\x01\n\x15WatchAdaptersResponse\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x30\n\x07\x61\x64\x61pter\x18\x02 \x01(\x0b\x32\x1d.twinkle.api.model.v1.AdapterH\x00\x12\x39\n\x08\x64\x65letion\x18\x03 \x01(\x0b\x32%.twinkle.api.model.v1.AdapterDeletionH\x00\x12\x13\n\tis_synced\x18\x04 \x01(\x08H\x00\x12\x14\n\x0cresume_token\x18\x05 \x01(\tB\x07\n\x05\x65vent2\xeb\x05\n\x0e\x41\x64\x61pterService\x12h\n\rCreateAdapter\x12*.twinkle.api.model.v1.CreateAdapterRequest\x1a+.twinkle.api.model.v1.CreateAdapterResponse\x12\x64\n\nGetAdapter\x12\'.twinkle.api.model.v1.GetAdapterRequest\x1a(.twinkle.api.model.v1.GetAdapterResponse\"\x03\x90\x02\x01\x12j\n\x0cListAdapters\x12).twinkle.api.model.v1.ListAdaptersRequest\x1a*.twinkle.api.model.v1.ListAdaptersResponse\"\x03\x90\x02\x01\x12h\n\rDeleteAdapter\x12*.twinkle.api.model.v1.DeleteAdapterRequest\x1a+.twinkle.api.model.v1.DeleteAdapterResponse\x12\x62\n\x0bParkAdapter\x12(.twinkle.api.model.v1.ParkAdapterRequest\x1a).twinkle.api.model.v1.ParkAdapterResponse\x12^\n\x08\x45stimate\x12%.twinkle.api.model.v1.EstimateRequest\x1a&.twinkle.api.model.v1.EstimateResponse\"\x03\x90\x02\x01\x12o\n\rWatchAdapters\x12*.twinkle.api.model.v1.WatchAdaptersRequest\x1a+.twinkle.api.model.v1.WatchAdaptersResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,37 +45,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADAPTERSERVICE'].methods_by_name['WatchAdapters']._loaded_options = None
   _globals['_ADAPTERSERVICE'].methods_by_name['WatchAdapters']._serialized_options = b'\220\002\001'
   _globals['_CREATEADAPTERREQUEST']._serialized_start=181
-  _globals['_CREATEADAPTERREQUEST']._serialized_end=663
-  _globals['_CREATEADAPTERREQUEST_USERMETADATAENTRY']._serialized_start=612
-  _globals['_CREATEADAPTERREQUEST_USERMETADATAENTRY']._serialized_end=663
-  _globals['_CREATEADAPTERRESPONSE']._serialized_start=665
-  _globals['_CREATEADAPTERRESPONSE']._serialized_end=754
-  _globals['_GETADAPTERREQUEST']._serialized_start=756
-  _globals['_GETADAPTERREQUEST']._serialized_end=795
-  _globals['_GETADAPTERRESPONSE']._serialized_start=797
-  _globals['_GETADAPTERRESPONSE']._serialized_end=865
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=867
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=947
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=949
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1045
-  _globals['_DELETEADAPTERREQUEST']._serialized_start=1047
-  _globals['_DELETEADAPTERREQUEST']._serialized_end=1089
-  _globals['_DELETEADAPTERRESPONSE']._serialized_start=1091
-  _globals['_DELETEADAPTERRESPONSE']._serialized_end=1114
-  _globals['_PARKADAPTERREQUEST']._serialized_start=1116
-  _globals['_PARKADAPTERREQUEST']._serialized_end=1177
-  _globals['_PARKADAPTERRESPONSE']._serialized_start=1179
-  _globals['_PARKADAPTERRESPONSE']._serialized_end=1248
-  _globals['_ESTIMATEREQUEST']._serialized_start=1251
-  _globals['_ESTIMATEREQUEST']._serialized_end=1556
-  _globals['_ESTIMATERESPONSE']._serialized_start=1559
-  _globals['_ESTIMATERESPONSE']._serialized_end=1734
-  _globals['_WATCHADAPTERSREQUEST']._serialized_start=1736
-  _globals['_WATCHADAPTERSREQUEST']._serialized_end=1780
-  _globals['_ADAPTERDELETION']._serialized_start=1782
-  _globals['_ADAPTERDELETION']._serialized_end=1819
-  _globals['_WATCHADAPTERSRESPONSE']._serialized_start=1822
-  _globals['_WATCHADAPTERSRESPONSE']._serialized_end=2025
-  _globals['_ADAPTERSERVICE']._serialized_start=2028
-  _globals['_ADAPTERSERVICE']._serialized_end=2775
+  _globals['_CREATEADAPTERREQUEST']._serialized_end=711
+  _globals['_CREATEADAPTERREQUEST_USERMETADATAENTRY']._serialized_start=641
+  _globals['_CREATEADAPTERREQUEST_USERMETADATAENTRY']._serialized_end=692
+  _globals['_CREATEADAPTERRESPONSE']._serialized_start=713
+  _globals['_CREATEADAPTERRESPONSE']._serialized_end=802
+  _globals['_GETADAPTERREQUEST']._serialized_start=804
+  _globals['_GETADAPTERREQUEST']._serialized_end=843
+  _globals['_GETADAPTERRESPONSE']._serialized_start=845
+  _globals['_GETADAPTERRESPONSE']._serialized_end=913
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=915
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=995
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=997
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1093
+  _globals['_DELETEADAPTERREQUEST']._serialized_start=1095
+  _globals['_DELETEADAPTERREQUEST']._serialized_end=1137
+  _globals['_DELETEADAPTERRESPONSE']._serialized_start=1139
+  _globals['_DELETEADAPTERRESPONSE']._serialized_end=1162
+  _globals['_PARKADAPTERREQUEST']._serialized_start=1164
+  _globals['_PARKADAPTERREQUEST']._serialized_end=1225
+  _globals['_PARKADAPTERRESPONSE']._serialized_start=1227
+  _globals['_PARKADAPTERRESPONSE']._serialized_end=1296
+  _globals['_ESTIMATEREQUEST']._serialized_start=1299
+  _globals['_ESTIMATEREQUEST']._serialized_end=1604
+  _globals['_ESTIMATERESPONSE']._serialized_start=1607
+  _globals['_ESTIMATERESPONSE']._serialized_end=1782
+  _globals['_WATCHADAPTERSREQUEST']._serialized_start=1784
+  _globals['_WATCHADAPTERSREQUEST']._serialized_end=1828
+  _globals['_ADAPTERDELETION']._serialized_start=1830
+  _globals['_ADAPTERDELETION']._serialized_end=1867
+  _globals['_WATCHADAPTERSRESPONSE']._serialized_start=1870
+  _globals['_WATCHADAPTERSRESPONSE']._serialized_end=2073
+  _globals['_ADAPTERSERVICE']._serialized_start=2076
+  _globals['_ADAPTERSERVICE']._serialized_end=2823
 # @@protoc_insertion_point(module_scope)

@@ -57,6 +57,7 @@ class CreateAdapterRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     FULL_PARAMETERS_FIELD_NUMBER: _builtins.int
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    ADAPTERS_LIMIT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes a repeat harmless: the same id again returns the same adapter. Required."""
     base_model: _builtins.str
@@ -75,6 +76,11 @@ class CreateAdapterRequest(_message.Message):
     """Its id, which only another service may choose, out of a session of its tenant: 1 to 128 of letters, digits, '.',
     '_', ':' and '-', beginning with a letter or digit. One that was ever used, by whoever, is ALREADY_EXISTS
     (ERROR_REASON_ID_TAKEN). Clients leave it unset; else INVALID_ARGUMENT. Unset: the service chooses.
+    """
+    adapters_limit: _builtins.int
+    """Set by the gateway where the tenant has as many adapters as this quota, at all services together, or more: then
+    the request is refused with RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED), unless it is on record. No part of
+    its content.
     """
     @_builtins.property
     def lora_config(self) -> _training_config_pb2.LoraConfig:
@@ -107,12 +113,15 @@ class CreateAdapterRequest(_message.Message):
         session_id: _builtins.str = ...,
         full_parameters: _training_config_pb2.FullParameterConfig | None = ...,
         adapter_id: _builtins.str = ...,
+        adapters_limit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapters_limit", b"_adapters_limit", "adapters_limit", b"adapters_limit", "full_parameters", b"full_parameters", "lora_config", b"lora_config", "training_config", b"training_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "full_parameters", b"full_parameters", "is_optimizer_included", b"is_optimizer_included", "lora_config", b"lora_config", "request_id", b"request_id", "session_id", b"session_id", "training_config", b"training_config", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapters_limit", b"_adapters_limit", "adapter_id", b"adapter_id", "adapters_limit", b"adapters_limit", "base_model", b"base_model", "checkpoint_path", b"checkpoint_path", "full_parameters", b"full_parameters", "is_optimizer_included", b"is_optimizer_included", "lora_config", b"lora_config", "request_id", b"request_id", "session_id", b"session_id", "training_config", b"training_config", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__adapters_limit: _TypeAlias = _typing.Literal["adapters_limit"]  # noqa: Y015
+    _WhichOneofArgType__adapters_limit: _TypeAlias = _typing.Literal["_adapters_limit", b"_adapters_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapters_limit) -> _WhichOneofReturnType__adapters_limit | None: ...
 
 Global___CreateAdapterRequest: _TypeAlias = CreateAdapterRequest  # noqa: Y015
 

@@ -1,4 +1,9 @@
-"""What quotas have to know of serialized requests to the model service, read and added without parsing them."""
+"""What quotas have to know of serialized requests to the model service, and what they add to them.
+
+Operations may be large, and are not parsed here.
+"""
+
+from google.protobuf.message import DecodeError
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.peek import UnreadableMessageError, peek_text
@@ -7,7 +12,6 @@ from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_se
 _OPERATION = training_service_pb2.ExecuteRequest.OPERATION_FIELD_NUMBER
 _SAVE = operation_pb2.Operation.SAVE_FIELD_NUMBER
 _NAME = operation_pb2.Save.NAME_FIELD_NUMBER
-_ADAPTER_ID = adapter_service_pb2.CreateAdapterRequest.ADAPTER_ID_FIELD_NUMBER
 
 
 def is_save(request: bytes) -> bool:
@@ -34,9 +38,16 @@ def refused_save(request: bytes, limit: int) -> bytes:
     return request + addition.SerializeToString()
 
 
-def adapter_id_of(request: bytes) -> str:
-    """Return the id that a CreateAdapterRequest asks for; empty for none, or where nobody can read it."""
+def refused_creation(request: bytes, limit: int) -> bytes:
+    """Return a CreateAdapterRequest with what has it refused unless it is on record; what is none stays as it is.
+
+    Args:
+        request: is parsed: it is small, and bytes put after those of a broken one might become part of a text.
+        limit: how many adapters the tenant may have.
+    """
     try:
-        return peek_text(request, _ADAPTER_ID)
-    except UnreadableMessageError:
-        return ''
+        message = adapter_service_pb2.CreateAdapterRequest.FromString(request)
+    except DecodeError:
+        return request
+    message.adapters_limit = limit
+    return message.SerializeToString(deterministic=True)
