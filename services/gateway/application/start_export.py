@@ -1,12 +1,10 @@
-"""The verbs of exports that clients call: each answers at once, and the work is done elsewhere."""
+"""The verb that accepts an export: it answers at once, and `run_exports` carries it out."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.gateway.domain.catalogue import Checkpoint
-from services.gateway.domain.errors import ExportNotFound
 from services.gateway.domain.export import Export, Target, parse_target
-from services.gateway.domain.listing import Cursor, Listing, Page, list_page
 from services.gateway.ports.exports import Destination, ExportStore, Sealer
 from services.kit.caller import Caller
 from services.kit.clock import Clock
@@ -93,36 +91,6 @@ class StartExport:
         )
 
 
-class Exports:
-    """Shows and cancels exports of a caller."""
-
-    def __init__(self, store: ExportStore, *, clock: Clock) -> None:
-        """Show what `store` keeps."""
-        self._store = store
-        self._clock = clock
-
-    async def get(self, caller: Caller, export_id: str) -> Export:
-        """Return one.
-
-        Raises:
-            ExportNotFound: the caller has none of that id.
-        """
-        return _need(await self._store.get(caller.tenant_id, export_id), export_id)
-
-    async def list_page(self, caller: Caller, page: Page, *, checkpoint_path: str | None) -> Listing[Export]:
-        """Return one page, of one checkpoint alone unless it is None."""
-        found = await self._store.list_newest(caller.tenant_id, page, checkpoint_path=checkpoint_path)
-        return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.export_id))
-
-    async def cancel(self, caller: Caller, export_id: str) -> Export:
-        """Return one that is cancelled now, unless it was over.
-
-        Raises:
-            ExportNotFound: the caller has none of that id.
-        """
-        return _need(await self._store.cancel(caller.tenant_id, export_id, now=self._clock.now()), export_id)
-
-
 def _check_token(target: Target, token: str) -> None:
     if target.kind == 'file' and token:
         raise InvalidField('hub_token', 'must be empty: a folder asks for none')
@@ -130,9 +98,3 @@ def _check_token(target: Target, token: str) -> None:
         raise InvalidField('hub_token', 'is required: that of someone who may write to the hub')
     if not (token.isascii() and token.isprintable()):
         raise InvalidField('hub_token', 'must be of printable ASCII characters')
-
-
-def _need(export: Export | None, export_id: str) -> Export:
-    if export is None:
-        raise ExportNotFound(export_id)
-    return export

@@ -7,8 +7,11 @@ from typing import Any
 import grpc
 
 from services.gateway.api.export_servicer import ExportServicer
+from services.gateway.application.cancel_export import CancelExport
+from services.gateway.application.get_export import GetExport
+from services.gateway.application.list_exports import ListExports
 from services.gateway.application.run_exports import ExportLimits, ExportWorld, RunExports
-from services.gateway.application.start_export import Exports, StartExport
+from services.gateway.application.start_export import StartExport
 from services.gateway.backends.export_archives import CheckpointArchives
 from services.gateway.backends.export_targets import ExportTargets
 from services.gateway.backends.grpc_checkpoints import GrpcCheckpoints
@@ -53,5 +56,10 @@ def make_exports(
         poll=options.poll,
         keep_for=options.keep_for,
     )
-    start = StartExport(store, find=keeper.get, destination=targets, sealer=sealer, clock=clock)
-    return OpenExports(ExportServicer(start, Exports(store, clock=clock)), (RunExports(world, limits).keep_on,))
+    servicer = ExportServicer(
+        start=StartExport(store, find=keeper.get, destination=targets, sealer=sealer, clock=clock),
+        get=GetExport(store),
+        list_exports=ListExports(store),
+        cancel=CancelExport(store, clock=clock),
+    )
+    return OpenExports(servicer, (RunExports(world, limits).keep_on,))

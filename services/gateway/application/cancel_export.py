@@ -1,0 +1,27 @@
+"""The verb that ends an export."""
+
+from services.gateway.domain.errors import ExportNotFound
+from services.gateway.domain.export import Export
+from services.gateway.ports.exports import ExportStore
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+
+
+class CancelExport:
+    """Ends an export; whoever carries it out finds that out and stops."""
+
+    def __init__(self, store: ExportStore, *, clock: Clock) -> None:
+        """Cancel what `store` keeps."""
+        self._store = store
+        self._clock = clock
+
+    async def __call__(self, caller: Caller, export_id: str) -> Export:
+        """Return the export, which is cancelled now unless it was over.
+
+        Raises:
+            ExportNotFound: the caller has none of that id.
+        """
+        export = await self._store.cancel(caller.tenant_id, export_id, now=self._clock.now())
+        if export is None:
+            raise ExportNotFound(export_id)
+        return export
