@@ -21,6 +21,7 @@ from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
+from twinkle_client.adapter_names import AdapterNames
 from twinkle_client.archives import ArchiveDownload, ReportBytes, ignore_progress
 from twinkle_client.endpoint import find_endpoint
 from twinkle_client.errors import Error, NotFoundError, RetryableError
@@ -70,7 +71,8 @@ class TwinkleClient:
         self._adapters = AdapterServiceStub(self.connection.channel)
         self._training = TrainingServiceStub(self.connection.channel)
         self._session = SessionKeeper(self.connection, client=_CLIENT_NAME)
-        self._adapter_ids: dict[str, str] = {}
+        self.adapter_names = AdapterNames()
+        """What its model handles call their adapters."""
         self._is_closed = False
         _open_clients.add(self)
 
@@ -240,14 +242,6 @@ class TwinkleClient:
         """
         await ArchiveDownload(self.connection, path, Path(folder), report=report).run()
         return Path(folder)
-
-    def name_adapter(self, name: str, adapter_id: str) -> None:
-        """Let this client's samplers find an adapter by the name that the program gave it."""
-        self._adapter_ids[name] = adapter_id
-
-    def adapter_id(self, name: str) -> str:
-        """Return the id of the adapter named last by `name`; what is no such name is taken for an id."""
-        return self._adapter_ids.get(name, name)
 
     def close(self) -> None:
         """End the session and the connection; closing again does nothing."""

@@ -1,5 +1,7 @@
 """What every group of verbs has: the connection and the adapters by name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,7 @@ class ModelHandle:
         self._connection = self._client.connection
         self._stub = AdapterServiceStub(self._connection.channel)
         self._adapters: dict[str, AdapterHandle] = {}
+        self._promised: set[str] = set()
 
     @property
     def loop_thread(self) -> LoopThread:
@@ -59,6 +62,29 @@ class ModelHandle:
             known = ', '.join(map(repr, self._adapters)) or 'none yet: call add_adapter_to_model'
             raise KeyError(f'adapter_name {adapter_name!r} is unknown; there is {known}')
         return self._adapters[adapter_name]
+
+    def _check_name(self, adapter_name: str) -> None:
+        if not adapter_name:
+            raise ValueError('adapter_name is empty; give the adapter a name')
+        if adapter_name in self._adapters or adapter_name in self._promised:
+            raise ValueError(
+                f'adapter_name {adapter_name!r} is taken in this model handle; choose another, or call remove_adapter '
+                f'first ({adapter_name!r} may be used again in another handle)'
+            )
+
+    @contextmanager
+    def _naming(self, adapter_name: str) -> Iterator[None]:
+        """Keep a name from others while the server is asked for its adapter.
+
+        Raises:
+            ValueError: it is empty or taken.
+        """
+        self._check_name(adapter_name)
+        self._promised.add(adapter_name)
+        try:
+            yield
+        finally:
+            self._promised.discard(adapter_name)
 
     async def _run(self, adapter_name: str | None, **verb: Any) -> OperationResult:
         return log_warnings(await self._adapter(adapter_name).operations.run(**verb))

@@ -44,7 +44,7 @@ class MultiLoraTransformersModel(
         """Create an adapter at the server, with cross-entropy, averaged at the step, and AdamW.
 
         Args:
-            adapter_name: its name in this program.
+            adapter_name: its name, of this handle alone; another handle may use it for an adapter of its own.
             config_or_dir: a `LoraConfig`, peft's or the library's; or a checkpoint's `twinkle://` path
                 to begin from. Unset: a `LoraConfig` with every default.
             full_parameters: train the base model's own weights, or those of them that are named, instead of
@@ -61,8 +61,7 @@ class MultiLoraTransformersModel(
             QuotaError: it is one adapter too many.
             StateError: the replica is leased to another full-parameter run.
         """
-        if adapter_name in self._adapters:
-            raise ValueError(f'adapter_name {adapter_name!r} is taken; call remove_adapter first')
+        self._check_name(adapter_name)
         if full_parameters is not False and config_or_dir is not None:
             raise ValueError('config_or_dir must be left out with full_parameters: there is no adapter to configure')
         is_path = isinstance(config_or_dir, str)
@@ -80,11 +79,12 @@ class MultiLoraTransformersModel(
             checkpoint_path=config_or_dir if is_path else '',
             session_id=self._client.session_id,
         )
-        response = await self._connection.unary(self._stub.CreateAdapter, request)
-        adapter = response.adapter
+        with self._naming(adapter_name):
+            response = await self._connection.unary(self._stub.CreateAdapter, request)
+            adapter = response.adapter
+            self._attach(adapter_name, adapter.adapter_id, adapter.sequence_number)
         for warning in response.warnings:
             _log.warning('adapter %s: %s', adapter_name, warning)
-        self._attach(adapter_name, adapter.adapter_id, adapter.sequence_number)
         return adapter.adapter_id
 
     @remote_method
@@ -92,11 +92,13 @@ class MultiLoraTransformersModel(
         """Go on with an adapter that exists, such as one of an earlier program.
 
         Raises:
+            ValueError: the name is taken in this handle.
             NotFoundError: there is none of that id.
         """
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
-        adapter = (await self._connection.unary(self._stub.GetAdapter, request)).adapter
-        self._attach(adapter_name, adapter_id, adapter.sequence_number)
+        with self._naming(adapter_name):
+            adapter = (await self._connection.unary(self._stub.GetAdapter, request)).adapter
+            self._attach(adapter_name, adapter_id, adapter.sequence_number)
 
     @remote_method
     async def remove_adapter(self, adapter_name: str | None = None) -> None:
@@ -105,6 +107,7 @@ class MultiLoraTransformersModel(
         request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter.adapter_id)
         await self._connection.unary(self._stub.DeleteAdapter, request)
         self._adapters = {name: other for name, other in self._adapters.items() if other is not adapter}
+        self._client.adapter_names.remove(self, adapter.adapter_id)
 
     def pipeline(self, *, adapter_name: str | None = None) -> Pipeline:
         """Return a block (`with` or `async with`) in which the adapter's verbs travel on one stream.
@@ -116,4 +119,4 @@ class MultiLoraTransformersModel(
     def _attach(self, adapter_name: str, adapter_id: str, last_number: int) -> None:
         log = OperationLog(self._connection, adapter_id, last_number=last_number)
         self._adapters[adapter_name] = AdapterHandle(adapter_id, log)
-        self._client.name_adapter(adapter_name, adapter_id)
+        self._client.adapter_names.add(self, adapter_name, adapter_id, base_model=self.model_id)

@@ -33,7 +33,8 @@ class Sampler:
     """A base model that can be sampled, with or without one of the caller's adapters.
 
     Verbs take the weights to use as `adapter_name` (a name given to `add_adapter_to_model`, or an
-    adapter's id; with `version` or `min_version` to be exact) or `adapter_uri` (a checkpoint's path).
+    adapter's id; with `version` or `min_version` to be exact) or `adapter_uri` (a checkpoint's path). A name that
+    several model handles gave to different adapters is refused, unless exactly one of them was synced here.
     Neither: the version that `CheckpointEngineManager.sync_weights` synced last, the base model where it
     synced none or `use_base_model` is true. The server never answers with other weights than those asked for.
     """
@@ -217,8 +218,9 @@ class Sampler:
                 raise ValueError('use_base_model and an adapter cannot both be meant')
         elif self._synced and not (uri or adapter_name):
             return self._synced_adapter(adapter)
+        names = self._client.adapter_names
         return convert.adapter_ref(
-            uri or self._client.adapter_id(adapter_name),
+            uri or names.find(adapter_name, base_model=self.model_id, favoured=self._synced),
             version=adapter.get('version'),
             min_version=adapter.get('min_version'),
             wait=adapter.get('wait'),
