@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import re
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -29,7 +28,6 @@ _MOST_BEGINNINGS = 4
 """Downloads of one archive that begin at byte 0: it may be replaced meanwhile, or come damaged."""
 _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
 """Reasons after which asking where the upload stands, and going on, is the cure."""
-_HELD = re.compile(r'a chunk at byte (\d+)')
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -167,15 +165,21 @@ async def _send(
                 stub.UploadCheckpoint, requests, request_type=checkpoint_service_pb2.UploadCheckpointRequest
             )
         except Error as error:
-            place = _HELD.fullmatch(error.metadata.get('expected', ''))
+            place = _place_of(error)
             if place is None or not is_asking:
                 await patience.wait_or_raise(error, may_retry=error.reason in _RESUMABLE)
-            if place is not None and int(place[1]) > held:
+            if place is not None and place > held:
                 patience.renew()
-            held, is_asking = (int(place[1]), not is_asking) if place is not None else (held, True)
+            held, is_asking = (place, not is_asking) if place is not None else (held, True)
             continue
         report(header.size_bytes, header.size_bytes)
         return answer.checkpoint
+
+
+def _place_of(error: Error) -> int | None:
+    """Return from which byte an upload goes on; None: the error does not say it."""
+    offset = error.metadata.get('offset', '')
+    return int(offset) if error.reason == 'STREAM_OUT_OF_ORDER' and offset.isdecimal() else None
 
 
 async def _requests(

@@ -105,7 +105,7 @@ async def _receive(upload: Upload, header: UploadHeader, parts: AsyncIterator[Up
             raise StreamOutOfOrder('a chunk')
         await upload.add(part)
     if upload.held_bytes < header.size_bytes:
-        raise StreamOutOfOrder(f'a chunk at byte {upload.held_bytes}')
+        raise StreamOutOfOrder.at_byte(upload.held_bytes)
 
 
 def _run_of(tenant_id: str, upload_id: str) -> str:

@@ -15,11 +15,11 @@ def domain_errors() -> Iterator[None]:
     except engine.ChunkCorrupt as error:
         raise ChunkCorrupt(error.offset) from error
     except engine.ChunkOutOfOrder as error:
-        raise StreamOutOfOrder(f'a chunk at byte {error.expected}') from error
+        raise StreamOutOfOrder.at_byte(error.expected) from error
     except engine.ChunkOutOfRange as error:
         problem = f'ends at byte {error.end} of a state of {error.size_bytes}'
         raise InvalidField('frame.chunk', problem) from error
     except engine.StateIncomplete as error:
-        raise StreamOutOfOrder(f'a chunk at byte {error.next_offset}') from error
+        raise StreamOutOfOrder.at_byte(error.next_offset) from error
     except engine.DigestMismatch as error:
         raise DigestMismatch(error.expected, error.actual) from error

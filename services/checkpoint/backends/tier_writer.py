@@ -92,7 +92,7 @@ class TierWriter:
     async def commit(self, record: Record) -> None:
         """Make the state visible; see the port."""
         if not self._is_begun and self._manifest.size_bytes:
-            raise StreamOutOfOrder('a chunk at byte 0')
+            raise StreamOutOfOrder.at_byte(0)
         failpoints.reach('weights.received')
         if self._receiver is None:
             await self._durable.commit(record)

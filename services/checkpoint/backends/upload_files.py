@@ -139,7 +139,7 @@ class UploadFile:
         """Take a chunk; see the port."""
         end = chunk.offset + len(chunk.data)
         if chunk.offset > self._held_bytes:
-            raise StreamOutOfOrder(f'a chunk at byte {self._held_bytes}')
+            raise StreamOutOfOrder.at_byte(self._held_bytes)
         if end > self._size_bytes:
             raise InvalidField('chunk', f'ends at byte {end} of an archive of {self._size_bytes}')
         await self._run(self._add, chunk)

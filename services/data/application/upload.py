@@ -88,7 +88,7 @@ class GetUpload:
 
 async def _add(upload: Upload, part: UploadHeader | UploadChunk) -> None:
     if not isinstance(part, UploadChunk) or part.offset != upload.committed_bytes:
-        raise StreamOutOfOrder(f'a chunk at byte {upload.committed_bytes}')
+        raise StreamOutOfOrder.at_byte(upload.committed_bytes)
     end = part.offset + len(part.data)
     if end > upload.size_bytes:
         raise InvalidField('chunk.data', f'ends at byte {end}, the header said {upload.size_bytes} bytes in all')

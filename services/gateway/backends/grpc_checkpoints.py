@@ -10,7 +10,7 @@ import grpc
 
 from services.gateway.backends.checkpoint_messages import checkpoint_from_proto
 from services.gateway.domain.catalogue import ArchivePart, Checkpoint, UploadOrder
-from services.kit.errors import ServiceUnreachable
+from services.kit.errors import DomainError, ServiceUnreachable, StreamOutOfOrder
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import duration_to_proto
@@ -92,7 +92,7 @@ class GrpcCheckpoints:
         try:
             return _own(await self._need_stub().UploadCheckpoint(_parts(header, pieces, offset), metadata=metadata))
         except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='checkpoint') from error
+            raise _with_offset(error_from_call(error, service='checkpoint')) from error
 
     async def _call(
         self, method: str, request: Any, *, is_internal: bool = False, seconds: float = _PATIENCE_SECONDS
@@ -111,6 +111,15 @@ class GrpcCheckpoints:
 
 def _own(response: Any) -> Checkpoint:
     return checkpoint_from_proto(response.checkpoint, tenant_id=current_caller().tenant_id)
+
+
+def _with_offset(error: DomainError) -> DomainError:
+    """Return an error that says where an upload stands as one that has it as a number; any other as it is."""
+    facts = error.metadata()
+    offset = facts.get('offset', '')
+    if error.reason != StreamOutOfOrder.reason or not offset.isdecimal():
+        return error
+    return StreamOutOfOrder(facts.get('expected', ''), offset=int(offset))
 
 
 async def _parts(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Self
 
 from services.kit.errors.base import (
     Aborted,
@@ -147,6 +148,13 @@ class StreamOutOfOrder(Aborted):
 
     reason = 'STREAM_OUT_OF_ORDER'
     expected: str
+    offset: int | None = None
+    """The byte to go on from; None: it is not about bytes."""
+
+    @classmethod
+    def at_byte(cls, offset: int) -> Self:
+        """Return the error of a stream of bytes that should go on at `offset`."""
+        return cls(f'a chunk at byte {offset}', offset=offset)
 
     def __str__(self) -> str:
         return f'the stream should continue with {self.expected}'

@@ -65,7 +65,7 @@ class ReadUpload:
 async def _add(upload: Upload, header: UploadHeader, part: UploadHeader | UploadChunk) -> None:
     committed = upload.committed_bytes
     if not isinstance(part, UploadChunk) or part.offset > committed:
-        raise StreamOutOfOrder(f'a chunk at byte {committed}')
+        raise StreamOutOfOrder.at_byte(committed)
     end = part.offset + len(part.data)
     if end > header.size_bytes:
         raise InvalidField('chunk.data', f'ends at byte {end}, the header said {header.size_bytes} bytes in all')

@@ -42,7 +42,7 @@ class Shelf:
         async for piece in pieces:
             self.held_bytes += len(piece)
         if self.held_bytes < order.size_bytes:
-            raise StreamOutOfOrder(f'a chunk at byte {self.held_bytes}')
+            raise StreamOutOfOrder.at_byte(self.held_bytes)
         return CHECKPOINT
 
 

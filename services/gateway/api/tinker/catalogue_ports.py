@@ -67,7 +67,7 @@ class Uploads(Protocol):
         """Return the checkpoint that an archive became, of which `pieces` are the bytes from `offset` on.
 
         Raises:
-            DomainError: the checkpoint service's own; STREAM_OUT_OF_ORDER says how much has come, where that is not
-                all of it.
+            StreamOutOfOrder: not all of it has come; its `offset` says how much has.
+            DomainError: the checkpoint service's own.
         """
         ...

@@ -12,14 +12,13 @@ from services.gateway.api.tinker.paths import WeightsKind, WeightsPath, parse_ki
 from services.gateway.api.tinker.queries import query_of
 from services.gateway.api.tinker.routes import tinker_route
 from services.gateway.domain.catalogue import UploadOrder
-from services.kit.errors import DomainError, InvalidField
+from services.kit.errors import DomainError, InvalidField, StreamOutOfOrder
 
 _UPLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/UploadCheckpoint'
 _PACE = Pace(seconds=24 * 3600.0)
 """Nothing of an upload is held while it comes, so that it may take long; it may not trickle."""
 _LENGTH = re.compile(r'\d{1,15}')
 _RANGE = re.compile(r'bytes (?:(\d{1,15})-(\d{1,15})|\*)/(\d{1,15})')
-_HELD = re.compile(r'a chunk at byte (\d+)')
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,9 @@ class UploadRoutes:
         except DomainError as error:
             if body.failure is not None:
                 raise body.failure from error
-            held = _HELD.fullmatch(error.metadata().get('expected', ''))
-            if held is None or error.reason != 'STREAM_OUT_OF_ORDER':
+            if not isinstance(error, StreamOutOfOrder) or error.offset is None:
                 raise
-            return JsonAnswer({'held_bytes': int(held[1]), 'size_bytes': part.size_bytes}, 202)
+            return JsonAnswer({'held_bytes': error.offset, 'size_bytes': part.size_bytes}, 202)
         return JsonAnswer(checkpoint_to_json(checkpoint), 201)
 
 

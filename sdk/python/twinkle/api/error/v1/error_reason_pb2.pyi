@@ -105,7 +105,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_VERSION_CONFLICT: _ErrorReason.ValueType  # 62
     """ABORTED. Another writer published a newer version first. Metadata: adapterId, version."""
     ERROR_REASON_STREAM_OUT_OF_ORDER: _ErrorReason.ValueType  # 63
-    """ABORTED. A stream's messages came in an order the RPC does not allow. Metadata: expected."""
+    """ABORTED. A stream's messages came in an order the RPC does not allow. Metadata: expected; offset, where it is
+    about bytes: the one to go on from.
+    """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 70
     """FAILED_PRECONDITION. The operation waits for an earlier sequence number that never came.
     Metadata: adapterId, sequenceNumber, expected.
@@ -278,7 +280,9 @@ ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 61
 ERROR_REASON_VERSION_CONFLICT: ErrorReason.ValueType  # 62
 """ABORTED. Another writer published a newer version first. Metadata: adapterId, version."""
 ERROR_REASON_STREAM_OUT_OF_ORDER: ErrorReason.ValueType  # 63
-"""ABORTED. A stream's messages came in an order the RPC does not allow. Metadata: expected."""
+"""ABORTED. A stream's messages came in an order the RPC does not allow. Metadata: expected; offset, where it is
+about bytes: the one to go on from.
+"""
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 70
 """FAILED_PRECONDITION. The operation waits for an earlier sequence number that never came.
 Metadata: adapterId, sequenceNumber, expected.
