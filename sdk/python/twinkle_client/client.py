@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2
 from twinkle.api.checkpoint.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
@@ -25,12 +25,12 @@ from twinkle_client.adapter_names import AdapterNames
 from twinkle_client.archives import ArchiveDownload, ReportBytes, ignore_progress
 from twinkle_client.endpoint import find_endpoint
 from twinkle_client.errors import Error, NotFoundError, RetryableError
+from twinkle_client.filters import PAGE_SIZE, CheckpointFilters, RunFilters, checkpoints_request, runs_request
 from twinkle_client.rpc import Address, Connection, LoopThread, remote_method
 from twinkle_client.rpc.connection import DEFAULT_RETRY_TIMEOUT
 from twinkle_client.session import SessionKeeper
 
 _CLIENT_NAME = 'twinkle_client 0.1.0'
-_PAGE_SIZE = 1000
 
 
 class TwinkleClient:
@@ -122,10 +122,18 @@ class TwinkleClient:
         return all(service.is_reachable for service in info.services)
 
     @remote_method
-    async def list_training_runs(self, *, base_model: str = '') -> list[catalogue_service_pb2.Run]:
-        """Return the caller's runs, newest first; only those of `base_model` if it is given."""
+    async def list_training_runs(self, **filters: Unpack[RunFilters]) -> list[catalogue_service_pb2.Run]:
+        """Return the caller's runs, newest first.
+
+        Args:
+            filters: `base_model`, `session_id`, `user_metadata` and `is_active`, see `RunFilters`; only runs
+                that fit all of them are returned.
+
+        Raises:
+            TypeError: there is no such filter, or a label is no string.
+        """
         runs: list[catalogue_service_pb2.Run] = []
-        request = catalogue_service_pb2.ListRunsRequest(page_size=_PAGE_SIZE, base_model=base_model)
+        request = runs_request(filters)
         while True:
             page = await self.connection.unary(self._catalogue.ListRuns, request)
             runs += page.runs
@@ -147,7 +155,7 @@ class TwinkleClient:
     async def list_adapters(self) -> list[adapter_pb2.Adapter]:
         """Return the caller's adapters that can be trained on now, newest first."""
         adapters: list[adapter_pb2.Adapter] = []
-        request = adapter_service_pb2.ListAdaptersRequest(page_size=_PAGE_SIZE)
+        request = adapter_service_pb2.ListAdaptersRequest(page_size=PAGE_SIZE)
         while True:
             page = await self.connection.unary(self._adapters.ListAdapters, request)
             adapters += page.adapters
@@ -167,13 +175,39 @@ class TwinkleClient:
             return None
 
     @remote_method
-    async def list_checkpoints(self, run_id: str = '') -> list[checkpoint_pb2.Checkpoint]:
-        """Return the caller's checkpoints, newest first; only those of a run if it is given."""
+    async def list_checkpoints(
+        self, run_id: str = '', **filters: Unpack[CheckpointFilters]
+    ) -> list[checkpoint_pb2.Checkpoint]:
+        """Return the caller's checkpoints, newest first.
+
+        Args:
+            run_id: only those of this run. Empty: of all.
+            filters: `base_model`, `is_optimizer_included`, `is_public`, `begin_time`, `end_time` and
+                `user_metadata`, see `CheckpointFilters`; only checkpoints that fit all of them are returned. With
+                any of them the catalogue is asked, which hears of a new checkpoint a little later.
+
+        Raises:
+            TypeError: there is no such filter, or a label is no string.
+            ValueError: the time ends before it begins.
+        """
+        if filters:
+            return await self._find_checkpoints(checkpoints_request(run_id, filters))
         return await self._list_checkpoints(run_id)
+
+    async def _find_checkpoints(
+        self, request: catalogue_service_pb2.ListRunCheckpointsRequest
+    ) -> list[checkpoint_pb2.Checkpoint]:
+        checkpoints: list[checkpoint_pb2.Checkpoint] = []
+        while True:
+            page = await self.connection.unary(self._catalogue.ListRunCheckpoints, request)
+            checkpoints += page.checkpoints
+            if not page.next_page_token:
+                return checkpoints
+            request.page_token = page.next_page_token
 
     async def _list_checkpoints(self, run_id: str) -> list[checkpoint_pb2.Checkpoint]:
         checkpoints: list[checkpoint_pb2.Checkpoint] = []
-        request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=run_id, page_size=_PAGE_SIZE)
+        request = checkpoint_service_pb2.ListCheckpointsRequest(adapter_id=run_id, page_size=PAGE_SIZE)
         while True:
             page = await self.connection.unary(self._checkpoints.ListCheckpoints, request)
             checkpoints += page.checkpoints

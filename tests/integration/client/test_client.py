@@ -108,8 +108,21 @@ async def test_session_beats_and_ends(gateway: FakeGateway, client: TwinkleClien
 
 
 async def test_pages_are_joined(client: TwinkleClient) -> None:
-    """Lists hold all pages."""
+    """Lists hold all pages, those with filters too."""
     assert [run.run_id for run in await client.list_training_runs.aio()] == ['ad-1', 'ad-2']
+    assert [item.name for item in await client.list_checkpoints.aio(is_public=True)] == ['a', 'b']
+
+
+async def test_filters_of_lists_are_asked_for(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """On every page; another name than the contract's is refused before anybody is asked."""
+    await client.list_training_runs.aio(user_metadata={'team': 'a'}, is_active=False)
+    await client.list_checkpoints.aio('ad-1', user_metadata={'team': 'a'})
+    for method in ('ListRuns', 'ListRunCheckpoints'):
+        assert [dict(request.user_metadata) for request in gateway.calls[method]] == [{'team': 'a'}] * 2
+    assert [request.is_active for request in gateway.calls['ListRuns']] == [False, False]
+    assert [request.run_id for request in gateway.calls['ListRunCheckpoints']] == ['ad-1', 'ad-1']
+    with pytest.raises(TypeError, match='model_name'):
+        await client.list_training_runs.aio(model_name='tiny')  # type: ignore[call-arg]
 
 
 async def test_download_goes_on_where_it_was_cut(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:

@@ -25,6 +25,15 @@ async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
     return model
 
 
+async def test_a_checkpoint_is_saved_with_its_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """As they were given; an argument that there is none of takes no number."""
+    with pytest.raises(TypeError, match='owner'):
+        await model.save.aio('a', owner='me')  # type: ignore[call-arg]
+    await model.save.aio('a', user_metadata={'team': 'a'}, overwrite=True)
+    saved = gateway.operations[1].save
+    assert (dict(saved.user_metadata), saved.is_overwrite_allowed) == ({'team': 'a'}, True)
+
+
 async def test_undo_and_export_are_operations(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
     """They take numbers like every other verb and tell where they led."""
     assert (await model.undo.aio(2))['is_applied']

@@ -11,6 +11,7 @@ from typing import Any
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.api.model.v1.training_config_pb2 import LOSS_REDUCTION_MEAN, LossConfig, TrainingConfig
 from twinkle_client.convert import full_parameter_config, lora_config
+from twinkle_client.convert.labels import labels
 from twinkle_client.convert.sampling import SCHEME
 from twinkle_client.model.configuring import ConfiguringVerbs
 from twinkle_client.model.custom_loss import CustomLossVerbs
@@ -75,7 +76,7 @@ class MultiLoraTransformersModel(
             training_config=TrainingConfig(
                 loss=LossConfig(reduction=LOSS_REDUCTION_MEAN), gradient_accumulation_steps=gradient_accumulation_steps
             ),
-            user_metadata=user_metadata or {},
+            user_metadata=labels(user_metadata),
             checkpoint_path=config_or_dir if is_path else '',
             session_id=self._client.session_id,
         )

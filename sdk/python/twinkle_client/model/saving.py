@@ -1,15 +1,28 @@
 """Verbs about an adapter's state: saved, loaded, published, described."""
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from google.protobuf import duration_pb2, json_format
 
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2
+from twinkle_client.convert.labels import labels
 from twinkle_client.convert.tensors import dtype_number
 from twinkle_client.model.handle import ModelHandle
 from twinkle_client.model.training import StepOutput, step_output
 from twinkle_client.rpc import remote_method
+
+
+class SaveOptions(TypedDict, total=False):
+    """How a checkpoint is kept."""
+
+    overwrite: bool
+    """Replace one of that name; otherwise it is an error that there is one."""
+    ttl: timedelta | None
+    """Delete it after this long. Unset: kept."""
+    user_metadata: Mapping[str, str] | None
+    """Its labels, for the owner's own use: the server takes 64, and `list_checkpoints` finds it by them."""
 
 
 class SavingVerbs(ModelHandle):
@@ -22,9 +35,8 @@ class SavingVerbs(ModelHandle):
         *,
         save_optimizer: bool = False,
         consumed_train_samples: int | None = None,
-        overwrite: bool = False,
-        ttl: timedelta | None = None,
         adapter_name: str | None = None,
+        **options: Unpack[SaveOptions],
     ) -> str:
         """Save a durable checkpoint; `export_merged` writes a merged model.
 
@@ -33,24 +45,28 @@ class SavingVerbs(ModelHandle):
             save_optimizer: optimizer, schedule, counters and random state too, so that training can resume.
             consumed_train_samples: the data cursor, such as `loader.get_state()['consumed_train_samples']`,
                 for `resume_from_checkpoint` to give back. Needs `save_optimizer`.
-            overwrite: replace one of that name.
-            ttl: delete it after this long. Unset: kept.
             adapter_name: unset: the only adapter.
+            options: `overwrite`, `ttl` and `user_metadata`, see `SaveOptions`.
 
         Returns:
             Its path, `twinkle://<run>/weights/<name>`.
 
         Raises:
             ConflictError: there is one of that name.
-            UsageError: a data cursor is negative, or comes without the optimizer.
+            TypeError: there is no such option, or a label is no string.
+            UsageError: a data cursor is negative, or comes without the optimizer; a label is too long, or one of
+                too many.
         """
+        if unknown := sorted(set(options) - set(SaveOptions.__annotations__)):
+            raise TypeError(f'save has no arguments {unknown}')
         verb = operation_pb2.Save(
             name=name,
             is_optimizer_included=save_optimizer,
-            is_overwrite_allowed=overwrite,
+            is_overwrite_allowed=options.get('overwrite', False),
             consumed_train_samples=consumed_train_samples,
+            user_metadata=labels(options.get('user_metadata')),
         )
-        if ttl is not None:
+        if (ttl := options.get('ttl')) is not None:
             duration = duration_pb2.Duration()
             duration.FromTimedelta(ttl)
             verb.ttl.CopyFrom(duration)
