@@ -29,6 +29,9 @@ class SettleSessions:
 
     What fails is tried again at the next sweep. Several gateways may do the same at once: every part of it is harmless
     when it is repeated.
+
+    No quota holds a save back: its tenant is not there to make room, and what is not saved may be lost. What is saved
+    counts as any checkpoint does, so that a tenant beyond its quota saves nothing itself until it has deleted some.
     """
 
     def __init__(self, sessions: SessionStore, adapters: AdapterKeeper, *, let_go: LetGo) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fixtures.checkpoint_service import as_tenant
 from fixtures.future_driver import driven_gateway
 from fixtures.model_service import RunningModel, draw_example, forward_backward, operation_of, serving_model
-from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, running_gateway
+from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, failure_of, running_gateway
 from services.gateway.backends.sql import Database, SqlSessionStore, SqlTenantStore
 from services.gateway.domain.session import Session, SessionState
 from services.gateway.domain.tenant import Tenant
@@ -22,6 +22,8 @@ from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb
 from twinkle.api.gateway.v1 import (
     catalogue_service_pb2,
     catalogue_service_pb2_grpc,
+    quota_service_pb2,
+    quota_service_pb2_grpc,
     session_service_pb2,
     session_service_pb2_grpc,
 )
@@ -197,6 +199,28 @@ async def test_an_operation_alone_brings_an_adapter_back_too(place: Place) -> No
     assert all(item.is_optimizer_included for item in listed.checkpoints)
 
 
+async def test_a_full_storage_keeps_no_expired_session_from_being_saved(place: Place) -> None:
+    """Nobody is there to make room; what is saved counts, so that the tenant saves nothing more until it is deleted."""
+    request = quota_service_pb2.SetQuotaRequest(tenant_id='default', quota=quota_service_pb2.Quota(stored_bytes=1))
+    await quota_service_pb2_grpc.QuotaServiceStub(place.gateway.channel).SetQuota(request, metadata=ADMIN)
+    session_id = await place.begin('full')
+    saved, unsaved = [await place.make(session_id, name, lora_config=LORA) for name in ('saved', 'unsaved')]
+    for adapter_id in (saved, unsaved):
+        await place.train(adapter_id, range(1, 3))
+    await _save(place, saved, 'one')
+    await until(lambda: _is_in_catalogue(place, saved, 'one'))
+    assert (await failure_of(_save(place, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
+
+    place.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
+    await until(lambda: _has_saved(place, session_id, f'twinkle://{unsaved}/weights/session-expired-1'))
+    await until(lambda: _is_in_catalogue(place, unsaved, 'session-expired-1'))
+    await place.heartbeat(session_id)
+    await _delete_checkpoint(place, saved, 'one')
+    assert (await failure_of(_save(place, unsaved, 'two'))).reason == 'QUOTA_EXCEEDED'
+    await _delete_checkpoint(place, unsaved, 'session-expired-1')
+    await _save(place, unsaved, 'two')
+
+
 @pytest.mark.parametrize(
     ('reason', 'names'),
     [
@@ -306,6 +330,22 @@ async def _is_in_catalogue(place: Place, run_id: str, name: str) -> bool:
     request = catalogue_service_pb2.ListRunCheckpointsRequest(run_id=run_id)
     answer = await stub.ListRunCheckpoints(request, metadata=ADMIN)
     return any(item.name == name and item.is_optimizer_included for item in answer.checkpoints)
+
+
+async def _save(place: Place, adapter_id: str, name: str) -> None:
+    operation = operation_of(adapter_id, 3, save=operation_pb2.Save(name=name, is_optimizer_included=True))
+    training = training_service_pb2_grpc.TrainingServiceStub(place.gateway.channel)
+    await training.Execute(training_service_pb2.ExecuteRequest(operation=operation), metadata=ADMIN)
+
+
+async def _delete_checkpoint(place: Place, run_id: str, name: str) -> None:
+    request = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=f'twinkle://{run_id}/weights/{name}')
+    await _stub_of_checkpoints(place).DeleteCheckpoint(request, metadata=as_tenant('default'))
+
+    async def is_gone() -> bool:
+        return not await _is_in_catalogue(place, run_id, name)
+
+    await until(is_gone)
 
 
 async def _outcome(place: Place, path: str, body: dict[str, Any]) -> None:
