@@ -27,6 +27,12 @@ def policy_reports(case: Case, arrays) -> dict[str, float]:
         low, high = 1 - loss.epsilon, 1 + loss.epsilon_high
         pairs = zip(ratios, advantages, strict=True)
         reports['clip_fraction'] = np.mean([(a > 0 and r > high) or (a < 0 and r < low) for r, a in pairs])
+    if loss.correction.kind != 'none':
+        k = np.array([formula.sampler_ratio(arrays, row) for row in range(len(ratios))])
+        is_low = (k < loss.correction.low) & (loss.correction.kind == 'masked')
+        reports['sampler_ratio'] = k.mean()
+        reports['sampler_kl'] = (k - 1 - np.log(k)).mean()
+        reports['corrected_fraction'] = ((k > loss.correction.high) | is_low).mean()
     if loss.beta:
         odds = np.exp(arrays.streams['ref_logps'] - arrays.logps_R)
         reports['ref_kl'] = (odds - 1 - np.log(odds)).mean()

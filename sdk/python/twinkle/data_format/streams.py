@@ -39,6 +39,7 @@ STREAMS: Mapping[str, StreamSpec] = MappingProxyType(
         'logprob_gradients': StreamSpec(meaning="gradient of the caller's loss by each label's log-probability"),
         'clip_low_threshold': StreamSpec(meaning='smallest ratio of each label, where it is not one for all'),
         'clip_high_threshold': StreamSpec(meaning='largest ratio of each label, where it is not one for all'),
+        'sampler_logps': StreamSpec(meaning='log-probability of each label under the engine that sampled it'),
         'sequence_ratio_mask': StreamSpec(meaning="1 where a label counts for its sequence's ratio, else 0"),
         'rewards': StreamSpec(meaning='reward of the completion each label is of, for metrics'),
     }

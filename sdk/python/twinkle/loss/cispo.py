@@ -1,9 +1,12 @@
 """Clipped Importance Sampling weight Policy Optimization."""
 
+from typing import Unpack
+
 from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.loss.base import LossBatch
+from twinkle.loss.off_policy import CorrectionOptions
 from twinkle.loss.options import check_number
 from twinkle.loss.policy import PolicyLoss
 
@@ -21,6 +24,7 @@ class CISPOLoss(PolicyLoss):
         beta: as of `PolicyLoss`.
         entropy_coef: as of `PolicyLoss`.
         ignore_index: label that does not count.
+        correction: see `CorrectionOptions`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -34,8 +38,9 @@ class CISPOLoss(PolicyLoss):
         beta: float = 0.0,
         entropy_coef: float = 0.0,
         ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
     ) -> None:
-        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index)
+        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index, **correction)
         self.epsilon = check_number('epsilon', epsilon, low=0.0, is_low_allowed=False)
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:

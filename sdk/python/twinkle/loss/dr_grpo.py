@@ -1,9 +1,12 @@
 """GRPO without its biases in length."""
 
+from typing import Unpack
+
 from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.loss.base import LossBatch
+from twinkle.loss.off_policy import CorrectionOptions
 from twinkle.loss.options import check_whole
 from twinkle.loss.policy import ClippedPolicyLoss
 
@@ -27,6 +30,7 @@ class DRGRPOLoss(ClippedPolicyLoss):
         entropy_coef: as of `PolicyLoss`.
         max_completion_length: the constant, in tokens, the longest that sampling allows; from 1 to 2^31.
         ignore_index: label that does not count.
+        correction: see `CorrectionOptions`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -40,8 +44,9 @@ class DRGRPOLoss(ClippedPolicyLoss):
         entropy_coef: float = 0.0,
         max_completion_length: int = 1024,
         ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
     ) -> None:
-        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index)
+        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index, **correction)
         self.max_completion_length = check_whole('max_completion_length', max_completion_length, low=1, high=_LONGEST)
 
     def aggregate(self, batch: LossBatch, loss_R: Tensor) -> tuple[Tensor, int]:

@@ -1,9 +1,12 @@
 """Group Sequence Policy Optimization."""
 
+from typing import Unpack
+
 from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.loss.base import LossBatch
+from twinkle.loss.off_policy import CorrectionOptions
 from twinkle.loss.policy import ClippedPolicyLoss, log_ratio
 
 
@@ -24,6 +27,7 @@ class GSPOLoss(ClippedPolicyLoss):
         beta: as of `PolicyLoss`.
         entropy_coef: as of `PolicyLoss`.
         ignore_index: label that does not count.
+        correction: see `CorrectionOptions`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -36,10 +40,11 @@ class GSPOLoss(ClippedPolicyLoss):
         beta: float = 0.0,
         entropy_coef: float = 0.0,
         ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
     ) -> None:
         if epsilon is None:
             epsilon, epsilon_high = 3e-4, 4e-4 if epsilon_high is None else epsilon_high
-        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index)
+        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index, **correction)
 
     def log_ratio(self, batch: LossBatch) -> Tensor:
         """Return [R]: the sequence's mean log ratio at each of its labels."""

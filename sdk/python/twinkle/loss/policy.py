@@ -4,12 +4,14 @@ Legend: R labels, S features that have labels (one sampled sequence each).
 """
 
 from abc import abstractmethod
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
+from twinkle.loss.off_policy import CorrectionOptions, OffPolicyCorrection
 from twinkle.loss.options import check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
@@ -37,6 +39,13 @@ def log_ratio(batch: LossBatch) -> Tensor:
     return difference_R.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def sampler_log_ratio(batch: LossBatch) -> Tensor:
+    """Return [R]: `old_logps - sampler_logps`, without gradient; `log p(label)` stands in for old ones not there."""
+    old_R = batch.streams.get('old_logps')
+    trainer_R = batch.logps_R.detach() if old_R is None else old_R
+    return (trainer_R - batch.stream('sampler_logps')).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
 class PolicyLoss(Loss):
     """Base of the losses with a ratio `r = p / p_old` and an advantage A for each label.
 
@@ -47,28 +56,43 @@ class PolicyLoss(Loss):
     Streams: `advantages`; `old_logps`, without which the batch is taken to be on policy, r = 1; `ref_logps`
     where beta is not 0. Positive advantages make a token likelier.
 
+    With a `correction` the surrogate is weighted by what became of `k = p_old / p_sampler`, the latter from the stream
+    `sampler_logps`; without `old_logps`, p_old is p, without gradient. See `twinkle.loss.off_policy`.
+
     Reports means over the labels: `ratio` (r), `approx_kl` (`r - 1 - log r`, in nats: how far from
     the sampling policy), `clip_fraction` (share of labels whose gradient the clipping removed or bounded, where
     the loss clips), `ref_kl` (kl, in nats, where beta is not 0), `entropy` (H, in nats, where its
-    coefficient is not 0).
+    coefficient is not 0); with a correction `sampler_ratio` (k), `sampler_kl` (`k - 1 - log k`, in nats: how far the
+    trainer is from the sampler) and `corrected_fraction` (share of labels whose k was bounded or dropped).
 
     Args:
         beta: factor of the divergence from the reference, at least 0.
         entropy_coef: factor of the entropy, at least 0.
         ignore_index: label that does not count.
+        correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is unknown or out of its range.
     """
 
     aggregation = 'seq-mean-token-mean'
     """One of `AGGREGATIONS`."""
 
-    def __init__(self, *, beta: float = 0.0, entropy_coef: float = 0.0, ignore_index: int = IGNORE_INDEX) -> None:
+    def __init__(
+        self,
+        *,
+        beta: float = 0.0,
+        entropy_coef: float = 0.0,
+        ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
+    ) -> None:
         self.ignore_index = check_whole('ignore_index', ignore_index)
         self.beta = check_number('beta', beta, low=0.0)
         self.entropy_coef = check_number('entropy_coef', entropy_coef, low=0.0)
+        self.correction = OffPolicyCorrection(correction)
         self.required_streams = ('advantages', 'ref_logps') if self.beta else ('advantages',)
+        if self.correction.kind != 'none':
+            self.required_streams = (*self.required_streams, 'sampler_logps')
         self.optional_streams = ('old_logps',)
         self.required_outputs = ('entropies',) if self.entropy_coef else ()
 
@@ -97,6 +121,12 @@ class PolicyLoss(Loss):
         ratio_R = log_ratio_R.exp()
         loss_R = self.surrogate(ratio_R, batch)
         reported = {'ratio': mean_of(ratio_R), 'approx_kl': mean_of(ratio_R - 1.0 - log_ratio_R)}
+        if self.correction.kind != 'none':
+            log_k_R = sampler_log_ratio(batch)
+            loss_R = self.correction.weights(log_k_R) * loss_R
+            reported['sampler_ratio'] = mean_of(log_k_R.exp())
+            reported['sampler_kl'] = mean_of(torch.expm1(log_k_R) - log_k_R)
+            reported['corrected_fraction'] = mean_of(self.correction.is_bounded(log_k_R))
         clipped_R = self.is_clipped(ratio_R.detach(), batch)
         if clipped_R is not None:
             reported['clip_fraction'] = mean_of(clipped_R)
@@ -124,6 +154,7 @@ class ClippedPolicyLoss(PolicyLoss):
         beta: as of `PolicyLoss`.
         entropy_coef: as of `PolicyLoss`.
         ignore_index: label that does not count.
+        correction: as of `PolicyLoss`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -136,8 +167,9 @@ class ClippedPolicyLoss(PolicyLoss):
         beta: float = 0.0,
         entropy_coef: float = 0.0,
         ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
     ) -> None:
-        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index)
+        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index, **correction)
         self.epsilon = check_number('epsilon', epsilon, low=0.0, is_low_allowed=False)
         high = epsilon if epsilon_high is None else epsilon_high
         self.epsilon_high = check_number('epsilon_high', high, low=0.0, is_low_allowed=False)

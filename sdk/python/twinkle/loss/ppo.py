@@ -1,6 +1,9 @@
 """Proximal Policy Optimization: the policy."""
 
+from typing import Unpack
+
 from twinkle.data_format import IGNORE_INDEX
+from twinkle.loss.off_policy import CorrectionOptions
 from twinkle.loss.options import check_choice
 from twinkle.loss.policy import AGGREGATIONS, ClippedPolicyLoss
 
@@ -18,6 +21,7 @@ class PPOLoss(ClippedPolicyLoss):
         beta: as of `PolicyLoss`.
         entropy_coef: as of `PolicyLoss`.
         ignore_index: label that does not count.
+        correction: see `CorrectionOptions`.
 
     Raises:
         ValueError: a number is out of its range, or the mode is none of these.
@@ -31,6 +35,7 @@ class PPOLoss(ClippedPolicyLoss):
         beta: float = 0.0,
         entropy_coef: float = 0.0,
         ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
     ) -> None:
-        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index)
+        super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index, **correction)
         self.aggregation = check_choice('loss_agg_mode', loss_agg_mode, AGGREGATIONS)

@@ -1,9 +1,12 @@
 """REINFORCE."""
 
+from typing import Unpack
+
 from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.loss.base import LossBatch
+from twinkle.loss.off_policy import CorrectionOptions
 from twinkle.loss.options import check_choice
 from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 
@@ -22,6 +25,7 @@ class ReinforceLoss(PolicyLoss):
         beta: as of `PolicyLoss`.
         entropy_coef: as of `PolicyLoss`.
         ignore_index: label that does not count.
+        correction: see `CorrectionOptions`.
 
     Raises:
         ValueError: a number is out of its range, or the mode is unknown.
@@ -33,8 +37,9 @@ class ReinforceLoss(PolicyLoss):
         beta: float = 0.0,
         entropy_coef: float = 0.0,
         ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
     ) -> None:
-        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index)
+        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index, **correction)
         self.aggregation = check_choice('loss_agg_mode', loss_agg_mode, AGGREGATIONS)
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:

@@ -1,10 +1,13 @@
 """Soft Adaptive Policy Optimization."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.loss.base import LossBatch
+from twinkle.loss.off_policy import CorrectionOptions
 from twinkle.loss.options import check_number
 from twinkle.loss.policy import PolicyLoss
 
@@ -24,6 +27,7 @@ class SAPOLoss(PolicyLoss):
         tau_neg: tau where it is not, above 0. The paper finds training more stable with it a
             little above `tau_pos`.
         ignore_index: label that does not count.
+        correction: see `CorrectionOptions`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -36,8 +40,9 @@ class SAPOLoss(PolicyLoss):
         tau_pos: float = 1.0,
         tau_neg: float = 1.05,
         ignore_index: int = IGNORE_INDEX,
+        **correction: Unpack[CorrectionOptions],
     ) -> None:
-        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index)
+        super().__init__(beta=beta, entropy_coef=entropy_coef, ignore_index=ignore_index, **correction)
         self.tau_pos = check_number('tau_pos', tau_pos, low=0.0, is_low_allowed=False)
         self.tau_neg = check_number('tau_neg', tau_neg, low=0.0, is_low_allowed=False)
 
