@@ -205,6 +205,14 @@ def test_groups_of_parameters_travel() -> None:
         optimizer_config('AdamW', {'groups': [{'lr': 0.1}]})
 
 
+def test_patterns_keep_their_meaning_or_are_refused() -> None:
+    """In a message the longest name counts: what comes first here must not be the shorter one."""
+    message = lora_config({'rank_pattern': {'layers.1.q': 5, 'q': 2}, 'alpha_pattern': {'v': 3.0}})
+    assert (dict(message.rank_pattern), dict(message.alpha_pattern)) == ({'layers.1.q': 5, 'q': 2}, {'v': 3.0})
+    with pytest.raises(ValueError, match=r"alpha_pattern\['layers\.1\.q'\]"):
+        lora_config({'alpha_pattern': {'q': 2.0, 'layers.1.q': 5.0}})
+
+
 @pytest.mark.parametrize('options', [{'lr': '1e-3'}, {'lr': True}, {'groups': [{'pattern': 'lora_B', 'lr': '1e-3'}]}])
 def test_rate_that_is_no_number_is_named(options: dict) -> None:
     """A text, as it comes out of a YAML file, is refused by the name of its field."""

@@ -16,10 +16,12 @@ from services.kit.rpc.weights import (
     manifest_to_proto,
 )
 from twinkle.api.model.v1 import training_config_pb2
-from twinkle.checkpoint_engine import iter_chunks, pack_state
+from twinkle.checkpoint_engine import iter_chunks, pack_state, value_at
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle.data_format.lora import in_effect
 
 _NAMES = st.text(min_size=1, max_size=6)
+_PATHS = st.lists(st.sampled_from('abq'), min_size=1, max_size=4).map('.'.join)
 _TWO = (b'ab', b'cd')
 _ONE = pack_state({'w': TensorData('uint8', (2,), _TWO[0])}, base_model='m', lora_config=LoraConfig()).manifest
 _ALPHAS = st.floats(0.001, 1000)
@@ -39,8 +41,27 @@ configs = st.builds(
 
 @given(config=configs)
 def test_lora_config_round_trip(config: LoraConfig) -> None:
-    """Every field survives, an unset seed too."""
-    assert lora_config_from_proto(lora_config_to_proto(config), 'x') == config
+    """Every field survives, an unset seed too; of patterns, the names that count."""
+    ranks, alphas = in_effect(config.rank_pattern), in_effect(config.alpha_pattern)
+    expected = replace(config, rank_pattern=ranks, alpha_pattern=alphas)
+    assert lora_config_from_proto(lora_config_to_proto(config), 'x') == expected
+
+
+@given(pattern=st.dictionaries(_PATHS, st.integers(1, 64), max_size=6), path=_PATHS)
+def test_every_layer_has_the_rank_and_alpha_it_had(pattern: dict[str, int], path: str) -> None:
+    """Whatever the order of the names was: a message has none."""
+    config = LoraConfig(rank_pattern=pattern, alpha_pattern=pattern)
+    again = lora_config_from_proto(lora_config_to_proto(config), 'x')
+    for found in (again.rank_pattern, again.alpha_pattern):
+        assert value_at(found, path, 0) == value_at(pattern, path, 0)
+
+
+def test_the_longest_name_of_a_message_counts() -> None:
+    """As the contract says, in whatever order another language wrote it."""
+    message = training_config_pb2.LoraConfig(rank_pattern={'q': 2, '1.q': 5, 'layers.1.q': 7})
+    config = lora_config_from_proto(message, 'x')
+    paths = ('layers.0.q', 'a.1.q', 'layers.1.q')
+    assert [value_at(config.rank_pattern, path, 0) for path in paths] == [2, 5, 7]
 
 
 def test_unset_fields_have_the_librarys_defaults() -> None:

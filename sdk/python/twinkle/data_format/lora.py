@@ -4,10 +4,11 @@ It carries peft's names, so a `peft.LoraConfig` can be given wherever one of the
 asked for: `LoraConfig.of` reads the fields that both have.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+_Value = TypeVar('_Value')
 ALL_LINEAR = 'all-linear'
 """Every linear layer of the model except its output head."""
 ALL_ATTENTION = 'all-attention'
@@ -67,9 +68,9 @@ class LoraConfig:
     use_rslora: bool = False
     """Rank-stabilised scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Module name suffix to a rank other than `r`."""
+    """Module name suffix to a rank other than `r`. Of several that fit a path the first counts, as in peft."""
     alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Module name suffix to an alpha other than `lora_alpha`."""
+    """Module name suffix to an alpha other than `lora_alpha`. Of several that fit a path the first counts."""
     seed: int | None = None
     """Seed of `A`'s initial values and of dropout. Unset: drawn by the owner and reported back."""
 
@@ -112,6 +113,32 @@ class LoraConfig:
         if not isinstance(targets, str):
             values['target_modules'] = tuple(sorted(targets))
         return cls(**values)
+
+
+def in_effect(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return a pattern without the names that never count, its longest names first.
+
+    Two names fit one path only if one of them ends with the other from a dot on. So a name behind one that it ends
+    with counts nowhere; among the others the first that fits a path is the longest that does, in whatever order
+    they came. This is how a pattern goes through a message, whose maps have no order, and means the same after it.
+    """
+    kept: dict[str, _Value] = {}
+    for name, value in pattern.items():
+        if not any(ending in kept for ending in _endings(name)):
+            kept[name] = value
+    return longest_first(kept)
+
+
+def longest_first(pattern: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return a pattern of which the longest name that fits a path counts, as one of which the first does."""
+    return dict(sorted(pattern.items(), key=lambda item: (-len(item[0]), item[0])))
+
+
+def _endings(name: str) -> Iterator[str]:
+    """Yield what follows each dot."""
+    while name:
+        name = name.partition('.')[2]
+        yield name
 
 
 def _check_honoured(config: Any) -> None:

@@ -1,12 +1,15 @@
 """Configurations of adapters and training."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsFloat, cast
+from typing import Any, SupportsFloat, TypeVar, cast
 
 from google.protobuf import json_format, struct_pb2
 
 from twinkle.api.model.v1 import training_config_pb2 as pb
 from twinkle.data_format import LoraConfig
+from twinkle.data_format.lora import in_effect
+
+_Value = TypeVar('_Value')
 
 _PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
     'bias': ('none',),
@@ -50,10 +53,22 @@ def lora_config(config: Any) -> pb.LoraConfig:
         lora_dropout=lora.lora_dropout,
         target_modules=targets,
         is_rank_stabilized=lora.use_rslora,
-        rank_pattern=lora.rank_pattern,
-        alpha_pattern=lora.alpha_pattern,
+        rank_pattern=_pattern(lora.rank_pattern, 'rank_pattern'),
+        alpha_pattern=_pattern(lora.alpha_pattern, 'alpha_pattern'),
         seed=lora.seed,
     )
+
+
+def _pattern(pattern: Mapping[str, _Value], field: str) -> dict[str, _Value]:
+    """Return a pattern, in which the first name that fits counts, as a message's map, in which the longest does."""
+    found = in_effect(pattern)
+    if len(found) < len(pattern):
+        hidden = next(name for name in pattern if name not in found)
+        raise ValueError(
+            f'{field}[{hidden!r}] has no effect: a name that it ends with comes before it and counts; '
+            'put the longer name first, or leave it out'
+        )
+    return found
 
 
 def full_parameter_config(*, names: bool | Sequence[str]) -> pb.FullParameterConfig | None:

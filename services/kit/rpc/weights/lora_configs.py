@@ -5,14 +5,14 @@ import math
 from services.kit.errors import InvalidField
 from twinkle.api.model.v1 import training_config_pb2
 from twinkle.data_format import LoraConfig
-from twinkle.data_format.lora import ALL_LINEAR
+from twinkle.data_format.lora import ALL_LINEAR, in_effect, longest_first
 
 MAX_NAMES = 4096
 """Of layers, in one list; no model has so many, and a configuration is kept as long as its adapter."""
 
 
 def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
-    """Return `config` as a message; every field is set."""
+    """Return `config` as a message; every field is set. Names in patterns that never count are left out."""
     targets = config.target_modules
     return training_config_pb2.LoraConfig(
         lora_rank=config.r,
@@ -20,8 +20,8 @@ def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
         lora_dropout=config.lora_dropout,
         target_modules=[targets] if isinstance(targets, str) else targets,
         is_rank_stabilized=config.use_rslora,
-        rank_pattern=config.rank_pattern,
-        alpha_pattern=config.alpha_pattern,
+        rank_pattern=in_effect(config.rank_pattern),
+        alpha_pattern=in_effect(config.alpha_pattern),
         seed=config.seed,
     )
 
@@ -58,8 +58,8 @@ def lora_config_from_proto(message: training_config_pb2.LoraConfig, field: str) 
         lora_dropout=dropout,
         target_modules=ALL_LINEAR if targets in ((), (ALL_LINEAR,)) else targets,
         use_rslora=message.is_rank_stabilized,
-        rank_pattern=dict(sorted(message.rank_pattern.items())),
-        alpha_pattern=dict(sorted(message.alpha_pattern.items())),
+        rank_pattern=longest_first(message.rank_pattern),
+        alpha_pattern=longest_first(message.alpha_pattern),
         seed=message.seed if message.HasField('seed') else None,
     )
 

@@ -122,11 +122,13 @@ class LoraConfig(_message.Message):
 
     @_builtins.property
     def rank_pattern(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Ranks other than lora_rank, by the end of the layer's path."""
+        """Ranks other than lora_rank, by the end of the layer's path, from a dot on. Of several that fit a path the
+        longest counts: a map has no order.
+        """
 
     @_builtins.property
     def alpha_pattern(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Alphas other than lora_alpha, by the end of the layer's path."""
+        """Alphas other than lora_alpha, by the end of the layer's path; read like rank_pattern."""
 
     def __init__(
         self,
