@@ -1,12 +1,27 @@
 """From raw rows to chats: what `Dataset.map` and `Dataset.filter` take. Loads no torch."""
 
 from twinkle.preprocessor.alpaca import AlpacaProcessor
-from twinkle.preprocessor.base import Columns, DataFilter, Preprocessor, Row, RowPreprocessor
-from twinkle.preprocessor.competition_math import CompetitionMathProcessor
+from twinkle.preprocessor.base import Columns, DataFilter, Filter, Preprocessor, Row, RowPreprocessor
+from twinkle.preprocessor.clevr import CLEVRProcessor
+from twinkle.preprocessor.competition_math import CompetitionMathGRPOProcessor, CompetitionMathProcessor
 from twinkle.preprocessor.countdown import CountdownProcessor
+from twinkle.preprocessor.emoji_dpo import EmojiDPOProcessor
 from twinkle.preprocessor.errors import InvalidArguments, InvalidRow, PreprocessorError, UnknownPreprocessor
 from twinkle.preprocessor.gsm8k import GSM8KProcessor
 from twinkle.preprocessor.length_filter import TextLengthFilter
+from twinkle.preprocessor.olympiad_bench import OlympiadBenchProcessor
+from twinkle.preprocessor.quality import (
+    DeadLoopFilter,
+    DedupFilter,
+    Drop,
+    DroppedRow,
+    HardFilter,
+    MessageNormalizer,
+    MessageSanityFilter,
+    QualityFilter,
+    QualityPreprocessor,
+    RefuseFilter,
+)
 from twinkle.preprocessor.registry import (
     FilterFunction,
     MapFunction,
@@ -14,22 +29,38 @@ from twinkle.preprocessor.registry import (
     build_preprocessor,
     filter_names,
     preprocessor_names,
+    refuse_places,
 )
 from twinkle.preprocessor.self_cognition import SelfCognitionProcessor
 
 __all__ = [
     'AlpacaProcessor',
+    'CLEVRProcessor',
     'Columns',
+    'CompetitionMathGRPOProcessor',
     'CompetitionMathProcessor',
     'CountdownProcessor',
     'DataFilter',
+    'DeadLoopFilter',
+    'DedupFilter',
+    'Drop',
+    'DroppedRow',
+    'EmojiDPOProcessor',
+    'Filter',
     'FilterFunction',
     'GSM8KProcessor',
+    'HardFilter',
     'InvalidArguments',
     'InvalidRow',
     'MapFunction',
+    'MessageNormalizer',
+    'MessageSanityFilter',
+    'OlympiadBenchProcessor',
     'Preprocessor',
     'PreprocessorError',
+    'QualityFilter',
+    'QualityPreprocessor',
+    'RefuseFilter',
     'Row',
     'RowPreprocessor',
     'SelfCognitionProcessor',
@@ -39,4 +70,5 @@ __all__ = [
     'build_preprocessor',
     'filter_names',
     'preprocessor_names',
+    'refuse_places',
 ]

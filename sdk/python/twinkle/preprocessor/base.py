@@ -40,6 +40,13 @@ class Preprocessor(ABC):
         names = {name: None for row in listed for name in row}
         return {name: [row.get(name) for row in listed] for name in names}
 
+    def begin_pass(self) -> None:  # noqa: B027 - most remember nothing
+        """Forget the rows seen before: a pass over a dataset begins. Override where rows are remembered."""
+
+    def end_pass(self) -> list[str]:
+        """Return what the caller should know of the rows seen since the pass began: those left out, and why."""
+        return []
+
 
 class RowPreprocessor(Preprocessor):
     """Rewrites rows one by one."""
@@ -73,6 +80,17 @@ class DataFilter(ABC):
         Raises:
             InvalidRow: it cannot be read.
         """
+
+    def begin_pass(self) -> None:  # noqa: B027 - most remember nothing
+        """Forget the rows seen before: a pass over a dataset begins. Override where rows are remembered."""
+
+    def end_pass(self) -> list[str]:
+        """Return what the caller should know of the rows seen since the pass began: those left out, and why."""
+        return []
+
+
+Filter = DataFilter
+"""The same, by the shorter of its two names."""
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:

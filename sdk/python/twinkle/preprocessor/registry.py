@@ -1,17 +1,20 @@
 """Preprocessors and filters by name."""
 
-import inspect
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinkle.preprocessor.alpaca import AlpacaProcessor
 from twinkle.preprocessor.base import Columns, DataFilter, Preprocessor, Row
-from twinkle.preprocessor.competition_math import CompetitionMathProcessor
+from twinkle.preprocessor.clevr import CLEVRProcessor
+from twinkle.preprocessor.competition_math import CompetitionMathGRPOProcessor, CompetitionMathProcessor
+from twinkle.preprocessor.construct import construct
 from twinkle.preprocessor.countdown import CountdownProcessor
-from twinkle.preprocessor.errors import InvalidArguments, UnknownPreprocessor
+from twinkle.preprocessor.emoji_dpo import EmojiDPOProcessor
+from twinkle.preprocessor.errors import InvalidArguments
 from twinkle.preprocessor.gsm8k import GSM8KProcessor
 from twinkle.preprocessor.length_filter import TextLengthFilter
+from twinkle.preprocessor.olympiad_bench import OlympiadBenchProcessor
+from twinkle.preprocessor.quality import QUALITY_FILTERS, MessageNormalizer, QualityPreprocessor
 from twinkle.preprocessor.self_cognition import SelfCognitionProcessor
 
 MapFunction = Preprocessor | Callable[[Columns], Columns]
@@ -21,13 +24,21 @@ _PREPROCESSORS: dict[str, type[Preprocessor]] = {
     kind.__name__: kind
     for kind in (
         AlpacaProcessor,
+        CLEVRProcessor,
+        CompetitionMathGRPOProcessor,
         CompetitionMathProcessor,
         CountdownProcessor,
+        EmojiDPOProcessor,
         GSM8KProcessor,
+        MessageNormalizer,
+        OlympiadBenchProcessor,
+        QualityPreprocessor,
         SelfCognitionProcessor,
     )
 }
-_FILTERS: dict[str, type[DataFilter]] = {kind.__name__: kind for kind in (TextLengthFilter,)}
+_FILTERS: dict[str, type[DataFilter]] = {'TextLengthFilter': TextLengthFilter, **QUALITY_FILTERS}
+_PLACES = frozenset({'dropped_log_path'})
+"""Arguments that name files of the machine where rows are worked on."""
 
 
 def preprocessor_names() -> tuple[str, ...]:
@@ -40,10 +51,21 @@ def filter_names() -> tuple[str, ...]:
     return tuple(sorted(_FILTERS))
 
 
+def refuse_places(init_args: Mapping[str, Any]) -> None:
+    """Refuse arguments that name files; a service calls this before it builds what a client asks for.
+
+    Raises:
+        InvalidArguments: there is one.
+    """
+    places = sorted(_PLACES.intersection(init_args))
+    if places:
+        raise InvalidArguments(f'{places[0]} names a file of the machine where rows are worked on; leave it out')
+
+
 def build_preprocessor(
     preprocessor: 'str | type[Preprocessor] | MapFunction', init_args: Mapping[str, Any] | None = None
 ) -> MapFunction:
-    """Return a preprocessor given by name, class, instance or as a function of columns.
+    """Return a preprocessor given by name, class, instance or as a function of columns; an instance begins a new pass.
 
     Args:
         init_args: of its constructor; for names and classes only.
@@ -52,42 +74,16 @@ def build_preprocessor(
         UnknownPreprocessor: the name is not registered.
         InvalidArguments: arguments the constructor does not take.
     """
-    return _build(preprocessor, init_args, _PREPROCESSORS, 'preprocessor')
+    return construct(preprocessor, init_args, _PREPROCESSORS, 'preprocessor')
 
 
 def build_filter(
     row_filter: 'str | type[DataFilter] | FilterFunction', init_args: Mapping[str, Any] | None = None
 ) -> FilterFunction:
-    """Return a filter given by name, class, instance or as a function of a row.
+    """Return a filter given by name, class, instance or as a function of a row; an instance begins a new pass.
 
     Raises:
         UnknownPreprocessor: the name is not registered.
         InvalidArguments: arguments the constructor does not take.
     """
-    return _build(row_filter, init_args, _FILTERS, 'filter')
-
-
-def _build(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[str, type[Any]], kind: str) -> Any:
-    if isinstance(given, str):
-        if given not in known:
-            raise UnknownPreprocessor(f'there is no {kind} {given!r}; there are {", ".join(sorted(known))}')
-        given = known[given]
-        _check_types(given, init_args or {})
-    if not isinstance(given, type):
-        if init_args:
-            raise InvalidArguments(f'init_args are for a {kind} given by name or class, not for one already built')
-        return given
-    try:
-        inspect.signature(given).bind(**(init_args or {}))
-    except TypeError as error:
-        raise InvalidArguments(f'{given.__name__}{inspect.signature(given)}: {error}') from error
-    return given(**(init_args or {}))
-
-
-def _check_types(kind: type[Any], init_args: Mapping[str, Any]) -> None:
-    """Check arguments that came over the wire, where no type checker has seen them."""
-    hints = typing.get_type_hints(kind.__init__)
-    for name, value in init_args.items():
-        hint = hints.get(name)
-        if hint is not None and not isinstance(value, hint):
-            raise InvalidArguments(f'{name} must be {getattr(hint, "__name__", hint)}, got {type(value).__name__}')
+    return construct(row_filter, init_args, _FILTERS, 'filter')

@@ -1,0 +1,44 @@
+"""Questions about pictures of simple shapes."""
+
+import re
+
+from twinkle.data_format import pack_value
+from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
+from twinkle.preprocessor.errors import InvalidRow
+
+_SYSTEM = (
+    'Look at the picture, think within <think> </think>, then give only the final answer within <answer> </answer>.'
+)
+_IMAGE = '<image>'
+_OPEN, _CLOSE = '<answer>', '</answer>'
+
+
+class CLEVRProcessor(RowPreprocessor):
+    """Reads `image`, `problem` and `solution`; gives a prompt with its `images`.
+
+    `user_data` holds `ground_truth`, the text between the solution's answer tags or else all of it, and `solution`.
+    """
+
+    def __init__(self, system: str | None = None) -> None:
+        self.system = system or _SYSTEM
+        """Tells the model how to write its answer. Unset: between answer tags, behind a thought."""
+
+    def convert(self, row: Row) -> Row:
+        """Return one question, its picture before the text."""
+        if row.get('image') is None:
+            raise InvalidRow('image', 'is missing')
+        problem, solution = text_of(row, 'problem'), text_of(row, 'solution')
+        question = problem if _IMAGE in problem else f'{_IMAGE}{problem}'
+        if question.count(_IMAGE) != 1:
+            raise InvalidRow('problem', f'has {question.count(_IMAGE)} places for one image')
+        return {
+            'messages': chat_of(system=self.system, user=question),
+            'images': [row['image']],
+            'user_data': [pack_value('ground_truth', _answer_of(solution)), pack_value('solution', solution)],
+        }
+
+
+def _answer_of(solution: str) -> str:
+    _, opening, rest = solution.rpartition(_OPEN)
+    answer, closing, _ = rest.partition(_CLOSE)
+    return re.sub(r'\s+', ' ', answer if opening and closing else solution).strip()

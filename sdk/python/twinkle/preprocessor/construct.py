@@ -1,0 +1,75 @@
+"""How a preprocessor, filter or stage is made from a name, a class or an object, its arguments checked before."""
+
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union, cast
+
+from twinkle.preprocessor.base import DataFilter, Preprocessor
+from twinkle.preprocessor.errors import InvalidArguments, UnknownPreprocessor
+
+
+def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[str, type[Any]], kind: str) -> Any:
+    """Return what was asked for; an object that was built before begins a new pass.
+
+    Args:
+        given: a name of `known`, a class, an object or a function.
+        init_args: of the constructor; for names and classes only.
+        kind: what it is, for messages.
+
+    Raises:
+        UnknownPreprocessor: the name is not known.
+        InvalidArguments: arguments the constructor does not take.
+    """
+    if isinstance(given, str):
+        if given not in known:
+            raise UnknownPreprocessor(f'there is no {kind} {given!r}; there are {", ".join(sorted(known))}')
+        given = known[given]
+        check_types(given, init_args or {})
+    if not isinstance(given, type):
+        return _begun(given, init_args, kind)
+    try:
+        inspect.signature(given).bind(**(init_args or {}))
+    except TypeError as error:
+        raise InvalidArguments(f'{given.__name__}{inspect.signature(given)}: {error}') from error
+    return given(**(init_args or {}))
+
+
+def check_types(kind: type[Any], init_args: Mapping[str, Any]) -> None:
+    """Check arguments that came over the wire, where no type checker has seen them.
+
+    Raises:
+        InvalidArguments: one is of another type than its parameter.
+    """
+    hints = typing.get_type_hints(kind.__init__)
+    for name, value in init_args.items():
+        hint = hints.get(name, Any)
+        if not _fits(value, hint):
+            raise InvalidArguments(f'{name} must be {getattr(hint, "__name__", hint)}, got {type(value).__name__}')
+
+
+def _begun(given: Any, init_args: Mapping[str, Any] | None, kind: str) -> Any:
+    if init_args:
+        raise InvalidArguments(f'init_args are for a {kind} given by name or class, not for one already built')
+    if not callable(given):
+        raise InvalidArguments(f'a {kind} is a name, a class, an object or a function, got {type(given).__name__}')
+    if isinstance(given, Preprocessor | DataFilter):
+        given.begin_pass()
+    return given
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in {Union, types.UnionType}:
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if hint in {int, float}:
+        # A whole number loses its point on the wire.
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    if origin in {list, Sequence}:
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return is_list and all(_fits(one, inner[0]) for one in cast('Sequence[Any]', value))
+    kind = origin or hint
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)

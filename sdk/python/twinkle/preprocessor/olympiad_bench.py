@@ -1,0 +1,83 @@
+"""Olympiad problems in mathematics and physics, in English and Chinese, some with images."""
+
+import re
+from typing import Any, Literal, cast
+
+from twinkle.data_format import pack_value
+from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
+from twinkle.preprocessor.errors import InvalidArguments, InvalidRow
+
+_SYSTEMS = {
+    'en': 'Solve the problem step by step. Write formulas in LaTeX and put your final answer within \\boxed{}.',
+    'zh': '请一步一步地解题，公式用 LaTeX 书写，并把最终答案写在 \\boxed{} 中。',  # noqa: RUF001 - Chinese
+}
+_PLACE = re.compile(r'<image_(\d)>')
+_IMAGE = '<image>'
+_MOST_IMAGES = 9
+"""The dataset's columns end at `image_9`."""
+_GRADING = ('error', 'unit', 'answer_type', 'is_multiple_answer')
+"""Columns that say how an answer is compared."""
+
+
+class OlympiadBenchProcessor(RowPreprocessor):
+    """Reads `question` and `final_answer`, perhaps `context`, `solution` and images; gives a prompt.
+
+    `user_data` holds `ground_truth`, the answers joined by commas, `solution`, and `error`, `unit`, `answer_type` and
+    `is_multiple_answer` where a row has them. A theorem to be proved has no final answer and is refused: filter those
+    rows out before.
+    """
+
+    def __init__(self, system: str | None = None, language: Literal['en', 'zh'] = 'en') -> None:
+        """Set the words around problems.
+
+        Args:
+            system: tells the model how to write its answer. Unset: in LaTeX, within a box.
+            language: of that default: 'en' or 'zh'.
+
+        Raises:
+            InvalidArguments: the language is neither.
+        """
+        if language not in _SYSTEMS:
+            raise InvalidArguments(f'language must be one of {sorted(_SYSTEMS)}, got {language!r}')
+        self.system = system or _SYSTEMS[language]
+        self.language = language
+
+    def convert(self, row: Row) -> Row:
+        """Return one problem, its context before the question."""
+        context = text_of(row, 'context') if row.get('context') else ''
+        question = '\n\n'.join(part for part in (context, text_of(row, 'question')) if part)
+        user, images = _placed(row, question)
+        graded = [
+            pack_value(name, row[name]) for name in _GRADING if isinstance(row.get(name), str | bool | int | float)
+        ]
+        solution = '\n\n'.join(_texts(row, 'solution')) if row.get('solution') else ''
+        converted: Row = {
+            'messages': chat_of(system=self.system, user=user),
+            'user_data': [
+                pack_value('ground_truth', ', '.join(_texts(row, 'final_answer'))),
+                pack_value('solution', solution),
+                *graded,
+            ],
+        }
+        return {**converted, 'images': images} if images else converted
+
+
+def _texts(row: Row, column: str) -> list[str]:
+    value = row.get(column)
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in cast('list[Any]', texts)):
+        raise InvalidRow(column, 'must be a text or a list of texts, not empty')
+    return cast('list[str]', texts)
+
+
+def _placed(row: Row, question: str) -> tuple[str, list[Any]]:
+    """Return the question with a placeholder for each image, and the images in that order."""
+    named = {number: row.get(f'image_{number}') for number in range(1, _MOST_IMAGES + 1)}
+    given = {number: image for number, image in named.items() if image is not None}
+    mentioned = [int(number) for number in _PLACE.findall(question)]
+    for number in mentioned:
+        if number not in given:
+            raise InvalidRow(f'image_{number}', 'is missing, but the question shows it')
+    first = [number for number in given if number not in mentioned]
+    text = _IMAGE * len(first) + _PLACE.sub(_IMAGE, question)
+    return text, [given[number] for number in [*first, *mentioned]]

@@ -1,0 +1,134 @@
+"""Whether a chat is one: its roles, its order, its tool calls and their results."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from twinkle.preprocessor.base import Row
+from twinkle.preprocessor.errors import InvalidArguments
+from twinkle.preprocessor.quality.base import Drop, QualityFilter
+from twinkle.preprocessor.quality.chat import COLUMN, calls_of, content_of, messages_of, reasoning_of
+
+_ROLES = ('system', 'user', 'assistant', 'tool')
+_ENDS = ('any', 'assistant', 'user')
+
+
+class MessageSanityFilter(QualityFilter):
+    """Keeps chats that a template can render and a model can learn from.
+
+    A system message stands first or not at all, a user speaks before the assistant does, nobody says nothing, and
+    every tool call has a name, arguments that are an object, and a result before the next turn.
+    """
+
+    def __init__(
+        self, *, ends_with: Literal['any', 'assistant', 'user'] = 'any', is_final_call_allowed: bool = False
+    ) -> None:
+        """Set what may differ between datasets.
+
+        Args:
+            ends_with: role of the last message: 'assistant' to train on, 'user' to sample from.
+            is_final_call_allowed: whether the last message may be a tool call without a result.
+
+        Raises:
+            InvalidArguments: `ends_with` is something else.
+        """
+        if ends_with not in _ENDS:
+            raise InvalidArguments(f'ends_with must be one of {", ".join(_ENDS)}, got {ends_with!r}')
+        self.ends_with = ends_with
+        self.is_final_call_allowed = is_final_call_allowed
+
+    def drop_of(self, row: Row) -> Drop | None:
+        """Return the first thing that is wrong with the chat."""
+        messages = messages_of(row)
+        if not messages:
+            return Drop('no_messages')
+        return self._order(messages) or _emptiness(messages) or self._calls(messages)
+
+    def _order(self, messages: list[Mapping[str, Any]]) -> Drop | None:
+        roles = [message['role'] for message in messages]
+        for index, role in enumerate(roles):
+            if role not in _ROLES:
+                return Drop('unknown_role', f'{COLUMN}[{index}].role is {role[:40]!r}')
+            if role == 'system' and index:
+                return Drop('late_system', f'{COLUMN}[{index}] is a system message behind others')
+        spoken = [role for role in roles if role != 'system']
+        if not spoken or spoken[0] != 'user':
+            return Drop('no_user_first', 'the first message but the system one must be of a user')
+        if self.ends_with not in {'any', roles[-1]}:
+            return Drop('wrong_end', f'the last message is of role {roles[-1]}, not {self.ends_with}')
+        return None
+
+    def _calls(self, messages: list[Mapping[str, Any]]) -> Drop | None:
+        pending: list[str | None] = []
+        seen: set[str] = set()
+        for index, message in enumerate(messages):
+            if message['role'] == 'tool':
+                if not _answer(message, pending):
+                    return Drop('result_without_call', f'{COLUMN}[{index}] answers no tool call')
+                continue
+            if pending:
+                return Drop('call_without_result', f'{COLUMN}[{index}] comes before the results of all tool calls')
+            calls = calls_of(message, index)
+            problem = _problem_of_calls(message, calls, seen)
+            if problem is not None:
+                return Drop(problem, f'{COLUMN}[{index}].tool_calls')
+            pending = [_id_of(call) for call in calls]
+        is_final_call = bool(pending) and messages[-1]['role'] == 'assistant' and self.is_final_call_allowed
+        return (
+            Drop('call_without_result', 'the chat ends before the results') if pending and not is_final_call else None
+        )
+
+
+def _emptiness(messages: list[Mapping[str, Any]]) -> Drop | None:
+    for index, message in enumerate(messages):
+        is_blank = not content_of(message, index).strip() and not calls_of(message, index)
+        # A tool may well return nothing, and so is its result.
+        if is_blank and message['role'] != 'tool':
+            thought = ', though it thinks' if reasoning_of(message, index).strip() else ''
+            return Drop('empty_message', f'{COLUMN}[{index}] of role {message["role"]} says nothing{thought}')
+    return None
+
+
+def _problem_of_calls(message: Mapping[str, Any], calls: list[Mapping[str, Any]], seen: set[str]) -> str | None:
+    if calls and message['role'] != 'assistant':
+        return 'call_of_another_role'
+    for call in calls:
+        function = call.get('function', call)
+        if not isinstance(function, Mapping) or not isinstance(function.get('name'), str) or not function['name']:
+            return 'call_without_name'
+        if not _is_object(function.get('arguments')):
+            return 'bad_arguments'
+        call_id = _id_of(call)
+        if call_id is not None and call_id in seen:
+            return 'repeated_call_id'
+        seen.update([call_id] if call_id is not None else [])
+    return None
+
+
+def _answer(message: Mapping[str, Any], pending: list[str | None]) -> bool:
+    """Take the call that a result answers off the pending ones: by its id, else the first."""
+    if not pending:
+        return False
+    given = message.get('tool_call_id')
+    wanted = given if isinstance(given, str) and given else None
+    if wanted is None or all(call_id is None for call_id in pending):
+        pending.pop(0)
+        return True
+    if wanted not in pending:
+        return False
+    pending.remove(wanted)
+    return True
+
+
+def _id_of(call: Mapping[str, Any]) -> str | None:
+    call_id = call.get('id')
+    return call_id if isinstance(call_id, str) and call_id else None
+
+
+def _is_object(arguments: Any) -> bool:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return False
+    return arguments is None or isinstance(arguments, Mapping)

@@ -1,0 +1,119 @@
+"""How alike two texts are, estimated from sketches of fixed size.
+
+Shingles and their resemblance: Broder 1997, "On the resemblance and containment of documents"; the share of equal
+minima estimates it (section 3). Candidates by bands: Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4.
+Nothing here is random: the same texts give the same sketches on every machine.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Signature = npt.NDArray[np.uint32]
+
+SHINGLE = 8
+"""Characters of a shingle: characters, not words, since not every language parts them."""
+SIZE = 128
+"""Minima of a signature; the estimate's standard error is at most 1 / (2 sqrt(128)) = 0.044."""
+BANDS = 16
+"""Groups of minima; texts that share a whole group are compared. Two that are 90 % alike nearly always do."""
+_SAMPLE = 4096
+"""Shingles a signature is made of at most: those of the smallest hashes, the same ones in texts that are alike."""
+_BLOCK = 1 << 18
+"""Characters hashed at once, to bound the memory that a huge text takes."""
+_MOST_IN_BUCKET = 16
+"""Rows compared for one band."""
+
+_U64 = np.uint64
+_BASE = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def signature(text: str) -> Signature:
+    """Return the sketch of a text, uint32 [SIZE]. Time is linear in its length."""
+    hashes = _smallest(' '.join(text.casefold().split()))
+    mixed: npt.NDArray[np.uint64] = hashes[None, :] * _FACTORS[:, None] + _OFFSETS[:, None]
+    return (mixed.min(axis=1) >> _U64(32)).astype(np.uint32)
+
+
+def similarity(one: Signature, other: Signature) -> float:
+    """Return the estimated resemblance of two texts, 0 to 1."""
+    return int(np.count_nonzero(one == other)) / SIZE
+
+
+class NearIndex:
+    """Finds a text like one seen before, among the last `memory` of them; about 4 KB each."""
+
+    def __init__(self, threshold: float, memory: int) -> None:
+        self._threshold, self._memory = threshold, memory
+        self._seen: OrderedDict[int, tuple[Signature, bytes]] = OrderedDict()
+        self._buckets: dict[tuple[int, bytes], list[int]] = {}
+
+    def find(self, sketch: Signature, guard: bytes) -> tuple[int, float] | None:
+        """Return the text of the same guard that is most like this one, and how like; None below the threshold."""
+        candidates = sorted({row for key in _keys(sketch) for row in self._buckets.get(key, ())})
+        alike = [(similarity(sketch, self._seen[row][0]), -row) for row in candidates if self._seen[row][1] == guard]
+        best, place = max(alike, default=(0.0, 0))
+        return (-place, best) if best >= self._threshold else None
+
+    def add(self, row_index: int, sketch: Signature, guard: bytes) -> None:
+        """Remember a text, and forget the oldest where there are too many."""
+        while len(self._seen) >= self._memory:
+            oldest, (forgotten, _) = self._seen.popitem(last=False)
+            self._forget(oldest, forgotten)
+        self._seen[row_index] = (sketch, guard)
+        for key in _keys(sketch):
+            bucket = self._buckets.setdefault(key, [])
+            if len(bucket) < _MOST_IN_BUCKET:
+                bucket.append(row_index)
+
+    def _forget(self, row_index: int, sketch: Signature) -> None:
+        for key in _keys(sketch):
+            bucket = [row for row in self._buckets.get(key, []) if row != row_index]
+            if bucket:
+                self._buckets[key] = bucket
+            else:
+                self._buckets.pop(key, None)
+
+
+def _keys(sketch: Signature) -> list[tuple[int, bytes]]:
+    rows = SIZE // BANDS
+    return [(band, sketch[band * rows : (band + 1) * rows].tobytes()) for band in range(BANDS)]
+
+
+def _smallest(text: str) -> npt.NDArray[np.uint64]:
+    """Return the smallest hashes of a text's shingles, each once, at least one."""
+    padded = text.ljust(SHINGLE, '\0')
+    found: npt.NDArray[np.uint64] = np.empty(0, _U64)
+    for begin in range(0, len(padded) - SHINGLE + 1, _BLOCK):
+        hashes = _shingle_hashes(padded[begin : begin + _BLOCK + SHINGLE - 1])
+        found = np.unique(np.concatenate([found, hashes]))[:_SAMPLE]
+    return found
+
+
+def _shingle_hashes(text: str) -> npt.NDArray[np.uint64]:
+    """Return a hash of every shingle: its characters as the digits of a number, then mixed."""
+    codes = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), dtype='<u4').astype(_U64)
+    count = len(codes) - SHINGLE + 1
+    hashes: npt.NDArray[np.uint64] = np.zeros(count, _U64)
+    for place in range(SHINGLE):
+        hashes = hashes * _U64(_BASE) + codes[place : place + count] + _U64(1)
+    return _mixed(hashes)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return values spread over all 64 bits: the finaliser of SplitMix64 (Steele, Lea, Flood 2014, figure 17)."""
+    values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return values ^ (values >> _U64(31))
+
+
+def _constants(first: int) -> Any:
+    steps = [(_BASE * (first + index)) & _MASK for index in range(SIZE)]
+    return _mixed(np.array(steps, dtype=_U64))
+
+
+_FACTORS: npt.NDArray[np.uint64] = _constants(1) | _U64(1)
+_OFFSETS: npt.NDArray[np.uint64] = _constants(1 + SIZE)

@@ -1,0 +1,122 @@
+"""Rows as public datasets have them become prompts, pairs and ground truths."""
+
+from typing import Any
+
+import pytest
+
+from twinkle.data_format import user_data_get
+from twinkle.preprocessor import (
+    CLEVRProcessor,
+    CompetitionMathGRPOProcessor,
+    EmojiDPOProcessor,
+    InvalidArguments,
+    InvalidRow,
+    OlympiadBenchProcessor,
+    Preprocessor,
+    build_preprocessor,
+    llm,
+)
+
+OLYMPIAD = {
+    'question': 'See <image_2>. Find $x$.',
+    'context': 'Let $x > 0$.',
+    'solution': ['First.', 'Then $x=2$.'],
+    'final_answer': ['2'],
+    'image_1': 'one',
+    'image_2': 'two',
+    'image_3': None,
+    'unit': 'm',
+    'error': None,
+    'is_multiple_answer': False,
+}
+
+
+def rows_of(processor: Any, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a preprocessor makes of rows."""
+    return Preprocessor.map_col_to_row(processor(Preprocessor.map_row_to_col(rows)))
+
+
+@pytest.mark.parametrize(
+    ('solution', 'answer'),
+    [
+        (r'So \boxed{\frac{1}{2}}.', r'\frac{1}{2}'),
+        (r'\boxed{1} no, \boxed{2}', '2'),
+        (r'\fbox{x} and \boxed {\{3\}}', r'\{3\}'),
+        (r'\boxed{4} and an open \boxed{5', '4'),
+    ],
+)
+def test_boxed_answers_are_the_ground_truth(solution: str, answer: str) -> None:
+    """The last box that closes counts, braces within it and escaped ones included."""
+    (row,) = rows_of(CompetitionMathGRPOProcessor(), {'problem': 'p', 'solution': solution})
+    assert user_data_get(row, 'ground_truth') == answer
+    assert user_data_get(row, 'solution') == solution
+    assert [message['role'] for message in row['messages']] == ['system', 'user']
+
+
+def test_an_answer_column_goes_before_the_box() -> None:
+    """Datasets that give the answer apart are believed; without either the row is refused."""
+    row = {'problem': 'p', 'solution': 'no box', 'answer': ' 7 '}
+    assert user_data_get(rows_of(CompetitionMathGRPOProcessor(), row)[0], 'ground_truth') == '7'
+    with pytest.raises(InvalidRow):
+        rows_of(CompetitionMathGRPOProcessor(), {**row, 'answer': None})
+
+
+def test_a_pair_becomes_two_rows_the_chosen_first() -> None:
+    """Preference losses read chosen and rejected in turn."""
+    pairs = [{'question': str(i), 'answer_zh': f'good {i}', 'answer_en': f'bad {i}'} for i in range(2)]
+    rows = rows_of(EmojiDPOProcessor('Be nice.'), *pairs)
+    assert [row['messages'][-1]['content'] for row in rows] == ['good 0', 'bad 0', 'good 1', 'bad 1']
+    assert [user_data_get(row, 'preference') for row in rows] == ['chosen', 'rejected'] * 2
+    with pytest.raises(InvalidRow) as caught:
+        rows_of(EmojiDPOProcessor(), pairs[0], {'prompt': 'p', 'answer_zh': 'a'})
+    assert (caught.value.row_index, caught.value.column) == (1, 'answer_en')
+
+
+def test_pairs_of_other_columns_are_read_by_their_names() -> None:
+    """Any dataset of pairs will do."""
+    init_args = {'prompt_key': 'q', 'chosen_key': 'yes', 'rejected_key': 'no'}
+    rows = rows_of(build_preprocessor('EmojiDPOProcessor', init_args), {'q': 'Q', 'yes': 'Y', 'no': 'N'})
+    assert [row['messages'][-1]['content'] for row in rows] == ['Y', 'N']
+
+
+def test_clevr_puts_the_picture_first() -> None:
+    """One placeholder stands for the one image, and the tagged answer is the ground truth."""
+    row = {'image': b'png', 'problem': 'How many cubes?', 'solution': '<answer> 3 </answer>'}
+    (prompt,) = rows_of(CLEVRProcessor(), row)
+    assert prompt['messages'][-1]['content'] == '<image>How many cubes?'
+    assert (prompt['images'], user_data_get(prompt, 'ground_truth')) == ([b'png'], '3')
+    for wrong in ({'image': None}, {'problem': '<image><image>'}, {'solution': 3}):
+        with pytest.raises(InvalidRow):
+            rows_of(CLEVRProcessor(), {**row, **wrong})
+
+
+def test_olympiad_images_stand_where_the_question_shows_them() -> None:
+    """An image the question does not mention comes first; the rest follow the text."""
+    (prompt,) = rows_of(OlympiadBenchProcessor(), OLYMPIAD)
+    assert prompt['messages'][-1]['content'] == '<image>Let $x > 0$.\n\nSee <image>. Find $x$.'
+    assert prompt['images'] == ['one', 'two']
+    packed = {name: user_data_get(prompt, name) for name in ('ground_truth', 'unit', 'is_multiple_answer', 'error')}
+    assert packed == {'ground_truth': '2', 'unit': 'm', 'is_multiple_answer': False, 'error': None}
+
+
+@pytest.mark.parametrize(
+    'wrong', [{'final_answer': None}, {'final_answer': [1]}, {'image_2': None}, {'question': None}]
+)
+def test_olympiad_rows_without_an_answer_or_image_are_refused(wrong: dict[str, Any]) -> None:
+    """A theorem to prove has no answer to compare, and a question without its image none to give."""
+    with pytest.raises(InvalidRow):
+        rows_of(OlympiadBenchProcessor(), {**OLYMPIAD, **wrong})
+
+
+def test_olympiad_speaks_two_languages() -> None:
+    """The default system message is in the language that is asked for; others are refused."""
+    english, chinese = OlympiadBenchProcessor(), build_preprocessor('OlympiadBenchProcessor', {'language': 'zh'})
+    assert isinstance(chinese, OlympiadBenchProcessor)
+    assert english.system != chinese.system
+    with pytest.raises(InvalidArguments):
+        build_preprocessor('OlympiadBenchProcessor', {'language': 'fr'})
+
+
+def test_programs_of_the_quick_start_find_their_module() -> None:
+    """`twinkle.preprocessor.llm` holds the language datasets' preprocessors."""
+    assert llm.GSM8KProcessor is type(build_preprocessor('GSM8KProcessor'))
