@@ -2,11 +2,14 @@
 
 import io
 import json
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import typer
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -19,6 +22,7 @@ from twinkle_client.cli import app
 from twinkle_client.cli.durations import parse_duration
 from twinkle_client.cli.fleet import fleet_table
 from twinkle_client.cli.keys import state_word
+from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.stack import differently_patched
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.stack import StackOptions
@@ -30,8 +34,6 @@ COMMANDS = [
     'estimate',
     'sample',
     'runs',
-    'checkpoints',
-    'download',
     'checkpoint list',
     'checkpoint download',
     'checkpoint upload',
@@ -218,3 +220,28 @@ def test_what_is_no_length_of_time_is_refused(text: str) -> None:
     """The message says what one looks like."""
     with pytest.raises(typer.BadParameter):
         parse_duration(text)
+
+
+@pytest.mark.parametrize('word', ['checkpoints', 'download'])
+def test_what_is_done_with_checkpoints_has_one_word(word: str) -> None:
+    """`twinkle checkpoint`, and no other beside it."""
+    assert runner.invoke(app, [word, '--help']).exit_code != 0
+    assert runner.invoke(app, ['checkpoint', '--help']).exit_code == 0
+
+
+@pytest.fixture
+def _in_japan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv('TZ', 'JST-9')
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures('_in_japan')
+def test_moments_are_shown_in_the_zone_of_the_machine() -> None:
+    """To the minute; one that is not set is shown as nothing."""
+    moment = Timestamp()
+    assert local_text(moment) == ''
+    moment.FromDatetime(datetime(2026, 1, 1, 23, 30, 59, tzinfo=UTC))
+    assert local_text(moment) == '2026-01-02 08:30'

@@ -3,7 +3,6 @@
 import typer
 
 from twinkle_client.cli import (
-    catalogue,
     certificates,
     checkpoints,
     fleet,
@@ -11,6 +10,7 @@ from twinkle_client.cli import (
     models,
     planning,
     quotas,
+    runs,
     sampling,
     stack,
     tenants,
@@ -28,9 +28,7 @@ app.command('status')(stack.status)
 app.command('down')(stack.down)
 app.command('sample')(sampling.sample)
 app.command('estimate')(planning.estimate)
-app.command('runs')(catalogue.runs)
-app.command('checkpoints')(catalogue.checkpoints)
-app.command('download')(checkpoints.download)
+app.command('runs')(runs.runs)
 app.command('certs')(certificates.certs)
 app.command('trace')(traces.trace)
 app.command('usage')(quotas.usage)

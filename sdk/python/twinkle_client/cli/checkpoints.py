@@ -1,4 +1,4 @@
-"""`twinkle checkpoint`: what is kept, brought in, taken away, and sent to hubs."""
+"""`twinkle checkpoint ...`: everything a tenant does with what is kept of its runs."""
 
 import os
 from collections.abc import Iterator
@@ -14,15 +14,33 @@ from rich.table import Table
 from twinkle.api.gateway.v1 import export_service_pb2
 from twinkle_client.archives import ReportBytes
 from twinkle_client.checkpoints import CheckpointLibrary
-from twinkle_client.cli import catalogue
 from twinkle_client.cli.durations import parse_duration
+from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.session import StateDirOption, console, error_console, fail, open_client
 
-app = typer.Typer(help='Checkpoints: changed, brought in, taken away, sent to hubs.', no_args_is_help=True)
+app = typer.Typer(help='Checkpoints: list, download, upload, share, delete, push to a hub.', no_args_is_help=True)
 PathArgument = Annotated[str, typer.Argument(help='twinkle://<run>/weights/<name>')]
 ExportArgument = Annotated[str, typer.Argument(help='The id that `push` printed.')]
 
-app.command('list')(catalogue.checkpoints)
+
+@app.command('list')
+def list_checkpoints(
+    run: Annotated[str, typer.Argument(help='Only those of this run.')] = '',
+    state_dir: StateDirOption = None,
+) -> None:
+    """List the checkpoints, newest first."""
+    with open_client(state_dir) as client:
+        found = client.list_checkpoints(run)
+    table = Table()
+    for name in ('path', 'steps', 'size', 'resumable', 'public', 'labels', 'created', 'until'):
+        table.add_column(name, overflow='fold')
+    for item in found:
+        size = f'{item.size_bytes / 2**20:.1f} MiB'
+        words = ['yes' if fact else 'no' for fact in (item.is_optimizer_included, item.is_public)]
+        labels = ', '.join(f'{name}={value}' for name, value in sorted(item.user_metadata.items()))
+        times = (local_text(item.create_time), local_text(item.expire_time))
+        table.add_row(item.path, str(item.step_count), size, *words, labels, *times)
+    console.print(table)
 
 
 @app.command('download')

@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
-from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import key_service_pb2
 from twinkle_client.administration import SCOPES, KeyAdministration
 from twinkle_client.cli.durations import parse_duration
+from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
 
 app = typer.Typer(help='API keys, for administrators.', no_args_is_help=True)
@@ -87,11 +87,7 @@ def state_word(key: key_service_pb2.ApiKey) -> str:
     name, end = min(ends.items(), key=lambda item: item[1].ToDatetime(UTC))
     if end.ToDatetime(UTC) <= datetime.now(UTC):
         return 'replaced' if name == 'retire_time' else 'expired'
-    return f'good until {_local(end)}'
-
-
-def _local(moment: Timestamp) -> str:
-    return moment.ToDatetime(UTC).astimezone().strftime('%Y-%m-%d %H:%M')
+    return f'good until {local_text(end)}'
 
 
 def _print_secret(secret: str) -> None:

@@ -1,6 +1,5 @@
 """`twinkle tenants` and `twinkle projects`: who owns things, and the parts of their work. For administrators."""
 
-from datetime import UTC
 from typing import Annotated
 
 import typer
@@ -8,6 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
 
 from twinkle_client.administration import KeyAdministration
+from twinkle_client.cli.moments import local_text
 from twinkle_client.cli.session import StateDirOption, console, open_client
 
 app = typer.Typer(help='Tenants, for administrators.', no_args_is_help=True)
@@ -56,5 +56,5 @@ def projects(
 def _print_table(title: str, rows: list[tuple[str, str, Timestamp]]) -> None:
     table = Table(title, 'name', 'created')
     for item_id, name, moment in rows:
-        table.add_row(item_id, name, moment.ToDatetime(UTC).astimezone().strftime('%Y-%m-%d %H:%M'))
+        table.add_row(item_id, name, local_text(moment))
     console.print(table)
