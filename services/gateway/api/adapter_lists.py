@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, cast
 
 import grpc
 
-from services.kit.errors import InvalidPageToken
+from services.gateway.domain.errors import BaseModelsUnreachable
+from services.kit.errors import InvalidPageToken, ServiceUnreachable
 from services.kit.paging import Page, page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from twinkle.api.model.v1 import adapter_pb2
@@ -29,16 +30,19 @@ class AdapterLists:
     of a page that was not used up, those after it are left.
     """
 
-    def __init__(self, services: Mapping[str, ListOne]) -> None:
-        """Merge the lists of `services`, by name."""
+    def __init__(self, services: Mapping[str, ListOne], *, base_models_of: Callable[[str], Collection[str]]) -> None:
+        """Merge the lists of `services`, by name; `base_models_of` returns what each holds, as far as it is known."""
         self._services = services
+        self._base_models_of = base_models_of
 
     async def __call__(self, raw: bytes, context: Context) -> bytes:
         """Return the serialized answer to a serialized request.
 
         Raises:
             InvalidField, InvalidPageToken: the request is no good.
-            DomainError: a service refused it, or cannot be reached.
+            BaseModelsUnreachable: a service cannot be reached. An answer has no room to say what is missing, and a
+                list that is short would be taken for all there is.
+            DomainError: a service refused it.
         """
         request = wire.ListAdaptersRequest.FromString(raw)
         query = f'ListAdapters of all/{current_caller().tenant_id}/{request.session_id}'
@@ -55,14 +59,22 @@ class AdapterLists:
     async def _ask(
         self, request: wire.ListAdaptersRequest, tokens: Mapping[str, str], page: Page, context: Context
     ) -> dict[str, wire.ListAdaptersResponse]:
-        async def ask(name: str) -> wire.ListAdaptersResponse:
+        async def ask(name: str) -> wire.ListAdaptersResponse | None:
             own = wire.ListAdaptersRequest()
             own.CopyFrom(request)
             own.page_size, own.page_token = page.size, tokens[name]
-            return wire.ListAdaptersResponse.FromString(await self._services[name](own.SerializeToString(), context))
+            try:
+                raw = await self._services[name](own.SerializeToString(), context)
+            except ServiceUnreachable:
+                return None
+            return wire.ListAdaptersResponse.FromString(raw)
 
         names = [name for name in tokens if name in self._services]
-        return dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        if away := [name for name, answer in answers.items() if answer is None]:
+            base_models = {item for name in away for item in self._base_models_of(name)}
+            raise BaseModelsUnreachable('model', ', '.join(sorted(base_models)))
+        return {name: answer for name, answer in answers.items() if answer is not None}
 
 
 def _next_token(

@@ -65,7 +65,8 @@ class ModelForwarder(grpc.GenericRpcHandler):
         for path in next(iter(ways.values())):
             by_service = {name: handlers[path] for name, handlers in ways.items()}
             if path == _LIST:
-                lists = AdapterLists({name: _unary(handler) for name, handler in by_service.items()})
+                ones = {name: _unary(handler) for name, handler in by_service.items()}
+                lists = AdapterLists(ones, base_models_of=routes.known_base_models)
                 self._handlers[path] = grpc.unary_unary_rpc_method_handler(lists)
             else:
                 self._handlers[path] = self._handler(methods[path], by_service)

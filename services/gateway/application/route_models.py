@@ -31,6 +31,11 @@ class OneModel:
 
     services = (MODEL,)
 
+    def known_base_models(self, service: str) -> Collection[str]:
+        """Return nothing: the service is asked."""
+        del service
+        return ()
+
     async def holder_of(self, base_model: str) -> str:
         """Return the service, which says itself what it holds."""
         del base_model
@@ -84,6 +89,10 @@ class RouteModels:
                 used=conflict.holder,
                 unused=conflict.other,
             )
+
+    def known_base_models(self, service: str) -> Collection[str]:
+        """Return what a service holds, as it said last; nothing where it never did."""
+        return self.table.held_by(service) or ()
 
     async def base_models_of(self, service: str) -> Collection[str] | None:
         """Return the base models for which a service is asked; None where it cannot be asked what it holds."""

@@ -151,6 +151,18 @@ class CheckpointStreamLost(ServiceUnreachable):
         )
 
 
+@dataclass(eq=False)
+class BaseModelsUnreachable(ServiceUnreachable):
+    """What is asked of all model services cannot be told, since those of some base models cannot be reached."""
+
+    base_models: str
+    """Their names, sorted, with commas between them; empty where a service never said what it holds."""
+
+    def __str__(self) -> str:
+        of = self.base_models or 'a base model that is not known yet'
+        return f'the model service of {of} cannot be reached at the moment; what it has is missing, so try again'
+
+
 class ReplicaNotReached(ServiceUnreachable):
     """The connection to a replica could not be made: it never had the request."""
 

@@ -28,6 +28,10 @@ class ModelRoutes(Protocol):
         """Names of all model services, the first of which gets what no other one could answer better."""
         ...
 
+    def known_base_models(self, service: str) -> Collection[str]:
+        """Return what a service holds, as it said last; nothing where it never did."""
+        ...
+
     async def holder_of(self, base_model: str) -> str:
         """Return the service that holds a base model; without a name the first one, which asks for it.
 

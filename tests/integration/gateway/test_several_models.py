@@ -253,6 +253,11 @@ async def test_one_goes_on_while_the_other_is_away_and_that_comes_back_as_it_was
     for call in (pair.get(ids[1]), pair.train(ids[1], 2)):
         failure = await failure_of(call)
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE')
+    failure = await failure_of(
+        pair.adapters.ListAdapters(adapter_service_pb2.ListAdaptersRequest(), metadata=pair.metadata)
+    )
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE')
+    assert failure.metadata == {'service': 'model', 'baseModels': pair.names[1]}
     assert (await pair.train(ids[0], 2)).result.sequence_number == 2
     new = await pair.create(pair.names[0], 'r-new')
     assert (await pair.get(new)).adapter.base_model == pair.names[0]

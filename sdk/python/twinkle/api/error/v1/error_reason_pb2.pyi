@@ -143,7 +143,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     adapterId, version.
     """
     ERROR_REASON_SERVICE_UNREACHABLE: _ErrorReason.ValueType  # 91
-    """UNAVAILABLE with RetryInfo. A service behind the gateway cannot be reached. Metadata: service."""
+    """UNAVAILABLE with RetryInfo. A service behind the gateway cannot be reached. Metadata: service; and baseModels, names
+    with commas between them, where what all model services have is asked for, and those of some base models are away.
+    """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 92
     """UNAVAILABLE with RetryInfo. The service is shutting down or not ready yet."""
     ERROR_REASON_ENGINE_PAUSED: _ErrorReason.ValueType  # 93
@@ -318,7 +320,9 @@ ERROR_REASON_VERSION_NOT_READY: ErrorReason.ValueType  # 90
 adapterId, version.
 """
 ERROR_REASON_SERVICE_UNREACHABLE: ErrorReason.ValueType  # 91
-"""UNAVAILABLE with RetryInfo. A service behind the gateway cannot be reached. Metadata: service."""
+"""UNAVAILABLE with RetryInfo. A service behind the gateway cannot be reached. Metadata: service; and baseModels, names
+with commas between them, where what all model services have is asked for, and those of some base models are away.
+"""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 92
 """UNAVAILABLE with RetryInfo. The service is shutting down or not ready yet."""
 ERROR_REASON_ENGINE_PAUSED: ErrorReason.ValueType  # 93
