@@ -28,7 +28,7 @@ from services.gateway.application.quotas import (
     limited_sampling,
 )
 from services.gateway.application.sampling_verbs import SamplingVerbs
-from services.gateway.backends.grpc_census import GrpcAdapterCensus
+from services.gateway.backends.grpc_adapters import GrpcAdapters
 from services.gateway.backends.limited_checkpoints import LimitedCheckpoints
 from services.gateway.backends.quota_requests import is_save, refused_creation, refused_save
 from services.gateway.backends.sql import Database, SqlQuotaStore, SqlTenantStore, SqlUsageStore
@@ -124,7 +124,7 @@ async def open_quotas(config: GatewayConfig, database: Database, *, clock: Clock
 
 def model_quotas(config: GatewayConfig, quotas: OpenQuotas, channels: Sequence[grpc.aio.Channel]) -> ModelQuotas:
     """Return what calls of the model services are held to, given bare channels to all of them."""
-    census = GrpcAdapterCensus(channels, internal_token=config.internal_token)
+    census = GrpcAdapters(channels, internal_token=config.internal_token)
     return ModelQuotas(
         quotas=Quotas(
             new_adapters=NewAdapters(quotas.book, census),

@@ -1,8 +1,8 @@
-"""Adapters of sessions that are over, at the model services."""
+"""A tenant's adapters at all model services: which there are, and the parking of those whose session is over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import grpc
@@ -10,6 +10,7 @@ import grpc
 from services.gateway.ports import ParkedAdapter
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, Code
+from services.kit.paging import MAX_PAGE_SIZE
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.status import error_from_call
@@ -18,32 +19,27 @@ from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_servi
 _PATIENCE_SECONDS = 30.0
 _PARKING_SECONDS = 600.0
 """An adapter may have to come into memory first, and its checkpoint is written to disk."""
-_PAGE_SIZE = 1000
 
 
 class GrpcAdapters:
-    """Implements `ports.AdapterKeeper`."""
+    """Implements `ports.AdapterKeeper` and `ports.AdapterCensus`."""
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], *, internal_token: str) -> None:
         """Ask over `channels`, a bare one to each model service; the caller closes them."""
         self._stubs = [adapter_service_pb2_grpc.AdapterServiceStub(channel) for channel in channels]
         self._internal_token = internal_token
 
+    async def adapter_ids(self, tenant_id: str) -> Collection[str]:
+        """Return a tenant's adapters, of all base models, as they are now.
+
+        Raises:
+            DomainError: a service's own error, or ServiceUnreachable.
+        """
+        return await self._list(tenant_id, session_id='')
+
     async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:
         """Return the adapters of a session, at every model service."""
-        found: list[str] = []
-        for stub in self._stubs:
-            token = ''
-            while True:
-                request = adapter_service_pb2.ListAdaptersRequest(
-                    session_id=session_id, page_size=_PAGE_SIZE, page_token=token
-                )
-                page = await self._call(stub.ListAdapters, request, tenant_id=tenant_id)
-                found += [adapter.adapter_id for adapter in page.adapters]
-                token = page.next_page_token
-                if not token:
-                    break
-        return found
+        return await self._list(tenant_id, session_id=session_id)
 
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
         """Have an adapter parked by the service that has it."""
@@ -55,6 +51,19 @@ class GrpcAdapters:
                 continue
             return _parked(answer.adapter)
         return None
+
+    async def _list(self, tenant_id: str, *, session_id: str) -> list[str]:
+        """Return a tenant's adapters, of a session or, where that is empty, all."""
+        found: list[str] = []
+        for stub in self._stubs:
+            request = adapter_service_pb2.ListAdaptersRequest(session_id=session_id, page_size=MAX_PAGE_SIZE)
+            while True:
+                page = await self._call(stub.ListAdapters, request, tenant_id=tenant_id)
+                found += [adapter.adapter_id for adapter in page.adapters]
+                if not page.next_page_token:
+                    break
+                request.page_token = page.next_page_token
+        return found
 
     async def _call(self, method: Any, request: Any, *, tenant_id: str, seconds: float = _PATIENCE_SECONDS) -> Any:
         with acting_for(Caller(tenant_id=tenant_id)):
