@@ -49,6 +49,8 @@ class FutureOrder:
     """Counts from 0 without gaps within the lane; without a lane it means nothing."""
     note: str = ''
     """What the API needs to tell the outcome, at most `NOTE_LENGTH` characters; kept as long as the future."""
+    is_note_free: bool = False
+    """Whether a repeat may come with another note; that of the first is kept."""
     topic: str = ''
     """What its end is told under to whoever follows many futures at once; empty: nobody does."""
     base_model: str = ''
@@ -150,7 +152,8 @@ def future_id_of(tenant_id: str, key: str) -> str:
 def fingerprint_of(order: FutureOrder) -> str:
     """Return a digest of all that an order asks for."""
     digest = hashlib.blake2b(digest_size=20)
-    head = (order.kind, order.key, order.lane, str(order.position), order.note)
+    note = '' if order.is_note_free else order.note
+    head = (order.kind, order.key, order.lane, str(order.position), note)
     digest.update('\0'.join(head).encode())
     digest.update(b'\0')
     digest.update(order.payload)

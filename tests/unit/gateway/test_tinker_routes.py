@@ -293,6 +293,22 @@ async def test_weights_without_a_name_become_a_sampling_session(api: TinkerApi, 
     assert (attached['future_id'], attached['is_inflight']) == (posted.json()['request_id'], kind == 'inflight')
 
 
+async def test_a_save_that_is_sent_again_keeps_its_first_sampling_session(api: TinkerApi) -> None:
+    """The SDK counts on when its answer was lost; what else differs is another request, which has no room."""
+    model_id = await api.model()
+    body = {'model_id': model_id, 'seq_id': 1, 'sampling_session_seq_id': 4, 'kind': 'snapshot'}
+    first, again = [
+        (await api.post('save_weights_for_sampler', {**body, 'sampling_session_seq_id': place})).json()
+        for place in (4, 5)
+    ]
+    assert again['request_id'] == first['request_id']
+    session_id = model_id.partition(':')[0]
+    assert {attached['handle_id'] for attached in api.saves.attached} == {f'{session_id}:sample:4'}
+    assert len(api.trainer.operations) == 1
+    other = await api.post('save_weights_for_sampler', {**body, 'kind': 'inflight'})
+    assert (other.status_code, other.json()['reason']) == (400, 'REQUEST_ID_REUSED')
+
+
 async def test_model_begins_from_saved_weights(api: TinkerApi) -> None:
     """Both ways to load: a model made of weights, and weights loaded into a model."""
     source = await api.model()

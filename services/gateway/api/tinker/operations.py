@@ -33,13 +33,16 @@ class Operations:
         self._futures = futures
         self._runs = runs
 
-    async def submit(self, operation: operation_pb2.Operation, seq_id: int, note: Note) -> Future:
+    async def submit(
+        self, operation: operation_pb2.Operation, seq_id: int, note: Note, *, is_note_free: bool = False
+    ) -> Future:
         """Accept an operation durably; the same again is the same future.
 
         Args:
             operation: what to do, on which adapter; it has no number yet.
             seq_id: its place among the model's operations, from 1.
             note: what its answer needs.
+            is_note_free: whether a repeat may come with another note; that of the first is kept.
 
         Raises:
             AdapterNotFound: the caller has no such model.
@@ -61,6 +64,7 @@ class Operations:
                 lane=model_id,
                 position=seq_id,
                 note=str(note),
+                is_note_free=is_note_free,
                 base_model=base_model,
             )
         )

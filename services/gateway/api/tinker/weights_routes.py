@@ -7,7 +7,7 @@ from services.gateway.api.http.call import Answer, HttpCall, Route
 from services.gateway.api.http.fields import flag, items, text, whole
 from services.gateway.api.tinker.bodies import read_body
 from services.gateway.api.tinker.fields import Fields
-from services.gateway.api.tinker.notes import Note, Verb
+from services.gateway.api.tinker.notes import Note, Verb, note_of
 from services.gateway.api.tinker.operations import (
     Operations,
     acknowledged,
@@ -83,10 +83,12 @@ class WeightsRoutes:
         # Whoever samples in flight takes newer weights as well, so those of this save need not be kept.
         publish = operation_pb2.PublishVersion(is_pinned=not is_inflight)
         operation = operation_pb2.Operation(adapter_id=model, publish_version=publish)
-        note = Note(Verb.PUBLISH, {'sampling_session_id': handle_id})
-        future = await self._operations.submit(operation, place, note)
+        # The SDK counts on when it sends a save again: it is the same save, and its sampling session is the first one.
+        future = await self._operations.submit(
+            operation, place, Note(Verb.PUBLISH, {'sampling_session_id': handle_id}), is_note_free=True
+        )
         await self._sampler_saves.attach(
-            handle_id=handle_id,
+            handle_id=note_of(future).facts['sampling_session_id'],
             session_id=session_id,
             model_id=model,
             future_id=future.future_id,
