@@ -1,0 +1,38 @@
+"""Advantages by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+from twinkle.advantage.base import Advantage
+from twinkle.advantage.gae import GAEAdvantage
+from twinkle.advantage.grpo import GRPOAdvantage
+from twinkle.advantage.rloo import RLOOAdvantage
+from twinkle.component import ComponentRegistry, InvalidComponentOptions
+
+ADVANTAGES = ComponentRegistry('advantage', Advantage, (GAEAdvantage, GRPOAdvantage, RLOOAdvantage))
+"""Advantages by name."""
+
+
+class _FunctionAdvantage(Advantage):
+    """A plain function as an advantage."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, rewards: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what the function returns."""
+        return self._function(rewards, *args, **kwargs)
+
+
+def build_advantage(advantage: 'str | type[Advantage] | Advantage | Callable[..., Any]', **options: Any) -> Advantage:
+    """Return an advantage given by name, class, instance or plain function.
+
+    Raises:
+        UnknownComponent: the name is not registered.
+        InvalidComponentOptions: an option is unknown or refused.
+    """
+    if isinstance(advantage, str | type | Advantage):
+        return ADVANTAGES.build(advantage, options)
+    if options:
+        raise InvalidComponentOptions('advantage', repr(advantage), 'a function takes no options')
+    return _FunctionAdvantage(advantage)

@@ -1,0 +1,50 @@
+"""What completions earn: one task per file, and a sandbox for the programs they write. Loads no torch."""
+
+from twinkle.reward.arithmetic import evaluate
+from twinkle.reward.base import AnswerReward, Reward, TextReward
+from twinkle.reward.code_execution import CodeExecutionReward
+from twinkle.reward.countdown import CountDownAccuracy
+from twinkle.reward.errors import InvalidRewardInput, InvalidRewardOutput, MissingLibrary, SandboxUnavailable
+from twinkle.reward.f1 import F1Reward
+from twinkle.reward.format_reward import FormatReward
+from twinkle.reward.gsm8k import GSM8KAccuracyReward, GSM8KFormatReward
+from twinkle.reward.length import LengthReward
+from twinkle.reward.math_judge import MathJudge
+from twinkle.reward.math_reward import MathReward
+from twinkle.reward.multi_modal import MultiModalAccuracyReward
+from twinkle.reward.olympiad_bench import (
+    OlympiadBenchAccuracyReward,
+    OlympiadBenchFormatReward,
+    OlympiadBenchQualityReward,
+)
+from twinkle.reward.registry import REWARDS, build_reward
+from twinkle.reward.sandbox import ProgramResult, SandboxLimits, run_program
+
+__all__ = [
+    'REWARDS',
+    'AnswerReward',
+    'CodeExecutionReward',
+    'CountDownAccuracy',
+    'F1Reward',
+    'FormatReward',
+    'GSM8KAccuracyReward',
+    'GSM8KFormatReward',
+    'InvalidRewardInput',
+    'InvalidRewardOutput',
+    'LengthReward',
+    'MathJudge',
+    'MathReward',
+    'MissingLibrary',
+    'MultiModalAccuracyReward',
+    'OlympiadBenchAccuracyReward',
+    'OlympiadBenchFormatReward',
+    'OlympiadBenchQualityReward',
+    'ProgramResult',
+    'Reward',
+    'SandboxLimits',
+    'SandboxUnavailable',
+    'TextReward',
+    'build_reward',
+    'evaluate',
+    'run_program',
+]

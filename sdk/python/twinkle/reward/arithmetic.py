@@ -1,0 +1,50 @@
+"""Sums and products of whole numbers, worked out exactly and without running anything of them."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from twinkle.reward.errors import InvalidRewardInput
+
+_LONGEST = 256
+"""Characters of an expression. Without powers a result has no more digits than its expression."""
+_ALPHABET = re.compile(r'[\d+\-*/() ]*', re.ASCII)
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]]:
+    """Return the exact value of an expression of `+ - * / ( )` and whole numbers, and those numbers in their order.
+
+    Raises:
+        InvalidRewardInput: it is too long, has anything else in it, or divides by zero.
+    """
+    if len(expression) > _LONGEST or not _ALPHABET.fullmatch(expression):
+        raise InvalidRewardInput('expression', f'must be at most {_LONGEST} of the characters 0-9 + - * / ( )')
+    try:
+        tree = ast.parse(expression.strip(), mode='eval')
+        numbers: list[int] = []
+        return _value(tree.body, numbers), numbers
+    except ZeroDivisionError as error:
+        raise InvalidRewardInput('expression', 'divides by zero') from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidRewardInput('expression', 'is not arithmetic') from error
+
+
+def _value(node: ast.expr, numbers: list[int]) -> Fraction:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left, numbers), _value(node.right, numbers)
+        return _OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _value(node.operand, numbers)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        numbers.append(node.value)
+        return Fraction(node.value)
+    raise InvalidRewardInput('expression', f'has a {type(node).__name__}, which is not arithmetic')

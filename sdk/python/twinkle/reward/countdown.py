@@ -1,0 +1,58 @@
+"""The countdown game: reach a number with others, each used once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from twinkle.reward.arithmetic import evaluate
+from twinkle.reward.base import Reward
+from twinkle.reward.errors import InvalidRewardInput
+from twinkle.reward.reading import completion_of, tagged, user_value
+
+
+class CountDownAccuracy(Reward):
+    """1 where the last `<answer>` is arithmetic that reaches `target` with each of `nums` once, else 0.
+
+    Both are in `user_data`, where `CountdownProcessor` puts them; an answer may end in `= <number>`, which is not
+    looked at. Values are exact fractions, and nothing that a model wrote is run.
+    """
+
+    def __call__(
+        self,
+        trajectories: Sequence[Mapping[str, Any]],
+        ground_truths: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> list[float]:
+        """Return 1.0 or 0.0 for each game; `ground_truths` are mappings of `target` and `nums`, or trajectories."""
+        games = list(ground_truths) if ground_truths is not None and len(ground_truths) else list(trajectories)
+        if len(games) != len(trajectories):
+            raise InvalidRewardInput('ground_truths', f'must be {len(trajectories)}, got {len(games)}')
+        completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
+        read = [_read_game(game, index) for index, game in enumerate(games)]
+        return [
+            self.score(completion, target, nums) for completion, (target, nums) in zip(completions, read, strict=True)
+        ]
+
+    @staticmethod
+    def score(completion: str, target: int, nums: Sequence[int]) -> float:
+        """Return 1.0 where the completion's answer reaches `target` with `nums`."""
+        answer = (tagged(completion, 'answer') or '').partition('=')[0]
+        try:
+            value, used = evaluate(answer)
+        except InvalidRewardInput:
+            return 0.0
+        return float(value == target and sorted(used) == sorted(nums))
+
+
+def _read_game(game: Any, index: int) -> tuple[int, list[int]]:
+    target, nums = (_part(game, key) for key in ('target', 'nums'))
+    numbers: list[Any] = list(cast('Sequence[Any]', nums)) if isinstance(nums, list | tuple) else []
+    if not isinstance(target, int) or not numbers or not all(isinstance(number, int) for number in numbers):
+        raise InvalidRewardInput(f'trajectories[{index}].user_data', "needs a whole number 'target' and a list 'nums'")
+    return target, numbers
+
+
+def _part(game: Any, key: str) -> Any:
+    if not isinstance(game, Mapping):
+        return None
+    known = cast('Mapping[str, Any]', game)
+    return known.get(key, user_value(known, key))

@@ -1,0 +1,103 @@
+"""Walls that a process puts up around itself and cannot take down again: system calls, files, and limits.
+
+Linux on x86-64 has all of them (seccomp filters, and Landlock since 5.13), for any user and without a container.
+Elsewhere some are missing, and `enclose` says which stand.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import struct
+import sys
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_LANDLOCK_VERSION, _RULE_PATH_BENEATH = 1, 1
+_READ_FILE_AND_FOLDER = 1 << 2 | 1 << 3
+_ALL_FILE_RIGHTS = (1 << 13) - 1
+"""Of Landlock's first version: run, read, write, list, remove and make anything."""
+_ALLOWED_CALLS = (
+    *(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21, 23, 24, 25, 28, 32, 33, 35, 37, 38, 39),
+    *(60, 63, 72, 79, 80, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 131, 158, 186, 201, 202, 204, 217, 218),
+    *(228, 229, 230, 231, 257, 262, 267, 269, 270, 271, 273, 318, 332, 334, 439),
+)
+"""Numbers on x86-64 of what an interpreter needs to read, compute and write to open files. What would start a process
+or thread, open a connection, signal or look into others, change a file's name, owner or mode, or raise a limit is not
+among them."""
+
+
+def enclose(readable: list[str], *, memory_bytes: int, cpu_seconds: int) -> list[str]:
+    """Put up every wall there is, and return those that stand, of `memory`, `processes`, `network` and `files`.
+
+    Args:
+        readable: folders and files that may be read beside Python's own.
+        memory_bytes: of address space.
+        cpu_seconds: after which the kernel ends the process; 0: no bound.
+    """
+    walls = _set_limits(memory_bytes, cpu_seconds)
+    libc = ctypes.CDLL(None, use_errno=True)
+    is_known = sys.platform == 'linux' and platform.machine() == 'x86_64'
+    if not is_known or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        return walls
+    has_file_walls = _restrict_files(libc, readable)
+    if not _restrict_calls(libc):
+        return walls
+    # Without the filter a mode or an owner could still be changed, so Landlock alone does not count.
+    return ['memory', 'processes', 'network', *(['files'] if has_file_walls else [])]
+
+
+def _set_limits(memory_bytes: int, cpu_seconds: int) -> list[str]:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    if cpu_seconds:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    # The kernel holds the superuser to no number of processes.
+    walls = ['processes'] if os.getuid() else []
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    except (OSError, ValueError):
+        return walls
+    return ['memory', *walls]
+
+
+def _restrict_files(libc: ctypes.CDLL, readable: list[str]) -> bool:
+    """Allow reading of some places, and nothing else with any file; return whether that holds."""
+    if libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION) < 1:
+        return False
+    attributes = struct.pack('=Q', _ALL_FILE_RIGHTS)
+    ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    own = [sys.prefix, sys.base_prefix, '/usr/lib', '/lib', '/lib64', '/usr/share/zoneinfo', '/etc/ld.so.cache']
+    for path in [*own, '/dev/null', '/dev/urandom', *readable]:
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        rights = _READ_FILE_AND_FOLDER if os.path.isdir(path) else 1 << 2  # noqa: PTH112  pathlib takes time to load
+        libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack('=Qi', rights, place), 0)
+        os.close(place)
+    is_restricted = ruleset >= 0 and libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
+    os.close(ruleset)
+    return is_restricted
+
+
+def _restrict_calls(libc: ctypes.CDLL) -> bool:
+    """Refuse every system call that is not on the list with EPERM; return whether that holds."""
+    load, equal, answer = 0x20, 0x15, 0x06
+    kill, refuse, allow = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
+    count = len(_ALLOWED_CALLS)
+    program = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, 0xC000003E),
+        (answer, 0, 0, kill),
+        (load, 0, 0, 0),
+        *((equal, count - index, 0, number) for index, number in enumerate(_ALLOWED_CALLS)),
+        (answer, 0, 0, refuse),
+        (answer, 0, 0, allow),
+    ]
+    code = ctypes.create_string_buffer(b''.join(struct.pack('=HBBI', *step) for step in program))
+    header = struct.pack('@HP', len(program), ctypes.addressof(code))
+    return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0) == 0

@@ -1,0 +1,45 @@
+r"""Grade-school mathematics: a number in `\boxed{...}` or behind `####`."""
+
+import re
+from typing import Any
+
+from twinkle.reward.base import AnswerReward, TextReward
+from twinkle.reward.number import read_number
+from twinkle.reward.reading import after_thinking, boxed
+
+_MARKED = re.compile(r'####[ \t]*([^\n]{1,80})')
+
+
+class GSM8KAccuracyReward(AnswerReward):
+    r"""1 where the completion's number is that of the ground truth, else 0.
+
+    The number is the last that is in `\boxed{...}`, or else the last behind `####`; thinking does not count. Ground
+    truths may be whole solutions that end in `#### <number>`. The marks are those of Cobbe et al. 2021
+    (arXiv 2110.14168) and of the MATH data set.
+    """
+
+    def score(self, completion: str, ground_truth: Any) -> float:
+        """Return 1.0 where both numbers are equal."""
+        truth = str(ground_truth)
+        answer, expected = gsm8k_answer(completion), gsm8k_answer(truth) or truth.strip()
+        if answer is None:
+            return 0.0
+        number, expected_number = read_number(answer), read_number(expected)
+        if number is None or expected_number is None:
+            return float(answer == expected)
+        return float(number == expected_number)
+
+
+class GSM8KFormatReward(TextReward):
+    r"""1 where the completion marks its answer with `\boxed{...}` or `####`, else 0."""
+
+    def score(self, completion: str) -> float:
+        """Return 1.0 where an answer is marked."""
+        return float(bool(gsm8k_answer(completion)))
+
+
+def gsm8k_answer(completion: str) -> str | None:
+    """Return the marked answer behind the thinking; None where there is none."""
+    said = after_thinking(completion)
+    answers = boxed(said) or _MARKED.findall(said)
+    return answers[-1].strip() if answers else None

@@ -1,0 +1,59 @@
+"""A penalty for completions that come near the limit on their length."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from twinkle.data_format import IGNORE_INDEX
+from twinkle.reward.base import Reward
+from twinkle.reward.errors import InvalidRewardInput
+
+
+class LengthReward(Reward):
+    """0 for completions that are short enough, then falling to -1 at the limit.
+
+    DAPO (arXiv 2503.14476), eq. 13, soft overlong punishment: 0 up to `max_length - cache_length` tokens, -1 beyond
+    `max_length`, a straight line between.
+
+    Args:
+        max_length: tokens, at least 1.
+        cache_length: tokens before `max_length` over which the penalty grows, from 1 to `max_length`.
+    """
+
+    def __init__(self, max_length: int, cache_length: int) -> None:
+        if max_length < 1:
+            raise InvalidRewardInput('max_length', f'must be at least 1, got {max_length}')
+        if not 1 <= cache_length <= max_length:
+            raise InvalidRewardInput('cache_length', f'must be from 1 to {max_length}, got {cache_length}')
+        self.max_length, self.cache_length = max_length, cache_length
+
+    def __call__(
+        self,
+        trajectories: Sequence[Mapping[str, Any]],
+        ground_truths: Sequence[Any] | None = None,
+        *,
+        completion_lengths: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> list[float]:
+        """Return the penalty of each completion.
+
+        Args:
+            trajectories: features, whose labels tell the tokens of the completion.
+            ground_truths: not looked at.
+            completion_lengths: in tokens; then trajectories need no labels.
+            kwargs: not looked at.
+        """
+        if completion_lengths is None:
+            completion_lengths = [_labels(trajectory, index) for index, trajectory in enumerate(trajectories)]
+        if len(completion_lengths) != len(trajectories):
+            problem = f'must be {len(trajectories)}, one for each trajectory, got {len(completion_lengths)}'
+            raise InvalidRewardInput('completion_lengths', problem)
+        free = self.max_length - self.cache_length
+        return [min(0.0, max(-1.0, (free - length) / self.cache_length)) for length in completion_lengths]
+
+
+def _labels(trajectory: Mapping[str, Any], index: int) -> int:
+    if trajectory.get('labels') is None:
+        raise InvalidRewardInput(f'trajectories[{index}].labels', 'are missing; or give completion_lengths')
+    return int((np.asarray(trajectory['labels']) != IGNORE_INDEX).sum())

@@ -1,0 +1,97 @@
+"""What rewards read of a trajectory: the completion, and the values a preprocessor packed for them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from twinkle.reward.errors import InvalidRewardInput
+
+
+def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
+    """Return what the assistant said last, its thinking before it in `<think>` tags; '' where it said nothing.
+
+    Args:
+        trajectory: or a feature, with the chat it was made from.
+        index: of the trajectory, for messages.
+
+    Raises:
+        InvalidRewardInput: there is no chat.
+    """
+    messages: Any = trajectory.get('messages') if isinstance(cast(Any, trajectory), Mapping) else None
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise InvalidRewardInput(f'trajectories[{index}].messages', 'is missing; give the chat with its completion')
+    for message in reversed(cast('Sequence[Any]', messages)):
+        if isinstance(message, Mapping) and cast('Mapping[str, Any]', message).get('role') == 'assistant':
+            said = cast('Mapping[str, Any]', message)
+            thought, text = said.get('reasoning_content'), _text_of(said.get('content'))
+            return f'<think>{thought}</think>{text}' if thought else text
+    return ''
+
+
+def user_value(trajectory: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return the value under `key` of a trajectory's `user_data`, else `default`.
+
+    `user_data` is a list of pairs, as `pack_value` makes them, a list of mappings, or one mapping; values are JSON, or
+    themselves.
+    """
+    given: Any = trajectory.get('user_data') or ()
+    items = cast('Sequence[Any]', [given] if isinstance(given, Mapping) else given)
+    for item in items:
+        if isinstance(item, Mapping):
+            if key in item:
+                return cast('Mapping[str, Any]', item)[key]
+        elif len(item) == 2 and item[0] == key:
+            return _unpacked(item[1])
+    return default
+
+
+def after_thinking(completion: str) -> str:
+    """Return what stands behind the last `</think>`; the whole where there is none."""
+    return completion.rpartition('</think>')[2]
+
+
+def tagged(completion: str, tag: str) -> str | None:
+    """Return what the last `<tag>` and the `</tag>` behind it enclose, without the space around it."""
+    begin, end = f'<{tag}>', f'</{tag}>'
+    close = completion.rfind(end)
+    start = completion.rfind(begin, 0, close) if close >= 0 else -1
+    return completion[start + len(begin) : close].strip() if start >= 0 else None
+
+
+def boxed(completion: str) -> list[str]:
+    r"""Return what each `\boxed{...}` encloses, braces within it kept; one that is never closed is none."""
+    found: list[str] = []
+    mark = r'\boxed{'
+    start = completion.find(mark)
+    while start >= 0:
+        end = _closing_brace(completion, start + len(mark))
+        if end is None:
+            break
+        found.append(completion[start + len(mark) : end].strip())
+        start = completion.find(mark, end)
+    return found
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    depth = 1
+    for index in range(start, len(text)):
+        depth += {'{': 1, '}': -1}.get(text[index], 0)
+        if not depth:
+            return index
+    return None
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = cast('Sequence[Any]', content if isinstance(content, Sequence) else ())
+    return ''.join(str(cast('Mapping[str, Any]', part).get('text', '')) for part in parts if isinstance(part, Mapping))
+
+
+def _unpacked(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

@@ -1,0 +1,85 @@
+"""Rewards by name."""
+
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from twinkle.component import ComponentRegistry, InvalidComponentOptions
+from twinkle.reward.base import Reward
+from twinkle.reward.code_execution import CodeExecutionReward
+from twinkle.reward.countdown import CountDownAccuracy
+from twinkle.reward.errors import InvalidRewardOutput
+from twinkle.reward.f1 import F1Reward
+from twinkle.reward.format_reward import FormatReward
+from twinkle.reward.gsm8k import GSM8KAccuracyReward, GSM8KFormatReward
+from twinkle.reward.length import LengthReward
+from twinkle.reward.math_reward import MathReward
+from twinkle.reward.multi_modal import MultiModalAccuracyReward
+from twinkle.reward.olympiad_bench import (
+    OlympiadBenchAccuracyReward,
+    OlympiadBenchFormatReward,
+    OlympiadBenchQualityReward,
+)
+
+REWARDS = ComponentRegistry(
+    'reward',
+    Reward,
+    (
+        CodeExecutionReward,
+        CountDownAccuracy,
+        F1Reward,
+        FormatReward,
+        GSM8KAccuracyReward,
+        GSM8KFormatReward,
+        LengthReward,
+        MathReward,
+        MultiModalAccuracyReward,
+        OlympiadBenchAccuracyReward,
+        OlympiadBenchFormatReward,
+        OlympiadBenchQualityReward,
+    ),
+)
+"""Rewards by name."""
+
+
+class _FunctionReward(Reward):
+    """A plain function of trajectories as a reward."""
+
+    def __init__(self, function: Callable[..., Sequence[float]]) -> None:
+        self._function = function
+
+    def __call__(
+        self,
+        trajectories: Sequence[Mapping[str, Any]],
+        ground_truths: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> list[float]:
+        """Return what the function returns, as numbers.
+
+        Raises:
+            InvalidRewardOutput: it is not one finite number for each trajectory.
+        """
+        given = {**kwargs, **({} if ground_truths is None else {'ground_truths': ground_truths})}
+        rewards = list(self._function(trajectories, **given))
+        name = getattr(self._function, '__name__', type(self._function).__name__)
+        if len(rewards) != len(trajectories):
+            raise InvalidRewardOutput(name, f'returned {len(rewards)} numbers for {len(trajectories)} trajectories')
+        for index, reward in enumerate(rewards):
+            if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+                raise InvalidRewardOutput(name, f'returned {reward!r} for trajectories[{index}]')
+        return [float(reward) for reward in rewards]
+
+
+def build_reward(reward: 'str | type[Reward] | Reward | Callable[..., Sequence[float]]', **options: Any) -> Reward:
+    """Return a reward given by name, class, instance or as a function of trajectories.
+
+    Raises:
+        UnknownComponent: the name is not registered.
+        InvalidComponentOptions: an option is unknown or refused.
+    """
+    if isinstance(reward, str | type | Reward):
+        return REWARDS.build(reward, options)
+    if options:
+        raise InvalidComponentOptions('reward', repr(reward), 'a function takes no options')
+    return _FunctionReward(reward)

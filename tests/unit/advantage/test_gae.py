@@ -1,0 +1,139 @@
+"""Generalized advantage estimation, against the paper's sum written out."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.advantage import GAEAdvantage, InvalidAdvantageInput
+
+NUMBERS = st.floats(-10, 10)
+SEQUENCE = st.lists(st.tuples(NUMBERS, NUMBERS, st.booleans()), min_size=1, max_size=12)
+"""Rewards, values, and whether tokens count."""
+
+
+def written_out(rewards: list[float], values: list[float], gamma: float, gae_lambda: float) -> list[float]:
+    """Return Schulman et al. 2016, eq. 16: a sum over all later surprises, for each token anew."""
+    count = len(rewards)
+    ahead = [*values[1:], 0.0]
+    surprises = [rewards[t] + gamma * ahead[t] - values[t] for t in range(count)]
+    return [sum((gamma * gae_lambda) ** (s - t) * surprises[s] for s in range(t, count)) for t in range(count)]
+
+
+@given(SEQUENCE, st.floats(0, 1), st.floats(0, 1))
+def test_gae_is_the_sum_of_the_paper(steps: list[tuple[float, float, bool]], gamma: float, gae_lambda: float) -> None:
+    """For every discount, with masked tokens stepped over as if they were not there."""
+    rewards, values, mask = (list(column) for column in zip(*steps, strict=True))
+    mask[0] = True
+    counted = [index for index, is_counted in enumerate(mask) if is_counted]
+    estimator = GAEAdvantage(gamma, gae_lambda, normalize=False)
+    (advantages,), (returns,) = estimator([rewards], [values], masks=[mask])
+    expected = written_out([rewards[i] for i in counted], [values[i] for i in counted], gamma, gae_lambda)
+    assert advantages[counted] == pytest.approx(expected, abs=1e-9)
+    assert returns[counted] == pytest.approx([gain + values[i] for gain, i in zip(expected, counted, strict=True)])
+    hidden = [index for index, is_counted in enumerate(mask) if not is_counted]
+    assert not advantages[hidden].any()
+    assert not returns[hidden].any()
+
+
+def test_lambda_one_is_the_return_less_the_value() -> None:
+    """Eq. 18: the sum telescopes to discounted rewards."""
+    (advantages,), (returns,) = GAEAdvantage(0.5, 1.0, normalize=False)([[1.0, 2.0, 4.0]], [[3.0, 5.0, 7.0]])
+    assert returns.tolist() == [3.0, 4.0, 4.0]
+    assert advantages.tolist() == [0.0, -1.0, -3.0]
+
+
+def test_lambda_zero_looks_one_token_ahead() -> None:
+    """Eq. 17: the surprise alone."""
+    (advantages,), _ = GAEAdvantage(1.0, 0.0, normalize=False)([[0.0, 1.0]], [[0.25, 0.5]])
+    assert advantages.tolist() == [0.25, 0.5]
+
+
+def test_normalized_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
+    """Returns are of the advantages before; rows may differ in length."""
+    rewards, values = [[0.0, 1.0], [2.0, 0.0, 3.0]], [[0.5, 0.5], [1.0, 1.0, 1.0]]
+    advantages, returns = GAEAdvantage()(rewards, values)
+    pooled = np.concatenate(advantages)
+    assert (pooled.mean(), pooled.std()) == (pytest.approx(0), pytest.approx(1))
+    plain, same = GAEAdvantage(normalize=False)(rewards, values)
+    assert [row.tolist() for row in same] == [row.tolist() for row in returns]
+    assert [len(row) for row in plain] == [2, 3]
+
+
+def test_a_single_token_is_not_normalized_away() -> None:
+    """It has nothing to be compared with."""
+    (advantages,), _ = GAEAdvantage()([[2.0]], [[0.5]])
+    assert advantages.tolist() == [1.5]
+
+
+def test_token_rewards_end_in_the_completion_s_own() -> None:
+    """And each token pays for its distance from the reference."""
+    rows = GAEAdvantage.build_token_rewards(
+        [1.0, -1.0], [2, 1], old_logps=[[-1.0, -2.0], [-3.0]], ref_logps=[[-1.5, -2.0], [-1.0]], kl_coef=0.1
+    )
+    assert rows[0] == pytest.approx([-0.05, 1.0])
+    assert rows[1] == pytest.approx([-1.0 + 0.2])
+    assert [row.tolist() for row in GAEAdvantage.build_token_rewards([2.0], [3])] == [[0.0, 0.0, 2.0]]
+
+
+def test_the_penalty_s_mean_is_the_divergence() -> None:
+    """Over tokens drawn from the policy: KL(p | q) of a coin with 3/4 against a fair one."""
+    policy, reference = (0.75, 0.25), (0.5, 0.5)
+    divergence = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
+    penalties = [
+        GAEAdvantage.build_token_rewards([0.0], [1], old_logps=[[math.log(p)]], ref_logps=[[math.log(q)]], kl_coef=1)
+        for p, q in zip(policy, reference, strict=True)
+    ]
+    assert sum(p * -row[0][0] for p, row in zip(policy, penalties, strict=True)) == pytest.approx(divergence)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'field'),
+    [
+        (([], []), 'rewards'),
+        (([[]], [[]]), 'rewards[0]'),
+        (([[float('nan')]], [[0.0]]), 'rewards[0]'),
+        (([[1.0]], [[0.0], [0.0]]), 'values'),
+        (([[1.0, 2.0]], [[0.0]]), 'values[0]'),
+        (([[1.0]], [[float('inf')]]), 'values[0][0]'),
+        ((1.0, [[0.0]]), 'rewards'),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused(arguments: tuple[object, object], field: str) -> None:
+    """By an error that names the row."""
+    with pytest.raises(InvalidAdvantageInput) as caught:
+        GAEAdvantage()(*arguments)
+    assert caught.value.field.startswith(field)
+
+
+def test_masks_that_leave_nothing_are_refused() -> None:
+    """There would be nothing to learn from."""
+    with pytest.raises(InvalidAdvantageInput):
+        GAEAdvantage()([[1.0]], [[1.0]], masks=[[False]])
+
+
+@pytest.mark.parametrize(
+    ('options', 'field'),
+    [
+        ({'lengths': [1, 2]}, 'lengths'),
+        ({'lengths': [0]}, 'lengths[0]'),
+        ({'kl_coef': -1.0}, 'kl_coef'),
+        ({'kl_coef': 0.1}, 'ref_logps'),
+        ({'old_logps': [[0.0, 0.0]]}, 'ref_logps'),
+        ({'old_logps': [[0.0]], 'ref_logps': [[0.0, 0.0]]}, 'old_logps[0]'),
+    ],
+)
+def test_token_rewards_of_odd_sizes_are_refused(options: dict[str, object], field: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(InvalidAdvantageInput) as caught:
+        GAEAdvantage.build_token_rewards([1.0], **{'lengths': [2], **options})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize('options', [{'gamma': 1.5}, {'gae_lambda': -0.1}, {'gamma': float('nan')}])
+def test_discounts_are_from_0_to_1(options: dict[str, float]) -> None:
+    """Others are refused when the estimator is made."""
+    with pytest.raises(InvalidAdvantageInput):
+        GAEAdvantage(**options)
