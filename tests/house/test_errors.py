@@ -1,5 +1,6 @@
 """The error table: each domain error has a reason of the contract, with the code and metadata written there."""
 
+import ast
 import importlib
 import pickle
 import re
@@ -10,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from fixtures.source_tree import ROOT, modules
-from services.kit.errors import DomainError, FieldViolation, all_error_classes
+from services.kit.errors import BytesFull, DomainError, FieldViolation, QueueFull, all_error_classes
 from services.kit.rpc.status import error_from_status, status_from_error
 
 CONTRACT = ROOT / 'protos' / 'twinkle' / 'api' / 'error' / 'v1' / 'error_reason.proto'
@@ -38,6 +39,12 @@ def test_error_is_as_the_contract_says(error: type[DomainError]) -> None:
     assert [key for key in instance.metadata() if not re.search(rf'\b{key}\b', comment)] == []
 
 
+def test_bytes_are_not_told_as_requests() -> None:
+    """Both refusals have one reason; the names in the metadata say what is counted."""
+    assert QueueFull(1, 2).metadata() == {'queueLength': '1', 'queueLimit': '2'}
+    assert BytesFull(1, 2).metadata() == {'bytesInFlight': '1', 'bytesLimit': '2'}
+
+
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
 def test_error_survives_a_trip_between_processes(error: type[DomainError]) -> None:
     """Pickling keeps the class, the sentence and the facts."""
@@ -57,6 +64,21 @@ def test_error_survives_the_wire(error: type[DomainError]) -> None:
     assert (back.code, back.reason, str(back)) == (instance.code, instance.reason, str(instance))
     assert (back.metadata(), back.violations) == (dict(instance.metadata()), instance.violations)
     assert back.retry_after == instance.retry_after
+
+
+def test_quotas_have_names_that_programs_can_use() -> None:
+    """They are in the metadata, in snake_case, as the fields that set them."""
+    calls = [
+        call
+        for module in modules('services/')
+        for call in ast.walk(module.tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == 'QuotaExceeded'
+    ]
+    names = [
+        ast.unparse((call.args or [item.value for item in call.keywords if item.arg == 'quota'])[0]) for call in calls
+    ]
+    assert [name for name in names if not re.fullmatch(r"[A-Z]+|'[a-z]+(_[a-z]+)*'", name)] == []
+    assert len(names) > 10
 
 
 def _contract() -> dict[str, str]:

@@ -88,9 +88,9 @@ class UploadFiles:
                 with suppress(FileNotFoundError):  # whole since it was listed
                     held[other] = other.stat().st_size
         if not path.exists() and len(held) >= MOST_UNFINISHED:
-            raise QuotaExceeded('unfinished uploads', MOST_UNFINISHED)
+            raise QuotaExceeded('unfinished_uploads', MOST_UNFINISHED)
         if sum(held.values()) > limit_bytes:
-            raise QuotaExceeded('bytes of unfinished uploads', self._plain_limit_bytes)
+            raise QuotaExceeded('unfinished_upload_bytes', self._plain_limit_bytes)
         file = path.open('ab')
         file.seek(0, 2)
         return file

@@ -64,7 +64,7 @@ class CreateDataset:
                 return known
             table = await self._read(caller, order.source)
             if len(table.rows) > self._limits.rows:
-                raise QuotaExceeded('rows of a dataset', self._limits.rows)
+                raise QuotaExceeded('dataset_rows', self._limits.rows)
             table = await self._engine.apply(table, order.steps)
             empty = new_dataset(new_id('ds'), tenant_id=caller.tenant_id, create_time=self._clock.now())
             dataset = empty.changed(table, order.steps, (order.request_id, order.fingerprint))

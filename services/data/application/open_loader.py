@@ -52,7 +52,7 @@ class OpenLoader:
             problem = 'the dataset is not encoded; apply set_template and encode first'
             raise DatasetNotReady(dataset.dataset_id, 'encode', problem)
         if len(opened) >= self._limit:
-            raise QuotaExceeded('open loaders', self._limit)
+            raise QuotaExceeded('open_loaders', self._limit)
         loader = Loader(
             loader_id=new_id('ld'),
             tenant_id=caller.tenant_id,

@@ -186,6 +186,10 @@ class BytesFull(QueueFull):
     def __str__(self) -> str:
         return f'{self.queue_length} bytes of requests are under way, the limit is {self.queue_limit}; try again later'
 
+    def metadata(self) -> Mapping[str, str]:
+        """Return the lengths by names that tell them from those of a queue of requests."""
+        return {'bytesInFlight': str(self.queue_length), 'bytesLimit': str(self.queue_limit)}
+
 
 @dataclass(eq=False)
 class QuotaExceeded(ResourceExhausted):

@@ -133,10 +133,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NOT_SUPPORTED_HERE: _ErrorReason.ValueType  # 79
     """FAILED_PRECONDITION. The engine or platform behind this replica cannot do it. Metadata: what, engine."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 80
-    """RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit."""
+    """RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit, in requests; or,
+    where it is full of their bytes, bytesInFlight, bytesLimit.
+    """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 81
     """RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo where the quota comes back by itself: a rate, or
-    requests at a time. A quota of the tenant is used up. Metadata: quota, limit.
+    requests at a time. A quota of the tenant is used up. Metadata: quota (its name in snake_case), limit.
     """
     ERROR_REASON_VERSION_NOT_READY: _ErrorReason.ValueType  # 90
     """UNAVAILABLE with RetryInfo. The version asked for has not reached this sampler yet. Metadata:
@@ -310,10 +312,12 @@ ERROR_REASON_REPLICA_LEASED: ErrorReason.ValueType  # 78
 ERROR_REASON_NOT_SUPPORTED_HERE: ErrorReason.ValueType  # 79
 """FAILED_PRECONDITION. The engine or platform behind this replica cannot do it. Metadata: what, engine."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 80
-"""RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit."""
+"""RESOURCE_EXHAUSTED with RetryInfo. The tenant's queue is full. Metadata: queueLength, queueLimit, in requests; or,
+where it is full of their bytes, bytesInFlight, bytesLimit.
+"""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 81
 """RESOURCE_EXHAUSTED with QuotaFailure, and with RetryInfo where the quota comes back by itself: a rate, or
-requests at a time. A quota of the tenant is used up. Metadata: quota, limit.
+requests at a time. A quota of the tenant is used up. Metadata: quota (its name in snake_case), limit.
 """
 ERROR_REASON_VERSION_NOT_READY: ErrorReason.ValueType  # 90
 """UNAVAILABLE with RetryInfo. The version asked for has not reached this sampler yet. Metadata:
