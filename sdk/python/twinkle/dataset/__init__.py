@@ -1,22 +1,35 @@
 """Rows to train on: loaded, mapped, encoded, packed. Loads neither torch nor pandas."""
 
+from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.bin_packing import pack_best_fit
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import DatasetError, InvalidExample, NotReady, UnreadableFile
 from twinkle.dataset.files import FORMATS, read_rows, write_rows
+from twinkle.dataset.iterable import IterableDataset
+from twinkle.dataset.iterable_packing import IterablePackingDataset
+from twinkle.dataset.lazy import LazyDataset
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.packing import PackingDataset, join_features
 from twinkle.dataset.sources import load_rows
+from twinkle.dataset.streams import ROW_ERRORS, RefusedRow
+from twinkle.dataset.window_packing import WindowPacker
 
 __all__ = [
     'FORMATS',
+    'ROW_ERRORS',
+    'BaseDataset',
     'Dataset',
     'DatasetError',
     'DatasetMeta',
     'InvalidExample',
+    'IterableDataset',
+    'IterablePackingDataset',
+    'LazyDataset',
     'NotReady',
     'PackingDataset',
+    'RefusedRow',
     'UnreadableFile',
+    'WindowPacker',
     'join_features',
     'load_rows',
     'pack_best_fit',

@@ -1,7 +1,7 @@
 """Parquet and CSV files, through pyarrow."""
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from twinkle.dataset.errors import UnreadableFile
 
 Row = dict[str, Any]
 
-_PIECE_ROWS = 1000
+_STREAM_ROWS = 1000
 
 
 def read_parquet(path: Path) -> list[Row]:
@@ -42,28 +42,55 @@ def read_csv(path: Path) -> list[Row]:
         raise UnreadableFile(f'{path.name} is not a CSV file with a header line: {error}') from error
 
 
-def write_parquet(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as a Parquet file."""
-    pa_parquet.write_table(_table_of(rows), path)
+def stream_parquet(path: Path) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, some at a time.
+
+    Raises:
+        UnreadableFile: it is none.
+    """
+    try:
+        for batch in pa_parquet.ParquetFile(path).iter_batches(batch_size=_STREAM_ROWS):
+            yield from cast('list[Row]', batch.to_pylist())
+    except (pa.ArrowException, OSError) as error:
+        raise UnreadableFile(f'{path.name} is not a Parquet file') from error
 
 
-def write_csv(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as a CSV file with a header line.
+def stream_csv(path: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file, some at a time; types of columns are inferred from the first piece.
+
+    Raises:
+        UnreadableFile: it is none, or a later row is not of the inferred types.
+    """
+    options = pa_csv.ParseOptions(newlines_in_values=True)
+    try:
+        for batch in pa_csv.open_csv(path, parse_options=options):
+            yield from cast('list[Row]', batch.to_pylist())
+    except (pa.ArrowException, OSError) as error:
+        raise UnreadableFile(f'{path.name} is not a CSV file with a header line: {error}') from error
+
+
+def write_parquet(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
+    """Write rows as a Parquet file, turning `batch_rows` into columns at a time."""
+    pa_parquet.write_table(_table_of(rows, batch_rows), path)
+
+
+def write_csv(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
+    """Write rows as a CSV file with a header line, turning `batch_rows` into columns at a time.
 
     Raises:
         UnreadableFile: a column holds lists or objects.
     """
-    table = _table_of(rows)
+    table = _table_of(rows, batch_rows)
     nested = [str(column.name) for column in table.schema if pa.types.is_nested(column.type)]
     if nested:
         raise UnreadableFile(f'columns {nested} hold lists or objects, which CSV cannot; write jsonl or parquet')
     pa_csv.write_csv(table, path)
 
 
-def _table_of(rows: Iterable[Row]) -> Any:
+def _table_of(rows: Iterable[Row], batch_rows: int) -> Any:
     """Build a table piece by piece: as Python objects, all rows at once take ten times the memory."""
     remaining = iter(rows)
     pieces: list[Any] = []
-    while piece := list(islice(remaining, _PIECE_ROWS)):
+    while piece := list(islice(remaining, batch_rows)):
         pieces.append(pa.Table.from_pylist(piece))
     return pa.concat_tables(pieces, promote_options='permissive') if pieces else pa.table({})

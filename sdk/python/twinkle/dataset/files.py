@@ -37,22 +37,52 @@ def read_rows(path: Path, file_format: str | None = None) -> list[Row]:
     return _READERS[chosen](path)
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], file_format: str | None = None) -> None:
+def iter_rows(path: Path, file_format: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a file, reading it piece by piece (a JSON list is read whole).
+
+    In CSV the types of columns are inferred from the first piece, not from all rows.
+
+    Args:
+        file_format: as of `read_rows`.
+
+    Raises:
+        UnreadableFile: as `read_rows`, once iterated.
+    """
+    chosen = file_format or format_of(path)
+    if chosen not in _STREAMS:
+        raise UnreadableFile(f'{path.name}: a file of rows must be one of {", ".join(FORMATS)}')
+    yield from _STREAMS[chosen](path)
+
+
+def write_rows(
+    path: Path, rows: Iterable[Mapping[str, Any]], file_format: str | None = None, *, batch_rows: int = 1000
+) -> None:
     """Write rows to a file, replacing it in one step.
 
     Args:
         file_format: 'jsonl', 'parquet' or 'csv'. Unset: what the suffix says.
+        batch_rows: rows turned into columns together, where the format has columns.
 
     Raises:
         UnreadableFile: the format is unknown or cannot be written.
     """
+    chosen = refuse_unwritable(path, file_format)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f'.{path.name}.part')
+    _WRITERS[chosen](staging, rows, batch_rows)
+    staging.replace(path)
+
+
+def refuse_unwritable(path: Path, file_format: str | None) -> str:
+    """Return the format that rows are written in.
+
+    Raises:
+        UnreadableFile: it is unknown or cannot be written.
+    """
     chosen = file_format or format_of(path)
     if chosen not in _WRITERS:
         raise UnreadableFile(f'{path.name}: rows can be written as {", ".join(_WRITERS)}')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f'.{path.name}.part')
-    _WRITERS[chosen](staging, rows)
-    staging.replace(path)
+    return chosen
 
 
 def plain(value: Any) -> Any:
@@ -67,8 +97,12 @@ def plain(value: Any) -> Any:
 
 
 def _read_jsonl(path: Path) -> list[Row]:
+    return list(_stream_jsonl(path))
+
+
+def _stream_jsonl(path: Path) -> Iterator[Row]:
     with path.open(encoding='utf-8-sig') as file:
-        return list(_rows_of_lines(path.name, file))
+        yield from _rows_of_lines(path.name, file)
 
 
 def _rows_of_lines(name: str, lines: Iterable[str]) -> Iterator[Row]:
@@ -113,18 +147,26 @@ def _read_csv(path: Path) -> list[Row]:
     return _arrow_files().read_csv(path)
 
 
-def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _stream_parquet(path: Path) -> Iterator[Row]:
+    yield from _arrow_files().stream_parquet(path)
+
+
+def _stream_csv(path: Path) -> Iterator[Row]:
+    yield from _arrow_files().stream_csv(path)
+
+
+def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], _batch_rows: int) -> None:
     with path.open('w', encoding='utf-8') as file:
         for row in rows:
             file.write(json.dumps(plain(row), ensure_ascii=False) + '\n')
 
 
-def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    _arrow_files().write_parquet(path, map(plain, rows))
+def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:
+    _arrow_files().write_parquet(path, map(plain, rows), batch_rows)
 
 
-def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    _arrow_files().write_csv(path, map(plain, rows))
+def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:
+    _arrow_files().write_csv(path, map(plain, rows), batch_rows)
 
 
 def _arrow_files() -> ModuleType:
@@ -140,7 +182,13 @@ _READERS: dict[str, Callable[[Path], list[Row]]] = {
     'parquet': _read_parquet,
     'csv': _read_csv,
 }
-_WRITERS: dict[str, Callable[[Path, Iterable[Mapping[str, Any]]], None]] = {
+_STREAMS: dict[str, Callable[[Path], Iterable[Row]]] = {
+    'jsonl': _stream_jsonl,
+    'json': _read_json,
+    'parquet': _stream_parquet,
+    'csv': _stream_csv,
+}
+_WRITERS: dict[str, Callable[[Path, Iterable[Mapping[str, Any]], int], None]] = {
     'jsonl': _write_jsonl,
     'parquet': _write_parquet,
     'csv': _write_csv,

@@ -1,19 +1,21 @@
 """Short examples joined into packs of about one length, so that no padding is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
 
-from twinkle.data_format import IGNORE_INDEX
+from twinkle.data_format import IGNORE_INDEX, STREAMS
 from twinkle.dataset.bin_packing import pack_best_fit
 from twinkle.dataset.dataset import Dataset
-from twinkle.dataset.errors import NotReady
+from twinkle.dataset.errors import InvalidExample, NotReady
 from twinkle.dataset.files import Row
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.template import Template
 
-_TOKEN_FIELDS = ('input_ids', 'attention_mask', 'position_ids', 'labels', 'loss_weights', 'completion_mask')
+_TOKEN_FIELDS = (
+    'input_ids', 'attention_mask', 'position_ids', 'labels', 'loss_weights', 'completion_mask', *STREAMS
+)  # fmt: skip
 
 
 class PackingDataset(Dataset):
@@ -48,27 +50,79 @@ class PackingDataset(Dataset):
 
         Raises:
             NotReady: the rows are not encoded, hold prompts without labels, or are packed already.
+            InvalidExample: a row is longer than `max_length`, or its fields do not have one value a token.
         """
         if not self.is_encoded:
             raise NotReady('the rows are not encoded; call encode() before pack_dataset()', needs='encode')
         if self.is_packed:
             raise NotReady('the rows are packed already')
-        if any('labels' not in row for row in self):
-            raise NotReady('these rows have no labels (add_generation_prompt=True); only training examples are packed')
-        lengths = [len(row['input_ids']) for row in self]
-        bins = pack_best_fit(lengths, capacity=self._template().max_length)
-        self._set_rows([join_features([self[index] for index in indices]) for indices in bins])
+        self._replace(None, self._packed)
         self.is_packed = True
+
+    def _packed(self, rows: Sequence[Row]) -> Sequence[Row]:
+        if any('labels' not in row for row in rows):
+            raise NotReady('these rows have no labels (add_generation_prompt=True); only training examples are packed')
+        capacity = self._template().max_length
+        for index, row in enumerate(rows):
+            refuse_unpackable(row, index=index, capacity=capacity)
+        bins = pack_best_fit([len(row['input_ids']) for row in rows], capacity=capacity)
+        return [join_features([rows[index] for index in indices]) for indices in bins]
+
+
+def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:
+    """Refuse row `index` if joining it to others would lose or shift something.
+
+    Raises:
+        InvalidExample: it has no tokens or labels, more tokens than a pack, or a field of another length.
+    """
+    for name in ('input_ids', 'labels'):
+        if not len(feature.get(name, ())):
+            raise InvalidExample(index, name, 'is missing or empty; only encoded training examples are packed')
+    count = len(feature['input_ids'])
+    if count > capacity:
+        raise InvalidExample(index, 'input_ids', f'has {count} tokens, more than max_length {capacity}')
+    for name in _TOKEN_FIELDS:
+        if _has(feature, name) and len(feature[name]) != count:
+            raise InvalidExample(index, name, f'has {len(feature[name])} values for {count} tokens')
 
 
 def join_features(features: Sequence[Row]) -> Row:
-    """Return one feature of all samples' tokens; columns that are not per token become lists of `samples`."""
-    tokens = {name: [feature[name] for feature in features] for name in _TOKEN_FIELDS if name in features[0]}
-    tokens['labels'] = [_closed(labels) for labels in tokens['labels']]
-    pack: dict[str, Any] = {name: np.concatenate(values) for name, values in tokens.items()}
+    """Return one feature of all samples' tokens; columns that are not per token become lists of `samples`.
+
+    A sample without a mask, weights or positions counts whole. Other streams must be in all samples or in none.
+
+    Raises:
+        InvalidExample: some samples have a stream and others do not.
+    """
+    pack: dict[str, Any] = {}
+    for name in _TOKEN_FIELDS:
+        # Positions are what keeps samples apart, so a pack always has them.
+        if name == 'position_ids' or any(_has(feature, name) for feature in features):
+            values = [_tokens(feature, name, index) for index, feature in enumerate(features)]
+            pack[name] = np.concatenate([_closed(labels) for labels in values] if name == 'labels' else values)
     pack['length'] = sum(len(feature['input_ids']) for feature in features)
     pack['samples'] = [{name: value for name, value in row.items() if name not in pack} for row in features]
     return pack
+
+
+def _has(feature: Row, name: str) -> bool:
+    """Whether a feature has a value a token; a plain number or text of that name is a column of the caller's."""
+    return isinstance(feature.get(name), Sized) and not isinstance(feature[name], str)
+
+
+def _tokens(feature: Row, name: str, index: int) -> Any:
+    if _has(feature, name):
+        return np.asarray(feature[name])
+    count = len(feature['input_ids'])
+    match name:
+        case 'position_ids':
+            return np.arange(count, dtype=np.int32)
+        case 'attention_mask' | 'completion_mask':
+            return np.ones(count, dtype=np.int32)
+        case 'loss_weights':
+            return np.ones(count, dtype=np.float32)
+        case _:
+            raise InvalidExample(index, name, 'is missing, but other samples of the same pack have it')
 
 
 def _closed(labels: Any) -> Any:

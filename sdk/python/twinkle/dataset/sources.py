@@ -1,10 +1,12 @@
 """Load the rows that a `DatasetMeta` names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 from twinkle.dataset.errors import DatasetError
-from twinkle.dataset.files import Row, read_rows
+from twinkle.dataset.files import Row, iter_rows, read_rows
 from twinkle.dataset.layout import files_of
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.hub import resolve_dataset
@@ -25,10 +27,66 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Row]:
     return _sliced(rows, meta)
 
 
-def _rows_found(meta: DatasetMeta, *, is_local_allowed: bool) -> list[Row]:
+def stream_rows(meta: DatasetMeta) -> Iterator[Row]:
+    """Yield the rows of a dataset, sliced as the meta says, reading files piece by piece.
+
+    Raises:
+        HubError, DatasetError: as `load_rows`, once iterated.
+    """
+    stream = iter(_rows_given(meta.data)) if meta.data is not None else _rows_streamed(meta)
+    wanted = meta.data_slice
+    if wanted is None:
+        yield from stream
+    elif isinstance(wanted, slice):
+        yield from islice(stream, wanted.start, wanted.stop, wanted.step)
+    else:
+        yield from _taken(stream, meta, wanted)
+
+
+def refuse_backwards(meta: DatasetMeta) -> None:
+    """Refuse a `data_slice` that reading forwards once cannot give.
+
+    Raises:
+        DatasetError: it counts from the end or goes back.
+    """
+    wanted = meta.data_slice
+    if isinstance(wanted, slice):
+        parts = [part for part in (wanted.start, wanted.stop, wanted.step) if part is not None]
+        is_forward = all(part >= 0 for part in parts) and wanted.step != 0
+    else:
+        is_forward = wanted is None or all(index < after for index, after in pairwise([-1, *wanted]))
+    if not is_forward:
+        raise DatasetError('data_slice of a stream must be ascending row indices from 0 on; use Dataset to read back')
+
+
+def find_files(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Path]:
+    """Return the files that a dataset is made of.
+
+    Raises:
+        HubError, DatasetError: as `load_rows`.
+    """
     path = resolve_dataset(meta.dataset_id or '', is_local_allowed=is_local_allowed)
-    files = [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
-    return [row for file in files for row in read_rows(file)]
+    return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
+
+
+def _rows_streamed(meta: DatasetMeta) -> Iterator[Row]:
+    for file in find_files(meta):
+        yield from iter_rows(file)
+
+
+def _taken(stream: Iterator[Row], meta: DatasetMeta, wanted: Sequence[int]) -> Iterator[Row]:
+    row_index = -1
+    for index in wanted:
+        row = next(islice(stream, index - row_index - 1, None), None)
+        if row is None:
+            get_logger().warning('%s ends before row %d, which data_slice asked for', meta.name, index)
+            return
+        row_index = index
+        yield row
+
+
+def _rows_found(meta: DatasetMeta, *, is_local_allowed: bool) -> list[Row]:
+    return [row for file in find_files(meta, is_local_allowed=is_local_allowed) for row in read_rows(file)]
 
 
 def _rows_given(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> list[Row]:

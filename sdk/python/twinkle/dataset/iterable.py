@@ -1,0 +1,107 @@
+"""A dataset that is read as a stream and never held whole."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from twinkle.dataset.base import BaseDataset
+from twinkle.dataset.files import Row
+from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
+from twinkle.dataset.sources import find_files, refuse_backwards, stream_rows
+from twinkle.dataset.streams import BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved
+from twinkle.infra import get_logger
+from twinkle.preprocessor import FilterFunction, MapFunction
+from twinkle.template import Template
+
+_REPORTED_ROWS = 20
+"""Most rows that `check` names one by one in a pass."""
+
+
+class IterableDataset(BaseDataset[Stream]):
+    """Rows to train on, read one after the other each time it is iterated over.
+
+    All verbs return at once and are done to rows as they pass, some read ahead together. Where a
+    `Dataset` returns a report, this one logs it: `check` what it leaves out, `encode` what it cut or left out.
+    There are no indices and no length.
+    """
+
+    def __iter__(self) -> Iterator[Row]:
+        """Begin a pass.
+
+        Raises:
+            ValueError: a row cannot be worked out; the pass ends there. `items` goes on.
+        """
+        for item in self.items():
+            if isinstance(item, RefusedRow):
+                raise item.error
+            yield item
+
+    def items(self) -> Iterator[Item]:
+        """Begin a pass in which a row that cannot be worked out is a `RefusedRow` and the next ones follow."""
+        for position, item in enumerate(self._rows):
+            yield item if isinstance(item, RefusedRow) else self._read(position, item)
+
+    def _load(self, meta: DatasetMeta) -> Stream:
+        refuse_backwards(meta)
+        if meta.data is None:
+            # What is not there is found now, not at the first row.
+            find_files(meta)
+        return Stream(lambda: iter(stream_rows(meta)))
+
+    def _mixed(self, parts: Sequence[Stream], *, is_interleaved: bool) -> Stream:
+        return interleaved(parts) if is_interleaved else chained(parts)
+
+    def _mapped(self, rows: Stream, function: MapFunction) -> Stream:
+        return changed(rows, lambda: lambda batch, begin: map_rows(batch, function, begin=begin))
+
+    def _filtered(self, rows: Stream, function: FilterFunction) -> Stream:
+        def kept(batch: list[Row], begin: int) -> list[Row]:
+            return [row for index, row in enumerate(batch, start=begin) if is_kept(row, function, index=index)]
+
+        return changed(rows, lambda: kept)
+
+    def _cast(self, rows: Stream, column: str, decode: Callable[[Any], Any]) -> Stream:
+        def cast(batch: list[Row], begin: int) -> list[Row]:
+            return [cast_row(row, column, decode, index=index) for index, row in enumerate(batch, start=begin)]
+
+        return changed(rows, lambda: cast)
+
+    def _encoded(self, rows: Stream, template: Template, report: list[str], *, is_prompt: bool) -> Stream:
+        return changed(rows, lambda: _encoder(template, is_prompt=is_prompt))
+
+    def _checked(self, rows: Stream, template: Template, problems: list[str]) -> Stream:
+        return changed(rows, lambda: _checker(template))
+
+    def _rows_to_save(self) -> Iterable[Row]:
+        return iter(self)
+
+
+def _encoder(template: Template, *, is_prompt: bool) -> BatchChange:
+    """Return what encodes the rows of one pass and logs each kind of loss when it first happens."""
+    tally = EncodeTally(template)
+
+    def encode(batch: list[Row], begin: int) -> list[Row]:
+        chats = encode_rows(template, batch, begin=begin, is_prompt=is_prompt)
+        tally.add(chats)
+        for line in tally.news():
+            get_logger().warning('%s', line)
+        return [{**row, **feature} for row, chat in zip(batch, chats, strict=True) for feature in chat.features]
+
+    return encode
+
+
+def _checker(template: Template) -> BatchChange:
+    """Return what leaves out rows of one pass that would not be trained on, and logs the first of them."""
+    reported = 0
+
+    def check(batch: list[Row], begin: int) -> list[Row]:
+        nonlocal reported
+        found = template.batch_check(batch)
+        for index, problem in enumerate(found, start=begin):
+            if problem is not None and reported < _REPORTED_ROWS:
+                reported += 1
+                rest = ' (the last one that is told of)' if reported == _REPORTED_ROWS else ''
+                get_logger().warning('rows[%d]: %s; left out%s', index, problem, rest)
+        return [row for row, problem in zip(batch, found, strict=True) if problem is None]
+
+    return check

@@ -1,0 +1,120 @@
+"""What the verbs of a dataset do to a few rows together: map, cast, encode, check."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from twinkle.data_format import IGNORE_INDEX
+from twinkle.dataset.errors import DatasetError, InvalidExample
+from twinkle.dataset.files import Row
+from twinkle.preprocessor import FilterFunction, InvalidRow, MapFunction, Preprocessor
+from twinkle.template import EncodedChat, ExampleTooLong, InvalidTrajectory, Template, TemplateError
+
+
+def map_rows(rows: Sequence[Row], function: MapFunction, *, begin: int) -> list[Row]:
+    """Return what a function of columns makes of rows, the first of which is row `begin` of its dataset.
+
+    Raises:
+        InvalidRow: names the row.
+        DatasetError: the function returned columns of different lengths.
+    """
+    try:
+        changed = function(Preprocessor.map_row_to_col(rows))
+    except InvalidRow as error:
+        raise error.at(begin + error.row_index) from error
+    lengths = {name: len(values) for name, values in changed.items()}
+    if len(set(lengths.values())) > 1:
+        raise DatasetError(f'the preprocessor returned columns of different lengths: {lengths}')
+    return Preprocessor.map_col_to_row(changed)
+
+
+def is_kept(row: Row, function: FilterFunction, *, index: int) -> bool:
+    """Return whether a filter accepts row `index`.
+
+    Raises:
+        InvalidRow: names the row.
+    """
+    try:
+        return bool(function(row))
+    except InvalidRow as error:
+        raise error.at(index) from error
+
+
+def cast_row(row: Row, column: str, decode: Callable[[Any], Any], *, index: int) -> Row:
+    """Return row `index` with a column's value decoded.
+
+    Raises:
+        InvalidExample: the column is missing.
+    """
+    if column not in row:
+        raise InvalidExample(index, column, 'is missing')
+    return {**row, column: decode(row[column])}
+
+
+def encode_rows(template: Template, rows: Sequence[Row], *, begin: int, is_prompt: bool) -> list[EncodedChat]:
+    """Encode rows together; only when something is wrong, one by one, to name it.
+
+    Raises:
+        InvalidExample: names the row and the field.
+    """
+    try:
+        return template.encode_chats(rows, add_generation_prompt=is_prompt)
+    except TemplateError:
+        for index, row in enumerate(rows, start=begin):
+            _encode_alone(template, row, index, is_prompt=is_prompt)
+        raise
+
+
+class EncodeTally:
+    """Counts what encoding cut, left out, or made without anything to train on."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._chat_count = 0
+        self._counts: dict[str, int] = dict.fromkeys(('left out', 'cut', 'unlabelled'), 0)
+        self._told: set[str] = set()
+
+    def add(self, chats: Sequence[EncodedChat]) -> None:
+        """Count what chats became."""
+        limit = self._template.max_length
+        self._chat_count += len(chats)
+        for chat in chats:
+            self._counts['left out'] += chat.token_count > limit and not chat.features
+            self._counts['cut'] += chat.token_count > limit and bool(chat.features)
+            self._counts['unlabelled'] += sum(_is_unlabelled(feature) for feature in chat.features)
+
+    def lines(self) -> list[str]:
+        """Return a sentence on each thing that happened."""
+        return [self._line(kind) for kind, count in self._counts.items() if count]
+
+    def news(self) -> list[str]:
+        """Return a sentence on each thing that happened and that no earlier call told of."""
+        kinds = [kind for kind, count in self._counts.items() if count and kind not in self._told]
+        self._told.update(kinds)
+        return [f'so far, {self._line(kind)}' for kind in kinds]
+
+    def _line(self, kind: str) -> str:
+        limit = self._template.max_length
+        what = {
+            'left out': f'were left out: longer than max_length {limit}',
+            'cut': f'were cut to max_length {limit} ({self._template.truncation_strategy})',
+            'unlabelled': 'train on nothing: no label in them counts',
+        }
+        return f'{self._counts[kind]} of {self._chat_count} examples {what[kind]}'
+
+
+def _is_unlabelled(feature: Mapping[str, Any]) -> bool:
+    return 'labels' in feature and bool((np.asarray(feature['labels']) == IGNORE_INDEX).all())
+
+
+def _encode_alone(template: Template, row: Row, index: int, *, is_prompt: bool) -> None:
+    try:
+        template.encode_chats([row], add_generation_prompt=is_prompt)
+    except InvalidTrajectory as error:
+        raise InvalidExample(index, error.field, error.problem) from error
+    except ExampleTooLong as error:
+        problem = str(error).removeprefix('the example ')
+        raise InvalidExample(index, '', problem) from error
+    except TemplateError as error:
+        raise InvalidExample(index, 'messages', f'were refused: {error}') from error

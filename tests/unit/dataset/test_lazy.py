@@ -1,0 +1,124 @@
+"""Rows of a lazy dataset are worked out when they are read, to the same result."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twinkle.dataset import Dataset, DatasetError, DatasetMeta, InvalidExample, LazyDataset
+from twinkle.preprocessor import InvalidRow, SelfCognitionProcessor
+
+ROWS = [{'query': f'q{i}', 'response': f'{{{{NAME}}}} {i}'} for i in range(5)]
+
+
+def chat(text: str) -> dict[str, Any]:
+    """One exchange."""
+    return {'messages': [{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': text}]}
+
+
+def test_lazy_rows_equal_eager_rows(tiny_llama_dir: Path) -> None:
+    """The same verbs give the same rows, by index, from the end and in a loop."""
+    first, second = DatasetMeta(data=ROWS), DatasetMeta(data=ROWS[:2])
+    datasets = [kind(first) for kind in (Dataset, LazyDataset)]
+    for dataset in datasets:
+        dataset.add_dataset(second)
+        for meta in (first, second):
+            dataset.map(SelfCognitionProcessor('a', 'b'), meta)
+        dataset.mix_dataset(interleave=True)
+        dataset.set_template('Template', model_id=str(tiny_llama_dir))
+        dataset.check()
+        dataset.encode()
+    eager, lazy = datasets
+    assert len(eager) == len(lazy) == 7
+    for mine, other in zip(eager, lazy, strict=True):
+        assert list(mine) == list(other)
+        np.testing.assert_array_equal(mine['input_ids'], other['input_ids'])
+        np.testing.assert_array_equal(mine['labels'], other['labels'])
+    np.testing.assert_array_equal(eager[-1]['input_ids'], lazy[-1]['input_ids'])
+
+
+def test_map_runs_at_each_read_and_not_before() -> None:
+    """Nothing is done before a row is read, and only to that row."""
+    seen: list[int] = []
+
+    def note(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        seen.extend(columns['x'])
+        return columns
+
+    dataset = LazyDataset(DatasetMeta(data=[{'x': i} for i in range(5)]))
+    dataset.map(note)
+    assert seen == []
+    assert dataset[3] == {'x': 3}
+    assert seen == [3]
+
+
+def test_filter_is_done_at_once_on_mapped_rows() -> None:
+    """A filter sees what earlier steps make of a row, and later steps see what it kept."""
+    dataset = LazyDataset(DatasetMeta(data=[{'x': i} for i in range(6)]))
+    dataset.map(lambda columns: {'x': [value * 10 for value in columns['x']]})
+    dataset.filter(lambda row: row['x'] >= 30)
+    dataset.map(lambda columns: {'x': [value + 1 for value in columns['x']]})
+    assert len(dataset) == 3
+    assert [row['x'] for row in dataset] == [31, 41, 51]
+
+
+def test_split_is_refused_when_the_template_is_set(tiny_llama_dir: Path) -> None:
+    """A strategy that makes several rows of one is refused, and the template stays as it was."""
+    dataset = LazyDataset(DatasetMeta(data=[chat('a')]))
+    with pytest.raises(DatasetError, match='split'):
+        dataset.set_template('Template', model_id=str(tiny_llama_dir), truncation_strategy='split')
+    assert dataset.template is None
+    eager = Dataset(DatasetMeta(data=[chat('a')]))
+    eager.set_template('Template', model_id=str(tiny_llama_dir), truncation_strategy='split')
+    given = LazyDataset(DatasetMeta(data=[chat('a')]), template=eager.template)
+    with pytest.raises(DatasetError, match='split'):
+        given.encode()
+
+
+def test_bad_rows_are_named_when_they_are_read(tiny_llama_dir: Path) -> None:
+    """Every row can be read but those that cannot be worked out, which say which and why."""
+    rows = [chat('a'), {'messages': []}, chat('x' * 200), {'messages': [{'role': 'user', 'content': 'u'}]}]
+    dataset = LazyDataset(DatasetMeta(data=rows))
+    dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=100, truncation_strategy='delete')
+    assert dataset.check() == []
+    assert dataset.encode() == []
+    assert len(dataset[0]['input_ids'])
+    for index in (1, 2, 3):
+        with pytest.raises(InvalidExample) as caught:
+            dataset[index]
+        assert caught.value.row_index == index
+
+
+def test_too_long_row_is_refused_without_check(tiny_llama_dir: Path) -> None:
+    """Under 'delete' there is no row to give, so reading it says so."""
+    dataset = LazyDataset(DatasetMeta(data=[chat('x' * 200)]))
+    dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=100, truncation_strategy='delete')
+    dataset.encode()
+    with pytest.raises(InvalidExample, match='max_length'):
+        dataset[0]
+
+
+def test_steps_that_do_not_map_one_to_one_are_refused() -> None:
+    """A preprocessor that makes two rows of one, or cannot read one, fails for that row."""
+    dataset = LazyDataset(DatasetMeta(data=[{'x': 1}, {'y': 2}]))
+    dataset.map(lambda columns: {name: values * 2 for name, values in columns.items()})
+    with pytest.raises(InvalidExample):
+        dataset[0]
+    named = LazyDataset(DatasetMeta(data=[*ROWS, {'query': 'q'}]))
+    named.map('SelfCognitionProcessor', init_args={'model_name': 'a', 'model_author': 'b'})
+    with pytest.raises(InvalidRow) as caught:
+        named[5]
+    assert caught.value.row_index == 5
+
+
+def test_cast_and_index_out_of_range() -> None:
+    """A cast is done per row; an index that is not there is an IndexError; False leaves values as stored."""
+    dataset = LazyDataset(DatasetMeta(data={'x': ['1', '2']}))
+    dataset.cast_column('x', decode=False)
+    dataset.cast_column('x', int)
+    assert [row['x'] for row in dataset] == [1, 2]
+    with pytest.raises(IndexError):
+        dataset[2]
+    with pytest.raises(DatasetError):
+        dataset.cast_column('x', True)
