@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.dataloader import DataLoader, epoch_order
-from twinkle.infra import DeviceMesh, NotSupportedYet
+from twinkle.infra import DeviceMesh
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
 
 
 def test_options_without_effect_are_not_silent() -> None:
-    """Workers warn, unknown options and larger meshes are refused."""
+    """Workers warn, unknown options and a mesh in which this process has no rank are refused."""
     with pytest.warns(UserWarning, match='num_workers'):
         DataLoader(range(4), batch_size=2, num_workers=2)
     with pytest.raises(TypeError, match='pin_memory'):
         DataLoader(range(4), batch_size=2, pin_memory=True)
-    with pytest.raises(NotSupportedYet):
+    with pytest.raises(ValueError, match='rank'):
         DataLoader(range(4), batch_size=2, device_mesh=DeviceMesh.from_sizes(dp_size=2))
 
 

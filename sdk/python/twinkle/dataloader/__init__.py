@@ -2,5 +2,6 @@
 
 from twinkle.dataloader.dataloader import DataLoader, LoaderOptions, LoaderState
 from twinkle.dataloader.order import count_batches, epoch_order
+from twinkle.dataloader.replacing import BadSamples, Replacement
 
-__all__ = ['DataLoader', 'LoaderOptions', 'LoaderState', 'count_batches', 'epoch_order']
+__all__ = ['BadSamples', 'DataLoader', 'LoaderOptions', 'LoaderState', 'Replacement', 'count_batches', 'epoch_order']

@@ -1,5 +1,9 @@
 """The order in which a dataset is read: a pure function of its size, a seed and the epoch."""
 
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +24,37 @@ def epoch_order(size: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.in
         return np.arange(size)
     words = np.random.PCG64(np.random.SeedSequence([seed & _SEED_MASK, epoch])).random_raw(size)
     return np.argsort(words, kind='stable')
+
+
+def replacement_index(size: int, *, seed: int, place: tuple[int, int], attempt: int) -> int:
+    """Return the index of the row that is tried in the place of a bad one: a pure function, as `epoch_order`.
+
+    Args:
+        place: epoch, and place in its order.
+        attempt: from 1.
+    """
+    return _words([seed & _SEED_MASK, *place, attempt])() % size
+
+
+def shuffled_stream(rows: Iterator[Any], *, seed: int, epoch: int, buffer_size: int) -> Iterator[Any]:
+    """Yield rows in a random order, each at most as far ahead as `buffer_size` rows are held.
+
+    The same arguments and rows give the same order on every machine, as `epoch_order`.
+    """
+    draw = _words([seed & _SEED_MASK, epoch])
+    held = list(islice(rows, buffer_size))
+    for row in rows:
+        slot = draw() % len(held)
+        yield held[slot]
+        held[slot] = row
+    while held:
+        slot = draw() % len(held)
+        held[slot], held[-1] = held[-1], held[slot]
+        yield held.pop()
+
+
+def _words(entropy: list[int]) -> Callable[[], int]:
+    return np.random.PCG64(np.random.SeedSequence(entropy)).random_raw
 
 
 def count_batches(size: int, *, batch_size: int, min_batch_size: int) -> int:

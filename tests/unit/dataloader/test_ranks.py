@@ -1,0 +1,52 @@
+"""Each rank of a mesh knows its part of a batch."""
+
+import pytest
+
+from twinkle.dataloader import DataLoader
+from twinkle.infra import DeviceMesh
+
+
+def first_batch(mesh: DeviceMesh, rank: int | None, **options: str) -> list[int]:
+    """What a rank reads first of 0, 1, 2, ... in batches of 8."""
+    return next(iter(DataLoader(range(16), batch_size=8, device_mesh=mesh, rank=rank, **options)))
+
+
+def test_data_axes_share_a_batch_and_others_repeat_it() -> None:
+    """Dp and fsdp ranks read different parts in order; tp ranks of one of them read the same."""
+    mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2)
+    parts = [first_batch(mesh, rank) for rank in range(8)]
+    assert parts[::2] == parts[1::2] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_rank_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun nobody has to say the rank."""
+    monkeypatch.setenv('RANK', '1')
+    assert first_batch(DeviceMesh.from_sizes(dp_size=2), None) == [4, 5, 6, 7]
+
+
+def test_driver_of_a_group_gets_whole_batches() -> None:
+    """A program that hands batches to a group of ranks reads them whole."""
+    assert first_batch(DeviceMesh.from_sizes(dp_size=2), None, remote_group='model') == list(range(8))
+
+
+def test_batches_that_cannot_be_shared_are_refused() -> None:
+    """Sizes that would leave a rank without examples, and ranks outside the mesh, are named."""
+    mesh = DeviceMesh.from_sizes(dp_size=3)
+    for options in ({'batch_size': 4}, {'batch_size': 6, 'min_batch_size': 2}):
+        with pytest.raises(ValueError, match='batch_size'):
+            DataLoader(range(9), device_mesh=mesh, rank=0, **options)
+    with pytest.raises(ValueError, match='rank 3'):
+        DataLoader(range(9), batch_size=3, device_mesh=mesh, rank=3)
+
+
+def test_last_batch_is_shared_or_left_out() -> None:
+    """A rest that gives every rank something is read, a smaller one is not."""
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    sizes = {
+        size: [
+            [len(batch) for batch in DataLoader(range(size), batch_size=4, device_mesh=mesh, rank=rank)]
+            for rank in (0, 1)
+        ]
+        for size in (7, 5)
+    }
+    assert sizes == {7: [[2, 1], [2, 2]], 5: [[2], [2]]}

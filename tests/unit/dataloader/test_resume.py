@@ -1,0 +1,177 @@
+"""A run that stops anywhere and goes on sees the identical rest: indexed or streamed, on any number of ranks."""
+
+import json
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import (
+    DatasetMeta,
+    IterableDataset,
+    LazyDataset,
+    RefusedRow,
+    WindowPacker,
+)
+from twinkle.infra import DeviceMesh
+
+EPOCHS = 3
+
+
+def odd_only(value: int) -> int:
+    """Refuse some values, as bad data would be."""
+    if value % 7 == 3:
+        raise ValueError(value)
+    return value
+
+
+def dataset_of(kind: str, size: int) -> Any:
+    """Rows `{'x': ...}` some of which cannot be read."""
+    dataset = (LazyDataset if kind == 'lazy' else IterableDataset)(DatasetMeta(data=[{'x': i} for i in range(size)]))
+    dataset.cast_column('x', odd_only)
+    return dataset
+
+
+def values(batches: Iterable[list[dict[str, int]]]) -> list[list[int]]:
+    """The numbers in batches."""
+    return [[row['x'] for row in batch] for batch in batches]
+
+
+def joined(parts: list[list[list[int]]]) -> list[list[int]]:
+    """Each batch, from the parts that the ranks read."""
+    return [list(chain.from_iterable(batch)) for batch in zip(*parts, strict=True)]
+
+
+@given(
+    kind=st.sampled_from(['lazy', 'stream']),
+    size=st.integers(1, 40),
+    batch_ranks=st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    shuffle=st.booleans(),
+    buffer=st.integers(1, 9),
+    stop=st.floats(0, 1),
+)
+def test_resumed_ranks_see_the_rest(
+    kind: str,
+    size: int,
+    batch_ranks: tuple[int, int],
+    shuffle: bool,  # noqa: FBT001 - drawn
+    buffer: int,
+    stop: float,
+) -> None:
+    """Resuming after any batch, by whole state or by count, gives each rank its identical rest over three epochs."""
+    per_rank, ranks = batch_ranks
+    mesh = DeviceMesh.from_sizes(dp_size=ranks)
+    options: dict[str, Any] = {'shuffle': shuffle, 'shuffle_buffer': buffer, 'device_mesh': mesh}
+
+    def loader(rank: int) -> DataLoader:
+        return DataLoader(dataset_of(kind, size), batch_size=per_rank * ranks, rank=rank, **options)
+
+    for rank in range(ranks):
+        first = loader(rank)
+        states, batches = [first.get_state()], []
+        for _ in range(EPOCHS):
+            for batch in first:
+                batches.append(batch)
+                states.append(first.get_state())
+        at = round(stop * len(batches))
+        for resume_from in (json.loads(json.dumps(states[at])), states[at]['consumed_train_samples']):
+            second = loader(rank)
+            second.resume_from_checkpoint(resume_from)
+            is_over = at == len(batches)
+            rest = [] if is_over else [batch for _ in range(EPOCHS - states[at]['epoch']) for batch in second]
+            assert values(rest)[: len(batches) - at] == values(batches[at:])
+            if not is_over:
+                assert second.get_state()['consumed_train_samples'] >= states[-1]['consumed_train_samples']
+
+
+@given(
+    size=st.integers(0, 40), per_rank=st.integers(1, 4), ranks=st.integers(1, 4), is_stream=st.booleans(),
+)  # fmt: skip
+def test_ranks_together_read_each_batch_once(size: int, per_rank: int, ranks: int, is_stream: bool) -> None:  # noqa: FBT001
+    """Joined, the ranks' parts are the batches of one process, and no rank's part is empty."""
+    mesh = DeviceMesh.from_sizes(dp_size=ranks)
+    meta = DatasetMeta(data=[{'x': i} for i in range(size)])
+    dataset = IterableDataset(meta) if is_stream else LazyDataset(meta)
+    batch_size = per_rank * ranks
+    options: dict[str, Any] = {'batch_size': batch_size, 'shuffle': True, 'shuffle_buffer': 5}
+    parts = [values(DataLoader(dataset, device_mesh=mesh, rank=rank, **options)) for rank in range(ranks)]
+    whole = values(DataLoader(dataset, min_batch_size=ranks, **options))
+    assert joined(parts) == whole
+    assert all(part for batches in parts for part in batches)
+
+
+def test_packs_of_a_stream_resume_bit_for_bit() -> None:
+    """What packing holds back when a run stops is held back again when it goes on."""
+    lengths = np.clip(np.random.default_rng(1).lognormal(3, 0.8, 300).astype(int), 1, 128)
+
+    class Packs:
+        def __iter__(self) -> Any:
+            packer = WindowPacker(capacity=128, interval=16)
+            for number, length in enumerate(lengths):
+                ids = np.full(length, number, dtype=np.int32)
+                yield from packer.add({'input_ids': ids, 'labels': ids})
+            yield from packer.finish()
+
+    first = DataLoader(Packs(), batch_size=4, shuffle=True, shuffle_buffer=8)
+    batches, states = [], []
+    for batch in first:
+        batches.append(batch)
+        states.append(first.get_state())
+    for at in (1, len(batches) // 2, len(batches) - 1):
+        second = DataLoader(Packs(), batch_size=4, shuffle=True, shuffle_buffer=8)
+        second.resume_from_checkpoint(states[at - 1])
+        for mine, other in zip(second, batches[at:], strict=True):
+            for name in ('input_ids', 'labels', 'position_ids'):
+                assert [pack[name].tobytes() for pack in mine] == [pack[name].tobytes() for pack in other]
+
+
+def test_state_does_not_depend_on_the_number_of_ranks() -> None:
+    """A run may go on on more ranks than it stopped on."""
+    stream = dataset_of('stream', 50)
+    one = DataLoader(stream, batch_size=4, min_batch_size=4, shuffle=True)
+    head = list(islice(one, 3))
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    two = [DataLoader(stream, batch_size=4, shuffle=True, device_mesh=mesh, rank=rank) for rank in range(2)]
+    for loader in two:
+        loader.resume_from_checkpoint(one.get_state())
+    whole = values(DataLoader(stream, batch_size=4, min_batch_size=4, shuffle=True))
+    assert [*values(head), *joined([values(loader) for loader in two])][: len(whole)] == whole
+
+
+def test_stream_state_of_another_order_or_place_is_refused() -> None:
+    """A seed, a buffer or a count that does not fit is named; so is a dataset that can be read once only."""
+    stream = dataset_of('stream', 30)
+    loader = DataLoader(stream, batch_size=4, shuffle=True)
+    list(islice(loader, 2))
+    for other in ({'shuffle': True, 'seed': 1}, {'shuffle': True, 'shuffle_buffer': 7}, {}):
+        with pytest.raises(ValueError, match='the state is of a loader with'):
+            DataLoader(stream, batch_size=4, **other).resume_from_checkpoint(loader.get_state())
+    within = DataLoader(stream, batch_size=4)
+    within.skip_consumed_samples(5)
+    with pytest.raises(ValueError, match='consumed_train_samples'):
+        next(iter(within))
+    empty = DataLoader(IterableDataset(DatasetMeta(data=[])), batch_size=4)
+    empty.skip_consumed_samples(4)
+    with pytest.raises(ValueError, match='consumed_train_samples'):
+        next(iter(empty))
+    for once in (iter([1]), 3):
+        with pytest.raises(TypeError):
+            DataLoader(once, batch_size=1)
+    with pytest.raises(TypeError):
+        len(within)
+
+
+def test_streamed_loop_left_early_begins_the_next_epoch() -> None:
+    """As with indexed rows, a new loop is a new epoch, in another order, and its position can be taken up."""
+    stream = dataset_of('stream', 30)
+    loader, other = (DataLoader(stream, batch_size=4, shuffle=True) for _ in range(2))
+    next(iter(loader))
+    second = values(loader)
+    list(other)
+    assert second == values(other)
+    assert not any(isinstance(row, RefusedRow) for batch in loader for row in batch)
