@@ -84,7 +84,7 @@ def test_a_bonus_for_all_changes_nothing(case: tuple[int, list[list[float]]], bo
 
 @given(REWARDS)
 def test_rloo_is_grpo_unscaled_by_the_group_s_size(case: tuple[int, list[list[float]]]) -> None:
-    """k / (k - 1) times the distance from the mean of all."""
+    """K / (k - 1) times the distance from the mean of all."""
     group, rewards = case
     flat = [reward for row in rewards for reward in row]
     assert RLOOAdvantage()(flat, group) == pytest.approx(

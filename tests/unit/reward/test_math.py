@@ -1,0 +1,133 @@
+"""Mathematical answers: what counts as the same, and expressions that would take forever."""
+
+import os
+import pickle
+import time
+
+import pytest
+
+from twinkle.reward import (
+    InvalidRewardInput,
+    MathJudge,
+    MathReward,
+    MissingLibrary,
+    MultiModalAccuracyReward,
+)
+from twinkle.reward.math_judge import require_library
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def said(*completions: str) -> list[dict[str, object]]:
+    """Return trajectories of completions."""
+    return [{'messages': [{'role': 'assistant', 'content': completion}]} for completion in completions]
+
+
+@pytest.fixture(scope='module')
+def reward() -> MathReward:
+    """Return one that all tests of this file share, and with it a process."""
+    return MathReward(seconds=20)
+
+
+@pytest.mark.parametrize(
+    ('completion', 'truth', 'expected'),
+    [
+        (r'so \boxed{\frac{1}{2}}', '0.5', 1.0),
+        (r'\boxed{1,000}', '1000', 1.0),
+        (r'\boxed{x^2 + 2x + 1}', '(x+1)^2', 1.0),
+        (r'\boxed{2\sqrt{2}}', r'\sqrt{8}', 1.0),
+        (r'\boxed{\{2, 1\}}', r'\{1, 2\}', 1.0),
+        (r'\boxed{(1, 2]}', '[1, 2]', 0.0),
+        (r'\boxed{3} no, \boxed{4}', '4', 1.0),
+        (r'\boxed{4} no, \boxed{3}', '4', 0.0),
+        (r'<think>\boxed{4}</think>\boxed{5}', '4', 0.0),
+        ('<answer>3/4</answer>', '0.75', 1.0),
+        (r'<answer>\boxed{3/4}</answer>', '0.75', 1.0),
+        ('The answer is 7', '7', 1.0),
+        ('The answer is 8', '7', 0.0),
+        (r'\boxed{}', '7', 0.0),
+        ('', '7', 0.0),
+        (r'\boxed{7', '8', 0.0),
+        (r'\boxed{12}', r'The sum is 7 + 5, so it is \boxed{12}.', 1.0),
+        (r'\boxed{3}', [2, 3], 1.0),
+        (r'\boxed{3}', 3, 1.0),
+    ],
+)
+def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, truth: object, expected: float) -> None:
+    """As LaTeX, as numbers, as sets; the last marked one behind the thinking counts."""
+    assert reward(said(completion), [truth]) == [expected]
+
+
+@pytest.mark.parametrize(
+    'answer',
+    ['9^{9^{9^{9}}} + 1', '100000000!', r'\prod_{n=1}^{100000000} n', '(' * 900 + '1' + ')' * 900, 'x' * 100_000],
+)
+def test_expressions_that_take_forever_are_wrong_in_time(answer: str) -> None:
+    """The process that works on one ends, and the next question is answered."""
+    reward = MathReward(seconds=0.5)
+    began = time.monotonic()
+    assert reward(said(f'\\boxed{{{answer}}}', r'\boxed{1/2}'), ['y', '0.5']) == [0.0, 1.0]
+    assert time.monotonic() - began < 60
+
+
+def test_nothing_of_an_answer_is_run(reward: MathReward) -> None:
+    """An expression that is a program is just wrong."""
+    answers = ['__import__("os").getpid()', '().__class__', r'\input{/etc/passwd}', 'exit()']
+    assert reward(said(*(f'\\boxed{{{answer}}}' for answer in answers)), [str(os.getpid())] * 4) == [0.0] * 4
+
+
+def test_a_judge_travels_and_ends() -> None:
+    """A pickled one begins a process of its own; a closed one begins another when asked."""
+    judge = MathJudge(20)
+    assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
+    copy = pickle.loads(pickle.dumps(judge))
+    assert copy.is_same(r'\boxed{2a}', r'\boxed{a+a}')
+    copy.close()
+    judge.close()
+    judge.close()
+    assert not judge.is_same(r'\boxed{a}', r'\boxed{b}')
+    judge.close()
+
+
+def test_the_key_says_where_the_ground_truth_is() -> None:
+    """Here it is among others, as JSON; one that is not there is an error that names it."""
+    trajectory = {**said(r'\boxed{4}')[0], 'user_data': [('id', '7'), ('solution', '"4"')]}
+    assert MathReward('solution')([trajectory]) == [1.0]
+    with pytest.raises(InvalidRewardInput) as caught:
+        MathReward()([trajectory])
+    assert caught.value.field == 'trajectories[0].user_data'
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra() -> None:
+    """Before anything is scored."""
+    with pytest.raises(MissingLibrary) as caught:
+        require_library('no_such_library', 'rewards')
+    assert (caught.value.library, caught.value.extra) == ('no-such-library', 'rewards')
+    assert pickle.loads(pickle.dumps(caught.value)).extra == 'rewards'
+
+
+@pytest.fixture(scope='module')
+def multimodal() -> MultiModalAccuracyReward:
+    """Return one that all questions share, and with it a process."""
+    return MultiModalAccuracyReward(seconds=20)
+
+
+@pytest.mark.parametrize(
+    ('completion', 'truth', 'expected'),
+    [
+        ('<answer>B</answer>', 'B', 1.0),
+        ('<answer>(b) a red car</answer>', 'B', 1.0),
+        ('<think>A or B</think><answer>A</answer>', 'B', 0.0),
+        ('<answer>A red  car.</answer>', 'a red car', 1.0),
+        ('<answer>a blue car</answer>', 'a red car', 0.0),
+        (r'\boxed{\frac{3}{6}}', '0.5', 1.0),
+        ('<answer>0.5</answer>', '<answer>1/2</answer>', 1.0),
+        ('Two cats', 'two cats', 1.0),
+        ('', 'B', 0.0),
+    ],
+)
+def test_multimodal_answers_are_choices_words_or_formulas(
+    multimodal: MultiModalAccuracyReward, completion: str, truth: str, expected: float
+) -> None:
+    """Each is compared as what it is."""
+    assert multimodal(said(completion), [truth]) == [expected]

@@ -1,0 +1,129 @@
+"""Programs scored by tests, rewards of a user's own, and the quick start's way to call them."""
+
+import re
+
+import numpy as np
+import pytest
+
+from twinkle.advantage import GRPOAdvantage
+from twinkle.component import InvalidComponentOptions, UnknownComponent
+from twinkle.metric import CompletionRewardMetric
+from twinkle.reward import (
+    REWARDS,
+    CodeExecutionReward,
+    FormatReward,
+    GSM8KAccuracyReward,
+    GSM8KFormatReward,
+    InvalidRewardInput,
+    InvalidRewardOutput,
+    Reward,
+    SandboxLimits,
+    TextReward,
+    build_reward,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def said(*completions: str, **more: object) -> list[dict[str, object]]:
+    """Return trajectories of completions."""
+    return [{'messages': [{'role': 'assistant', 'content': completion}], **more} for completion in completions]
+
+
+def program(*lines: str) -> str:
+    """Return a completion with a program."""
+    return 'So:\n```python\n' + '\n'.join(lines) + '\n```\nThat is it.'
+
+
+def test_programs_earn_the_share_of_tests_they_pass() -> None:
+    """Right, wrong for one input, none at all, never ending."""
+    tests = [{'input': '2\n', 'output': '4'}, {'input': '3\n', 'output': '9\n'}]
+    completions = [
+        program('print(int(input()) ** 2)'),
+        program('print(int(input()) + 2)'),
+        'print(int(input()) ** 2)',
+        program('while True: pass'),
+        program('print(int(input()) ** 2)', 'raise SystemExit(1)'),
+    ]
+    reward = CodeExecutionReward(limits=SandboxLimits(seconds=2), num_workers=2)
+    assert reward(said(*completions, user_data={'tests': tests})) == [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+def test_programs_are_held_to_assertions() -> None:
+    """And cannot leave before them."""
+    square = ['def square(x):', '    return x * x']
+    completions = [program(*square), program(*square[:1], '    return 4'), program(*square, 'raise SystemExit(0)')]
+    tests = ['assert square(2) == 4', 'assert square(3) == 9']
+    assert CodeExecutionReward()(said(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
+
+
+def test_tests_of_another_form_are_refused() -> None:
+    """Before any program is run."""
+    for tests in ([], [{'input': '1'}], [3]):
+        with pytest.raises(InvalidRewardInput):
+            CodeExecutionReward()(said(program('pass')), [tests])
+    with pytest.raises(InvalidRewardInput):
+        CodeExecutionReward(num_workers=0)
+
+
+class Politeness(TextReward):
+    """A user's own."""
+
+    def score(self, completion: str) -> float:
+        """Return 1.0 for a polite completion."""
+        return float('please' in completion)
+
+
+class CountDown(Reward):
+    """A user's own as the quick start writes them: all of `__call__` by itself."""
+
+    def __call__(self, trajectories, ground_truths):
+        """Return the share of digits."""
+        return [float(bool(re.search(r'\d', row['messages'][-1]['content']))) for row in trajectories]
+
+
+def test_a_user_s_own_class_and_function_work() -> None:
+    """By two lines of text, by the whole call, or as a plain function."""
+    rows = said('yes, please', '7')
+    assert Politeness()(rows) == [1.0, 0.0]
+    assert CountDown()(rows, []) == [0.0, 1.0]
+    assert build_reward(Politeness)(rows, []) == [1.0, 0.0]
+
+    def lengths(trajectories: list[dict[str, object]], factor: float = 1) -> list[float]:
+        return [np.float32(factor * len(row['messages'][0]['content'])) for row in trajectories]
+
+    assert build_reward(lengths)(rows) == [11.0, 1.0]
+    assert build_reward(lengths)(rows, factor=2) == [22.0, 2.0]
+
+
+@pytest.mark.parametrize('answer', [[1.0], [1.0, float('nan')], [1.0, 'good'], []])
+def test_a_function_that_returns_no_number_for_each_is_named(answer: list[object]) -> None:
+    """Nothing is trained on what is not a reward."""
+    with pytest.raises(InvalidRewardOutput):
+        build_reward(lambda trajectories: answer)(said('a', 'b'))
+
+
+def test_rewards_are_made_by_name() -> None:
+    """With their options; unknown ones are refused."""
+    assert isinstance(build_reward('FormatReward'), FormatReward)
+    assert build_reward('LengthReward', max_length=10, cache_length=2)(said('a'), completion_lengths=[9]) == [-0.5]
+    assert {'MathReward', 'MultiModalAccuracyReward', 'OlympiadBenchQualityReward'} <= set(REWARDS.names)
+    with pytest.raises(UnknownComponent):
+        build_reward('NoSuchReward')
+    with pytest.raises(InvalidComponentOptions):
+        build_reward('LengthReward', max_length=0, cache_length=2)
+    with pytest.raises(InvalidComponentOptions):
+        build_reward(lambda trajectories: [], size=2)
+
+
+def test_the_quick_start_s_lines_run_as_written() -> None:
+    """Rewards of features, their sums, their metrics and their advantages."""
+    features = said('#### 4', '4', '#### 5', r'\boxed{4}', user_data=[('ground_truth', '"4"')], input_ids=[1, 2])
+    accuracy_rewards, format_rewards = GSM8KAccuracyReward()(features), GSM8KFormatReward()(features)
+    total_rewards = [a + f for a, f in zip(accuracy_rewards, format_rewards, strict=True)]
+    metrics = CompletionRewardMetric()
+    metrics.accumulate(completion_lengths=[2] * 4, rewards={'total': total_rewards, 'accuracy': accuracy_rewards})
+    advantages = GRPOAdvantage()(total_rewards, num_generations=4, scale='group').tolist()
+    assert total_rewards == [2.0, 0.0, 1.0, 2.0]
+    assert metrics.calculate()['train/total_reward'] == 1.25
+    assert advantages[0] == advantages[3] > 0 > advantages[2] > advantages[1]

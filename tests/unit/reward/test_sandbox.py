@@ -1,0 +1,190 @@
+"""Programs that mean harm: what they try fails, ends, or is ended, and this process goes on."""
+
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from twinkle.reward import InvalidRewardInput, SandboxLimits, SandboxUnavailable, run_program
+
+pytestmark = pytest.mark.timeout(60)
+
+ATTEMPT = """
+def attempt():
+{body}
+try:
+    attempt()
+except (OSError, RuntimeError, MemoryError, ValueError):
+    print('refused')
+else:
+    print('done')
+"""
+"""A program that says whether it could do something."""
+IGNORE_SIGNALS = """
+import signal
+for number in range(1, 32):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    pass
+"""
+LOOK_AROUND = """
+import os
+print(sorted(os.environ), os.getcwd())
+for number in range(3, 64):
+    try:
+        os.fstat(number)
+    except OSError:
+        continue
+    print('open', number)
+"""
+
+
+def attempt(body: str) -> str:
+    """Return what became of lines of Python."""
+    lines = '\n'.join(f'    {line}' for line in body.splitlines())
+    result = run_program(ATTEMPT.format(body=lines))
+    assert result.outcome == 'exited', result
+    return result.stdout.strip() or result.stderr
+
+
+def test_a_program_reads_and_writes_text() -> None:
+    """Its input, its output and its errors, and how it ended."""
+    result = run_program('import sys\nprint(input()[::-1])\nprint("note", file=sys.stderr)\nsys.exit(3)', 'näive\n')
+    assert (result.outcome, result.exit_code, result.stdout) == ('exited', 3, 'eviän\n')
+    assert 'note' in result.stderr
+
+
+def test_the_standard_library_and_numpy_work() -> None:
+    """What programs of a model import."""
+    imports = 'import collections, datetime, heapq, itertools, json, math, random, re, numpy'
+    assert run_program(f'{imports}\nprint(numpy.ones(3).sum())').stdout == '3.0\n'
+
+
+@pytest.mark.parametrize(
+    'body',
+    [
+        'import os\nos.fork()',
+        'import subprocess\nsubprocess.run(["true"])',
+        'import os\nos.execv("/bin/true", ["true"])',
+        'import os\nos.posix_spawn("/bin/true", ["true"], {})',
+        'import threading\nthreading.Thread(target=print).start()',
+        'import multiprocessing\nmultiprocessing.Process(target=print).start()',
+        'import socket\nsocket.socket()',
+        'import os\nos.kill(os.getppid(), 9)',
+        'import os\nos.killpg(0, 9)',
+        'open("/etc/passwd").read()',
+        'open("/proc/self/environ").read()',
+        'import os\nos.listdir("/")',
+        'open("note", "w")',
+        'open("/tmp/twinkle-note", "w")',
+        'import os\nos.remove("program.py")',
+        'import os\nos.chmod("program.py", 0o777)',
+        'import os\nos.rename("program.py", "other.py")',
+        'import os\nos.mkdir("folder")',
+        'import os\nos.truncate("program.py", 0)',
+        'import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))',
+        'import ctypes\nif ctypes.CDLL(None).fork() < 0: raise OSError',
+        'bytearray(1 << 40)',
+    ],
+)
+def test_what_would_reach_outside_is_refused(body: str) -> None:
+    """Processes, threads, the network, signals, files and limits."""
+    assert attempt(body) == 'refused'
+
+
+@pytest.mark.parametrize(
+    'source',
+    [
+        'import os\nwhile True:\n    try: os.fork()\n    except OSError: pass',
+        'while True: pass',
+        'x = 9 ** 9 ** 9',
+        'import os, time\nos.close(1)\nos.close(2)\ntime.sleep(60)',
+        IGNORE_SIGNALS,
+    ],
+)
+def test_programs_that_would_never_end_are_ended(source: str) -> None:
+    """By the wall clock, whatever they ignore or close; none is left behind."""
+    began = time.monotonic()
+    result = run_program(source, limits=SandboxLimits(seconds=1.0))
+    assert result.outcome == 'timed_out'
+    assert result.exit_code < 0
+    assert time.monotonic() - began < 30
+    assert children() == set()
+
+
+def test_a_processor_is_bounded_beside_the_clock() -> None:
+    """The kernel ends what computes too long."""
+    result = run_program('while True: pass', limits=SandboxLimits(seconds=50, cpu_seconds=1))
+    assert result.outcome == 'exited'
+    assert result.exit_code < 0
+
+
+@pytest.mark.parametrize('stream', ['stdout', 'stderr'])
+def test_huge_outputs_are_cut(stream: str) -> None:
+    """At the bound, and the program with them."""
+    source = f'import sys\nwhile True: sys.{stream}.write("x" * 65536)'
+    result = run_program(source, limits=SandboxLimits(output_bytes=100_000))
+    assert result.outcome == 'wrote_too_much'
+    assert len(getattr(result, stream)) == 100_000
+
+
+def test_memory_is_bounded() -> None:
+    """A program that fills it slowly ends with an error of its own."""
+    result = run_program(
+        'kept = []\nwhile True: kept.append(bytearray(1 << 20))', limits=SandboxLimits(memory_bytes=1 << 28)
+    )
+    assert result.outcome == 'exited'
+    assert 'MemoryError' in result.stderr
+
+
+def test_a_program_inherits_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable, no open file, no folder of ours; its own folder is gone afterwards."""
+    monkeypatch.setenv('TWINKLE_API_KEY', 'secret')
+    with (tmp_path / 'file').open('w') as file:
+        os.set_inheritable(file.fileno(), True)
+        result = run_program(LOOK_AROUND)
+    assert 'TWINKLE_API_KEY' not in result.stdout
+    assert 'open' not in result.stdout
+    folder = result.stdout.splitlines()[0].rpartition(' ')[2]
+    assert folder
+    assert not Path(folder).exists()
+
+
+def test_threads_may_run_programs_at_once() -> None:
+    """Each gets its own answer."""
+    results: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        results[number] = run_program(f'print({number})').stdout
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: f'{number}\n' for number in range(4)}
+
+
+def test_limits_of_no_use_are_refused() -> None:
+    """And so are walls that do not exist."""
+    for options in ({'seconds': 0}, {'output_bytes': -1}, {'memory_bytes': float('nan')}, {'without_walls': ('moat',)}):
+        with pytest.raises(InvalidRewardInput):
+            SandboxLimits(**options)
+
+
+def test_a_machine_without_walls_says_how_to_do_without() -> None:
+    """The error names them, and survives a trip between processes."""
+    error = SandboxUnavailable(('network', 'files'))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.walls, str(copy)) == (('network', 'files'), str(error))
+
+
+def children() -> set[str]:
+    """Return the processes that this one has started and not ended."""
+    return set(Path('/proc/self/task', str(threading.get_native_id()), 'children').read_text().split())
