@@ -24,6 +24,7 @@ TORCH_FREE = [
     'twinkle.hub',
     'twinkle.infra',
     'twinkle.preprocessor',
+    'twinkle.rollout',
     'twinkle.reward',
     'twinkle.template',
     'twinkle_client',

@@ -1,0 +1,60 @@
+"""Rollouts: chats of several turns with tools and environments, how old they are, and sampling beside training.
+
+Loads no torch. Engines are in `twinkle.sampler`, what is learnt from rollouts in `twinkle.loss`.
+"""
+
+from twinkle.rollout.diagnostics import as_sampler_logps, rollout_numbers
+from twinkle.rollout.env import Env, EnvFactory, EnvStep, SingleTurn
+from twinkle.rollout.episode import EndReason, Rollout
+from twinkle.rollout.errors import (
+    ChatCannotGoOn,
+    InvalidArguments,
+    InvalidTool,
+    LibraryMissing,
+    PipelineClosed,
+    RolloutError,
+    UnknownVersion,
+)
+from twinkle.rollout.multi_turn import MultiTurnRollout, RolloutOptions
+from twinkle.rollout.pipeline import AsyncPipeline, PipelineBatch
+from twinkle.rollout.reasoning_gym import TaskEnv, load_tasks, task_chats, task_envs
+from twinkle.rollout.staleness import FreshSamples, drop_stale, staleness_of
+from twinkle.rollout.token_track import TokenTrack
+from twinkle.rollout.tool import Tool, ToolFailure, ToolResult
+from twinkle.rollout.tool_env import ToolEnv
+from twinkle.rollout.tool_manager import ToolManager
+
+__all__ = [
+    'AsyncPipeline',
+    'ChatCannotGoOn',
+    'EndReason',
+    'Env',
+    'EnvFactory',
+    'EnvStep',
+    'FreshSamples',
+    'InvalidArguments',
+    'InvalidTool',
+    'LibraryMissing',
+    'MultiTurnRollout',
+    'PipelineBatch',
+    'PipelineClosed',
+    'Rollout',
+    'RolloutError',
+    'RolloutOptions',
+    'SingleTurn',
+    'TaskEnv',
+    'TokenTrack',
+    'Tool',
+    'ToolEnv',
+    'ToolFailure',
+    'ToolManager',
+    'ToolResult',
+    'UnknownVersion',
+    'as_sampler_logps',
+    'drop_stale',
+    'load_tasks',
+    'rollout_numbers',
+    'staleness_of',
+    'task_chats',
+    'task_envs',
+]

@@ -1,0 +1,87 @@
+"""The tokens of one chat as it grows: what the model drew and what it was shown, never tokenised twice.
+
+Legend: T tokens so far.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from twinkle.data_format import IGNORE_INDEX, InputFeature, SampledSequence, VersionSpan
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrack:
+    """A value: growing returns another one."""
+
+    token_ids: tuple[int, ...]
+    is_sampled: tuple[bool, ...]
+    """T: whether the model drew the token."""
+    logps: tuple[float, ...]
+    """T: natural log-probability the token was drawn with; 0 where it was not drawn."""
+    version_spans: tuple[VersionSpan, ...] = field(default=())
+    """Which version drew which of the T tokens; only drawn ones are covered."""
+
+    @classmethod
+    def of_prompt(cls, token_ids: Sequence[int]) -> 'TokenTrack':
+        """Return the track of tokens a chat begins with."""
+        empty = cls(token_ids=(), is_sampled=(), logps=())
+        return empty.with_shown(token_ids)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def sampled_count(self) -> int:
+        """Tokens the model drew."""
+        return sum(self.is_sampled)
+
+    def with_sampled(self, sequence: SampledSequence) -> 'TokenTrack':
+        """Return the track with what the model drew behind it.
+
+        Raises:
+            ValueError: the sequence has another number of log-probabilities than of tokens.
+        """
+        tokens, logprobs = sequence.tokens, sequence.logprobs
+        if len(logprobs) != len(tokens):
+            raise ValueError(f'a sequence of {len(tokens)} tokens has {len(logprobs)} logprobs; each token needs one')
+        begin = len(self)
+        spans = [
+            replace(span, begin_token=begin + span.begin_token, end_token=begin + span.end_token)
+            for span in sequence.version_spans
+        ]
+        return TokenTrack(
+            token_ids=(*self.token_ids, *(int(token) for token in tokens)),
+            is_sampled=(*self.is_sampled, *[True] * len(tokens)),
+            logps=(*self.logps, *(float(entry[0][1]) for entry in logprobs)),
+            version_spans=(*self.version_spans, *spans),
+        )
+
+    def with_shown(self, token_ids: Sequence[int]) -> 'TokenTrack':
+        """Return the track with tokens behind it that the model only reads."""
+        return replace(
+            self,
+            token_ids=(*self.token_ids, *(int(token) for token in token_ids)),
+            is_sampled=(*self.is_sampled, *[False] * len(token_ids)),
+            logps=(*self.logps, *[0.0] * len(token_ids)),
+        )
+
+    def feature(self) -> InputFeature:
+        """Return the track as a training example: labels and `old_logps` stand at the token before the drawn one."""
+        ids = np.array(self.token_ids, dtype=np.int32)
+        count = len(ids)
+        is_sampled = np.array(self.is_sampled, dtype=bool)
+        labels = np.full(count, IGNORE_INDEX, dtype=np.int32)
+        old_logps = np.zeros(count, dtype=np.float32)
+        labels[:-1] = np.where(is_sampled[1:], ids[1:], IGNORE_INDEX)
+        old_logps[:-1] = np.array(self.logps[1:], dtype=np.float32)
+        return InputFeature(
+            input_ids=ids,
+            attention_mask=np.ones(count, dtype=np.int32),
+            position_ids=np.arange(count, dtype=np.int32),
+            length=count,
+            labels=labels,
+            completion_mask=is_sampled.astype(np.int32),
+            old_logps=old_logps,
+        )

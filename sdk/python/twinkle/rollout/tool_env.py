@@ -1,0 +1,49 @@
+"""The world of a model with tools: it answers calls, and the chat is done at the first turn without one."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from twinkle.data_format import Message, ToolCall, Trajectory
+from twinkle.rollout.env import EnvStep
+from twinkle.rollout.tool import ToolFailure
+from twinkle.rollout.tool_manager import ToolManager
+
+ParseCalls = Callable[[str], Sequence[ToolCall]]
+"""Returns the calls in what a model said, none where it made none; raises ValueError where one cannot be read."""
+
+
+class ToolEnv:
+    """Runs tools for one chat.
+
+    Facts: `tool_calls`, `tool_failures`, and `tool_<failure>` of each kind of failure.
+
+    Args:
+        tools: what may be called; shown to the model in place of tools that the chat names itself.
+        parse: such as `Template.parse_tool_call`.
+    """
+
+    def __init__(self, tools: ToolManager, parse: ParseCalls) -> None:
+        self._tools, self._parse = tools, parse
+
+    def reset(self, trajectory: Trajectory, *, seed: int | None) -> Trajectory:
+        """Return the chat with the tools shown."""
+        del seed
+        return cast('Trajectory', {**trajectory, 'tools': self._tools.specs})
+
+    def step(self, message: Message, *, is_last: bool) -> EnvStep:
+        """Run the calls of a turn, in order; of a last turn none, as nobody would read the answers."""
+        try:
+            calls = self._parse(str(message.get('content', '')))
+        except ValueError as error:
+            answer: Message = {'role': 'tool', 'content': f'Error: the call cannot be read: {error}'}
+            return EnvStep(messages=[answer], facts={'tool_calls': 1.0, 'tool_failures': 1.0, 'tool_unreadable': 1.0})
+        if not calls or is_last:
+            return EnvStep(is_done=not calls)
+        results = [self._tools.call(call) for call in calls]
+        failures = [result.failure for result in results if result.failure]
+        facts = {'tool_calls': float(len(calls)), 'tool_failures': float(len(failures))}
+        facts |= {f'tool_{kind}': float(failures.count(kind)) for kind in ToolFailure if kind in failures}
+        return EnvStep(messages=[result.message for result in results], facts=facts)
+
+    def close(self) -> None:
+        """Hold nothing."""

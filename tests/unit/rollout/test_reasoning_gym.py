@@ -1,0 +1,82 @@
+"""Tasks of reasoning-gym as environments, over a small set of the same form."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from twinkle.data_format import user_data_get
+from twinkle.rollout import LibraryMissing, TaskEnv, load_tasks, task_chats, task_envs
+
+
+class Sums:
+    """Three tasks."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < 3:
+            raise IndexError(index)
+        return {'question': f'What is {index} + 1?', 'answer': str(index + 1), 'metadata': {}}
+
+    def score_answer(self, answer: str | None, entry: Any) -> float:
+        """Give 1 for the answer, 0.25 for any other, 0 for none."""
+        if answer is None:
+            return 0.0
+        return 1.0 if answer == entry['answer'] else 0.25
+
+
+def test_each_task_becomes_a_chat_that_names_it():
+    """In order, with the true answer for rewards."""
+    chats = list(task_chats(Sums(), system='Answer.'))
+    assert [chat['messages'][-1]['content'] for chat in chats] == [f'What is {index} + 1?' for index in range(3)]
+    assert [user_data_get(chat, 'ground_truth') for chat in chats] == ['1', '2', '3']
+    assert chats[0]['messages'][0] == {'role': 'system', 'content': 'Answer.'}
+    assert len(next(task_chats(Sums(), system=''))['messages']) == 1
+
+
+@pytest.mark.parametrize(
+    ('said', 'reward', 'has_answer'),
+    [
+        ('so <answer> 2 </answer>', 1.0, 1.0),
+        ('<answer>3</answer> no, <answer>\n2\n</answer>', 1.0, 1.0),
+        ('<answer>3</answer>', 0.25, 1.0),
+        ('2', 0.0, 0.0),
+        ('<answer>2', 0.0, 0.0),
+    ],
+)
+def test_the_last_answer_is_scored_by_the_task(said, reward, has_answer):
+    """And the chat is done."""
+    env = task_envs(Sums())()
+    env.reset(list(task_chats(Sums()))[1], seed=None)
+    step = env.step({'role': 'assistant', 'content': said}, is_last=False)
+    assert (step.reward, step.is_done, step.facts) == (reward, True, {'has_answer': has_answer})
+    env.close()
+
+
+@pytest.mark.parametrize('data', [[], [('reasoning_gym_index', '7')], [('reasoning_gym_index', '"1"')]])
+def test_a_chat_of_no_task_is_refused(data):
+    """No name, a number too large, or no number."""
+    with pytest.raises(ValueError):  # noqa: PT011 (a malformed field)
+        TaskEnv(Sums()).reset({'messages': [], 'user_data': data}, seed=None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is not None, reason='reasoning-gym is installed')
+def test_without_the_library_it_is_said_how_to_get_it():
+    """The error names it."""
+    with pytest.raises(LibraryMissing) as caught:
+        load_tasks('leg_counting', size=1, seed=1)
+    assert caught.value.library == 'reasoning-gym'
+
+
+@pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is None, reason='reasoning-gym is not installed')
+def test_tasks_of_the_library_score_their_own_answers():
+    """The same tasks for the same seed; a task's own answer is right."""
+    tasks, again = (load_tasks('leg_counting', size=3, seed=7) for _ in range(2))
+    for index, chat in enumerate(task_chats(tasks)):
+        assert tasks[index] == again[index]
+        env = TaskEnv(tasks)
+        env.reset(chat, seed=None)
+        answer = f'<answer>{tasks[index]["answer"]}</answer>'
+        assert env.step({'role': 'assistant', 'content': answer}, is_last=True).reward == 1.0

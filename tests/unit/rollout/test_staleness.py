@@ -1,0 +1,88 @@
+"""Ages in versions, and the bound on them: what is too old is dropped and counted."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.data_format import SampledSequence, StopReason, VersionSpan
+from twinkle.rollout import (
+    InvalidTool,
+    LibraryMissing,
+    PipelineClosed,
+    UnknownVersion,
+    as_sampler_logps,
+    drop_stale,
+    staleness_of,
+)
+
+
+def sampled(*versions: int) -> SampledSequence:
+    """Return a sequence with a token of each version."""
+    spans = [VersionSpan(version=version, begin_token=i, end_token=i + 1) for i, version in enumerate(versions)]
+    return SampledSequence(stop_reason=StopReason.STOP, tokens=[5] * len(versions), version_spans=spans)
+
+
+def test_a_sample_is_as_old_as_its_oldest_token():
+    """Whatever versions drew the others."""
+    assert staleness_of(sampled(4, 3, 5), version=5) == 2
+    assert staleness_of(sampled(5), version=5) == 0
+
+
+def test_old_samples_are_dropped_and_counted():
+    """In order, with the places of those that stay."""
+    fresh = drop_stale([sampled(3), sampled(1), sampled(2, 3)], version=3, max_staleness=1)
+    assert fresh.indexes == [0, 2]
+    assert fresh.ages == [0, 2, 1]
+    assert fresh.dropped_count == 1
+    assert fresh.numbers() == {'staleness/mean': 1.0, 'staleness/max': 2.0, 'staleness/dropped': 1.0}
+
+
+def test_a_group_goes_as_a_whole():
+    """Advantages are relative to all of it."""
+    samples = [sampled(3), sampled(1), sampled(3), sampled(3)]
+    fresh = drop_stale(samples, version=3, max_staleness=1, group_size=2)
+    assert (fresh.indexes, fresh.dropped_count) == ([2, 3], 2)
+
+
+@given(versions=st.lists(st.integers(0, 9), max_size=12), most=st.integers(0, 9))
+def test_nothing_is_lost_and_nothing_too_old_stays(versions, most):
+    """Kept and dropped are all there were."""
+    fresh = drop_stale([sampled(version) for version in versions], version=9, max_staleness=most)
+    assert fresh.indexes == [index for index, version in enumerate(versions) if 9 - version <= most]
+    assert len(fresh.samples) + fresh.dropped_count == len(versions)
+
+
+def test_a_sample_without_versions_is_refused():
+    """Nobody can tell how old it is."""
+    with pytest.raises(UnknownVersion) as caught:
+        drop_stale([sampled(1), sampled()], version=1, max_staleness=9)
+    assert caught.value.index == 1
+
+
+@pytest.mark.parametrize(
+    'options', [{'version': 0}, {'max_staleness': -1}, {'group_size': 2}, {'group_size': 0}], ids=str
+)
+def test_numbers_out_of_range_are_refused(options):
+    """A newest version that is older than a sample, negative ages, groups that do not come out even."""
+    with pytest.raises(ValueError):  # noqa: PT011 (bounds are not a fact of their own)
+        drop_stale([sampled(1)], **{'version': 1, 'max_staleness': 1, **options})
+
+
+def test_log_probabilities_take_the_samplers_name():
+    """So that the trainer's own may stand beside them; the feature given is as it was."""
+    feature = {'input_ids': [1, 2], 'old_logps': [-0.5, 0.0]}
+    assert as_sampler_logps(feature) == {'input_ids': [1, 2], 'sampler_logps': [-0.5, 0.0]}
+    assert 'old_logps' in feature
+    with pytest.raises(ValueError):  # noqa: PT011 (a missing field)
+        as_sampler_logps({'input_ids': [1]})
+
+
+@pytest.mark.parametrize(
+    'error', [UnknownVersion(3), InvalidTool('x', 'is bad'), PipelineClosed(), LibraryMissing('a', 'b')], ids=repr
+)
+def test_errors_survive_pickling(error):
+    """Type, words and attributes."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

@@ -1,0 +1,218 @@
+"""Tools: schemas from signatures, arguments checked, and calls that fail in every way."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.rollout import EnvStep, InvalidTool, Tool, ToolEnv, ToolFailure, ToolManager
+from twinkle.rollout.bridge import without_special
+from twinkle.rollout.tool_manager import cut_middle
+
+
+def search(query: str, limit: int = 3, tags: list[str] | None = None, order: Literal['new', 'old'] = 'new') -> str:
+    """Find documents.
+
+    Best ones first.
+
+    Args:
+        query: what to look for.
+        limit: most documents.
+    """
+    return f'{query} {limit} {tags} {order}'
+
+
+def call(name: str, arguments: Any) -> Any:
+    """Return a call as a template parses it."""
+    return {'id': 'c7', 'type': 'function', 'function': {'name': name, 'arguments': arguments}}
+
+
+def test_a_signature_becomes_a_schema():
+    """Types, defaults, and what the docstring says of each parameter."""
+    tool = Tool.of(search)
+    assert tool.description == 'Find documents.\n\nBest ones first.'
+    assert tool.spec['function']['parameters'] == {
+        'type': 'object',
+        'properties': {
+            'query': {'type': 'string', 'description': 'what to look for.'},
+            'limit': {'type': 'integer', 'description': 'most documents.'},
+            'tags': {'anyOf': [{'type': 'array', 'items': {'type': 'string'}}, {'type': 'null'}]},
+            'order': {'enum': ['new', 'old']},
+        },
+        'required': ['query'],
+        'additionalProperties': False,
+    }
+
+
+def untyped(what):
+    """Do."""
+
+
+def odd(what: Callable[[], int]) -> None:
+    """Do."""
+
+
+def many(*what: str) -> None:
+    """Do."""
+
+
+def silent(what: str) -> None:  # noqa: D103 (the point)
+    del what
+
+
+@pytest.mark.parametrize('function', [untyped, odd, many, silent, lambda what: what])
+def test_a_function_without_a_schema_is_no_tool(function):
+    """It is refused when it is offered, not when it is called."""
+    with pytest.raises(InvalidTool):
+        Tool.of(function)
+
+
+def test_two_tools_of_one_name_are_refused():
+    """A call would not say which."""
+    with pytest.raises(InvalidTool):
+        ToolManager([search, search])
+
+
+def test_a_call_answers_with_the_functions_text():
+    """Under its id; arguments may be JSON text, too."""
+    tools = ToolManager([search])
+    result = tools.call(call('search', {'query': 'x', 'tags': ['a']}))
+    assert result.message == {
+        'role': 'tool',
+        'content': "x 3 ['a'] new",
+        'tool_call_id': 'c7',
+        'name': 'search',
+    }
+    assert result.failure is None
+    assert tools.call(call('search', '{"query": "y"}')).message['content'] == 'y 3 None new'
+
+
+def test_values_become_json():
+    """What is no text is written as JSON."""
+
+    def facts() -> dict[str, Any]:
+        """Tell."""
+        return {'é': [1, None]}
+
+    assert ToolManager([facts]).call(call('facts', {})).message['content'] == '{"é": [1, null]}'
+
+
+@pytest.mark.parametrize(
+    ('name', 'arguments', 'failure'),
+    [
+        ('find', {}, ToolFailure.UNKNOWN_TOOL),
+        ('search', {}, ToolFailure.BAD_ARGUMENTS),
+        ('search', {'query': 3}, ToolFailure.BAD_ARGUMENTS),
+        ('search', {'query': 'x', 'limit': True}, ToolFailure.BAD_ARGUMENTS),
+        ('search', {'query': 'x', 'limit': 1.5}, ToolFailure.BAD_ARGUMENTS),
+        ('search', {'query': 'x', 'tags': [1]}, ToolFailure.BAD_ARGUMENTS),
+        ('search', {'query': 'x', 'order': 'best'}, ToolFailure.BAD_ARGUMENTS),
+        ('search', {'query': 'x', 'more': 1}, ToolFailure.BAD_ARGUMENTS),
+        ('search', '{"query": ', ToolFailure.BAD_ARGUMENTS),
+        ('search', '[]', ToolFailure.BAD_ARGUMENTS),
+        ('search', None, ToolFailure.BAD_ARGUMENTS),
+    ],
+)
+def test_a_call_that_does_not_fit_is_told_so(name, arguments, failure):
+    """The model gets a message; the function is not run."""
+    result = ToolManager([search]).call(call(name, arguments))
+    assert result.failure is failure
+    assert result.message['role'] == 'tool'
+    assert result.message['content']
+
+
+@pytest.mark.parametrize('error', [ValueError('no'), SystemExit(3), KeyboardInterrupt()])
+def test_a_function_that_raises_is_an_answer(error):
+    """Nothing it raises ends the loop."""
+
+    def fail() -> None:
+        """Fail."""
+        raise error
+
+    assert ToolManager([fail]).call(call('fail', {})).failure is ToolFailure.RAISED
+
+
+def test_a_call_ends_in_time_and_left_ones_are_bounded():
+    """A function that does not end is left behind; when too many are, calls are refused until one ends."""
+    end = threading.Event()
+
+    def hang() -> str:
+        """Wait."""
+        end.wait()
+        return 'late'
+
+    tools = ToolManager([hang], timeout=timedelta())
+    failures = [tools.call(call('hang', {})).failure for _ in range(9)]
+    assert failures == [ToolFailure.TIMEOUT] * 8 + [ToolFailure.BUSY]
+    end.set()
+    for thread in threading.enumerate():
+        if thread.name == 'tool-hang':
+            thread.join()
+    assert tools.call(call('hang', {})).failure is not ToolFailure.BUSY
+
+
+def test_a_long_answer_loses_its_middle():
+    """It is as long as allowed, and says so; the ends stay."""
+
+    def talk() -> str:
+        """Talk."""
+        return 'a' * 500 + 'z' * 500
+
+    result = ToolManager([talk], max_result_chars=100).call(call('talk', {}))
+    content = str(result.message['content'])
+    assert result.is_cut
+    assert len(content) == 100
+    assert (content[0], content[-1]) == ('a', 'z')
+
+
+@given(text=st.text(max_size=200), most=st.integers(70, 120))
+def test_cutting_never_exceeds_the_bound(text, most):
+    """And leaves short texts as they are."""
+    assert len(cut_middle(text, most)) <= most
+    if len(text) <= most:
+        assert cut_middle(text, most) == text
+
+
+@given(pieces=st.lists(st.sampled_from(['<|im_end|>', '<|im_', 'start|>', '<', '|', 'x', '<|im_start|>']), max_size=8))
+def test_no_special_token_survives_in_an_answer(pieces):
+    """However its pieces are put together; other text stays."""
+    special = {'<|im_end|>', '<|im_start|>'}
+    text = without_special(''.join(pieces), special)
+    assert not any(token in text for token in special)
+    assert text.replace(' ', '') == ''.join(pieces)
+
+
+def test_a_call_that_cannot_be_read_is_answered():
+    """A parser that refuses a text gives the model a second chance."""
+
+    def parse(text: str) -> list[Any]:
+        raise ValueError(text)
+
+    step = ToolEnv(ToolManager([search]), parse).step({'role': 'assistant', 'content': '<'}, is_last=False)
+    assert (step.is_done, len(step.messages)) == (False, 1)
+
+
+def test_the_calls_of_a_last_turn_are_not_run():
+    """Nobody would read the answers."""
+    ran: list[str] = []
+
+    def note(what: str) -> str:
+        """Note."""
+        ran.append(what)
+        return what
+
+    env = ToolEnv(ToolManager([note]), lambda text: [call('note', {'what': text})])
+    assert env.step({'role': 'assistant', 'content': 'a'}, is_last=True) == EnvStep(is_done=False)
+    env.step({'role': 'assistant', 'content': 'b'}, is_last=False)
+    assert ran == ['b']
+
+
+@pytest.mark.parametrize('options', [{'timeout': timedelta(seconds=-1)}, {'max_result_chars': 3}])
+def test_bounds_out_of_range_are_refused(options):
+    """Negative times, and room for less than the mark of what is left out."""
+    with pytest.raises(ValueError):  # noqa: PT011 (bounds are not a fact of their own)
+        ToolManager([search], **options)
