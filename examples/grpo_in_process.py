@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from twinkle.advantage import GRPOAdvantage
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
+from twinkle.reward import TextReward
 from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
 
 PROMPTS = ('Tell me a story.', 'Say something.', 'What is your name?', 'Describe the sea.')
@@ -36,6 +38,14 @@ class Step:
     """Mean of the trainer's probability of a sampled token over the sampler's; 1 is on policy."""
     largest_difference: float
     """Between the trainer's and the sampler's log-probability of a sampled token, in nats."""
+
+
+class LetterReward(TextReward):
+    """The share of letters."""
+
+    def score(self, completion: str) -> float:
+        """Return it of one completion."""
+        return sum(character.isalpha() for character in completion) / max(len(completion), 1)
 
 
 def main() -> None:
@@ -68,6 +78,7 @@ def train(model_id: str, sampler: Sampler, *, steps: int, learning_rate: float, 
     model.set_optimizer('AdamW', lr=learning_rate)
     model.set_loss('GRPOLoss', epsilon=0.2)
     manager = CheckpointEngineManager(model=model, sampler=sampler)
+    reward_fn, advantage_fn = LetterReward(), GRPOAdvantage()
     chats = [{'messages': [{'role': 'user', 'content': prompt}]} for prompt in PROMPTS]
     for number in range(steps):
         synced = manager.sync_weights(merge_and_sync=False)
@@ -75,23 +86,12 @@ def train(model_id: str, sampler: Sampler, *, steps: int, learning_rate: float, 
         params = SamplingParams(max_tokens=max_tokens, logprobs=1, seed=number)
         responses = sampler.sample(chats, params, num_samples=GENERATIONS)
         groups = [response.sequences for response in responses]
-        rewards = [[reward_of(sequence.decoded) for sequence in group] for group in groups]
         features = [sequence.new_input_feature for group in groups for sequence in group]
-        gains = [gain for group in rewards for gain in advantages(group)]
-        output = model.forward_backward(features, advantages=gains)
+        rewards = reward_fn(features)
+        advantages = advantage_fn(rewards, num_generations=GENERATIONS, scale='group').tolist()
+        output = model.forward_backward(features, advantages=advantages)
         model.clip_grad_and_step()
         yield _measure(synced.version, float(np.mean(rewards)), features, output)
-
-
-def reward_of(text: str) -> float:
-    """Return the share of letters."""
-    return sum(character.isalpha() for character in text) / max(len(text), 1)
-
-
-def advantages(rewards: list[float]) -> list[float]:
-    """Return how much better each of a group is than their mean, in standard deviations (arXiv 2402.03300)."""
-    values = np.array(rewards)
-    return ((values - values.mean()) / (values.std() + 1e-4)).tolist()
 
 
 def _measure(version: int, mean_reward: float, features: list[Any], output: Any) -> Step:

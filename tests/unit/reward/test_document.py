@@ -1,0 +1,26 @@
+"""The examples of docs/rewards.md run as they stand there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from twinkle.advantage import ADVANTAGES
+from twinkle.reward import REWARDS
+
+DOCUMENT = (Path(__file__).parents[3] / 'docs' / 'rewards.md').read_text(encoding='utf-8')
+EXAMPLES = re.findall(r'^```python\n(.*?)^```$', DOCUMENT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize('example', EXAMPLES, ids=range(len(EXAMPLES)))
+def test_example_runs(example: str) -> None:
+    """Each by itself; what it asserts holds."""
+    exec(compile(example, 'docs/rewards.md', 'exec'), {})
+
+
+def test_the_document_names_every_component() -> None:
+    """Nothing that is registered is left out."""
+    shortened = {'OlympiadBenchFormatReward', 'OlympiadBenchQualityReward'}
+    names = {*REWARDS.names, *ADVANTAGES.names} - shortened
+    assert sorted(name for name in names if name not in DOCUMENT) == []
+    assert len(EXAMPLES) == 5
