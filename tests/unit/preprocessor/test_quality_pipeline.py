@@ -145,6 +145,13 @@ def test_stages_may_be_one_s_own() -> None:
     ]
 
 
+def test_stages_that_stumble_leave_the_row_out() -> None:
+    """What a function of one's own does not expect is accounted for like everything else."""
+    quality = QualityPreprocessor([lambda row: row['messages'][0]['content'] > ''])
+    _, dropped = quality.split([{}, {'messages': []}, {'messages': [7]}, {'messages': [{'content': None}]}])
+    assert [row.drop.reason for row in dropped] == ['failed'] * 4
+
+
 def test_datasets_take_one_s_own_filters_and_the_pipeline() -> None:
     """By object, class or name; an object begins anew with each dataset."""
     every = Every()

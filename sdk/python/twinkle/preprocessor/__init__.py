@@ -1,7 +1,7 @@
 """From raw rows to chats: what `Dataset.map` and `Dataset.filter` take. Loads no torch."""
 
 from twinkle.preprocessor.alpaca import AlpacaProcessor
-from twinkle.preprocessor.base import Columns, DataFilter, Filter, Preprocessor, Row, RowPreprocessor
+from twinkle.preprocessor.base import Columns, DataFilter, Filter, Preprocessor, Row, RowPreprocessor, report_of
 from twinkle.preprocessor.clevr import CLEVRProcessor
 from twinkle.preprocessor.competition_math import CompetitionMathGRPOProcessor, CompetitionMathProcessor
 from twinkle.preprocessor.countdown import CountdownProcessor
@@ -71,4 +71,5 @@ __all__ = [
     'filter_names',
     'preprocessor_names',
     'refuse_places',
+    'report_of',
 ]

@@ -93,6 +93,11 @@ Filter = DataFilter
 """The same, by the shorter of its two names."""
 
 
+def report_of(function: object) -> list[str]:
+    """Return what `end_pass` of a preprocessor or filter tells; plain functions tell nothing."""
+    return function.end_pass() if isinstance(function, Preprocessor | DataFilter) else []
+
+
 def text_of(row: Mapping[str, Any], column: str) -> str:
     """Return a column that must be text.
 

@@ -33,6 +33,10 @@ DEFAULT_PIPELINE = ('MessageNormalizer', *QUALITY_FILTERS)
 _SPEC = {'name', 'init_args'}
 _NOT_KEPT = 'not_kept'
 """Reason of rows that a filter without reasons of its own leaves out."""
+_FAILED = 'failed'
+"""Reason of rows over which a stage stumbled."""
+_ROW_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
+"""Errors that a row can cause; others are of the program and are raised."""
 
 
 class QualityPreprocessor(Preprocessor):
@@ -115,6 +119,10 @@ class QualityPreprocessor(Preprocessor):
                 outcome = _run(stage, row, self._seen)
             except InvalidRow as error:
                 outcome = Drop(UNREADABLE, f'{error.column} {error.problem}'.strip())
+            except _ROW_ERRORS as error:
+                # A stage of the caller's own met a row it did not expect. Raising here would leave the rows before it
+                # remembered as seen, though nobody got them.
+                outcome = Drop(_FAILED, f'{type(error).__name__}: {error}')
             if isinstance(outcome, Drop):
                 return DroppedRow(row_index=self._seen, stage=_name_of(stage), drop=outcome, row=row)
             row = outcome
