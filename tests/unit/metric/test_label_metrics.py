@@ -10,7 +10,7 @@ import pytest
 from twinkle.component import InvalidComponentOptions
 from twinkle.metric import METRICS, CompletionRewardMetric, ForwardFacts, LabelFacts, StepFacts
 
-STREAMS = ('old_logps', 'advantages', 'ref_logps', 'returns', 'old_values', 'rewards')
+STREAMS = ('old_logps', 'advantages', 'ref_logps', 'returns', 'old_values', 'rewards', 'sampler_logps')
 
 
 def batch(seed, *, lengths=(3, 1, 4, 2), streams=STREAMS, scale=1.0):
@@ -76,6 +76,7 @@ def test_policy_metrics_are_means_over_labels():
     found, labels = report('GRPOMetric', *FACTS), list(rows(*FACTS))
     mean = statistics.fmean
     diffs = [row['new'] - row['old_logps'] for row in labels]
+    of_sampler = [row['new'] - row['sampler_logps'] for row in labels]
     expected = {
         'train/mean_new_logp': mean(row['new'] for row in labels),
         'train/policy_confidence': math.exp(mean(row['new'] for row in labels)),
@@ -85,6 +86,9 @@ def test_policy_metrics_are_means_over_labels():
         'train/approx_kl': mean(map(k3, diffs)),
         'train/token_kl_max': max(map(k3, diffs)),
         'train/token_ratio_max': math.exp(max(diffs)),
+        'train/token_ratio_mean': mean(map(math.exp, diffs)),
+        'train/sampler_kl': mean(map(k3, of_sampler)),
+        'train/sampler_ratio_max': math.exp(max(of_sampler)),
         'train/ref_kl': mean(k3(row['ref_logps'] - row['new']) for row in labels),
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected)

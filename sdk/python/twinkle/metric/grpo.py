@@ -23,10 +23,11 @@ class GRPOMetric(CountingMetric):
     `train/mean_new_logp` and `train/policy_confidence`, its exponential. Where the pass gave entropies,
     `train/entropy`. Where the features carry `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`,
     `train/approx_kl` (the estimator k3 of the divergence of old from new: Schulman 2020, "Approximating KL
-    Divergence"), `train/token_kl_max` and `train/token_ratio_max`; with `advantages` too, `train/clip_ratio` with
-    its parts `_low` and `_high`: the share of tokens whose ratio lies outside `[1 - epsilon, 1 + epsilon_high]` on
-    the side that the advantage pushes to, where PPO's gradient is zero (arXiv:1707.06347, eq. 7). Where they carry
-    `ref_logps`, `train/ref_kl`, k3 of the new policy from the reference.
+    Divergence"), `train/token_kl_max`, `train/token_ratio_mean` and `train/token_ratio_max`; with `advantages` too,
+    `train/clip_ratio` with its parts `_low` and `_high`: the share of tokens whose ratio lies outside `[1 - epsilon,
+    1 + epsilon_high]` on the side that the advantage pushes to, where PPO's gradient is zero (arXiv:1707.06347, eq.
+    7). Where they carry `ref_logps`, `train/ref_kl`, k3 of the new policy from the reference; where `sampler_logps`,
+    the same of the new policy and the engine that sampled, `train/sampler_kl`, and `train/sampler_ratio_max`.
 
     Args:
         epsilon: lower clip range, positive.
@@ -44,13 +45,16 @@ class GRPOMetric(CountingMetric):
         'train/logp_diff_mean': 'nats',
         'train/approx_kl': 'nats',
         'train/token_kl_max': 'nats',
+        'train/token_ratio_mean': 'factor',
         'train/token_ratio_max': 'factor',
         'train/ref_kl': 'nats',
+        'train/sampler_kl': 'nats',
+        'train/sampler_ratio_max': 'factor',
         'train/clip_ratio': 'ratio',
         'train/clip_ratio_low': 'ratio',
         'train/clip_ratio_high': 'ratio',
     }
-    optional_streams: ClassVar = ('old_logps', 'advantages', 'ref_logps')
+    optional_streams: ClassVar = ('old_logps', 'advantages', 'ref_logps', 'sampler_logps')
 
     def __init__(self, epsilon: float = 0.2, epsilon_high: float | None = None) -> None:
         self.epsilon = checked_range('epsilon', epsilon)
@@ -71,6 +75,8 @@ class GRPOMetric(CountingMetric):
         if 'ref_logps' in labels.streams:
             self.add('ref_kl', float(_k3(labels.streams['ref_logps'] - new_R).sum()))
             self.add('ref_labels', len(new_R))
+        if 'sampler_logps' in labels.streams:
+            self._add_sampler(new_R - labels.streams['sampler_logps'])
         if 'old_logps' in labels.streams:
             self._add_ratios(labels, new_R - labels.streams['old_logps'])
 
@@ -81,6 +87,10 @@ class GRPOMetric(CountingMetric):
             values['train/policy_confidence'] = math.exp(values['train/mean_new_logp'])
         values |= self.means({'train/entropy': 'entropy'}, by='entropy_labels')
         values |= self.means({'train/ref_kl': 'ref_kl'}, by='ref_labels')
+        values |= self.means({'train/sampler_kl': 'sampler_kl'}, by='sampler_labels')
+        if self.total('sampler_labels'):
+            values['train/sampler_ratio_max'] = self.total('sampler_ratio_max')
+        values |= self.means({'train/token_ratio_mean': 'ratio'}, by='ratio_labels')
         of_old = {'train/mean_old_logp': 'old', 'train/logp_diff_mean': 'diff', 'train/approx_kl': 'kl'}
         values |= self.means(of_old, by='old_labels')
         if self.total('old_labels'):
@@ -102,12 +112,19 @@ class GRPOMetric(CountingMetric):
             (ratios_R > 1.0 + self.epsilon_high) & (advantages_R > 0),
         )
 
+    def _add_sampler(self, log_ratios_R: Doubles) -> None:
+        self.add('sampler_labels', len(log_ratios_R))
+        self.add('sampler_kl', float(_k3(log_ratios_R).sum()))
+        self.raise_to('sampler_ratio_max', float(_exp(log_ratios_R).max()))
+
     def _add_ratios(self, labels: LabelFacts, log_ratios_R: Doubles) -> None:
         kl_R = _k3(log_ratios_R)
         self.add('old_labels', len(kl_R))
         self.add('old', float(labels.streams['old_logps'].astype(np.float64).sum()))
         self.add('diff', float(log_ratios_R.sum()))
         self.add('kl', float(kl_R.sum()))
+        self.add('ratio', float(_exp(log_ratios_R).sum()))
+        self.add('ratio_labels', len(kl_R))
         self.raise_to('kl_max', float(kl_R.max()))
         self.raise_to('ratio_max', float(_exp(log_ratios_R).max()))
         if 'advantages' in labels.streams:
