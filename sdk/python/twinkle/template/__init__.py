@@ -1,22 +1,36 @@
 """Chats to tokens and back, as the model's own tokenizer and chat template say. Loads no torch."""
 
 from twinkle.template.base import EncodedChat, Template, TemplateOptions, TruncationStrategy
-from twinkle.template.errors import ExampleTooLong, InvalidTrajectory, TemplateError, UnknownTemplate
+from twinkle.template.errors import (
+    ExampleTooLong,
+    InvalidFeature,
+    InvalidTrajectory,
+    TemplateError,
+    UnknownTemplate,
+    UnknownToolCallParser,
+)
 from twinkle.template.qwen import Qwen3_5Template
 from twinkle.template.registry import build_template, template_names
 from twinkle.template.tokenizer import ChatTokenizer
+from twinkle.template.tool_calls import TOOL_CALL_PARSERS, FoundCall, ToolCallParser, ToolCallRegistry
 
 __all__ = [
+    'TOOL_CALL_PARSERS',
     'ChatTokenizer',
     'EncodedChat',
     'ExampleTooLong',
+    'FoundCall',
+    'InvalidFeature',
     'InvalidTrajectory',
     'Qwen3_5Template',
     'Template',
     'TemplateError',
     'TemplateOptions',
+    'ToolCallParser',
+    'ToolCallRegistry',
     'TruncationStrategy',
     'UnknownTemplate',
+    'UnknownToolCallParser',
     'build_template',
     'template_names',
 ]

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
-from twinkle.data_format import IGNORE_INDEX, InputFeature, Trajectory
+from twinkle.data_format import IGNORE_INDEX, InputFeature, Tool, ToolCall, Trajectory
 from twinkle.hub import resolve_tokenizer
 from twinkle.template.chat_template import ChatTemplate, RenderedChat, read_chat_template
+from twinkle.template.continuation import continued, token_fields
 from twinkle.template.errors import ExampleTooLong, TemplateError
 from twinkle.template.labels import IntVector, Span, assistant_spans, label_tokens, shift_labels
-from twinkle.template.messages import check_trajectory, tools_of, with_system, with_thinking
+from twinkle.template.messages import check_tools, check_trajectory, with_system
+from twinkle.template.thinking import THINK_OPEN, thought, with_thinking
 from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
+from twinkle.template.tool_calls import TOOL_CALL_PARSERS, FoundCall, ToolCallParser, calls_of, text_without
 
 TruncationStrategy = Literal['raise', 'left', 'right', 'split', 'delete']
 """What happens to an example longer than `max_length`: refuse it, drop tokens at its beginning or
@@ -32,6 +36,9 @@ class TemplateOptions(TypedDict, total=False):
     """System message of chats that have none. Unset: whatever the chat template does."""
     enable_thinking: bool
     """Whether the model may think before it answers. Unset: True."""
+    tool_call_parser: str | ToolCallParser
+    """How the model writes calls of tools: a name that `TOOL_CALL_PARSERS` knows, or a parser. Unset: 'hermes' where
+    the chat template shows `<tool_call>`, else 'json'."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Template:
         Raises:
             HubError: the model cannot be had.
             TemplateError: it has no fast tokenizer, or no chat template and one is wanted.
+            UnknownToolCallParser: no parser is registered under that name.
             ValueError: an option is out of range.
             TypeError: an option is unknown.
         """
@@ -86,11 +94,25 @@ class Template:
                     f'{model_id} has no chat template; give use_chat_template=False to join plain texts'
                 )
             self._chat_template = ChatTemplate(source, special_tokens=self.tokenizer.special_tokens)
+        shown = 'hermes' if self._mentions('<tool_call>') else 'json'
+        parser = options.get('tool_call_parser', shown)
+        self.tool_call_parser = TOOL_CALL_PARSERS.parser(parser) if isinstance(parser, str) else parser
+        """Finds calls of tools in what the model says."""
 
     @property
     def is_mm(self) -> bool:
         """Whether images, videos or audio are understood."""
         return False
+
+    @cached_property
+    def opens_thought(self) -> bool:
+        """Whether the generation prompt opens the thought, so that what is sampled begins within it."""
+        asked = cast('Trajectory', {'messages': [{'role': 'user', 'content': '.'}]})
+        try:
+            text = self._render(asked, add_generation_prompt=True).text
+        except TemplateError:
+            return False
+        return text.rstrip().endswith(THINK_OPEN)
 
     def format_trajectory(self, trajectory: Mapping[str, Any]) -> Trajectory:
         """Return a checked copy: default system added, thinking where the chat template looks for it.
@@ -99,10 +121,12 @@ class Template:
             InvalidTrajectory: names the field, such as `messages[1].role`.
         """
         messages = with_system(check_trajectory(trajectory), self.default_system)
-        is_kept_apart = self._chat_template is not None and self._chat_template.mentions('reasoning_content')
+        tools = check_tools(trajectory.get('tools'))
+        is_kept_apart, is_opened = self._mentions('reasoning_content'), self.opens_thought
         formatted: dict[str, Any] = dict(trajectory)
-        formatted['messages'] = [with_thinking(message, is_kept_apart=is_kept_apart) for message in messages]
-        tools = tools_of(trajectory)
+        formatted['messages'] = [
+            with_thinking(message, is_kept_apart=is_kept_apart, is_opened=is_opened) for message in messages
+        ]
         if tools:
             formatted['tools'] = tools
         return cast('Trajectory', formatted)
@@ -176,6 +200,8 @@ class Template:
             return f'it has more than max_length {self.max_length} tokens and is left out'
         if all((np.asarray(feature['labels']) == IGNORE_INDEX).all() for feature in features if 'labels' in feature):
             return 'nothing in it is trained on: no assistant message, or it was truncated away'
+        if any(message.get('tool_calls') for message in trajectory['messages']) and not self._mentions('tool_calls'):
+            return 'its tool calls are not trained on: the chat template does not write them'
         return None
 
     def batch_check(self, trajectories: Sequence[Mapping[str, Any]]) -> list[str | None]:
@@ -191,25 +217,39 @@ class Template:
         return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in token_ids]
 
     def concat_input_feature(self, prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputFeature:
-        """Return the prompt with a completion behind it, labelled on the completion.
+        """Return the prompt with a completion behind it, labelled on the completion; no token is changed.
 
-        Labels and `completion_mask` that the prompt already has (an earlier turn's) are kept.
+        What the prompt already has of an earlier turn is kept: labels, `completion_mask` (where it has labels alone,
+        they say which tokens were produced), and the numbers beside the labels, such as `old_logps`. These go on
+        with 0.0, `loss_weights` with 1.0, for the caller to set.
+
+        Raises:
+            InvalidFeature: names the field that holds no token ids, or is not as long as the prompt.
         """
-        prompt = np.asarray(prompt_feature.get('input_ids', ()), dtype=np.int32)
-        new = np.asarray(new_tokens, dtype=np.int32)
-        labels = np.full(len(prompt) + len(new), IGNORE_INDEX, dtype=np.int32)
-        labels[: len(prompt)] = prompt_feature.get('labels', IGNORE_INDEX)
-        # Shifted: the prompt's last token predicts the first new one.
-        first = max(len(prompt) - 1, 0)
-        labels[first : first + len(new)] = new if len(prompt) else shift_labels(new)
-        mask = np.zeros(len(labels), dtype=np.int32)
-        mask[: len(prompt)] = prompt_feature.get('completion_mask', 0)
-        mask[len(prompt) :] = 1
-        ids = np.concatenate([prompt, new])
-        joined = InputFeature(**prompt_feature)
-        joined.update(_token_fields(ids))
-        joined.update({'labels': labels, 'completion_mask': mask})
-        return joined
+        return continued(prompt_feature, new_tokens)
+
+    def parse_tool_call(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
+        """Return the calls of tools in a sampled turn, in order, as messages hold them; their ids count from 0.
+
+        Any text is taken. What is half a call or malformed is none, and neither is one within the model's thought.
+
+        Args:
+            tools: those the model was offered; Qwen3.5's calls do not say of what type an argument is.
+        """
+        return calls_of(self._calls(text, tools))
+
+    def clean_tool_call(self, text: str) -> str:
+        """Return a sampled turn without the calls that `parse_tool_call` finds; without any, as it is."""
+        return text_without(text, self._calls(text, ()))
+
+    def _calls(self, text: str, tools: Sequence[Tool]) -> list[FoundCall]:
+        thinking = thought(text, is_opened=self.opens_thought)
+        begin = thinking[1] if thinking else 0
+        # Blanks in place of the thought keep every position.
+        return list(self.tool_call_parser.find(' ' * begin + text[begin:], tools))
+
+    def _mentions(self, name: str) -> bool:
+        return self._chat_template is not None and self._chat_template.mentions(name)
 
     def _refuse_far_too_long(self, text: str) -> None:
         """Refuse, under 'raise', what need not be tokenised to know that it does not fit."""
@@ -265,21 +305,12 @@ class Template:
 
     def _feature(self, ids: IntVector, labels: IntVector, chat: Trajectory, *, is_prompt: bool) -> InputFeature:
         feature = InputFeature(messages=[dict(message) for message in chat.get('messages', [])])
-        feature.update(_token_fields(ids))
+        feature.update(token_fields(ids))
         if not is_prompt:
             feature['labels'] = labels
         if chat.get('user_data'):
             feature['user_data'] = chat.get('user_data', [])
         return feature
-
-
-def _token_fields(ids: IntVector) -> InputFeature:
-    return InputFeature(
-        input_ids=ids,
-        attention_mask=np.ones(len(ids), dtype=np.int32),
-        position_ids=np.arange(len(ids), dtype=np.int32),
-        length=len(ids),
-    )
 
 
 def _joined(chat: Trajectory) -> RenderedChat:

@@ -6,6 +6,7 @@ the functions that Hugging Face promises to templates.
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,8 +23,10 @@ from twinkle.template.errors import TemplateError
 
 Chat = Sequence[Mapping[str, Any]]
 
-# Private-use characters that stand around what a template marks as generated; taken out again below.
-_OPEN, _CLOSE = '\U000f5a00', '\U000f5a01'
+# Stand around what a template marks as generated, and are taken out again below. Drawn anew by every process: a chat
+# that could hold them could have its user's text trained on.
+_NONCE = secrets.token_hex(16)
+_OPEN, _CLOSE = f'\U000f5a00{_NONCE}\U000f5a01', f'\U000f5a01{_NONCE}\U000f5a00'
 _GENERATION = re.compile(r'\{%-?\s*generation\s*-?%\}')
 
 
@@ -73,6 +76,8 @@ class ChatTemplate:
             marked = self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **values)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
             raise TemplateError(f'the chat template refused the chat: {error}') from error
+        except RecursionError:
+            raise TemplateError('the chat template refused the chat: it is nested too deeply') from None
         return _without_marks(marked)
 
 
@@ -137,7 +142,7 @@ def _without_marks(marked: str) -> RenderedChat:
     pieces: list[str] = []
     spans: list[tuple[int, int]] = []
     length = begin = 0
-    for piece in re.split(f'([{_OPEN}{_CLOSE}])', marked):
+    for piece in re.split(f'({_OPEN}|{_CLOSE})', marked):
         if piece == _OPEN:
             begin = length
         elif piece == _CLOSE:

@@ -9,6 +9,24 @@ class UnknownTemplate(TemplateError):
     """No template is registered under this name."""
 
 
+class UnknownToolCallParser(TemplateError):
+    """No parser of tool calls is registered under this name."""
+
+
+class InvalidFeature(TemplateError):
+    """A feature that tokens cannot be put behind."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f'{field} {problem}')
+        self.field = field
+        """The offending argument or field, such as `prompt_feature.labels`."""
+        self.problem = problem
+        """What is wrong with it and what would be right."""
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.field, self.problem)
+
+
 class InvalidTrajectory(TemplateError):
     """A chat that says nothing a model could read."""
 

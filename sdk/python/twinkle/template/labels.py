@@ -19,8 +19,8 @@ Span = tuple[int, int]
 
 IntVector = npt.NDArray[np.int32]
 
-# Private-use characters: no chat holds them, so its rendering differs from the first of them on.
-_PROBE = '\U000f5a02\U000f5a03'
+# Characters of no meaning, of which one that a chat does not hold marks a place in it.
+_PRIVATE_USE = range(0xF5A02, 0x10FFFE)
 
 
 def assistant_spans(
@@ -35,19 +35,29 @@ def assistant_spans(
         special_texts: special tokens; the one right behind a turn ends it.
     """
     spans: list[Span] = []
+    probe = _probe(full)
     for index, message in enumerate(messages):
         if message['role'] != 'assistant':
             continue
-        span = _turn_span(messages, index, full, render)
+        span = _turn_span(messages, index, full, render=render, probe=probe)
         if span is not None:
             spans.append((span[0], _with_turn_end(full, span[1], special_texts)))
     return spans
 
 
-def _turn_span(messages: Chat, index: int, full: str, render: Callable[..., str]) -> Span | None:
-    probe = {'role': 'assistant', 'content': _PROBE}
-    changed = render([*messages[:index], probe, *messages[index + 1 :]], add_generation_prompt=False)
-    if _PROBE not in changed:
+def _probe(full: str) -> str:
+    """Return a text that differs from whatever is said at its first and at its last character."""
+    used = set(full)
+    free = next((chr(code) for code in _PRIVATE_USE if chr(code) not in used), None)
+    if free is None:
+        raise TemplateError('the chat holds every private-use character; leave some out')
+    return free
+
+
+def _turn_span(messages: Chat, index: int, full: str, *, render: Callable[..., str], probe: str) -> Span | None:
+    turn = {'role': 'assistant', 'content': probe}
+    changed = render([*messages[:index], turn, *messages[index + 1 :]], add_generation_prompt=False)
+    if probe not in changed:
         return None
     begin = _common_prefix_length(full, changed)
     end = len(full) - _common_prefix_length(full[::-1], changed[::-1])

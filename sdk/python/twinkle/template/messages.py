@@ -4,26 +4,26 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from twinkle.data_format import Trajectory
 from twinkle.template.errors import InvalidTrajectory
 
 ROLES = ('system', 'user', 'assistant', 'tool')
 """Who may speak."""
 
-_THINK_OPEN, _THINK_CLOSE = '<think>', '</think>'
 
-
-def check_trajectory(trajectory: Mapping[str, Any]) -> list[dict[str, Any]]:
+def check_trajectory(trajectory: Any) -> list[dict[str, Any]]:
     """Return the chat's messages as dicts of their own, having checked every field.
 
     Raises:
         InvalidTrajectory: names the field, such as `messages[1].role`.
     """
-    messages: Any = trajectory.get('messages')
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+    if not isinstance(trajectory, Mapping):
+        raise InvalidTrajectory('', f'the chat must be an object with messages, got {type(trajectory).__name__}')
+    given = cast('Mapping[str, Any]', trajectory)
+    messages: Any = given.get('messages')
+    if not _is_list(messages) or not messages:
         raise InvalidTrajectory('messages', 'must be a list of at least one message')
     for name in ('images', 'videos', 'audios'):
-        if trajectory.get(name):
+        if given.get(name):
             raise InvalidTrajectory(name, 'are not supported yet; leave them out')
     return [_check_message(message, index) for index, message in enumerate(cast('Sequence[Any]', messages))]
 
@@ -40,15 +40,18 @@ def _check_message(message: Any, index: int) -> dict[str, Any]:
         raise InvalidTrajectory(f'{path}.role', f'must be one of {", ".join(ROLES)}, got {role!r}')
     if role == 'system' and index > 0:
         raise InvalidTrajectory(f'{path}.role', "may be 'system' only in the first message")
-    calls = checked.pop('tool_calls', None)
+    calls = _check_calls(checked.pop('tool_calls', None), role, f'{path}.tool_calls')
     if calls:
-        checked['tool_calls'] = [_check_call(call, f'{path}.tool_calls[{i}]') for i, call in enumerate(calls)]
+        checked['tool_calls'] = calls
     if 'content' not in checked and not calls:
         raise InvalidTrajectory(f'{path}.content', 'is missing; only a message with tool_calls may have none')
     checked['content'] = _text(checked.get('content', ''), f'{path}.content')
-    reasoning = checked.get('reasoning_content', '')
-    if not isinstance(reasoning, str):
-        raise InvalidTrajectory(f'{path}.reasoning_content', f'must be text, got {type(reasoning).__name__}')
+    for name in ('reasoning_content', 'tool_call_id'):
+        if not isinstance(checked.get(name, ''), str):
+            raise InvalidTrajectory(f'{path}.{name}', f'must be text, got {type(checked[name]).__name__}')
+    for name, value in checked.items():
+        if isinstance(value, str):
+            _refuse_half_characters(value, f'{path}.{name}')
     return checked
 
 
@@ -70,18 +73,30 @@ def _text(content: Any, path: str) -> str:
     return ''.join(pieces)
 
 
+def _check_calls(calls: Any, role: str, path: str) -> list[dict[str, Any]]:
+    if calls is None:
+        return []
+    if not _is_list(calls):
+        raise InvalidTrajectory(path, f'must be a list of calls, got {type(calls).__name__}')
+    if calls and role != 'assistant':
+        raise InvalidTrajectory(path, f'may be given by the assistant only, not by {role!r}')
+    return [_check_call(call, f'{path}[{index}]') for index, call in enumerate(cast('Sequence[Any]', calls))]
+
+
 def _check_call(call: Any, path: str) -> dict[str, Any]:
-    function: Any = cast('Mapping[str, Any]', call).get('function') if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not cast('Mapping[str, Any]', function).get('name'):
-        raise InvalidTrajectory(f'{path}.function.name', 'is missing')
-    function = cast('Mapping[str, Any]', function)
-    arguments: Any = function.get('arguments', {})
+    fields = _object(call, path)
+    function = _object(fields.get('function', {}), f'{path}.function')
+    _check_name(function, f'{path}.function.name')
+    path = f'{path}.function.arguments'
+    arguments: Any = function.get('arguments')
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or '{}')
-        except json.JSONDecodeError as error:
-            raise InvalidTrajectory(f'{path}.function.arguments', f'is not JSON: {error}') from error
-    return {**cast('Mapping[str, Any]', call), 'type': 'function', 'function': {**function, 'arguments': arguments}}
+        except (ValueError, RecursionError) as error:
+            raise InvalidTrajectory(path, f'is not JSON: {error}') from error
+    arguments = _object({} if arguments is None else arguments, path)
+    _refuse_unwritable(arguments, path)
+    return {**fields, 'type': 'function', 'function': {**function, 'arguments': arguments}}
 
 
 def with_system(messages: list[dict[str, Any]], default_system: str | None) -> list[dict[str, Any]]:
@@ -91,34 +106,56 @@ def with_system(messages: list[dict[str, Any]], default_system: str | None) -> l
     return [{'role': 'system', 'content': default_system}, *messages]
 
 
-def with_thinking(message: dict[str, Any], *, is_kept_apart: bool) -> dict[str, Any]:
-    """Return an assistant's message with its thinking where the chat template looks for it.
-
-    Args:
-        is_kept_apart: True: in `reasoning_content`; False: within `<think>` at the content's beginning.
-    """
-    if message['role'] != 'assistant':
-        return message
-    content: str = message['content']
-    reasoning: str = message.get('reasoning_content', '')
-    others = {name: value for name, value in message.items() if name != 'reasoning_content'}
-    if is_kept_apart and not reasoning and content.lstrip().startswith(_THINK_OPEN) and _THINK_CLOSE in content:
-        thought, _, said = content.partition(_THINK_CLOSE)
-        reasoning = thought.partition(_THINK_OPEN)[2].strip('\n')
-        return {**others, 'content': said.lstrip('\n'), 'reasoning_content': reasoning}
-    if not is_kept_apart and reasoning:
-        return {**others, 'content': f'{_THINK_OPEN}\n{reasoning}\n{_THINK_CLOSE}\n\n{content}'}
-    return message
-
-
-def tools_of(trajectory: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the trajectory's tools as chat templates expect them, None where there are none.
+def check_tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Return a trajectory's tools as chat templates expect them, None where there are none.
 
     Raises:
-        InvalidTrajectory: a tool has no name.
+        InvalidTrajectory: names the field, such as `tools[0].function.name`.
     """
-    tools = cast('Trajectory', trajectory).get('tools') or []
-    for index, tool in enumerate(tools):
-        if not tool.get('function', {}).get('name'):
-            raise InvalidTrajectory(f'tools[{index}].function.name', 'is missing')
-    return [dict(tool) for tool in tools] or None
+    if tools is None:
+        return None
+    if not _is_list(tools):
+        raise InvalidTrajectory('tools', f'must be a list of tools, got {type(tools).__name__}')
+    checked: list[dict[str, Any]] = []
+    for index, tool in enumerate(cast('Sequence[Any]', tools)):
+        path = f'tools[{index}]'
+        fields = _object(tool, path)
+        _check_name(_object(fields.get('function', {}), f'{path}.function'), f'{path}.function.name')
+        _refuse_unwritable(fields, path)
+        checked.append(fields)
+    return checked or None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidTrajectory(path, f'must be an object, got {type(value).__name__}')
+    return dict(cast('Mapping[str, Any]', value))
+
+
+def _check_name(function: Mapping[str, Any], path: str) -> None:
+    name = function.get('name')
+    if name is None or name == '':
+        raise InvalidTrajectory(path, 'is missing')
+    if not isinstance(name, str):
+        raise InvalidTrajectory(path, f'must be text, got {type(name).__name__}')
+    _refuse_half_characters(name, path)
+
+
+def _refuse_half_characters(text: str, path: str) -> None:
+    """Refuse what no tokenizer reads: JSON can write one half of a surrogate pair, UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidTrajectory(path, f'has half a surrogate pair at character {error.start}; mend the text') from None
+
+
+def _refuse_unwritable(value: Any, path: str) -> None:
+    """Refuse what chat templates cannot write into the prompt."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidTrajectory(path, f'cannot be written as JSON: {error}') from error

@@ -1,12 +1,19 @@
 """Qwen models."""
 
-from twinkle.template.base import Template
+from typing import Unpack
+
+from twinkle.template.base import Template, TemplateOptions
 
 
 class Qwen3_5Template(Template):  # noqa: N801 - the name users type
-    """Template of Qwen3 and Qwen3.5 chats.
+    """Template of Qwen3 and Qwen3.5 chats; text only for now.
 
-    Their chat template knows tools and thinking, and drops the thinking of earlier turns; text
-    only for now. Everything it needs is in the model's own chat template, so it differs from
-    `Template` in name alone.
+    The model's own chat template says how tools, thinking and turns are written, so this one adds little to
+    `Template`: calls of tools are looked for in Qwen's style, whatever the chat template shows. Qwen3.5's generation
+    prompt opens the thought, so a sampled turn has a closing tag alone; fed back as a message it is taken apart all
+    the same. The thinking of turns before the last question is not shown, and so not trained on.
     """
+
+    def __init__(self, model_id: str, **options: Unpack[TemplateOptions]) -> None:
+        options.setdefault('tool_call_parser', 'hermes')
+        super().__init__(model_id, **options)

@@ -1,0 +1,122 @@
+"""Calls within `<tool_call>`: a JSON object, as Hermes and Qwen write it, or Qwen3.5's tags for each argument."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from twinkle.data_format import Tool
+from twinkle.template.tool_calls.json_value import read_json, value_end
+from twinkle.template.tool_calls.parser import FoundCall, name_and_arguments
+
+_OPEN, _CLOSE = '<tool_call>', '</tool_call>'
+_START = re.compile(r'<tool_call>\s*+(?=\{|<function=)')
+_FINISH = re.compile(r'\s*+</tool_call>')
+_FUNCTION = re.compile(r'<function=([^<>\n]++)>')
+_PARAMETER = re.compile(r'\s*+<parameter=([^<>\n]++)>')
+_FUNCTION_END, _PARAMETER_END = '</function>', '</parameter>'
+
+
+class HermesQwenParser:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and the same with `<function=...>` inside.
+
+    A JSON string may hold the tags themselves. Qwen3.5's form cannot, having no way to write them; its values are
+    text unless the tool declares another type.
+    """
+
+    name = 'hermes'
+
+    def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
+        """Return the whole calls of `text`.
+
+        Linear, as any place is read at most twice. A JSON body: of two readings that begin at different tags, one is
+        within a string wherever the other is not, and outside strings the next tag ends a reading. A body of tags:
+        only the first and the last opening before an end are tried.
+        """
+        position, closing, tried = 0, -1, -1
+        while start := _START.search(text, position):
+            position = begin = start.end()
+            if closing < begin:
+                closing = text.find(_CLOSE, begin)
+            if closing < 0:
+                return
+            if text[begin] == '{':
+                call = _json_call(text, start)
+            elif tried != closing or text.find(_OPEN, begin, closing) < 0:
+                tried = closing
+                call = _tagged_call(text, start, closing, tools)
+            else:
+                continue
+            if call is not None:
+                position = call.end
+                yield call
+
+
+def _json_call(text: str, start: re.Match[str]) -> FoundCall | None:
+    end, is_closed = value_end(text, start.end())
+    finish = _FINISH.match(text, end) if is_closed else None
+    if finish is None:
+        return None
+    try:
+        called = name_and_arguments(read_json(text[start.end() : end]))
+    except ValueError:
+        return None
+    return FoundCall(start.start(), finish.end(), *called) if called else None
+
+
+def _tagged_call(text: str, start: re.Match[str], closing: int, tools: Sequence[Tool]) -> FoundCall | None:
+    body = text[start.end() : closing].rstrip()
+    head = _FUNCTION.match(body)
+    if head is None or not body.endswith(_FUNCTION_END):
+        return None
+    texts = _parameters(body[head.end() : -len(_FUNCTION_END)])
+    if texts is None:
+        return None
+    types = _declared_types(head[1], tools)
+    arguments = {name: _typed(value, types.get(name, ())) for name, value in texts.items()}
+    return FoundCall(start.start(), closing + len(_CLOSE), head[1], arguments)
+
+
+def _parameters(inner: str) -> dict[str, str] | None:
+    """Return the texts of the arguments, None where there is something else between them."""
+    texts: dict[str, str] = {}
+    position = 0
+    while head := _PARAMETER.match(inner, position):
+        end = inner.find(_PARAMETER_END, head.end())
+        if end < 0:
+            return None
+        # The format puts a value on lines of its own.
+        texts[head[1]] = inner[head.end() : end].removeprefix('\n').removesuffix('\n')
+        position = end + len(_PARAMETER_END)
+    return None if inner[position:].strip() else texts
+
+
+def _declared_types(name: str, tools: Sequence[Tool]) -> dict[str, tuple[str, ...]]:
+    """Return the JSON types of a tool's parameters, as far as it declares them."""
+    for tool in tools:
+        function = _fields(tool.get('function'))
+        if function.get('name') == name:
+            properties = _fields(_fields(function.get('parameters')).get('properties'))
+            return {key: _types(_fields(schema).get('type')) for key, schema in properties.items()}
+    return {}
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    return cast('Mapping[str, Any]', value) if isinstance(value, Mapping) else {}
+
+
+def _types(declared: Any) -> tuple[str, ...]:
+    if isinstance(declared, str):
+        return (declared,)
+    return tuple(cast('list[str]', declared)) if isinstance(declared, list) else ()
+
+
+def _typed(text: str, types: tuple[str, ...]) -> Any:
+    """Return an argument's value; what does not read as its type stays text, for the tool to refuse."""
+    if not types or 'string' in types:
+        return text
+    # Chat templates write truth values as Python does.
+    written = text.lower() if text in {'True', 'False'} else 'null' if text == 'None' else text
+    try:
+        return read_json(written)
+    except ValueError:
+        return text

@@ -1,0 +1,70 @@
+"""Calls that are bare JSON, as Llama and Mistral write them."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from twinkle.data_format import Tool
+from twinkle.template.tool_calls.json_value import read_json, value_end
+from twinkle.template.tool_calls.parser import FoundCall, name_and_arguments
+
+_BRACKET = re.compile(r'[{\[]')
+_BEFORE = re.compile(r'(?:```(?:json)?|<\|python_tag\|>|\[TOOL_CALLS\])\s{0,8}\Z')
+_AFTER = re.compile(r'\s{0,8}```')
+_WINDOW = 32
+"""Characters in front of a call in which its wrapping is looked for: the longest one and some blanks."""
+_FIELDS = {'id', 'type', 'name', 'arguments', 'parameters'}
+
+
+class JsonParser:
+    """`{"name": ..., "arguments": {...}}` (or `parameters`) anywhere, or a list of them, fenced or not.
+
+    An object with other fields is not a call: models also answer in JSON.
+    """
+
+    name = 'json'
+
+    def find(self, text: str, tools: Sequence[Tool]) -> Iterator[FoundCall]:
+        """Return the whole calls of `text`; a list counts only if all in it are calls. Reads every place once."""
+        del tools
+        position = 0
+        while bracket := _BRACKET.search(text, position):
+            begin = bracket.start()
+            position, is_closed = value_end(text, begin)
+            called = _called(text[begin:position]) if is_closed else []
+            if called:
+                first, end = _wrapped(text, begin, position)
+                position = end
+                # A list's characters belong to its first call.
+                yield FoundCall(first, end, *called[0])
+                yield from (FoundCall(end, end, *each) for each in called[1:])
+
+
+def _called(text: str) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        value = read_json(text)
+    except ValueError:
+        return []
+    items: list[Any] = cast('list[Any]', value) if isinstance(value, list) else [value]
+    calls = [_call(item) for item in items]
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def _call(item: Any) -> tuple[str, dict[str, Any]] | None:
+    if not isinstance(item, Mapping):
+        return None
+    fields = cast('Mapping[str, Any]', item)
+    if 'function' in fields and fields.keys() <= {'id', 'type', 'function'}:
+        return _call(fields['function'])
+    is_call = fields.keys() <= _FIELDS and ('arguments' in fields or 'parameters' in fields)
+    return name_and_arguments(fields) if is_call else None
+
+
+def _wrapped(text: str, begin: int, end: int) -> tuple[int, int]:
+    """Return the range with the fence or the model's mark around it."""
+    window = text[max(0, begin - _WINDOW) : begin]
+    before = _BEFORE.search(window)
+    if before is None:
+        return begin, end
+    after = _AFTER.match(text, end) if before[0].startswith('```') else None
+    return begin - len(before[0]), after.end() if after else end

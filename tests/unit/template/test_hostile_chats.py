@@ -1,0 +1,103 @@
+"""Chats that nobody should send are refused by the field that is wrong, and marks cannot be forged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.tiny_templates import tiny_template
+from twinkle.template import InvalidTrajectory, Template
+
+USER = {'role': 'user', 'content': 'x'}
+
+
+@pytest.fixture(scope='module', params=['chatml', 'marked', 'thinking', 'tagged'])
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """A template for each kind of chat template."""
+    return tiny_template(tmp_path_factory.mktemp('hostile'), request.param)
+
+
+def calling(function: Any) -> dict[str, Any]:
+    """Return a chat whose second turn makes one call."""
+    return {'messages': [USER, {'role': 'assistant', 'tool_calls': [{'function': function}]}]}
+
+
+DEEP = '{"x":' * 100_000 + '1' + '}' * 100_000
+LOOP: dict[str, Any] = {}
+LOOP['self'] = LOOP
+ARGUMENTS = 'messages[1].tool_calls[0].function.arguments'
+
+
+@pytest.mark.parametrize(
+    ('chat', 'field'),
+    [
+        (5, ''),
+        (None, ''),
+        ({'messages': b'hello'}, 'messages'),
+        ({'messages': {'role': 'user'}}, 'messages'),
+        ({'messages': [{'role': ['user'], 'content': 'x'}]}, 'messages[0].role'),
+        ({'messages': [{'role': 'user', 'content': '\ud800'}]}, 'messages[0].content'),
+        ({'messages': [{'role': 'user', 'content': [{'type': 'text', 'text': '\udfff'}]}]}, 'messages[0].content'),
+        ({'messages': [{'role': 'user', 'content': b'x'}]}, 'messages[0].content[0]'),
+        ({'messages': [{**USER, 'name': 'a\ud800'}]}, 'messages[0].name'),
+        ({'messages': [{**USER, 'reasoning_content': 7}]}, 'messages[0].reasoning_content'),
+        ({'messages': [{**USER, 'tool_call_id': 7}]}, 'messages[0].tool_call_id'),
+        ({'messages': [{**USER, 'tool_calls': [{'function': {'name': 'f'}}]}]}, 'messages[0].tool_calls'),
+        ({'messages': [{'role': 'assistant', 'tool_calls': 5}]}, 'messages[0].tool_calls'),
+        ({'messages': [{'role': 'assistant', 'tool_calls': 'f()'}]}, 'messages[0].tool_calls'),
+        ({'messages': [{'role': 'assistant', 'tool_calls': ['f']}]}, 'messages[0].tool_calls[0]'),
+        (calling('f'), 'messages[1].tool_calls[0].function'),
+        (calling({'name': 7}), 'messages[1].tool_calls[0].function.name'),
+        (calling({'name': '\ud800'}), 'messages[1].tool_calls[0].function.name'),
+        (calling({'name': 'f', 'arguments': '{"x": '}), ARGUMENTS),
+        (calling({'name': 'f', 'arguments': DEEP}), ARGUMENTS),
+        (calling({'name': 'f', 'arguments': '3'}), ARGUMENTS),
+        (calling({'name': 'f', 'arguments': '9' * 5000}), ARGUMENTS),
+        (calling({'name': 'f', 'arguments': [1]}), ARGUMENTS),
+        (calling({'name': 'f', 'arguments': {'x': {1}}}), ARGUMENTS),
+        (calling({'name': 'f', 'arguments': LOOP}), ARGUMENTS),
+        (calling({'name': 'f', 'arguments': '{"x": "\\ud800"}'}), ARGUMENTS),
+        ({'messages': [USER], 'tools': 'add'}, 'tools'),
+        ({'messages': [USER], 'tools': 5}, 'tools'),
+        ({'messages': [USER], 'tools': ['add']}, 'tools[0]'),
+        ({'messages': [USER], 'tools': [{'function': 3}]}, 'tools[0].function'),
+        ({'messages': [USER], 'tools': [{'name': 'add'}]}, 'tools[0].function.name'),
+        ({'messages': [USER], 'tools': [{'function': {'name': ['f']}}]}, 'tools[0].function.name'),
+        ({'messages': [USER], 'tools': [{'function': {'name': 'f', 'parameters': LOOP}}]}, 'tools[0]'),
+        ({'messages': [USER], 'images': ['a.png']}, 'images'),
+    ],
+)
+def test_a_hostile_chat_is_refused_by_field(template: Template, chat: Any, field: str) -> None:
+    """Every template refuses it before it renders anything, and `check` says so instead of raising."""
+    with pytest.raises(InvalidTrajectory) as caught:
+        template.encode(chat)
+    assert caught.value.field == field
+    assert template.check(chat) is not None
+
+
+def test_columnar_nulls_are_as_if_not_there(template: Template) -> None:
+    """Rows of a table fill what a message does not have with nulls."""
+    nulls = {'tool_calls': None, 'tool_call_id': None, 'reasoning_content': None}
+    plain = {'messages': [USER, {'role': 'assistant', 'content': 'y'}]}
+    filled = {'messages': [{**turn, **nulls} for turn in plain['messages']], 'tools': None, 'images': None}
+    assert template.render(filled) == template.render(plain)
+    call = {'function': {'name': 'f', 'arguments': None}}
+    turn = {'role': 'assistant', 'content': None, 'tool_calls': [call]}
+    checked: Any = template.format_trajectory({'messages': [USER, turn]})['messages'][1]
+    assert checked['tool_calls'][0]['function'] == {'name': 'f', 'arguments': {}}
+
+
+def test_the_given_chat_is_not_changed(template: Template) -> None:
+    """A caller's chat stays as it is."""
+    chat = calling({'name': 'f', 'arguments': '{"x": 1}'}) | {'tools': [{'function': {'name': 'f'}}]}
+    before = json.dumps(chat)
+    template.encode(chat)
+    assert json.dumps(chat) == before
+
+
+def test_check_reports_calls_that_the_chat_template_drops(tmp_path: Path) -> None:
+    """A turn of calls alone trains on nothing where the chat template does not write them."""
+    chat = calling({'name': 'f', 'arguments': {}})
+    for name, is_fine in (('chatml', False), ('thinking', True), ('tagged', True)):
+        assert (tiny_template(tmp_path, name).check(chat) is None) == is_fine
