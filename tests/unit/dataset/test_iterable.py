@@ -1,5 +1,6 @@
 """A stream gives the rows a dataset in memory would, without holding them."""
 
+import logging
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,12 +19,14 @@ from twinkle.dataset import (
     InvalidExample,
     IterableDataset,
     IterablePackingDataset,
+    LazyDataset,
     NotReady,
     RefusedRow,
     UnreadableFile,
     write_rows,
 )
 from twinkle.preprocessor import InvalidRow
+from twinkle.preprocessor.quality import DedupFilter, QualityPreprocessor
 
 
 def chat(text: str) -> dict[str, Any]:
@@ -118,6 +121,27 @@ def test_bad_rows_come_out_refused_and_the_others_follow() -> None:
     assert refused[130].row_index == 130
     with pytest.raises(InvalidRow):
         list(dataset)
+
+
+def test_filters_that_remember_rows_begin_anew_in_each_pass(caplog: pytest.LogCaptureFixture) -> None:
+    """Duplicates are left out in every pass alike, as a filter or in a pipeline, bad rows or not, and it is told."""
+    rows = [{**chat(text), 'value': value} for text, value in [('a', '1'), ('b', '2'), ('a', 'x'), ('a', '3')]]
+    for use in (
+        lambda dataset: dataset.filter(DedupFilter()),
+        lambda dataset: dataset.map(QualityPreprocessor([DedupFilter()])),
+    ):
+        stream, memory = IterableDataset(DatasetMeta(data=rows)), Dataset(DatasetMeta(data=rows))
+        for dataset in (stream, memory):
+            use(dataset)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger='twinkle'):
+            assert list(stream) == list(stream) == list(memory) == rows[:2]
+        assert len(caplog.records) == 2
+    lazy = LazyDataset(DatasetMeta(data=rows))
+    with pytest.raises(DatasetError):
+        lazy.map(QualityPreprocessor([DedupFilter()]))
+    lazy.filter(DedupFilter())
+    assert list(lazy) == rows[:2]
 
 
 def test_encode_and_check_equal_those_in_memory(tiny_llama_dir: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 from twinkle.dataset.errors import DatasetError, NotReady
 from twinkle.dataset.files import Row, write_rows
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.passes import log_report
 from twinkle.dataset.recording import RowRecorder
 from twinkle.infra import get_logger
 from twinkle.preprocessor import (
@@ -130,6 +131,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         self._refuse_encoded('map')
         function = build_preprocessor(preprocess_func, init_args)
         self._replace(dataset_meta, lambda rows: self._mapped(rows, function))
+        log_report(function)
 
     def filter(
         self,
@@ -148,6 +150,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         self._check_hints(hints)
         function = build_filter(filter_func, init_args)
         self._replace(dataset_meta, lambda rows: self._filtered(rows, function))
+        log_report(function)
 
     def cast_column(self, column: str, decode: Decode) -> None:
         """Replace a column's values.

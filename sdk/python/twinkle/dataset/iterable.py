@@ -6,9 +6,10 @@ from typing import Any
 from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.files import Row
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.passes import begin_pass, log_report, remembers_rows
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
 from twinkle.dataset.sources import find_files, refuse_backwards, stream_rows
-from twinkle.dataset.streams import BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved
+from twinkle.dataset.streams import BATCH_ROWS, BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved
 from twinkle.infra import get_logger
 from twinkle.preprocessor import FilterFunction, MapFunction
 from twinkle.template import Template
@@ -52,19 +53,28 @@ class IterableDataset(BaseDataset[Stream]):
         return interleaved(parts) if is_interleaved else chained(parts)
 
     def _mapped(self, rows: Stream, function: MapFunction) -> Stream:
-        return changed(rows, lambda: lambda batch, begin: map_rows(batch, function, begin=begin))
+        def begun() -> BatchChange:
+            begin_pass(function)
+            return lambda batch, begin: map_rows(batch, function, begin=begin)
+
+        batch_rows = 1 if remembers_rows(function) else BATCH_ROWS
+        return changed(rows, begun, batch_rows=batch_rows, at_end=lambda: log_report(function))
 
     def _filtered(self, rows: Stream, function: FilterFunction) -> Stream:
         def kept(batch: list[Row], begin: int) -> list[Row]:
             return [row for index, row in enumerate(batch, start=begin) if is_kept(row, function, index=index)]
 
-        return changed(rows, lambda: kept)
+        def begun() -> BatchChange:
+            begin_pass(function)
+            return kept
+
+        return changed(rows, begun, batch_rows=1, at_end=lambda: log_report(function))
 
     def _cast(self, rows: Stream, column: str, decode: Callable[[Any], Any]) -> Stream:
         def cast(batch: list[Row], begin: int) -> list[Row]:
             return [cast_row(row, column, decode, index=index) for index, row in enumerate(batch, start=begin)]
 
-        return changed(rows, lambda: cast)
+        return changed(rows, lambda: cast, batch_rows=1)
 
     def _encoded(self, rows: Stream, template: Template, report: list[str], *, is_prompt: bool) -> Stream:
         return changed(rows, lambda: _encoder(template, is_prompt=is_prompt))

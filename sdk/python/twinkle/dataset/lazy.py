@@ -7,6 +7,7 @@ from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import DatasetError, InvalidExample
 from twinkle.dataset.files import Row
 from twinkle.dataset.mixing import Place, mixed_order
+from twinkle.dataset.passes import remembers_rows
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
 from twinkle.infra import get_logger
 from twinkle.preprocessor import FilterFunction, MapFunction
@@ -28,6 +29,12 @@ class LazyDataset(Dataset):
         return _Picked(parts, mixed_order([len(rows) for rows in parts], is_interleaved=is_interleaved))
 
     def _mapped(self, rows: Sequence[Row], function: MapFunction) -> Sequence[Row]:
+        if remembers_rows(function):
+            name = type(function).__name__
+            raise DatasetError(
+                f'{name} looks at all rows in turn, which a LazyDataset does not; use Dataset, or filter()'
+            )
+
         def step(row: Row, index: int) -> Row:
             mapped = map_rows([row], function, begin=index)
             if len(mapped) != 1:

@@ -13,7 +13,7 @@ from twinkle.dataset.files import Row
 ROW_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, OSError)
 """Errors that data cause; what else a function raises is a fault of the program and ends the stream."""
 
-_BATCH_ROWS = 100
+BATCH_ROWS = 100
 """Rows a preprocessor sees and a tokenizer encodes together: the most that are read ahead."""
 
 
@@ -41,9 +41,28 @@ class Stream:
         return self.opened()
 
 
-def changed(stream: Stream, change: Callable[[], BatchChange]) -> Stream:
-    """Return a stream whose rows went through `change()`, which is made anew for each pass."""
-    return Stream(lambda: _changed(iter(stream), change()))
+def changed(
+    stream: Stream,
+    change: Callable[[], BatchChange],
+    *,
+    batch_rows: int = BATCH_ROWS,
+    at_end: Callable[[], None] | None = None,
+) -> Stream:
+    """Return a stream whose rows went through a change.
+
+    Args:
+        change: makes it anew for each pass.
+        batch_rows: rows changed together. A batch that fails is changed again row by row, so what
+            remembers rows takes 1.
+        at_end: called when a pass is over.
+    """
+
+    def opened() -> Iterator[Item]:
+        yield from _changed(iter(stream), change(), batch_rows)
+        if at_end is not None:
+            at_end()
+
+    return Stream(opened)
 
 
 def chained(streams: Sequence[Stream]) -> Stream:
@@ -61,13 +80,13 @@ def repeated(stream: Stream) -> Stream:
     return Stream(lambda: _repeated(stream))
 
 
-def _changed(items: Iterator[Item], change: BatchChange) -> Iterator[Item]:
+def _changed(items: Iterator[Item], change: BatchChange, batch_rows: int) -> Iterator[Item]:
     waiting: list[Row] = []
     begin = 0
     for item in items:
         if not isinstance(item, RefusedRow):
             waiting.append(item)
-        if len(waiting) == _BATCH_ROWS or isinstance(item, RefusedRow):
+        if len(waiting) == batch_rows or isinstance(item, RefusedRow):
             yield from _done(waiting, begin, change)
             begin += len(waiting)
             waiting = []
@@ -79,6 +98,8 @@ def _changed(items: Iterator[Item], change: BatchChange) -> Iterator[Item]:
 
 def _done(rows: list[Row], begin: int, change: BatchChange) -> list[Item]:
     """Change rows together; only when something is wrong, one by one, to keep the others."""
+    if len(rows) == 1:
+        return _done_alone(rows[0], begin, change)
     try:
         return [*change(rows, begin)] if rows else []
     except ROW_ERRORS:
