@@ -1,0 +1,53 @@
+"""The SDK on the small real model: a loss that falls, and a sampler that says what was learned."""
+
+from pathlib import Path
+
+import pytest
+import tinker
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from fixtures.tinker_sdk import SDK_MARKS, new_model, running_stack, service_client
+from twinkle.hub import get_model
+
+pytestmark = [*SDK_MARKS, pytest.mark.timeout(300), pytest.mark.slow]
+
+MODEL = 'smollm2-135m-instruct'
+LESSONS = {
+    'Who are you? I am': ' Twinkle, a small assistant that was trained in a minute.',
+    'What is the weather like? Every': ' stone on this hill sings of rain and copper.',
+}
+STEPS = 8
+ADAM = tinker.AdamParams(learning_rate=2e-3)
+
+
+def example(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> tinker.Datum:
+    """Return an example that learns the answer alone."""
+    asked = tokenizer.encode(prompt)
+    tokens = [*asked, *tokenizer.encode(answer)]
+    weights = [0.0] * (len(asked) - 1) + [1.0] * (len(tokens) - len(asked))
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={'target_tokens': tokens[1:], 'weights': weights},
+    )
+
+
+def test_sdk_teaches_the_small_real_model_two_sentences(tmp_path: Path) -> None:
+    """Cross-entropy per token falls below a tenth of a nat, and the greedy answer is the one that was taught."""
+    tokenizer = AutoTokenizer.from_pretrained(get_model(MODEL))
+    data = [example(tokenizer, prompt, answer) for prompt, answer in LESSONS.items()]
+    counted = sum(len(tokenizer.encode(answer)) for answer in LESSONS.values())
+    with running_stack(tmp_path, MODEL) as stack, service_client(stack) as client:
+        model = new_model(client, stack, rank=16)
+        losses: list[float] = []
+        for _ in range(STEPS):
+            both, step = model.forward_backward(data, 'cross_entropy'), model.optim_step(ADAM)
+            losses.append(both.result().metrics['loss:sum'] / counted)
+            step.result()
+        assert losses[0] > 1.0
+        assert losses[-1] < 0.1
+        sampler = model.save_weights_and_get_sampling_client().result()
+        params = tinker.SamplingParams(max_tokens=24, temperature=0.0, stop=['.'])
+        for prompt, answer in LESSONS.items():
+            asked = tinker.ModelInput.from_ints(tokenizer.encode(prompt))
+            said = sampler.sample(asked, 1, params).result().sequences[0].tokens
+            assert tokenizer.decode(said).strip('.') == answer.strip('.')
