@@ -15,7 +15,6 @@ NAMED_OTHERWISE = {
     'load': {'name', 'output_dir'},
     'resume_from_checkpoint': {'checkpoint_dir'},
     'save': {'output_dir', 'merge_lora'},
-    'upload_to_hub': {'checkpoint_dir', 'options'},
 }
 """Arguments that mean a folder of this machine, have no place in the contract, or a verb of their own there
 (`export_merged`); this list may only shrink."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.fake_hub import running_hub
-from twinkle.hub import HubError, HubUnreachable, NotSupportedYet, UploadRefused, upload
+from twinkle.hub import HubError, HubUnreachable, NotSupportedYet, UploadRefused, upload, upload_later
 
 FILES = {
     'config.json': b'{}',
@@ -127,3 +127,15 @@ def test_what_cannot_be_uploaded_is_said_before_anything_is_sent(folder: Path, t
     for path, token in ((folder, ''), (tmp_path / 'none', TOKEN), (folder / 'deeper', TOKEN)):
         with pytest.raises(HubError):
             upload(path, 'hf://org/name', token=token, ignore=('config.json',))
+
+
+def test_an_upload_in_the_background_is_checked_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the hub need not be asked for is refused before a thread begins; its own answer comes with the result."""
+    with running_hub() as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+        with pytest.raises(HubError):
+            upload_later(folder, 'hf://org/name', token='')
+        assert upload_later(folder, 'hf://org/name', token=TOKEN).result().url == f'{hub.url}/org/name'
+        refused = upload_later(folder, 'hf://org/name', token='hf_wrong')
+        with pytest.raises(UploadRefused):
+            refused.result()

@@ -152,13 +152,12 @@ def test_which_adapter_is_meant_must_be_clear(trainer, draw_feature):
 
 
 def test_what_is_not_supported_yet_says_so(tiny_llama_dir, draw_feature):
-    """Full-parameter training, other strategies, patches and uploads are refused clearly."""
+    """Full-parameter training, other strategies and patches are refused clearly."""
     model = TransformersModel(str(tiny_llama_dir))
     for call in (
         lambda: model.forward_backward(draw_feature()),
         lambda: TransformersModel(str(tiny_llama_dir), remote_group='default'),
         lambda: model.apply_patch('SomePatch'),
-        lambda: model.upload_to_hub('folder', 'hf://org/name'),
     ):
         with pytest.raises(NotSupportedYet):
             call()

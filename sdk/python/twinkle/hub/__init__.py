@@ -16,7 +16,7 @@ from twinkle.hub.errors import (
 )
 from twinkle.hub.ids import HubId, local_path, without_alias
 from twinkle.hub.resolve import BUILT_IN_MODELS, get_model, resolve_dataset, resolve_model, resolve_tokenizer
-from twinkle.hub.upload import UPLOAD_FILES, Uploaded, upload
+from twinkle.hub.upload import UPLOAD_FILES, Uploaded, upload, upload_later
 
 __all__ = [
     'BUILT_IN_MODELS',
@@ -37,5 +37,6 @@ __all__ = [
     'resolve_model',
     'resolve_tokenizer',
     'upload',
+    'upload_later',
     'without_alias',
 ]

@@ -6,6 +6,7 @@ is spoken to with its own client; ModelScope's is not wired up yet, and asking f
 
 import importlib
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -57,6 +58,51 @@ def upload(
 
     Idempotency: the same files again leave the repository as it is.
     """
+    order = _order(folder, hub_id, token, ignore)
+    return _upload_hugging_face(order, token=token, is_private=is_private)
+
+
+def upload_later(
+    folder: str | os.PathLike[str],
+    hub_id: str,
+    *,
+    token: str,
+    is_private: bool = True,
+    ignore: tuple[str, ...] = (),
+) -> Future[Uploaded]:
+    """Begin an `upload` in a thread of its own, and return its result to come; a program that ends waits for it.
+
+    The folder must stay as it is until then. What can be told without the hub is refused at once.
+
+    Args:
+        folder: As of `upload`.
+        hub_id: As of `upload`.
+        token: As of `upload`.
+        is_private: As of `upload`.
+        ignore: As of `upload`.
+
+    Raises:
+        HubError: as `upload`, but for `HubUnreachable` and what the hub itself refuses: the result raises those.
+    """
+    order = _order(folder, hub_id, token, ignore)
+    thread = ThreadPoolExecutor(1, 'hub-upload')
+    try:
+        return thread.submit(_upload_hugging_face, order, token=token, is_private=is_private)
+    finally:
+        thread.shutdown(wait=False)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What goes where."""
+
+    folder: Path
+    target: HubId
+    names: list[str]
+    """Of the files."""
+
+
+def _order(folder: str | os.PathLike[str], hub_id: str, token: str, ignore: tuple[str, ...]) -> _Order:
     target = HubId.parse(hub_id)
     if target.source is None or '/' not in target.name:
         raise HubError(f'{hub_id!r} names no repository to upload to; write hf://org/name')
@@ -66,8 +112,7 @@ def upload(
         raise HubError(f'uploading to {hub_id} needs a token that may write there')
     if not (token.isascii() and token.isprintable()):
         raise UploadRefused(f'{hub_id}: no hub gave out this token: a token is of printable ASCII characters')
-    names = _names(Path(folder), ignore)
-    return _upload_hugging_face(Path(folder), target, names, token=token, is_private=is_private)
+    return _Order(Path(folder), target, _names(Path(folder), ignore))
 
 
 def _names(folder: Path, ignore: tuple[str, ...]) -> list[str]:
@@ -85,7 +130,8 @@ def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _upload_hugging_face(folder: Path, target: HubId, names: list[str], *, token: str, is_private: bool) -> Uploaded:
+def _upload_hugging_face(order: _Order, *, token: str, is_private: bool) -> Uploaded:
+    target, names = order.target, order.names
     try:
         client: Any = importlib.import_module('huggingface_hub')
     except ImportError as error:
@@ -93,7 +139,7 @@ def _upload_hugging_face(folder: Path, target: HubId, names: list[str], *, token
             f'uploading to {target} needs its client, which is not installed (pip install huggingface_hub)'
         ) from error
     api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None, token=token)
-    files = [client.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(folder / name)) for name in names]
+    files = [client.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(order.folder / name)) for name in names]
     try:
         repository = api.create_repo(target.name, private=is_private, exist_ok=True)
         commit = api.create_commit(target.name, files, commit_message=f'Upload {len(names)} files')

@@ -15,6 +15,7 @@ from twinkle_client.convert.labels import labels
 from twinkle_client.convert.sampling import SCHEME
 from twinkle_client.model.configuring import ConfiguringVerbs
 from twinkle_client.model.custom_loss import CustomLossVerbs
+from twinkle_client.model.exporting import ExportingVerbs
 from twinkle_client.model.handle import AdapterHandle
 from twinkle_client.model.operations import OperationLog
 from twinkle_client.model.pipeline import Pipeline
@@ -28,7 +29,7 @@ _log = logging.getLogger('twinkle_client')
 
 
 class MultiLoraTransformersModel(
-    ConfiguringVerbs, TrainingVerbs, CustomLossVerbs, SavingVerbs, PlanningVerbs, WatchingVerbs
+    ConfiguringVerbs, TrainingVerbs, CustomLossVerbs, SavingVerbs, ExportingVerbs, PlanningVerbs, WatchingVerbs
 ):
     """A shared base model, and this program's adapters of it."""
 

@@ -129,18 +129,6 @@ class SavingVerbs(ModelHandle):
         return (await self._run(adapter_name, publish_version=verb)).publish.version
 
     @remote_method
-    async def upload_to_hub(
-        self, path: str, hub_model_id: str, hub_token: str, *, adapter_name: str | None = None
-    ) -> None:
-        """Upload a checkpoint to a hub, `hf://org/name` or `ms://org/name`.
-
-        Raises:
-            NotSupportedError: the server has no way to.
-        """
-        verb = operation_pb2.UploadToHub(checkpoint_path=path, hub_model_id=hub_model_id, hub_token=hub_token)
-        await self._run(adapter_name, upload_to_hub=verb)
-
-    @remote_method
     async def undo(self, steps: int = 1, *, adapter_name: str | None = None) -> StepOutput:
         """Go back to right before the operation that applied the last step, or one of those before it.
 

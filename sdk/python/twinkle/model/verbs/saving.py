@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from twinkle.checkpoint_engine import export_merged
-from twinkle.infra import NotSupportedYet
-from twinkle.model.checkpoint_folder import read_checkpoint, write_checkpoint
+from twinkle.hub import Uploaded, upload_later
+from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, read_checkpoint, write_checkpoint
 from twinkle.model.engine.snapshot import trainer_state
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs.handle import ModelHandle
@@ -112,13 +112,40 @@ class SavingVerbs(ModelHandle):
             'consumed_train_samples': numbers['extra'].get('consumed_train_samples', 0),
         }
 
-    def upload_to_hub(self, checkpoint_dir: str, hub_model_id: str, **options: Any) -> None:
-        """Refuse: uploads are not supported yet.
+    def upload_to_hub(
+        self,
+        checkpoint_dir: str,
+        hub_model_id: str,
+        hub_token: str | None = None,
+        async_upload: bool = True,  # noqa: FBT001, FBT002 - an established name and place
+        *,
+        adapter_name: str | None = None,
+    ) -> Future[Uploaded]:
+        """Upload a checkpoint that was saved: its weights and configuration, without what it takes to resume.
+
+        Args:
+            checkpoint_dir: the folder that `save` returned. It must stay as it is until the upload is done.
+            hub_model_id: `hf://org/name`; a repository that is made there is private.
+            hub_token: of someone who may write there. Unset: `HF_TOKEN`.
+            async_upload: return at once, and upload in the background; a program that ends waits for it.
+            adapter_name: makes no difference here, but must be known.
+
+        Returns:
+            What gives `.done()`, and by `.result()` where it went; done already without `async_upload`.
 
         Raises:
-            NotSupportedYet: always.
+            HubError: the id names no repository, there is no token, or the folder has nothing to upload.
+            NotSupportedYet: the hub is ModelScope.
+            UploadRefused: the hub does not take it; with `async_upload`, `.result()` raises this.
+            HubUnreachable: the hub did not answer; with `async_upload`, `.result()` raises this.
         """
-        raise NotSupportedYet(f'cannot upload {checkpoint_dir} to {hub_model_id} yet; {sorted(options)} were not used')
+        if adapter_name is not None:
+            self._adapter(adapter_name)
+        token = hub_token or os.environ.get('HF_TOKEN', '')
+        uploading = upload_later(checkpoint_dir, hub_model_id, token=token, ignore=(TRAINER_STATE_FILE, '.*'))
+        if not async_upload:
+            uploading.result()
+        return uploading
 
     def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, torch.Tensor]:
         """Return copies of the adapter's weights under peft's names."""

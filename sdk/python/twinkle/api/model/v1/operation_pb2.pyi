@@ -739,7 +739,9 @@ Global___ExportMerged: _TypeAlias = ExportMerged  # noqa: Y015
 
 @_typing.final
 class UploadToHub(_message.Message):
-    """Uploads a checkpoint to a hub, in the background."""
+    """Refused with UNIMPLEMENTED (ERROR_REASON_NOT_BUILT_YET): an upload needs no turn among an adapter's operations. The
+    gateway's ExportService sends checkpoints to hubs in the background.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -872,7 +874,7 @@ class Operation(_message.Message):
 
     @_builtins.property
     def upload_to_hub(self) -> Global___UploadToHub:
-        """Upload to a hub."""
+        """Refused; see the message."""
 
     def __init__(
         self,

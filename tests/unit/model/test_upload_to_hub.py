@@ -1,0 +1,54 @@
+"""`upload_to_hub` of the library: a checkpoint that was saved goes to a hub."""
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.fake_hub import running_hub
+from twinkle.data_format import LoraConfig
+from twinkle.hub import HubError, NotSupportedYet
+from twinkle.model import TransformersModel
+
+
+@pytest.fixture
+def trainer(tiny_llama_dir: Path) -> TransformersModel:
+    """A model with one adapter."""
+    model = TransformersModel(str(tiny_llama_dir))
+    model.add_adapter_to_model('default', LoraConfig(r=2))
+    return model
+
+
+@pytest.mark.parametrize('async_upload', [True, False])
+def test_a_checkpoint_goes_up_without_what_it_takes_to_resume(
+    trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, async_upload: bool
+) -> None:
+    """Where it is waited for it is there when the call returns; the token may come from the environment."""
+    # Weights would go another way, which is chosen when the hub's client is loaded.
+    for name in ('adapter_config.json', 'trainer_state.safetensors', '.unfinished.json'):
+        (tmp_path / name).write_text('{}')
+    with running_hub() as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+        monkeypatch.setenv('HF_TOKEN', 'hf_right')
+        uploading = trainer.upload_to_hub(str(tmp_path), 'hf://org/name', async_upload=async_upload)
+        assert async_upload or uploading.done()
+        assert uploading.result().url == f'{hub.url}/org/name'
+        assert list(hub.files['org/name']) == ['adapter_config.json']
+
+
+def test_what_cannot_go_up_is_refused_at_once(
+    trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown adapter, a folder that is not there, no token, no repository, ModelScope."""
+    monkeypatch.delenv('HF_TOKEN', raising=False)
+    folder = trainer.save('final', str(tmp_path))
+    for checkpoint_dir, target, token in (
+        (str(tmp_path / 'nowhere'), 'hf://org/name', 'hf_right'),
+        (folder, 'hf://org/name', None),
+        (folder, 'org/name', 'hf_right'),
+    ):
+        with pytest.raises(HubError):
+            trainer.upload_to_hub(checkpoint_dir, target, token)
+    with pytest.raises(NotSupportedYet):
+        trainer.upload_to_hub(folder, 'ms://org/name', 'ms_right')
+    with pytest.raises(KeyError):
+        trainer.upload_to_hub(folder, 'hf://org/name', 'hf_right', adapter_name='other')
