@@ -14,6 +14,7 @@ from twinkle.preprocessor import (
     build_preprocessor,
     filter_names,
     preprocessor_names,
+    refuse_places,
 )
 from twinkle.template import template_names
 
@@ -123,6 +124,7 @@ def _check_known(name: str, field: str, kind: str, known: tuple[str, ...]) -> No
 
 def _check_arguments(build: Callable[..., Any], name: str, arguments: Mapping[str, Any], field: str) -> None:
     try:
+        refuse_places(arguments)
         build(name, arguments)
     except InvalidArguments as error:
         raise InvalidField(field, str(error)) from error

@@ -24,6 +24,7 @@ from services.kit.worker import Threads
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, load_rows, read_rows
 from twinkle.hub import HubError, local_path
+from twinkle.preprocessor import build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
 
 _REPORTED_ROWS = 20
@@ -116,9 +117,13 @@ class _Work:
         dataset = self._dataset
         match step:
             case MapStep():
-                dataset.map(step.preprocessor, init_args=step.init_args)
+                preprocessor = build_preprocessor(step.preprocessor, step.init_args)
+                dataset.map(preprocessor)
+                self._warnings += report_of(preprocessor)
             case FilterStep():
-                dataset.filter(step.filter, init_args=step.init_args)
+                row_filter = build_filter(step.filter, step.init_args)
+                dataset.filter(row_filter)
+                self._warnings += report_of(row_filter)
             case TemplateStep():
                 dataset.set_template(self._template_of(step))
                 self._step = step

@@ -51,6 +51,16 @@ async def test_identity_file_becomes_labelled_tokens(service: RunningData, tiny_
     assert dataset.steps[1].set_template.max_length == 8192
 
 
+async def test_quality_filters_say_what_they_left_out(service: RunningData) -> None:
+    """By name, alone or in a pipeline; each reason is a warning of the dataset."""
+    turns = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]
+    source = rows({'messages': turns}, {'messages': turns}, {'messages': turns[1:]})
+    pipeline = [{'name': 'DedupFilter', 'init_args': {'threshold': 1}}]
+    sane = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
+    dataset = await service.create(source, sane, map_with('QualityPreprocessor', pipeline=pipeline))
+    assert (dataset.row_count, len(dataset.warnings)) == (1, 2)
+
+
 async def test_upload_resumes_at_the_committed_offset(service: RunningData) -> None:
     """A cut upload goes on where it stopped, and is read once it is whole."""
     content = IDENTITY_FILE.read_bytes()

@@ -17,6 +17,9 @@ from twinkle.api.data.v1 import message_pb2
     [
         MapStep(preprocessor='SelfCognitionProcessor', init_args={'model_name': 'a', 'model_author': 'b'}),
         FilterStep(filter='TextLengthFilter', init_args={'column': 'x', 'min_characters': 3}),
+        FilterStep(filter='DedupFilter', init_args={'threshold': 1}),
+        MapStep(preprocessor='QualityPreprocessor',
+                init_args={'pipeline': ['HardFilter', {'name': 'DedupFilter', 'init_args': {'memory': 9}}]}),
         TemplateStep(base_model='m'),
         TemplateStep(base_model='m', name='Qwen3_5Template', max_length=9, truncation_strategy='split',
                      default_system='', is_thinking_enabled=False),
@@ -28,6 +31,14 @@ from twinkle.api.data.v1 import message_pb2
 def test_steps_come_back_as_they_went(step: Step) -> None:
     """A recipe that is shown can be sent again."""
     assert steps_from_proto([step_to_proto(step)]) == (step,)
+
+
+def test_files_of_the_server_are_refused() -> None:
+    """A log of dropped rows is for programs, not for those who call a service."""
+    step = MapStep(preprocessor='QualityPreprocessor', init_args={'dropped_log_path': 'log.jsonl'})
+    with pytest.raises(InvalidField) as caught:
+        steps_from_proto([step_to_proto(step)])
+    assert caught.value.field == 'steps[0].map.init_args'
 
 
 def full_trajectory() -> message_pb2.Trajectory:
