@@ -127,16 +127,16 @@ class ExportsConfig(BaseModel):
 
     folder: Path | None = None
     """Where exports to `file:///` go, each tenant's into a folder of its name. Unset: there are none."""
-    at_once: int = Field(default=2, ge=1)
-    """How many are under way at a time; each has an archive in the state folder."""
+    at_once: int = Field(default=2, ge=0)
+    """How many are under way at a time; each has an archive in the state folder. 0: other gateways carry them out."""
     attempts: int = Field(default=12, ge=1)
     """Tries before an export has failed; the pauses between them grow to ten minutes."""
     upload_time: timedelta = Field(default=timedelta(hours=6), gt=timedelta())
     """How long one upload may take."""
     lease: timedelta = Field(default=timedelta(seconds=30), ge=timedelta(seconds=1))
     """Silence after which another gateway takes an export over."""
-    poll: timedelta = Field(default=timedelta(seconds=1), gt=timedelta())
-    """How often what is due is looked for."""
+    poll: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())
+    """How often what another gateway left, or what waits for another try, is looked for; the rest begins at once."""
     keep_for: timedelta = Field(default=timedelta(days=30), ge=timedelta(minutes=1))
     """How long an export is known that is over."""
 

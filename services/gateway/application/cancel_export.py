@@ -1,5 +1,6 @@
 """The verb that ends an export."""
 
+from services.gateway.application.export_news import ExportNews
 from services.gateway.domain.errors import ExportNotFound
 from services.gateway.domain.export import Export
 from services.gateway.ports.exports import ExportStore
@@ -8,11 +9,12 @@ from services.kit.clock import Clock
 
 
 class CancelExport:
-    """Ends an export; whoever carries it out finds that out and stops."""
+    """Ends an export; whoever carries it out stops, at this gateway at once."""
 
-    def __init__(self, store: ExportStore, *, clock: Clock) -> None:
-        """Cancel what `store` keeps."""
+    def __init__(self, store: ExportStore, *, news: ExportNews, clock: Clock) -> None:
+        """Cancel what `store` keeps, and say so by `news`."""
         self._store = store
+        self._news = news
         self._clock = clock
 
     async def __call__(self, caller: Caller, export_id: str) -> Export:
@@ -24,4 +26,5 @@ class CancelExport:
         export = await self._store.cancel(caller.tenant_id, export_id, now=self._clock.now())
         if export is None:
             raise ExportNotFound(export_id)
+        self._news.tell()
         return export

@@ -3,27 +3,29 @@
 An export is claimed for a while at a time, and the claim is lengthened while the work goes on. Where this process ends,
 another one, or its successor, claims it again and begins anew: what a hub or a folder has already, it takes without a
 change, so that there is one result.
+
+What is accepted or cancelled at this gateway is heard at once. What is left by others, and what is tried again, is
+found by looking from time to time.
 """
 
 import asyncio
-import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Never
 
 import structlog
 
+from services.gateway.application.export_world import ExportWorld
 from services.gateway.domain.export import Export, ExportState, parse_target, pause_after
-from services.gateway.ports.exports import ArchiveSource, Destination, ExportStore, Sealer, Sent
+from services.gateway.ports.exports import Sent
 from services.kit.caller import Caller
-from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError, Internal, ServiceUnreachable
 
 _AGAIN = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.DATA_LOSS, Code.ABORTED})
 """Codes of what another try may cure."""
+
+_FORGET_SECONDS = 60
 
 _log = structlog.get_logger('exports')
 
@@ -32,30 +34,15 @@ _log = structlog.get_logger('exports')
 class ExportLimits:
     """How exports are carried out."""
 
-    folder: Path
-    """Where archives lie while they are sent; holds nothing else."""
     at_once: int
     attempts: int
     """Tries before an export has failed."""
     lease: timedelta
     """Silence after which another gateway takes an export over."""
     poll: timedelta
-    """How often what is due is looked for."""
+    """How often what others left, or what waits for another try, is looked for."""
     keep_for: timedelta
     """How long an export is known that is over."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportWorld:
-    """What exports are carried out with."""
-
-    store: ExportStore
-    archives: ArchiveSource
-    destination: Destination
-    sealer: Sealer
-    acting_for: Callable[[Caller], AbstractContextManager[None]]
-    """Makes a caller the current one during a block."""
-    clock: Clock
 
 
 class RunExports:
@@ -68,14 +55,14 @@ class RunExports:
 
     async def keep_on(self) -> Never:
         """Work until cancelled; what is under way then is due again at once."""
-        await asyncio.to_thread(shutil.rmtree, self._limits.folder, ignore_errors=True)
+        await self._world.archives.clear()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._limits.at_once):
                 tasks.create_task(self._work())
             while True:
                 with suppress(DomainError):
                     await self._world.store.forget(before=self._world.clock.now() - self._limits.keep_for)
-                await asyncio.sleep(60)
+                await asyncio.sleep(_FORGET_SECONDS)
 
     async def run_due(self) -> bool:
         """Claim one export and carry it out; False: none was due.
@@ -95,13 +82,16 @@ class RunExports:
 
     async def _work(self) -> Never:
         while True:
-            try:
-                was_busy = await self.run_due()
-            except DomainError as error:
-                _log.warning('exports wait', reason=error.reason)
-                was_busy = False
-            if not was_busy:
-                await asyncio.sleep(self._limits.poll.total_seconds())
+            with self._world.news.heard() as news:
+                if not await self._has_run():
+                    await asyncio.wait({news}, timeout=self._limits.poll.total_seconds())
+
+    async def _has_run(self) -> bool:
+        try:
+            return await self.run_due()
+        except DomainError as error:
+            _log.warning('exports wait', reason=error.reason)
+            return False
 
     async def _carry_out(self, export: Export) -> Export | None:
         """Return the export as it is after a try; None: it is no longer this process's."""
@@ -109,9 +99,14 @@ class RunExports:
         task = asyncio.create_task(self._send(export, progress))
         try:
             while not task.done():
-                await asyncio.wait([task], timeout=self._limits.lease.total_seconds() / 6)
-                if not await self._keep(export, progress):
-                    return None
+                with self._world.news.heard() as news:
+                    if not await self._keep(export, progress):
+                        return None
+                    await asyncio.wait(
+                        {task, news},
+                        timeout=self._limits.lease.total_seconds() / 6,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
             return self._outcome(export, task, progress)
         except asyncio.CancelledError:
             due = replace(export, state=ExportState.WAITING, due_time=self._world.clock.now())
@@ -136,18 +131,13 @@ class RunExports:
     async def _send(self, export: Export, progress: '_Progress') -> Sent:
         world = self._world
         token = world.sealer.open(export.sealed_token, purpose=export.export_id)
-        folder = self._limits.folder / f'{export.export_id}-{export.attempt_count}'
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        try:
-            with world.acting_for(Caller(tenant_id=export.tenant_id)):
-                path, digest = export.checkpoint_path, export.digest
-                await world.archives.fetch(path, folder, digest=digest, report=progress.report)
-            target, tenant_id = parse_target(export.target), export.tenant_id
-            return await world.destination.send(
-                folder, target, tenant_id=tenant_id, token=token, is_private=export.is_private
-            )
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        target, tenant_id = parse_target(export.target), export.tenant_id
+        with world.acting_for(Caller(tenant_id=tenant_id)):
+            opened = world.archives.opened(export.checkpoint_path, digest=export.digest, report=progress.report)
+            async with opened as folder:
+                return await world.destination.send(
+                    folder, target, tenant_id=tenant_id, token=token, is_private=export.is_private
+                )
 
     def _outcome(self, export: Export, task: 'asyncio.Task[Sent]', progress: '_Progress') -> Export:
         now = self._world.clock.now()

@@ -3,12 +3,11 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from services.gateway.application.export_world import ExportWorld
 from services.gateway.domain.catalogue import Checkpoint
 from services.gateway.domain.export import Export, Target, parse_target
-from services.gateway.ports.exports import Destination, ExportStore, Sealer
 from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import InvalidField, RequestIdReused
+from services.kit.errors import DomainError, InvalidField, RequestIdReused
 from services.kit.ids import new_id
 
 MOST_UNFINISHED = 16
@@ -32,28 +31,16 @@ class ExportOrder:
 class StartExport:
     """Accepts exports."""
 
-    def __init__(
-        self, store: ExportStore, *, find: FindCheckpoint, destination: Destination, sealer: Sealer, clock: Clock
-    ) -> None:
-        """Keep exports in `store`.
-
-        Args:
-            store: keeps them.
-            find: knows checkpoints.
-            destination: takes them later.
-            sealer: encrypts tokens.
-            clock: tells the time.
-        """
-        self._store = store
+    def __init__(self, world: ExportWorld, *, find: FindCheckpoint) -> None:
+        """Accept them for `world`; `find` knows checkpoints."""
+        self._world = world
         self._find = find
-        self._destination = destination
-        self._sealer = sealer
-        self._clock = clock
 
     async def __call__(self, caller: Caller, order: ExportOrder) -> Export:
         """Return the export, accepted durably; the same request again is the same export.
 
-        That is so whatever has become of the checkpoint meanwhile.
+        That is so whatever has become of the checkpoint meanwhile. Another request for what is under way already, by
+        the same token, is answered with the export that is under way.
 
         Raises:
             InvalidField: the target is none, or a token is missing or given for nothing.
@@ -64,18 +51,32 @@ class StartExport:
         """
         target = parse_target(order.target)
         _check_token(target, order.hub_token)
-        kept = await self._store.find_request(caller.tenant_id, order.request_id)
+        kept = await self._world.store.find_request(caller.tenant_id, order.request_id)
         if kept is None:
             checkpoint = await self._find(order.checkpoint_path)
-            self._destination.check(target)
-            export = self._export(caller, order, checkpoint.digest)
-            kept = await self._store.add_if_absent(export, most_unfinished=MOST_UNFINISHED)
+            self._world.destination.check(target)
+            kept = await self._add(self._export(caller, order, checkpoint.digest), order.hub_token)
         if not kept.is_of(order.checkpoint_path, order.target, is_private=order.is_private):
             raise RequestIdReused(order.request_id)
         return kept
 
+    async def _add(self, export: Export, token: str) -> Export:
+        def is_same(other: Export) -> bool:
+            return other.is_push_of(export) and self._token_of(other) == token
+
+        kept = await self._world.store.add_if_absent(export, is_same=is_same, most_unfinished=MOST_UNFINISHED)
+        self._world.news.tell()
+        return kept
+
+    def _token_of(self, export: Export) -> str | None:
+        """Return the token that an export goes by; None: it can no longer be read."""
+        try:
+            return self._world.sealer.open(export.sealed_token, purpose=export.export_id)
+        except DomainError:
+            return None
+
     def _export(self, caller: Caller, order: ExportOrder, digest: str) -> Export:
-        now, export_id = self._clock.now(), new_id('ex')
+        now, export_id = self._world.clock.now(), new_id('ex')
         return Export(
             export_id=export_id,
             tenant_id=caller.tenant_id,
@@ -84,7 +85,7 @@ class StartExport:
             digest=digest,
             target=order.target,
             is_private=order.is_private,
-            sealed_token=self._sealer.seal(order.hub_token, purpose=export_id),
+            sealed_token=self._world.sealer.seal(order.hub_token, purpose=export_id),
             create_time=now,
             update_time=now,
             due_time=now,

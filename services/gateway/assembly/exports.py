@@ -8,9 +8,11 @@ import grpc
 
 from services.gateway.api.export_servicer import ExportServicer
 from services.gateway.application.cancel_export import CancelExport
+from services.gateway.application.export_news import ExportNews
+from services.gateway.application.export_world import ExportWorld
 from services.gateway.application.get_export import GetExport
 from services.gateway.application.list_exports import ListExports
-from services.gateway.application.run_exports import ExportLimits, ExportWorld, RunExports
+from services.gateway.application.run_exports import ExportLimits, RunExports
 from services.gateway.application.start_export import StartExport
 from services.gateway.backends.export_archives import CheckpointArchives
 from services.gateway.backends.export_targets import ExportTargets
@@ -40,16 +42,17 @@ def make_exports(
     keeper = GrpcCheckpoints(channels.get('checkpoint'), internal_token=config.internal_token)
     targets = ExportTargets(root=options.folder, seconds=options.upload_time.total_seconds())
     sealer = PepperedSealer(bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file()))
+    news = ExportNews()
     world = ExportWorld(
         store=store,
-        archives=CheckpointArchives(keeper),
+        archives=CheckpointArchives(keeper, root=config.state_dir / 'exports'),
         destination=targets,
         sealer=sealer,
+        news=news,
         acting_for=acting_for,
         clock=clock,
     )
     limits = ExportLimits(
-        folder=config.state_dir / 'exports',
         at_once=options.at_once,
         attempts=options.attempts,
         lease=options.lease,
@@ -57,9 +60,9 @@ def make_exports(
         keep_for=options.keep_for,
     )
     servicer = ExportServicer(
-        start=StartExport(store, find=keeper.get, destination=targets, sealer=sealer, clock=clock),
+        start=StartExport(world, find=keeper.get),
         get=GetExport(store),
         list_exports=ListExports(store),
-        cancel=CancelExport(store, clock=clock),
+        cancel=CancelExport(store, news=news, clock=clock),
     )
     return OpenExports(servicer, (RunExports(world, limits).keep_on,))

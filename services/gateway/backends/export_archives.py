@@ -1,8 +1,10 @@
 """The files of checkpoints, fetched from the checkpoint service."""
 
 import asyncio
+import shutil
 import tarfile
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import IO
 
@@ -12,6 +14,7 @@ from services.gateway.backends.grpc_checkpoints import GrpcCheckpoints
 from services.gateway.domain.errors import CheckpointChanged
 from services.gateway.ports.exports import ReportBytes
 from services.kit.errors import DigestMismatch
+from services.kit.ids import new_id
 
 _ARCHIVE = '.archive.tar'
 
@@ -19,12 +22,27 @@ _ARCHIVE = '.archive.tar'
 class CheckpointArchives:
     """Implements `ports.ArchiveSource`."""
 
-    def __init__(self, keeper: GrpcCheckpoints) -> None:
-        """Ask `keeper`, for the current caller."""
+    def __init__(self, keeper: GrpcCheckpoints, *, root: Path) -> None:
+        """Ask `keeper`, for the current caller; what is open lies in `root`, which holds nothing else."""
         self._keeper = keeper
+        self._root = root
 
-    async def fetch(self, path: str, folder: Path, *, digest: str, report: ReportBytes) -> None:
-        """Write the files of a checkpoint into a folder; see the port."""
+    async def clear(self) -> None:
+        """Delete what an earlier process left; see the port."""
+        await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+
+    @asynccontextmanager
+    async def opened(self, path: str, *, digest: str, report: ReportBytes) -> AsyncIterator[Path]:
+        """Give a folder with the files of a checkpoint; see the port."""
+        folder = self._root / new_id('ar')
+        await asyncio.to_thread(folder.mkdir, parents=True)
+        try:
+            await self._fetch(path, folder, digest=digest, report=report)
+            yield folder
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _fetch(self, path: str, folder: Path, *, digest: str, report: ReportBytes) -> None:
         archive = folder / _ARCHIVE
         with await asyncio.to_thread(archive.open, 'wb') as file:
             told = await self._receive(path, file, report)

@@ -62,6 +62,11 @@ class Export:
         """Whether it is what was asked for."""
         return (self.checkpoint_path, self.target, self.is_private) == (checkpoint_path, target, is_private)
 
+    def is_push_of(self, other: 'Export') -> bool:
+        """Whether both send the same state of a checkpoint to the same place."""
+        pushes = [(item.checkpoint_path, item.digest, item.target, item.is_private) for item in (self, other)]
+        return pushes[0] == pushes[1]
+
 
 @dataclass(frozen=True)
 class Target:

@@ -1,6 +1,7 @@
 """Where exports are kept, what they are made of, and where they go."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +16,11 @@ ReportBytes = Callable[[int, int], None]
 class ExportStore(Protocol):
     """Keeps exports across a kill at any moment. Several gateways may share one."""
 
-    async def add_if_absent(self, export: Export, *, most_unfinished: int) -> Export:
-        """Keep the export, or leave the one of that tenant and request id as it is; return what is kept.
+    async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], most_unfinished: int) -> Export:
+        """Keep the export, unless there is one in its place; return what is kept.
+
+        In its place is the one of that tenant and request id, or else the oldest of the tenant's that is not over and
+        of which `is_same` is true. Two that are the same and come at once are one.
 
         Raises:
             QuotaExceeded: it is new, and the tenant has as many that are not over.
@@ -76,10 +80,14 @@ class Sealer(Protocol):
 
 
 class ArchiveSource(Protocol):
-    """Fetches checkpoints for the current caller."""
+    """Fetches checkpoints for the current caller, and knows where they lie meanwhile."""
 
-    async def fetch(self, path: str, folder: Path, *, digest: str, report: ReportBytes) -> None:
-        """Write the files of a checkpoint's peft folder into an empty folder.
+    async def clear(self) -> None:
+        """Delete what an earlier process left lying; nothing may be open."""
+        ...
+
+    def opened(self, path: str, *, digest: str, report: ReportBytes) -> AbstractAsyncContextManager[Path]:
+        """Give a folder with the files of a checkpoint's peft folder during the block; it is gone after it.
 
         Raises:
             CheckpointChanged: it is no longer the one of that digest.

@@ -47,7 +47,13 @@ class World:
 
     def start(self, *, key: str = 'alice', **fields: Any) -> Any:
         """Return the call that asks for an export."""
-        order = {'request_id': 'rq-1', 'checkpoint_path': PATH, 'target': HUB, 'hub_token': TOKEN, **fields}
+        order: dict[str, Any] = {
+            'request_id': 'rq-1',
+            'checkpoint_path': PATH,
+            'target': HUB,
+            'hub_token': TOKEN,
+            **fields,
+        }
         return self.stub.StartExport(messages.StartExportRequest(**order), metadata=bearer(self.secrets[key]))
 
     async def get(self, export_id: str, *, key: str = 'alice') -> messages.Export:
@@ -182,7 +188,7 @@ async def test_an_export_goes_on_after_a_kill_and_has_one_result(
 ) -> None:
     """A gateway that died after the hub had all of it leaves a claim; its successor ends it, and nothing changes."""
     state_dir = tmp_path / 'gateway'
-    async with exporting(state_dir, checkpoints, poll=timedelta(days=1)) as world:
+    async with exporting(state_dir, checkpoints, at_once=0) as world:
         first = (await world.start()).export
         second = (await world.start(request_id='rq-2', target='file:///x', hub_token='')).export
         database = await Database.open(GatewayConfig(state_dir=state_dir).database_address())
@@ -192,7 +198,7 @@ async def test_an_export_goes_on_after_a_kill_and_has_one_result(
         assert await store.claim(now, lease=LEASE) is None
         await database.close()
     async with exporting(state_dir, checkpoints) as world:
-        third = (await world.start(request_id='rq-3')).export
+        third = (await world.start(request_id='rq-3', is_private=False)).export
         assert (await world.until_over(third.export_id)).state == messages.EXPORT_STATE_DONE
         assert (await world.get(first.export_id)).state == messages.EXPORT_STATE_RUNNING
         world.gateway.clock.advance(LEASE)
@@ -231,7 +237,7 @@ async def test_a_cancelled_export_ends(world: World, hub: FakeHub) -> None:
 
 async def test_a_checkpoint_that_is_replaced_is_not_exported(tmp_path: Path, checkpoints: Running) -> None:
     """What was asked for is gone, and nothing else is sent in its place."""
-    async with exporting(tmp_path / 'gateway', checkpoints, poll=timedelta(days=1)) as world:
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
         made = (await world.start(target='file:///x', hub_token='')).export
     await save(checkpoints, seed=2)
     async with exporting(tmp_path / 'gateway', checkpoints) as world:
@@ -257,7 +263,7 @@ async def test_exports_are_their_tenants_own(world: World) -> None:
 
 async def test_a_repeat_is_answered_when_the_checkpoint_is_gone(tmp_path: Path, checkpoints: Running) -> None:
     """A client that got no answer asks again, maybe late: it is told what became of its export."""
-    async with exporting(tmp_path / 'gateway', checkpoints, poll=timedelta(days=1)) as world:
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
         made = (await world.start()).export
         gone = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=PATH)
         await checkpoints.checkpoints.DeleteCheckpoint(gone, metadata=as_tenant('alice'))
@@ -320,10 +326,62 @@ async def test_what_cannot_be_exported_is_refused(world: World, fields: dict[str
 
 
 async def test_a_request_id_is_of_one_export_and_few_wait(tmp_path: Path, checkpoints: Running) -> None:
-    """With other content it is refused; so is the seventeenth that is not over."""
-    async with exporting(tmp_path / 'gateway', checkpoints, poll=timedelta(days=1)) as world:
+    """With other content it is refused; so is the seventeenth that is not over, unless it is one of the sixteen."""
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
         for number in range(16):
-            await world.start(request_id=f'rq-{number}')
-        assert (await failure_of(world.start(target='hf://org/other'))).reason == 'REQUEST_ID_REUSED'
+            await world.start(request_id=f'rq-{number}', target=f'hf://org/name-{number}')
+        assert (await failure_of(world.start(request_id='rq-0', target='hf://org/other'))).reason == 'REQUEST_ID_REUSED'
         assert (await failure_of(world.start(request_id='rq-16'))).reason == 'QUOTA_EXCEEDED'
-        assert (await world.start(request_id='rq-3')).export.state == messages.EXPORT_STATE_WAITING
+        assert (
+            await world.start(request_id='rq-3', target='hf://org/name-3')
+        ).export.state == messages.EXPORT_STATE_WAITING
+        known = await world.start(request_id='rq-3', target='hf://org/name-3')
+        assert (await world.start(request_id='rq-17', target='hf://org/name-3')).export == known.export
+
+
+async def test_a_push_that_is_under_way_is_not_begun_again(tmp_path: Path, checkpoints: Running) -> None:
+    """Also of two that are asked for at once; by another token, to another place or of another state it is another."""
+    async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as world:
+        told = await asyncio.gather(*(world.start(request_id=f'rq-{number}') for number in range(4)))
+        (export_id,) = {answer.export.export_id for answer in told}
+        others: tuple[dict[str, Any], ...] = (
+            {'hub_token': 'hf_other'},
+            {'target': 'hf://org/other'},
+            {'target': 'file:///x', 'hub_token': ''},
+            {'is_private': False},
+        )
+        ids = [
+            (await world.start(request_id=f'other-{i}', **fields)).export.export_id for i, fields in enumerate(others)
+        ]
+        await save(checkpoints, seed=2)
+        ids.append((await world.start(request_id='rq-5')).export.export_id)
+        assert len({export_id, *ids}) == 1 + len(ids)
+
+
+async def test_a_push_that_is_over_is_begun_again(world: World, hub: FakeHub) -> None:
+    """As another export, of which the hub makes no other commit."""
+    made = (await world.start()).export
+    await world.until_over(made.export_id)
+    again = (await world.start(request_id='rq-2')).export
+    assert again.export_id != made.export_id
+    assert (await world.until_over(again.export_id)).state == messages.EXPORT_STATE_DONE
+    assert hub.commits == 1
+
+
+async def test_what_is_accepted_and_cancelled_here_is_heard_at_once(
+    tmp_path: Path, checkpoints: Running, hub: FakeHub
+) -> None:
+    """However seldom the database is looked at."""
+    hub.delay_seconds = 60
+    day = timedelta(days=1)
+    async with exporting(tmp_path / 'gateway', checkpoints, poll=day, lease=day) as world:
+        made = (await world.start()).export
+        await asyncio.to_thread(hub.asked.wait)
+        request = messages.CancelExportRequest(export_id=made.export_id)
+        await world.stub.CancelExport(request, metadata=bearer(world.secrets['alice']))
+        folder = world.state_dir / 'exports'
+        while any(folder.iterdir()):
+            await world.get(made.export_id)
+        hub.delay_seconds = 0
+        again = (await world.start(request_id='rq-2', target='file:///x', hub_token='')).export
+        assert (await world.until_over(again.export_id)).state == messages.EXPORT_STATE_DONE

@@ -1,13 +1,17 @@
 """The end of a gateway in the middle of an export, while its database does not answer."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.gateway.application.run_exports import ExportLimits, ExportWorld, RunExports
+from services.gateway.application.export_news import ExportNews
+from services.gateway.application.export_world import ExportWorld
+from services.gateway.application.run_exports import ExportLimits, RunExports
 from services.gateway.backends.sealer import PepperedSealer
 from services.gateway.backends.sql import Database, SqlExportStore
 from services.gateway.domain.export import Export, ExportState
@@ -45,29 +49,33 @@ class SlowArchives:
         """Wait to be asked."""
         self.asked = asyncio.Event()
 
-    async def fetch(self, path: str, folder: Path, **options: Any) -> None:
+    async def clear(self) -> None:
+        """Hold nothing."""
+
+    @asynccontextmanager
+    async def opened(self, path: str, **options: Any) -> AsyncIterator[Path]:
         """Begin."""
         self.asked.set()
         await asyncio.Event().wait()
+        yield Path(path)
 
 
 async def test_a_gateway_stops_while_its_database_is_away(tmp_path: Path) -> None:
     """What it cannot give back stays claimed, and is due again when its lease ends."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
     store, archives = AwayStore(database), SlowArchives()
-    await store.add_if_absent(EXPORT, most_unfinished=1)
+    await store.add_if_absent(EXPORT, is_same=lambda _: False, most_unfinished=1)
     world = ExportWorld(
         store=store,
         archives=archives,
         destination=None,  # pyright: ignore[reportArgumentType] (nothing gets as far)
         sealer=PepperedSealer(bytes(32)),
+        news=ExportNews(),
         acting_for=acting_for,
         clock=SystemClock(),
     )
     minute = timedelta(minutes=1)
-    limits = ExportLimits(
-        folder=tmp_path / 'exports', at_once=1, attempts=2, lease=minute, poll=minute, keep_for=minute
-    )
+    limits = ExportLimits(at_once=1, attempts=2, lease=minute, poll=minute, keep_for=minute)
     work = asyncio.create_task(RunExports(world, limits).run_due())
     await archives.asked.wait()
     work.cancel()

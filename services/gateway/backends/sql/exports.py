@@ -1,6 +1,7 @@
 """Exports in SQL."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -91,17 +92,19 @@ class SqlExportStore:
         """Keep them in `database`."""
         self._database = database
 
-    async def add_if_absent(self, export: Export, *, most_unfinished: int) -> Export:
-        """Keep the export, or leave the one of that request; see the port."""
+    async def add_if_absent(self, export: Export, *, is_same: Callable[[Export], bool], most_unfinished: int) -> Export:
+        """Keep the export, or leave the one in its place; see the port."""
         is_request = _is_request(export.tenant_id, export.request_id)
-        unfinished = (ExportRow.tenant_id == export.tenant_id) & ExportRow.state.in_(_OPEN)
         async with self._database.write() as connection:
             kept = await _one(connection, is_request)
             if kept is not None:
                 return kept
-            count = await connection.execute(select(func.count()).select_from(ExportRow).where(unfinished))
-            if count.scalar_one() >= most_unfinished:
-                raise QuotaExceeded('unfinished exports', most_unfinished)
+            unfinished = await _unfinished(connection, export.tenant_id)
+            same = next(filter(is_same, unfinished), None)
+            if same is not None:
+                return same
+            if len(unfinished) >= most_unfinished:
+                raise QuotaExceeded('unfinished_exports', most_unfinished)
             insert = insert_into(connection, ExportRow).values(as_row(export))
             await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'request_id']))
             return await _one(connection, is_request) or export
@@ -172,6 +175,21 @@ class SqlExportStore:
         is_old = ExportRow.state.not_in(_OPEN) & (ExportRow.update_time < before)
         async with self._database.write() as connection:
             return (await connection.execute(delete(ExportRow).where(is_old))).rowcount
+
+
+async def _unfinished(connection: AsyncConnection, tenant_id: str) -> Sequence[Export]:
+    """Return a tenant's exports that are not over, oldest first; nobody adds another until the transaction ends."""
+    if connection.dialect.name == 'postgresql':
+        await connection.execute(select(func.pg_advisory_xact_lock(_lock_of(tenant_id))))
+    is_open = (ExportRow.tenant_id == tenant_id) & ExportRow.state.in_(_OPEN)
+    query = select_values(ExportRow, Export).where(is_open).order_by(ExportRow.create_time, ExportRow.export_id)
+    return await fetch_all(connection, query, Export)
+
+
+def _lock_of(tenant_id: str) -> int:
+    """Return the number of the advisory lock of a tenant's new exports."""
+    digest = hashlib.blake2s(f'exports\0{tenant_id}'.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big', signed=True)
 
 
 def _is_it(tenant_id: str, export_id: str) -> ColumnElement[bool]:
