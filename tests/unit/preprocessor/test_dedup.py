@@ -24,7 +24,7 @@ def reasons(dedup: DedupFilter, given_rows: list[dict[str, Any]]) -> list[tuple[
 
 def test_exact_duplicates_differ_in_blanks_at_most() -> None:
     """The first stays; case and words count."""
-    found = reasons(DedupFilter(threshold=None), rows('a  b', 'a b', 'A b', 'a\nb'))
+    found = reasons(DedupFilter(threshold=1), rows('a  b', 'a b', 'A b', 'a\nb'))
     assert found == [(1, 'duplicate'), (3, 'duplicate')]
 
 
@@ -32,7 +32,7 @@ def test_near_duplicates_share_most_of_their_text() -> None:
     """A word changed in a long text makes a near duplicate, unless only exact ones are asked for."""
     given_rows = rows(STORY, STORY.replace('nobody', 'no one', 1), 'Something else.')
     assert reasons(DedupFilter(), given_rows) == [(1, 'near_duplicate')]
-    assert reasons(DedupFilter(threshold=None), given_rows) == []
+    assert reasons(DedupFilter(threshold=1), given_rows) == []
 
 
 def test_other_numbers_make_another_text() -> None:
@@ -62,7 +62,7 @@ def test_objects_that_cannot_be_read_are_never_duplicates() -> None:
 
 def test_other_columns_may_be_compared() -> None:
     """Raw rows have no messages yet; a row with none of the columns is no duplicate but unreadable."""
-    dedup = build_filter('DedupFilter', {'columns': ['query'], 'threshold': None})
+    dedup = build_filter('DedupFilter', {'columns': ['query'], 'threshold': 1})
     assert isinstance(dedup, DedupFilter)
     given_rows = [{'query': 'a', 'id': 1}, {'query': 'a', 'id': 2}, {'id': 3}, {'id': 4}]
     assert reasons(dedup, given_rows) == [(1, 'duplicate'), (2, 'unreadable'), (3, 'unreadable')]
@@ -87,7 +87,7 @@ def test_a_pass_remembers_nothing_of_the_one_before() -> None:
 @given(st.lists(st.text(max_size=40), max_size=12))
 def test_every_text_stays_once(texts: list[str]) -> None:
     """What stays has no two texts alike, and what does not stay has its like among what stays."""
-    dedup = DedupFilter(threshold=None)
+    dedup = DedupFilter(threshold=1)
     kept, dropped = dedup.split(rows(*texts))
     said = [' '.join(row['messages'][0]['content'].split()) for row in kept]
     assert len(set(said)) == len(said)

@@ -28,12 +28,19 @@ from twinkle.preprocessor import (
     refuse_places,
 )
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=5)
-JUNK = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner))
-ROLES = st.sampled_from(['system', 'user', 'assistant', 'tool', 'human', 'gpt', '']) | SCALARS
-CALLS = st.lists(st.fixed_dictionaries({}, optional={'id': JUNK, 'function': JUNK}), max_size=2) | JUNK
-MESSAGES = st.fixed_dictionaries({'role': ROLES, 'content': JUNK}, optional={'tool_calls': CALLS, 'from': ROLES})
-ROWS = st.lists(
+Strategy = st.SearchStrategy[Any]
+SCALARS: Strategy = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=5)
+)
+JUNK: Strategy = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+)
+ROLES: Strategy = st.sampled_from(['system', 'user', 'assistant', 'tool', 'human', 'gpt', '']) | SCALARS
+CALLS: Strategy = st.lists(st.fixed_dictionaries({}, optional={'id': JUNK, 'function': JUNK}), max_size=2) | JUNK
+MESSAGES: Strategy = st.fixed_dictionaries(
+    {'role': ROLES, 'content': JUNK}, optional={'tool_calls': CALLS, 'from': ROLES}
+)
+ROWS: Strategy = st.lists(
     st.fixed_dictionaries({}, optional={'messages': st.lists(MESSAGES | JUNK, max_size=5) | JUNK, 'images': JUNK}),
     max_size=8,
 )
@@ -74,6 +81,14 @@ class Every(DataFilter):
     def begin_pass(self) -> None:
         """Count from the beginning."""
         self.count = 0
+
+
+def _is_not_two(row: Row) -> bool:
+    return row['messages'][0]['content'] != 'TWO'
+
+
+def _has_a_question(row: Row) -> bool:
+    return row['messages'][0]['content'] > ''
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,12 +137,12 @@ def test_what_was_kept_is_kept_again(rows: list[dict[str, Any]]) -> None:
 
 def test_stages_may_be_one_s_own() -> None:
     """Names, classes, objects, options and plain functions mix; each names itself in what it leaves out."""
-    pipeline = [
+    pipeline: list[Any] = [
         'MessageNormalizer',
         {'name': 'HardFilter', 'init_args': {'max_messages': 2}},
         ShortAnswers,
         Shouting(),
-        lambda row: row['messages'][0]['content'] != 'TWO',
+        _is_not_two,
     ]
     rows = [
         *SANE,
@@ -138,7 +153,7 @@ def test_stages_may_be_one_s_own() -> None:
     kept, dropped = QualityPreprocessor(pipeline).split(rows)
     assert [row['messages'][0]['content'] for row in kept] == ['ONE', 'THREE']
     assert [(row.row_index, row.stage, row.drop.reason) for row in dropped] == [
-        (1, '<lambda>', 'not_kept'),
+        (1, '_is_not_two', 'not_kept'),
         (3, 'HardFilter', 'too_many_messages'),
         (4, 'ShortAnswers', 'long_answer'),
         (5, 'MessageNormalizer', 'unreadable'),
@@ -147,7 +162,7 @@ def test_stages_may_be_one_s_own() -> None:
 
 def test_stages_that_stumble_leave_the_row_out() -> None:
     """What a function of one's own does not expect is accounted for like everything else."""
-    quality = QualityPreprocessor([lambda row: row['messages'][0]['content'] > ''])
+    quality = QualityPreprocessor([_has_a_question])
     _, dropped = quality.split([{}, {'messages': []}, {'messages': [7]}, {'messages': [{'content': None}]}])
     assert [row.drop.reason for row in dropped] == ['failed'] * 4
 
@@ -172,7 +187,8 @@ def test_dropped_rows_are_logged(tmp_path: Path) -> None:
     circle: dict[str, Any] = {'messages': []}
     circle['self'] = circle
     quality.split([SANE[0], {'messages': [], 'images': [b'abc', object()]}])
-    quality.split([circle, {'messages': '\ud800', 1: 2}])
+    odd: dict[Any, Any] = {'messages': '\ud800', 1: 2}
+    quality.split([circle, odd])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line['row_index'], line['stage'], line['reason']) for line in lines] == [
         (1, 'HardFilter', 'too_few_messages'),

@@ -30,7 +30,7 @@ class DedupFilter(QualityFilter):
         self,
         *,
         columns: Sequence[str] = _COLUMNS,
-        threshold: float | None = 0.9,
+        threshold: float = 0.9,
         memory: int = 1_000_000,
         near_memory: int = 50_000,
     ) -> None:
@@ -38,19 +38,17 @@ class DedupFilter(QualityFilter):
 
         Args:
             columns: compared; what a row does not have is left out. Others, such as user_data, may differ.
-            threshold: least resemblance of near duplicates, in (0, 1]. None: only exact ones are left out.
+            threshold: least resemblance of near duplicates, in (0, 1]. 1: only exact duplicates are left out.
             memory: rows remembered exactly, about 150 bytes each.
-            near_memory: rows remembered by their sketch, about 4 KB each.
+            near_memory: rows remembered by their sketch, about 5 KB each.
 
         Raises:
             InvalidArguments: there is no column, or a number is out of its range.
         """
         if isinstance(columns, str) or not columns:
             raise InvalidArguments('columns must be a list of at least one column name')
-        if threshold is not None and not 0.0 < threshold <= 1.0:
-            raise InvalidArguments(
-                f'threshold must be in (0, 1], got {threshold}; give None for exact duplicates alone'
-            )
+        if not 0.0 < threshold <= 1.0:
+            raise InvalidArguments(f'threshold must be in (0, 1], got {threshold}; 1 is for exact duplicates alone')
         for name, value in (('memory', memory), ('near_memory', near_memory)):
             if value < 1:
                 raise InvalidArguments(f'{name} must be at least 1, got {value}')
@@ -63,7 +61,7 @@ class DedupFilter(QualityFilter):
         """Forget all rows."""
         super().begin_pass()
         self._exact: OrderedDict[bytes, int] = OrderedDict()
-        self._near = NearIndex(self.threshold or 1.0, self.near_memory)
+        self._near = NearIndex(self.threshold, self.near_memory)
 
     def drop_of(self, row: Row) -> Drop | None:
         """Return which earlier row says the same; remember this one where there is none."""
@@ -84,7 +82,7 @@ class DedupFilter(QualityFilter):
         return drop
 
     def _near_drop(self, compared: Row, text: str) -> Drop | None:
-        if self.threshold is None or not text.strip():
+        if self.threshold >= 1.0 or not text.strip():
             return None
         guard = fingerprint([_NUMBER.findall(text), _beside_text(compared)]) or b''
         sketch = signature(text)

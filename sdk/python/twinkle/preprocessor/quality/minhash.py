@@ -44,7 +44,7 @@ def similarity(one: Signature, other: Signature) -> float:
 
 
 class NearIndex:
-    """Finds a text like one seen before, among the last `memory` of them; about 4 KB each."""
+    """Finds a text like one seen before, among the last `memory` of them; about 5 KB each."""
 
     def __init__(self, threshold: float, memory: int) -> None:
         self._threshold, self._memory = threshold, memory
