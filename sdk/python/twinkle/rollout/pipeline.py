@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from twinkle.rollout.errors import PipelineClosed
+from twinkle.rollout.raised import Raised
 
 _Prompts = TypeVar('_Prompts')
 _Samples = TypeVar('_Samples')
@@ -136,17 +137,15 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         self._changed.notify_all()
 
     def _run(self) -> None:
-        try:
+        raised = Raised()
+        with raised:
             for index, prompts in enumerate(self._prompts):
                 if not self._run_one(index, prompts):
-                    return
-        except BaseException as error:  # noqa: BLE001 - whatever a user's function raises is raised again in its caller
-            with self._changed:
-                self._error = error
-        finally:
-            with self._changed:
-                self._is_sampling, self._is_exhausted = False, True
-                self._changed.notify_all()
+                    break
+        with self._changed:
+            self._error = raised.error
+            self._is_sampling, self._is_exhausted = False, True
+            self._changed.notify_all()
 
     def _run_one(self, index: int, prompts: _Prompts) -> bool:
         """Sample a batch once its turn has come; return whether to go on."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 from twinkle.data_format import Message, ToolCall
 from twinkle.data_format import Tool as ToolSpec
 from twinkle.rollout.errors import InvalidArguments, InvalidTool
+from twinkle.rollout.raised import Raised
 from twinkle.rollout.schema import check_arguments
 from twinkle.rollout.tool import Tool, ToolFailure, ToolResult
 
@@ -126,8 +127,9 @@ def _arguments(function: Mapping[str, Any]) -> Any:
 
 def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, ToolFailure | None]:
     """Run a function and put what came of it into words."""
-    try:
+    # Whatever a user's function raises, the end of the interpreter too, is for the model to read.
+    raised = Raised()
+    with raised:
         value = tool.function(**arguments)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), None
-    except BaseException as error:  # noqa: BLE001 - whatever a user's function raises is the model's to read
-        return f'Error: {type(error).__name__}: {error}', ToolFailure.RAISED
+    return f'Error: {type(raised.error).__name__}: {raised.error}', ToolFailure.RAISED
