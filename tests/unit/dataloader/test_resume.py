@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinkle.dataloader import DataLoader
@@ -47,6 +47,7 @@ def joined(parts: list[list[list[int]]]) -> list[list[int]]:
     return [list(chain.from_iterable(batch)) for batch in zip(*parts, strict=True)]
 
 
+@settings(deadline=None)
 @given(
     kind=st.sampled_from(['lazy', 'stream']),
     size=st.integers(1, 40),
@@ -89,6 +90,7 @@ def test_resumed_ranks_see_the_rest(
                 assert second.get_state()['consumed_train_samples'] >= states[-1]['consumed_train_samples']
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(0, 40), per_rank=st.integers(1, 4), ranks=st.integers(1, 4), is_stream=st.booleans(),
 )  # fmt: skip

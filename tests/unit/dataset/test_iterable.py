@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinkle.dataset import (
@@ -49,6 +49,7 @@ def worked_on(dataset: BaseDataset[Any], other: DatasetMeta, *, interleave: bool
     return list(dataset)
 
 
+@settings(deadline=None)
 @given(sizes=st.tuples(st.integers(0, 250), st.integers(0, 250)), interleave=st.booleans())
 def test_stream_gives_the_rows_of_a_dataset(sizes: tuple[int, int], interleave: bool) -> None:  # noqa: FBT001
     """Map to more rows, mix, filter and cast give the same rows in the same order, in every pass."""

@@ -118,6 +118,7 @@ def test_cast_and_index_out_of_range() -> None:
     dataset.cast_column('x', decode=False)
     dataset.cast_column('x', int)
     assert [row['x'] for row in dataset] == [1, 2]
+    assert dataset[1:] == [dataset[-1]] == [{'x': 2}]
     with pytest.raises(IndexError):
         dataset[2]
     with pytest.raises(DatasetError):

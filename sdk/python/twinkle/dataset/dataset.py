@@ -1,7 +1,7 @@
 """The dataset: rows in memory that are mapped, filtered, encoded and read by index."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.files import Row
@@ -30,8 +30,17 @@ class Dataset(BaseDataset[Sequence[Row]]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Row:
-        return self._read(index % len(self._rows) if index < 0 and len(self._rows) else index, self._rows[index])
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> 'Row | list[Row]':
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        row = self._rows[index]
+        return self._read(index % len(self._rows), row)
 
     def __iter__(self) -> Iterator[Row]:
         return (self._read(index, row) for index, row in enumerate(self._rows))

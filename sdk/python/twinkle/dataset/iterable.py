@@ -44,10 +44,9 @@ class IterableDataset(BaseDataset[Stream]):
 
     def _load(self, meta: DatasetMeta) -> Stream:
         refuse_backwards(meta)
-        if meta.data is None:
-            # What is not there is found now, not at the first row.
-            find_files(meta)
-        return Stream(lambda: iter(stream_rows(meta)))
+        # What is not there is said now, not at the first row.
+        files = find_files(meta) if meta.data is None else ()
+        return Stream(lambda: iter(stream_rows(meta, files)))
 
     def _mixed(self, parts: Sequence[Stream], *, is_interleaved: bool) -> Stream:
         return interleaved(parts) if is_interleaved else chained(parts)

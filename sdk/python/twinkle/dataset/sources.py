@@ -27,13 +27,19 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Row]:
     return _sliced(rows, meta)
 
 
-def stream_rows(meta: DatasetMeta) -> Iterator[Row]:
+def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
     """Yield the rows of a dataset, sliced as the meta says, reading files piece by piece.
 
+    Args:
+        files: what `find_files` found, where the meta gives no rows itself. Finding them once keeps
+            every pass on the same revision.
+
     Raises:
-        HubError, DatasetError: as `load_rows`, once iterated.
+        DatasetError: a file cannot be read, once iterated.
     """
-    stream = iter(_rows_given(meta.data)) if meta.data is not None else _rows_streamed(meta)
+    stream = (
+        _given_one_by_one(meta.data) if meta.data is not None else (row for file in files for row in iter_rows(file))
+    )
     wanted = meta.data_slice
     if wanted is None:
         yield from stream
@@ -69,9 +75,8 @@ def find_files(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Path
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
 
 
-def _rows_streamed(meta: DatasetMeta) -> Iterator[Row]:
-    for file in find_files(meta):
-        yield from iter_rows(file)
+def _given_one_by_one(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> Iterator[Row]:
+    return iter(_rows_given(data)) if isinstance(data, Mapping) else (dict(row) for row in data)
 
 
 def _taken(stream: Iterator[Row], meta: DatasetMeta, wanted: Sequence[int]) -> Iterator[Row]:
