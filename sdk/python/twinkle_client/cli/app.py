@@ -16,6 +16,7 @@ from twinkle_client.cli import (
     tenants,
     traces,
 )
+from twinkle_client.cli.options import with_options
 
 app = typer.Typer(
     name='twinkle',
@@ -23,10 +24,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command('up')(stack.up)
+app.command('up')(with_options(stack.up))
 app.command('status')(stack.status)
 app.command('down')(stack.down)
-app.command('sample')(sampling.sample)
+app.command('sample')(with_options(sampling.sample))
 app.command('estimate')(planning.estimate)
 app.command('runs')(runs.runs)
 app.command('certs')(certificates.certs)

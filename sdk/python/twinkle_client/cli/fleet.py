@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
-from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.cli.session import LocalStateDirOption, StateDirOption, console, fail, open_client
 from twinkle_client.errors import Error
 from twinkle_client.fleet import STATES, FleetAdministration
 from twinkle_client.stack import ENGINES, StackError, add_sampler, default_state_dir, leave_stack
@@ -40,7 +40,7 @@ def add(
     count: Annotated[int, typer.Option('--count', min=1, max=64, help='How many, on this machine.')] = 1,
     engine: Annotated[str, typer.Option('--engine', help='torch or vllm; unset: as the first sampler.')] = '',
     model: Annotated[str, typer.Option('--model', help='Which base model; unset: the first of the stack.')] = '',
-    state_dir: StateDirOption = None,
+    state_dir: LocalStateDirOption = None,
 ) -> None:
     """Start samplers beside the local stack; each joins the fleet as soon as it serves."""
     if engine not in {'', *ENGINES[1:]}:

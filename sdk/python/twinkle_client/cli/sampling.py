@@ -1,6 +1,7 @@
 """`twinkle sample`."""
 
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -10,23 +11,35 @@ from twinkle_client.client import TwinkleClient
 from twinkle_client.sampler import Sampler
 
 
-def sample(  # noqa: PLR0913, PLR0917 - each is an option of the command line
-    prompt: Annotated[str, typer.Argument(help='What to say to the model.')],
-    adapter: Annotated[str, typer.Option('--adapter', help='Adapter id, or twinkle:// path.')] = '',
-    version: Annotated[int | None, typer.Option('--version', help="Exactly this version of the adapter's.")] = None,
-    model: Annotated[str, typer.Option('--model', help='Base model; unset: the only one.')] = '',
-    max_tokens: Annotated[int, typer.Option('--max-tokens', min=1)] = 128,
-    temperature: Annotated[float, typer.Option('--temperature', min=0.0)] = 0.0,
-    state_dir: StateDirOption = None,
-) -> None:
-    """Ask the model something and print its answer as it comes."""
-    if version is not None and not adapter:
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """What `twinkle sample` is told."""
+
+    prompt: Annotated[str, typer.Argument(help='What to say to the model.')]
+    adapter: Annotated[
+        str, typer.Option('--adapter', help='Adapter id, or twinkle:// path. Unset: the base model.')
+    ] = ''
+    version: Annotated[
+        int | None, typer.Option('--version', help='Exactly this version of the adapter. Unset: the newest.')
+    ] = None
+    model: Annotated[str, typer.Option('--model', help='Base model. Unset: the only one.')] = ''
+    max_tokens: Annotated[int, typer.Option('--max-tokens', min=1, help='Most tokens of the answer.')] = 128
+    temperature: Annotated[
+        float, typer.Option('--temperature', min=0.0, help='0 always takes the likeliest token.')
+    ] = 0.0
+    state_dir: StateDirOption = None
+
+
+def sample(given: SampleOptions) -> None:
+    """Ask the model something and print its answer as it comes; Ctrl-C stops it."""
+    if given.version is not None and not given.adapter:
         fail('--version needs --adapter: the base model has no versions')
-    chat = {'messages': [{'role': 'user', 'content': prompt}]}
-    params = {'max_tokens': max_tokens, 'temperature': temperature}
+    chat = {'messages': [{'role': 'user', 'content': given.prompt}]}
+    params = {'max_tokens': given.max_tokens, 'temperature': given.temperature}
+    adapter, version = given.adapter, given.version
     where: dict[str, Any] = {'adapter_uri': adapter} if adapter.startswith('twinkle://') else {'adapter_name': adapter}
-    with open_client(state_dir) as client:
-        sampler = Sampler(model or _only_model(client), client=client)
+    with open_client(given.state_dir) as client:
+        sampler = Sampler(given.model or _only_model(client), client=client)
         begin, count, used = time.monotonic(), 0, 0
         for delta in sampler.sample_stream(chat, params, version=version, **where):
             console.print(delta.text, end='', markup=False, highlight=False, soft_wrap=True)

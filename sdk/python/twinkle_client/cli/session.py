@@ -18,6 +18,11 @@ from twinkle_client.tracing import tracing_to
 console = Console()
 error_console = Console(stderr=True)
 
+LocalStateDirOption = Annotated[
+    Path | None,
+    typer.Option('--state-dir', help='Folder of the local stack. Unset: TWINKLE_STATE_DIR, else the one of this user.'),
+]
+"""Of commands that are about this machine's own stack."""
 StateDirOption = Annotated[
     Path | None,
     typer.Option(
@@ -25,6 +30,7 @@ StateDirOption = Annotated[
         help='Folder of the local stack. A server elsewhere is named by TWINKLE_SERVER_URL and TWINKLE_API_KEY.',
     ),
 ]
+"""Of commands that call a server."""
 
 
 def fail(message: str) -> NoReturn:

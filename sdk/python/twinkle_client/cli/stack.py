@@ -4,7 +4,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -16,7 +16,7 @@ from rich.table import Table
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle_client.cli.models import fetch
 from twinkle_client.cli.planning import warn_of_memory
-from twinkle_client.cli.session import StateDirOption, console, fail
+from twinkle_client.cli.session import LocalStateDirOption, console, fail
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
 from twinkle_client.stack import (
@@ -57,49 +57,58 @@ class _StartReport:
             console.print(f'  {service:<11} stopped')
 
 
-def up(  # noqa: PLR0913, PLR0917 (typer reads options from parameters)
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """What `twinkle up` is told."""
+
     config: Annotated[
         Path | None,
         typer.Option('--config', help='YAML file: base_model, listen, and fields for each service.', exists=True),
-    ] = None,
+    ] = None
     models: Annotated[
         list[str] | None,
-        typer.Option('--model', help='Hub id, built-in name or folder of a base model; again for each further one.'),
-    ] = None,
+        typer.Option('--model', help='Hub id, built-in name or folder of a base model. Repeat for further ones.'),
+    ] = None
     samplers: Annotated[
-        int | None, typer.Option('--samplers', min=0, max=64, help='Samplers of each base model.')
-    ] = None,
-    engine: Annotated[str, typer.Option('--engine', help='What samples: auto, torch or vllm.')] = '',
-    tls: Annotated[bool, typer.Option('--tls', help='Encrypt, with certificates made in the state folder.')] = False,
-    state_dir: StateDirOption = None,
-    detach: Annotated[bool, typer.Option('--detach', help='Return once all serve.')] = False,
-) -> None:
+        int | None, typer.Option('--samplers', min=0, max=64, help='Samplers of each base model. Unset: 1.')
+    ] = None
+    engine: Annotated[str, typer.Option('--engine', help='What samples: auto, torch or vllm. Unset: auto.')] = ''
+    tls: Annotated[bool, typer.Option('--tls', help='Encrypt, with certificates made in the state folder.')] = False
+    state_dir: LocalStateDirOption = None
+    detach: Annotated[bool, typer.Option('--detach', help='Return once all serve.')] = False
+
+    def choices(self) -> dict[str, Any]:
+        """Return the fields of `StackOptions` that were chosen."""
+        models = [_everywhere(model) for model in self.models or []]
+        chosen: dict[str, Any] = {
+            'base_model': models[0] if models else None,
+            'more_models': tuple(models[1:]) if models else None,
+            'sampler_count': self.samplers,
+            'engine': self.engine or None,
+            'tls': self.tls or None,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
+
+def up(given: UpOptions) -> None:
     """Start the five services on this machine, keep them up, and stop them on Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    folder = (state_dir or default_state_dir()).absolute()
+    folder = (given.state_dir or default_state_dir()).absolute()
     state = StackState.load(folder)
-    models = [_everywhere(model) for model in models or []]
-    given: dict[str, Any] = {
-        'base_model': models[0] if models else None,
-        'more_models': tuple(models[1:]) if models else None,
-        'sampler_count': samplers,
-        'engine': engine or None,
-        'tls': tls or None,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    choices = given.choices()
     try:
         options = StackOptions(state_dir=folder)
-        options = replace(options.with_file(config) if config else options, **given)
+        options = replace(options.with_file(given.config) if given.config else options, **choices)
         if state is not None and state.is_reachable():
-            _mend(state, options, is_told=bool(config or given))
+            _mend(state, options, is_told=bool(given.config or choices))
         else:
-            _run(options, is_detached=detach)
+            _run(options, is_detached=given.detach)
     except (StackError, ValueError, OSError) as error:
         fail(str(error))
 
 
-def status(state_dir: StateDirOption = None) -> None:
+def status(state_dir: LocalStateDirOption = None) -> None:
     """Show the local stack's services."""
     folder = (state_dir or default_state_dir()).absolute()
     state = StackState.load(folder)
@@ -130,7 +139,7 @@ def status(state_dir: StateDirOption = None) -> None:
         raise typer.Exit(1)
 
 
-def down(state_dir: StateDirOption = None) -> None:
+def down(state_dir: LocalStateDirOption = None) -> None:
     """Stop the local stack."""
     folder = (state_dir or default_state_dir()).absolute()
     try:

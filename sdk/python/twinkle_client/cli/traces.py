@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from twinkle.telemetry import SpanRecord, read_spans
-from twinkle_client.cli.session import StateDirOption, console, fail
+from twinkle_client.cli.session import LocalStateDirOption, console, fail
 from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
 
@@ -22,7 +22,7 @@ work that somebody asked for."""
 def trace(
     trace_id: Annotated[str, typer.Argument(help='First digits of its id; without it, the latest are listed.')] = '',
     last: Annotated[bool, typer.Option('--last', help='The latest trace.')] = False,
-    state_dir: StateDirOption = None,
+    state_dir: LocalStateDirOption = None,
 ) -> None:
     """Show where the time of one call went, across all services."""
     folder = (state_dir or default_state_dir()) / 'traces'
