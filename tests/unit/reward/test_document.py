@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.sandbox import needs_walls
 from twinkle.advantage import ADVANTAGES
 from twinkle.reward import REWARDS
 
@@ -12,7 +13,10 @@ DOCUMENT = (Path(__file__).parents[3] / 'docs' / 'rewards.md').read_text(encodin
 EXAMPLES = re.findall(r'^```python\n(.*?)^```$', DOCUMENT, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize('example', EXAMPLES, ids=range(len(EXAMPLES)))
+MARKED = [pytest.param(text, marks=needs_walls if 'CodeExecution' in text else ()) for text in EXAMPLES]
+
+
+@pytest.mark.parametrize('example', MARKED, ids=range(len(EXAMPLES)))
 def test_example_runs(example: str) -> None:
     """Each by itself; what it asserts holds."""
     exec(compile(example, 'docs/rewards.md', 'exec'), {})

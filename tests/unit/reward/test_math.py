@@ -1,11 +1,13 @@
 """Mathematical answers: what counts as the same, and expressions that would take forever."""
 
+import multiprocessing
 import os
 import pickle
 import time
 
 import pytest
 
+from fixtures.sandbox import children
 from twinkle.reward import (
     InvalidRewardInput,
     MathJudge,
@@ -86,6 +88,20 @@ def test_a_judge_travels_and_ends() -> None:
     judge.close()
     judge.close()
     assert not judge.is_same(r'\boxed{a}', r'\boxed{b}')
+    judge.close()
+
+
+def test_a_fork_s_copy_of_a_judge_leaves_the_process_alone() -> None:
+    """Letting go of it there ends nothing here, and a question there begins a process there."""
+    judge = MathJudge(20)
+    assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
+    begun = children()
+    child = multiprocessing.get_context('fork').Process(target=judge.close)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert children() == begun != set()
+    assert judge.is_same(r'\boxed{2a}', r'\boxed{a+a}')
     judge.close()
 
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from fixtures.sandbox import needs_walls
 from twinkle.advantage import GRPOAdvantage
 from twinkle.component import InvalidComponentOptions, UnknownComponent
 from twinkle.metric import CompletionRewardMetric
@@ -35,6 +36,7 @@ def program(*lines: str) -> str:
     return 'So:\n```python\n' + '\n'.join(lines) + '\n```\nThat is it.'
 
 
+@needs_walls
 def test_programs_earn_the_share_of_tests_they_pass() -> None:
     """Right, wrong for one input, none at all, never ending."""
     tests = [{'input': '2\n', 'output': '4'}, {'input': '3\n', 'output': '9\n'}]
@@ -49,6 +51,7 @@ def test_programs_earn_the_share_of_tests_they_pass() -> None:
     assert reward(said(*completions, user_data={'tests': tests})) == [1.0, 0.5, 0.0, 0.0, 0.0]
 
 
+@needs_walls
 def test_programs_are_held_to_assertions() -> None:
     """And cannot leave before them."""
     square = ['def square(x):', '    return x * x']

@@ -90,9 +90,13 @@ def test_ground_truths_come_from_beside_too() -> None:
     with pytest.raises(InvalidRewardInput) as caught:
         reward(said('#### 3'), ['3', '4'])
     assert caught.value.field == 'ground_truths'
+    for user_data in ([('other', '1')], [('ground_truth', 'null')], [7, 'ground_truth', ()], 'ground_truth', 7, None):
+        with pytest.raises(InvalidRewardInput) as caught:
+            reward(said('#### 3', user_data=user_data))
+        assert caught.value.field == 'trajectories[0].user_data'
     with pytest.raises(InvalidRewardInput) as caught:
-        reward(said('#### 3', '#### 4', user_data=[('other', '1')]))
-    assert caught.value.field == 'trajectories[0].user_data'
+        reward(said('#### 3'), [None])
+    assert caught.value.field == 'ground_truths[0]'
 
 
 @pytest.mark.parametrize(

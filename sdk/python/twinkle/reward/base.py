@@ -7,9 +7,6 @@ from typing import Any, cast
 from twinkle.reward.errors import InvalidRewardInput
 from twinkle.reward.reading import completion_of, user_value
 
-MISSING: Any = object()
-"""Says that a trajectory has no such value; None may be one."""
-
 
 class Reward(ABC):
     """Scores trajectories: chats whose last turn of the assistant is the completion."""
@@ -92,12 +89,15 @@ def read_truths(key: str, trajectories: Sequence[Mapping[str, Any]], ground_trut
 
 
 def _given_truth(key: str, given: Any, place: str) -> Any:
-    has_own = isinstance(given, Mapping) and 'user_data' in given
-    return _own_truth(key, cast('Mapping[str, Any]', given), place) if has_own else given
+    if isinstance(given, Mapping) and 'user_data' in given:
+        return _own_truth(key, cast('Mapping[str, Any]', given), place)
+    if given is None:
+        raise InvalidRewardInput(place, 'is None; give what is right')
+    return cast('Any', given)
 
 
 def _own_truth(key: str, trajectory: Mapping[str, Any], place: str) -> Any:
-    value = user_value(trajectory, key, MISSING)
-    if value is MISSING:
+    value = user_value(trajectory, key)
+    if value is None:
         raise InvalidRewardInput(f'{place}.user_data', f'has no {key!r}; let the preprocessor put it there')
     return value

@@ -90,7 +90,7 @@ class MathJudge:
             encoding='utf-8',
         )
         # It ends with the judge too, and once only.
-        self._end = weakref.finalize(self, _end, process)
+        self._end = weakref.finalize(self, _end, process, self._owner)
         if _read(process) != 'ready':
             self._end()
             raise MissingLibrary('a math-verify that loads', 'rewards')
@@ -129,7 +129,10 @@ def _nothing() -> None:
     """Stand for the end of a process that was not begun."""
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str], owner: int) -> None:
+    if os.getpid() != owner:
+        # A fork of the program that started it lets go of its copy, and of nothing else.
+        return
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

@@ -34,14 +34,14 @@ def user_value(trajectory: Mapping[str, Any], key: str, default: Any = None) -> 
     `user_data` is a list of pairs, as `pack_value` makes them, a list of mappings, or one mapping; values are JSON, or
     themselves.
     """
-    given: Any = trajectory.get('user_data') or ()
-    items = cast('Sequence[Any]', [given] if isinstance(given, Mapping) else given)
+    given: Any = trajectory.get('user_data')
+    items = cast('Sequence[Any]', given if isinstance(given, Sequence) else [given])
     for item in items:
         if isinstance(item, Mapping):
             if key in item:
                 return cast('Mapping[str, Any]', item)[key]
-        elif len(item) == 2 and item[0] == key:
-            return _unpacked(item[1])
+        elif isinstance(item, list | tuple) and cast('Sequence[Any]', item)[:1] in ([key], (key,)):
+            return _unpacked(cast('Sequence[Any]', item)[-1])
     return default
 
 
