@@ -39,6 +39,7 @@ from services.gateway.assembly.futures import OpenFutures, open_futures
 from services.gateway.assembly.keys import key_servicer
 from services.gateway.assembly.memory import memory_gates
 from services.gateway.assembly.models import ModelServices, kind_of, model_services
+from services.gateway.assembly.pepper import pepper_of
 from services.gateway.assembly.quotas import (
     FutureQuotas,
     ModelQuotas,
@@ -52,7 +53,7 @@ from services.gateway.assembly.sampling import sampling_handles
 from services.gateway.assembly.sessions import session_job
 from services.gateway.assembly.tinker import TinkerNeeds, tinker_router
 from services.gateway.backends.grpc_feeds import GrpcCheckpointFeed
-from services.gateway.backends.peppered_hasher import PepperedHasher, load_pepper
+from services.gateway.backends.peppered_hasher import PepperedHasher
 from services.gateway.backends.sql import (
     Database,
     SqlCheckpointStore,
@@ -94,7 +95,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         stack.push_async_callback(database.close)
         keys = SqlKeyStore(database)
         tenants = SqlTenantStore(database)
-        hasher = PepperedHasher(bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file()))
+        hasher = PepperedHasher(pepper_of(config))
         verify = VerifyKey(keys, hasher=hasher, clock=clock, memory=config.key_memory)
         await InstallBootstrapKey(tenants, keys, hasher=hasher, clock=clock)(config.bootstrap_key)
         administration = key_servicer(database, hasher=hasher, verify=verify, clock=clock)

@@ -15,9 +15,10 @@ from services.gateway.application.get_run import GetRun
 from services.gateway.application.get_session import GetSession
 from services.gateway.application.revoke_key import RevokeKey
 from services.gateway.application.verify_key import VerifyKey
+from services.gateway.assembly.pepper import pepper_of
 from services.gateway.backends.grpc_checkpoints import GrpcCheckpoints
 from services.gateway.backends.grpc_lookups import GrpcLookups
-from services.gateway.backends.peppered_hasher import PepperedHasher, load_pepper
+from services.gateway.backends.peppered_hasher import PepperedHasher
 from services.gateway.backends.sql import (
     Database,
     SqlBrowser,
@@ -57,7 +58,7 @@ def catalogue_router(
     """Return the routes of the Tinker API for runs, checkpoints, lists of sessions and the account."""
     sessions, handles = SqlSessionStore(database), SqlHandleStore(database)
     get_session = GetSession(sessions, lifetime=config.session_lifetime, clock=clock)
-    pepper = bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file())
+    pepper = pepper_of(config)
 
     async def find_session(session_id: str) -> Session:
         return await get_session(current_caller(), session_id)

@@ -14,10 +14,10 @@ from services.gateway.application.get_export import GetExport
 from services.gateway.application.list_exports import ListExports
 from services.gateway.application.run_exports import ExportLimits, RunExports
 from services.gateway.application.start_export import StartExport
+from services.gateway.assembly.pepper import pepper_of
 from services.gateway.backends.export_archives import CheckpointArchives
 from services.gateway.backends.export_targets import ExportTargets
 from services.gateway.backends.grpc_checkpoints import GrpcCheckpoints
-from services.gateway.backends.peppered_hasher import load_pepper
 from services.gateway.backends.sealer import PepperedSealer
 from services.gateway.backends.sql import Database, SqlExportStore
 from services.gateway.config import GatewayConfig
@@ -41,7 +41,7 @@ def make_exports(
     store = SqlExportStore(database)
     keeper = GrpcCheckpoints(channels.get('checkpoint'), internal_token=config.internal_token)
     targets = ExportTargets(root=options.folder, seconds=options.upload_time.total_seconds())
-    sealer = PepperedSealer(bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file()))
+    sealer = PepperedSealer(pepper_of(config))
     news = ExportNews()
     world = ExportWorld(
         store=store,
