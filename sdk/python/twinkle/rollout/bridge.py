@@ -51,7 +51,8 @@ def bridge_tokens(template: ChatFormat, messages: Sequence[Mapping[str, Any]], *
         last_token: the turn's last one. Where it ended the turn, the end is not written again.
 
     Raises:
-        ChatCannotGoOn: the chat template refuses such a chat.
+        ChatCannotGoOn: the chat template shows no earlier turns.
+        TemplateError: it refuses such a chat, such as one with tools' answers.
         InvalidTrajectory: a message is malformed; names the field, counted from two.
     """
     tokenizer: ChatTokens = template.tokenizer

@@ -117,7 +117,7 @@ class MultiTurnRollout:
 
         Raises:
             ValueError: there are no trajectories, or a chat, an answer or a number is malformed.
-            ChatCannotGoOn: the chat template cannot show an answer.
+            ChatCannotGoOn, TemplateError: the chat template cannot show an answer.
             Whatever an environment or the sampler raises; all environments are closed first.
         """
         chats: list[Any] = [trajectories] if isinstance(trajectories, Mapping) else list(trajectories)
