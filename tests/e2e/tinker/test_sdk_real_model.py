@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import tinker
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from fixtures.tinker_sdk import SDK_MARKS, new_model, running_stack, service_client
+from fixtures.tinker_sdk import SDK_MARKS, new_model, running_stack, service_client, weighted
 from twinkle.hub import get_model
+from twinkle.template.tokenizer import ChatTokenizer
 
 pytestmark = [*SDK_MARKS, pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -20,20 +20,16 @@ STEPS = 8
 ADAM = tinker.AdamParams(learning_rate=2e-3)
 
 
-def example(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> tinker.Datum:
+def example(tokenizer: ChatTokenizer, prompt: str, answer: str) -> tinker.Datum:
     """Return an example that learns the answer alone."""
     asked = tokenizer.encode(prompt)
     tokens = [*asked, *tokenizer.encode(answer)]
-    weights = [0.0] * (len(asked) - 1) + [1.0] * (len(tokens) - len(asked))
-    return tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={'target_tokens': tokens[1:], 'weights': weights},
-    )
+    return weighted(tokens, [0.0] * (len(asked) - 1) + [1.0] * (len(tokens) - len(asked)))
 
 
 def test_sdk_teaches_the_small_real_model_two_sentences(tmp_path: Path) -> None:
     """Cross-entropy per token falls below a tenth of a nat, and the greedy answer is the one that was taught."""
-    tokenizer = AutoTokenizer.from_pretrained(get_model(MODEL))
+    tokenizer = ChatTokenizer(get_model(MODEL))
     data = [example(tokenizer, prompt, answer) for prompt, answer in LESSONS.items()]
     counted = sum(len(tokenizer.encode(answer)) for answer in LESSONS.values())
     with running_stack(tmp_path, MODEL) as stack, service_client(stack) as client:
