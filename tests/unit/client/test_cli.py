@@ -230,17 +230,17 @@ def test_what_is_done_with_checkpoints_has_one_word(word: str) -> None:
 
 
 @pytest.fixture
-def _in_japan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _zone_of_before() -> Iterator[None]:
+    """Set up before the environment is changed, so that it ends after that is undone."""
+    yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures('_zone_of_before')
+def test_moments_are_shown_in_the_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the minute; one that is not set is shown as nothing."""
     monkeypatch.setenv('TZ', 'JST-9')
     time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.mark.usefixtures('_in_japan')
-def test_moments_are_shown_in_the_zone_of_the_machine() -> None:
-    """To the minute; one that is not set is shown as nothing."""
     moment = Timestamp()
     assert local_text(moment) == ''
     moment.FromDatetime(datetime(2026, 1, 1, 23, 30, 59, tzinfo=UTC))
