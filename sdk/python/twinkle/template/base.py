@@ -184,8 +184,10 @@ class Template:
         tokenized = self.tokenizer.tokenize([chat.text for chat in rendered])
         encoded: list[EncodedChat] = []
         for chat, text, tokens in zip(formatted, rendered, tokenized, strict=True):
-            spans = () if add_generation_prompt else self._spans(chat, text)
-            pieces = self._fit(tokens, spans, is_prompt=add_generation_prompt)
+            # Finding the turns costs more than all else, so that what will not be kept is spared it.
+            is_kept = self._keeps(len(tokens.token_ids), is_prompt=add_generation_prompt)
+            spans = self._spans(chat, text) if is_kept and not add_generation_prompt else ()
+            pieces = self._fit(tokens, spans) if is_kept else []
             features = [self._feature(ids, labels, chat, is_prompt=add_generation_prompt) for ids, labels in pieces]
             encoded.append(EncodedChat(features, len(tokens.token_ids)))
         return encoded
@@ -259,6 +261,20 @@ class Template:
         if least > self.max_length:
             raise ExampleTooLong(least, self.max_length)
 
+    def _keeps(self, count: int, *, is_prompt: bool) -> bool:
+        """Return whether anything of so many tokens becomes a feature.
+
+        Raises:
+            ExampleTooLong: nothing may be cut from them.
+        """
+        strategy = self.truncation_strategy
+        if count <= self.max_length or strategy == 'left':
+            return True
+        # 'right' and 'split' too would cut the opening of the turn that a prompt ends with.
+        if strategy == 'raise' or (is_prompt and strategy != 'delete'):
+            raise ExampleTooLong(count, self.max_length)
+        return strategy != 'delete'
+
     def _render(self, chat: Trajectory, *, add_generation_prompt: bool) -> RenderedChat:
         if self._chat_template is None:
             return _joined(chat)
@@ -280,9 +296,7 @@ class Template:
         special_texts = self.tokenizer.special_texts
         return assistant_spans(chat.get('messages', []), rendered.text, render=render, special_texts=special_texts)
 
-    def _fit(
-        self, tokens: TokenizedText, spans: Sequence[Span], *, is_prompt: bool
-    ) -> list[tuple[IntVector, IntVector]]:
+    def _fit(self, tokens: TokenizedText, spans: Sequence[Span]) -> list[tuple[IntVector, IntVector]]:
         """Return `(input_ids, labels)` pieces of at most `max_length` tokens, labels shifted within each."""
         ids = np.asarray(tokens.token_ids, dtype=np.int32)
         labels = label_tokens(tokens.token_ids, tokens.offsets, spans)
@@ -292,15 +306,10 @@ class Template:
                 ranges = [(0, count)]
             case 'left':
                 ranges = [(count - limit, count)]
-            case 'delete':
-                ranges = []
-            case 'right' if not is_prompt:
+            case 'right':
                 ranges = [(0, limit)]
-            case 'split' if not is_prompt:
-                ranges = [(begin, begin + limit) for begin in range(0, count, limit)]
             case _:
-                # 'right' and 'split' too would cut the opening of the turn that a prompt ends with.
-                raise ExampleTooLong(count, limit)
+                ranges = [(begin, begin + limit) for begin in range(0, count, limit)]
         return [(ids[begin:end], shift_labels(labels[begin:end])) for begin, end in ranges]
 
     def _feature(self, ids: IntVector, labels: IntVector, chat: Trajectory, *, is_prompt: bool) -> InputFeature:

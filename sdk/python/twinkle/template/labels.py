@@ -93,10 +93,13 @@ def _common_prefix_length(first: str, second: str) -> int:
 def label_tokens(token_ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> IntVector:
     """Return int32 [T]: the token's own id where it begins inside a span, else `IGNORE_INDEX`. Not shifted."""
     ids = np.asarray(token_ids, dtype=np.int32)
-    places = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-    is_labelled = np.zeros(len(ids), dtype=np.bool_)
-    for begin, end in spans:
-        is_labelled |= (places[:, 0] >= begin) & (places[:, 0] < end)
+    if not len(spans):
+        return np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
+    places = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
+    begins, ends = np.asarray(sorted(spans), dtype=np.int64).T
+    # A place is inside some span if any that begins at or before it ends behind it.
+    furthest = np.append(0, np.maximum.accumulate(ends))
+    is_labelled = places < furthest[np.searchsorted(begins, places, side='right')]
     return np.where(is_labelled, ids, np.int32(IGNORE_INDEX))
 
 
