@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from twinkle.dataloader import DataLoader
 from twinkle.dataset import (
     DatasetMeta,
     IterableDataset,
+    IterablePackingDataset,
     LazyDataset,
     RefusedRow,
     WindowPacker,
@@ -130,6 +132,31 @@ def test_packs_of_a_stream_resume_bit_for_bit() -> None:
         for mine, other in zip(second, batches[at:], strict=True):
             for name in ('input_ids', 'labels', 'position_ids'):
                 assert [pack[name].tobytes() for pack in mine] == [pack[name].tobytes() for pack in other]
+
+
+def test_encoded_packs_without_end_resume(tiny_llama_dir: Path) -> None:
+    """A cyclic stream that is mapped, encoded, packed and shuffled goes on with the identical packs on its rank."""
+
+    def loader() -> DataLoader:
+        turns = [
+            [{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': 'x' * (i % 23)}] for i in range(30)
+        ]
+        dataset = IterablePackingDataset(
+            DatasetMeta(data=[{'messages': turn} for turn in turns]), packing_interval=8, cyclic=True
+        )
+        dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=120)
+        dataset.encode()
+        dataset.pack_dataset()
+        mesh = DeviceMesh.from_sizes(dp_size=2)
+        return DataLoader(dataset, batch_size=4, shuffle=True, shuffle_buffer=3, device_mesh=mesh, rank=1)
+
+    first, second = loader(), loader()
+    batches = iter(first)
+    head = list(islice(batches, 9))
+    second.resume_from_checkpoint(first.get_state())
+    assert [len(batch) for batch in head] == [2] * 9
+    for mine, other in islice(zip(second, batches, strict=True), 5):
+        assert [pack['input_ids'].tobytes() for pack in mine] == [pack['input_ids'].tobytes() for pack in other]
 
 
 def test_state_does_not_depend_on_the_number_of_ranks() -> None:

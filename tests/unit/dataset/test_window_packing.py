@@ -101,7 +101,10 @@ def test_streams_beside_the_labels_are_joined_and_others_kept_per_sample() -> No
         join_features([first, second])
 
 
-@pytest.mark.parametrize('changes', [{'labels': [1, 2]}, {'attention_mask': [1] * 4}, {'input_ids': [], 'labels': []}])
+@pytest.mark.parametrize(
+    'changes',
+    [{'labels': [1, 2]}, {'attention_mask': [1] * 4}, {'input_ids': [], 'labels': []}, {'pixel_values': [0.5]}],
+)
 def test_rows_that_joining_would_spoil_are_refused(changes: dict[str, list[int]], tiny_llama_dir: Any) -> None:
     """A field of another length would shift the samples behind it, so nothing is packed."""
     dataset = PackingDataset(DatasetMeta(data=[feature(0, 3), {**feature(1, 3), **changes}]))

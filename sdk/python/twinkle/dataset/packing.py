@@ -16,6 +16,11 @@ from twinkle.template import Template
 _TOKEN_FIELDS = (
     'input_ids', 'attention_mask', 'position_ids', 'labels', 'loss_weights', 'completion_mask', *STREAMS
 )  # fmt: skip
+_MEDIA_FIELDS = (
+    'pixel_values', 'pixel_values_videos', 'pixel_attention_mask', 'image_grid_thw', 'image_sizes', 'video_grid_thw',
+    'second_per_grid_ts', 'input_features', 'feature_attention_mask', 'routed_experts',
+)  # fmt: skip
+"""What models read beside tokens, by the names of processors in transformers; joining them is not built yet."""
 
 
 class PackingDataset(Dataset):
@@ -73,11 +78,17 @@ def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:
     """Refuse row `index` if joining it to others would lose or shift something.
 
     Raises:
-        InvalidExample: it has no tokens or labels, more tokens than a pack, or a field of another length.
+        InvalidExample: it has no tokens or labels, more tokens than a pack, a field of another length, or
+            tensors of images, video, audio or routing.
     """
     for name in ('input_ids', 'labels'):
         if not len(feature.get(name, ())):
             raise InvalidExample(index, name, 'is missing or empty; only encoded training examples are packed')
+    for name in _MEDIA_FIELDS:
+        if name in feature:
+            raise InvalidExample(
+                index, name, 'would be lost in a pack, whose model sees tokens only; do not pack these'
+            )
     count = len(feature['input_ids'])
     if count > capacity:
         raise InvalidExample(index, 'input_ids', f'has {count} tokens, more than max_length {capacity}')
