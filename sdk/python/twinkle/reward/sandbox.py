@@ -63,8 +63,9 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
     connection, changes no file, and reads none but Python's own. It is ended by its handle.
 
     What this does not keep apart: programs share the kernel, the processors and the clock with everybody; they see
-    installed packages, the machine's name and how busy it is. A hole in the kernel is a hole in the walls. To run what
-    somebody hostile wrote, rather than a model in training, use a virtual machine.
+    installed packages, the machine's name, how busy it is, and whether a path that they guess exists. A hole in the
+    kernel is a hole in the walls. To run what somebody hostile wrote, rather than a model in training, use a virtual
+    machine.
 
     Raises:
         SandboxUnavailable: this machine lacks a wall that `limits` does not do without; nothing was run.

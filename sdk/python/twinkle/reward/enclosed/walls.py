@@ -19,13 +19,16 @@ _READ_FILE_AND_FOLDER = 1 << 2 | 1 << 3
 _ALL_FILE_RIGHTS = (1 << 13) - 1
 """Of Landlock's first version: run, read, write, list, remove and make anything."""
 _ALLOWED_CALLS = (
-    *(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21, 23, 24, 25, 28, 32, 33, 35, 37, 38, 39),
-    *(60, 63, 72, 79, 80, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 131, 158, 186, 201, 202, 204, 217, 218),
-    *(228, 229, 230, 231, 257, 262, 267, 269, 270, 271, 273, 318, 332, 334, 439),
+    *(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 23, 24, 25, 28, 32, 33, 35, 37, 38, 39, 60),
+    *(63, 79, 80, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 131, 158, 186, 201, 202, 204, 217, 218, 228, 229),
+    *(230, 231, 257, 262, 267, 269, 270, 271, 273, 318, 332, 334, 439),
 )
 """Numbers on x86-64 of what an interpreter needs to read, compute and write to open files. What would start a process
 or thread, open a connection, signal or look into others, change a file's name, owner or mode, or raise a limit is not
 among them."""
+_ALLOWED_COMMANDS = {72: (0, 1, 2, 3, 4, 1030), 16: (0x5401, 0x5413, 0x5450, 0x5451)}
+"""Of `fcntl`: flags and copies of descriptors, but not who is signalled when a pipe has news. Of `ioctl`: whether this
+is a terminal and how wide, and whether a descriptor survives `exec`."""
 
 
 def enclose(readable: list[str], *, memory_bytes: int, cpu_seconds: int) -> list[str]:
@@ -86,18 +89,24 @@ def _restrict_files(libc: ctypes.CDLL, readable: list[str]) -> bool:
 
 def _restrict_calls(libc: ctypes.CDLL) -> bool:
     """Refuse every system call that is not on the list with EPERM; return whether that holds."""
-    load, equal, answer = 0x20, 0x15, 0x06
-    kill, refuse, allow = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
-    count = len(_ALLOWED_CALLS)
-    program = [
-        (load, 0, 0, 4),
-        (equal, 1, 0, 0xC000003E),
-        (answer, 0, 0, kill),
-        (load, 0, 0, 0),
-        *((equal, count - index, 0, number) for index, number in enumerate(_ALLOWED_CALLS)),
-        (answer, 0, 0, refuse),
-        (answer, 0, 0, allow),
-    ]
+    program = _filter()
     code = ctypes.create_string_buffer(b''.join(struct.pack('=HBBI', *step) for step in program))
     header = struct.pack('@HP', len(program), ctypes.addressof(code))
     return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0) == 0
+
+
+def _filter() -> list[tuple[int, int, int, int]]:
+    """Return the steps of the filter: code, steps to jump over where it holds and where not, and its number."""
+    load, equal, answer = 0x20, 0x15, 0x06
+    kill, refuse, allow = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
+    tests = [(equal, number) for number in _ALLOWED_CALLS]
+    # Each of these calls goes to a block of its own, which loads the call's second argument.
+    blocks = [[(load, 24), *((equal, k) for k in known), (answer, refuse)] for known in _ALLOWED_COMMANDS.values()]
+    body = [*tests, (answer, refuse), *(step for block in blocks for step in block), (answer, allow)]
+    steps = [(code, len(body) - 2 - index if code == equal else 0, 0, k) for index, (code, k) in enumerate(body)]
+    begin = len(tests) + 1
+    entries: list[tuple[int, int, int, int]] = []
+    for position, (call, block) in enumerate(zip(_ALLOWED_COMMANDS, blocks, strict=True)):
+        entries.append((equal, len(blocks) - position - 1 + begin, 0, call))
+        begin += len(block)
+    return [(load, 0, 0, 4), (equal, 1, 0, 0xC000003E), (answer, 0, 0, kill), (load, 0, 0, 0), *entries, *steps]
