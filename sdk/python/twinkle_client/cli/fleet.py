@@ -12,13 +12,21 @@ from rich import box
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as pb
-from twinkle_client.cli.session import LocalStateDirOption, StateDirOption, console, fail, open_client
+from twinkle_client.cli.session import (
+    LocalStateDirOption,
+    StateDirOption,
+    console,
+    fail,
+    open_client,
+    told_on_interrupt,
+)
 from twinkle_client.errors import Error
 from twinkle_client.fleet import STATES, FleetAdministration
 from twinkle_client.stack import ENGINES, StackError, add_sampler, default_state_dir, leave_stack
 
 app = typer.Typer(help='The replicas behind the gateway.', invoke_without_command=True)
 TOKEN_VARIABLE = 'TWINKLE_SAMPLER_INTERNAL_TOKEN'  # noqa: S105 (a name, not a secret)
+_NOT_ADDED = 'a sampler that did not serve yet is stopped, the others stay'
 _DRAIN_POLL_SECONDS = 0.5
 _DRAIN_LIMIT_SECONDS = 600.0
 
@@ -49,7 +57,7 @@ def add(
     for _ in range(count):
         begin = time.monotonic()
         try:
-            with console.status('a sampler loads the model'):
+            with told_on_interrupt(_NOT_ADDED), console.status('a sampler loads the model'):
                 added = add_sampler(folder, engine=engine, base_model=model, report=_silent)
         except (StackError, OSError) as error:
             fail(str(error))
@@ -92,7 +100,7 @@ def drain(
     state_dir: StateDirOption = None,
 ) -> None:
     """Ask a replica to finish what it has and to leave, and wait until it has."""
-    with open_client(state_dir) as client:
+    with told_on_interrupt(f'{replica_id} goes on draining'), open_client(state_dir) as client:
         fleet = FleetAdministration(client=client)
         _drain(fleet, replica_id, state_dir)
         end = time.monotonic() + _DRAIN_LIMIT_SECONDS

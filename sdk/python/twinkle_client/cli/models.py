@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from twinkle_client.cli.session import console, fail
+from twinkle_client.cli.session import console, fail, told_on_interrupt
 
 app = typer.Typer(help='Base models on this machine.', no_args_is_help=True)
 
@@ -14,7 +14,9 @@ app = typer.Typer(help='Base models on this machine.', no_args_is_help=True)
 @app.command('get')
 def get(name: Annotated[str, typer.Argument(help='Built-in name, hub id or folder.')]) -> None:
     """Fetch a model, if it is not here yet, and print its folder."""
-    console.print(str(fetch(name)), highlight=False, soft_wrap=True)
+    with told_on_interrupt('the same command goes on'):
+        folder = fetch(name)
+    console.print(str(folder), highlight=False, soft_wrap=True)
 
 
 @app.command('list')

@@ -4,14 +4,14 @@ from rich.table import Table
 
 from twinkle.api.model.v1 import adapter_pb2
 from twinkle_client.cli.moments import local_text
-from twinkle_client.cli.session import StateDirOption, console, open_client
+from twinkle_client.cli.session import StateDirOption, console, error_console, open_client
 from twinkle_client.client import TwinkleClient
 from twinkle_client.model.waiting import wait_line
 
 
 def runs(state_dir: StateDirOption = None) -> None:
     """List the training runs, newest first: how far each is, and what its next operation waits for."""
-    with open_client(state_dir) as client:
+    with open_client(state_dir) as client, error_console.status('asking for the runs'):
         found = client.list_training_runs()
         adapters = {adapter.adapter_id: adapter for adapter in client.list_adapters()}
         states = {name: _state(client, adapter) for name, adapter in adapters.items()}

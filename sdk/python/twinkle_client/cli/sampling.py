@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.cli.session import StateDirOption, console, error_console, fail, open_client, told_on_interrupt
 from twinkle_client.client import TwinkleClient
 from twinkle_client.sampler import Sampler
 
@@ -38,13 +38,19 @@ def sample(given: SampleOptions) -> None:
     params = {'max_tokens': given.max_tokens, 'temperature': given.temperature}
     adapter, version = given.adapter, given.version
     where: dict[str, Any] = {'adapter_uri': adapter} if adapter.startswith('twinkle://') else {'adapter_name': adapter}
-    with open_client(given.state_dir) as client:
+    with told_on_interrupt('the answer ends here'), open_client(given.state_dir) as client:
         sampler = Sampler(given.model or _only_model(client), client=client)
         begin, count, used = time.monotonic(), 0, 0
-        for delta in sampler.sample_stream(chat, params, version=version, **where):
-            console.print(delta.text, end='', markup=False, highlight=False, soft_wrap=True)
-            count += len(delta.tokens)
-            used = delta.version if delta.version is not None else used
+        waiting = error_console.status('waiting for the first word')
+        waiting.start()
+        try:
+            for delta in sampler.sample_stream(chat, params, version=version, **where):
+                waiting.stop()
+                console.print(delta.text, end='', markup=False, highlight=False, soft_wrap=True)
+                count += len(delta.tokens)
+                used = delta.version if delta.version is not None else used
+        finally:
+            waiting.stop()
         seconds = time.monotonic() - begin
     weights = f'version {used}' if adapter and used else adapter or 'base model'
     console.print(f'\n[dim]{count} tokens, {count / seconds:.1f} tokens/s, {weights}[/dim]')

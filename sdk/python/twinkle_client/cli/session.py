@@ -15,6 +15,8 @@ from twinkle_client.errors import Error, RetryableError
 from twinkle_client.stack import StackState, default_state_dir
 from twinkle_client.tracing import tracing_to
 
+_INTERRUPTED = 130
+"""128 and the number of the signal, as shells have it."""
 console = Console()
 error_console = Console(stderr=True)
 
@@ -37,6 +39,20 @@ def fail(message: str) -> NoReturn:
     """Print one line of error and end with status 1."""
     error_console.print(f'twinkle: {message}', markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1)
+
+
+@contextmanager
+def told_on_interrupt(left: str) -> Iterator[None]:
+    """On Ctrl-C end the command with status 130 and one line.
+
+    Args:
+        left: how things stand then: what goes on, or what the same command would do.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        error_console.print(f'\ntwinkle: interrupted; {left}', markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rich.table import Table
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle_client.cli.models import fetch
 from twinkle_client.cli.planning import warn_of_memory
-from twinkle_client.cli.session import LocalStateDirOption, console, fail
+from twinkle_client.cli.session import LocalStateDirOption, console, error_console, fail, told_on_interrupt
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
 from twinkle_client.stack import (
@@ -114,7 +114,8 @@ def status(state_dir: LocalStateDirOption = None) -> None:
     state = StackState.load(folder)
     if state is None:
         fail(f'no stack in {folder}; start one with `twinkle up`')
-    described = _by_name(_server_info(state))
+    with error_console.status('asking the services'):
+        described = _by_name(_server_info(state))
     table = Table(title=f'{", ".join(state.base_models)} at {state.address or "(not up)"}')
     own_columns = ['base model'] if state.more_models else []
     for name in ('service', 'state', 'pid', 'memory', 'address', 'version', *own_columns):
@@ -142,11 +143,8 @@ def status(state_dir: LocalStateDirOption = None) -> None:
 def down(state_dir: LocalStateDirOption = None) -> None:
     """Stop the local stack."""
     folder = (state_dir or default_state_dir()).absolute()
-    try:
-        if not stop_stack(folder, report=_StartReport()):
-            console.print(f'no stack in {folder}')
-    except StackError as error:
-        fail(str(error))
+    if not _stop(folder):
+        console.print(f'no stack in {folder}', highlight=False, soft_wrap=True)
 
 
 def differently_patched(services: Iterable[server_service_pb2.ServiceInfo]) -> list[str]:
@@ -217,7 +215,9 @@ def _mend(state: StackState, options: StackOptions, *, is_told: bool) -> None:
         fail(f'{served} is served there, not {wanted}; stop it first: `twinkle down`')
     if is_told:
         console.print('its options are those of its start; `twinkle fleet add` adds a sampler', soft_wrap=True)
-    _print_address(revive_stack(state.state_dir, report=_StartReport()) or state)
+    with console.status('looking after its services'):
+        state = revive_stack(state.state_dir, report=_StartReport()) or state
+    _print_address(state)
 
 
 def _everywhere(model: str) -> str:
@@ -238,17 +238,18 @@ def _run(options: StackOptions, *, is_detached: bool) -> None:
         if not is_detached:
             _stay(options.state_dir)
     except KeyboardInterrupt:
+        console.print('\nstopping')
         _stop(options.state_dir)
 
 
-def _stop(folder: Path) -> None:
-    console.print('\nstopping')
+def _stop(folder: Path) -> bool:
+    """Stop what runs in a folder; return whether there was a stack."""
+    left = 'not all were stopped yet; `twinkle down` stops the rest'
     try:
-        stop_stack(folder, report=_StartReport())
+        with told_on_interrupt(left), console.status('the services finish what they have'):
+            return stop_stack(folder, report=_StartReport())
     except StackError as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        fail('interrupted again before all were stopped; `twinkle down` stops the rest')
 
 
 def _stay(folder: Path) -> None:
