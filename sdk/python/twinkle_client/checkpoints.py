@@ -117,6 +117,8 @@ class CheckpointLibrary:
     ) -> export_service_pb2.Export:
         """Have the server send a checkpoint to `hf://<owner>/<name>` or `file:///<folder>`, in the background.
 
+        The same push again, while it is under way, is the same export.
+
         Args:
             path: of the checkpoint.
             target: where it goes; a folder is one below that which the operator has set aside.
