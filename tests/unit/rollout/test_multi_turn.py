@@ -201,7 +201,7 @@ def test_a_turn_the_sampler_broke_off_ends_the_chat(template, reason):
 
 
 def test_samples_of_a_trajectory_stand_side_by_side_and_draw_apart(template):
-    """Prompt-major order; same seed same everything; siblings and turns have seeds of their own."""
+    """Prompt-major order; same seed same everything; one request at first, then a seed for each sibling and turn."""
     other = {'messages': [{'role': 'user', 'content': 'you'}]}
 
     def run(seed: int) -> tuple[list[Any], ScriptedSampler]:
@@ -213,7 +213,8 @@ def test_samples_of_a_trajectory_stand_side_by_side_and_draw_apart(template):
     assert [one.messages for one in rollouts] == [one.messages for one in again]
     assert rollouts[0].messages != different[0].messages
     seeds = [params.seed for params in sampler.params]
-    assert len(seeds) == len(set(seeds)) == 6
+    assert len(seeds) == len(set(seeds)) == 5
+    assert [params.num_samples for params in sampler.params] == [2, 1, 1, 1, 1]
     assert rollouts[0].messages != rollouts[1].messages
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
 import numpy as np
@@ -56,8 +56,9 @@ class MultiTurnRollout:
     The chats of a call take their turns together. Give `sampling_params.max_tokens`: turns whose chats have room
     for as much run as one batch.
 
-    With a seed, everything drawn is a function of it, of the inputs and the weights: sample `j` of turn `t` draws
-    from a seed of its own, made of all three.
+    With a seed, everything drawn is a function of it, of the inputs and the weights. In the first turn siblings with
+    one prompt are samples of one request; sample `j` of a later turn `t` draws from a seed of its own, made of all
+    three.
 
     Args:
         sampler: draws the turns.
@@ -146,34 +147,51 @@ class MultiTurnRollout:
         self, episodes: Sequence[Episode], limit: '_Limit', *, seed: int | None, turn: int
     ) -> Iterator[tuple[Episode, SampledSequence]]:
         """Yield each chat that has room with its next turn; end the others."""
-        waiting: list[Episode] = list(episodes)
+        waiting: list[list[Episode]] = _requests(episodes, is_first=turn == 0)
         while waiting:
-            for one in waiting:
-                if limit.room(len(one.track)) == 0:
-                    one.end_reason = EndReason.MAX_TOKENS
-            waiting = [one for one in waiting if one.end_reason is None]
+            for request in waiting:
+                if limit.room(len(request[0].track)) == 0:
+                    for one in request:
+                        one.end_reason = EndReason.MAX_TOKENS
+            waiting = [request for request in waiting if request[0].end_reason is None]
             if not waiting:
                 return
-            # One call has one seed and one length: the first chat's, and all chats that share them.
-            key = self._key(waiting[0], limit, seed)
-            group = [one for one in waiting if self._key(one, limit, seed) == key]
-            slot, max_tokens = key
-            params = replace(self._params, seed=_mixed(seed, turn, slot), max_tokens=max_tokens, num_samples=1)
+            # One call has one seed, length and number of samples: the first request's, and all that share them.
+            keys = [self._key(request, limit, seed) for request in waiting]
+            group = [request for request, key in zip(waiting, keys, strict=True) if key == keys[0]]
             try:
-                responses = self._sampler.sample(
-                    [one.model_input() for one in group], params, self._adapter_name, num_samples=1
-                )
+                yield from self._draw(group, keys[0], seed=None if seed is None else (seed, turn))
             except ValueError as error:
                 if not limit.learn(error):
                     raise
                 continue
-            yield from ((one, response.sequences[0]) for one, response in zip(group, responses, strict=True))
-            waiting = [one for one in waiting if one not in group]
+            waiting = [request for request, key in zip(waiting, keys, strict=True) if key != keys[0]]
 
-    def _key(self, episode: Episode, limit: '_Limit', seed: int | None) -> tuple[int, int | None]:
-        room, wanted = limit.room(len(episode.track)), self._params.max_tokens
-        max_tokens = wanted if room is None else room if wanted is None else min(room, wanted)
-        return (0 if seed is None else episode.sample_index), max_tokens
+    def _draw(
+        self, group: Sequence[list[Episode]], key: '_Key', *, seed: tuple[int, int] | None
+    ) -> list[tuple[Episode, SampledSequence]]:
+        """Return the next turn of each chat of the group."""
+        params = replace(
+            self._params,
+            seed=None if seed is None else _mixed(*seed, key.slot),
+            max_tokens=key.max_tokens,
+            num_samples=key.count,
+        )
+        inputs = [request[0].model_input() for request in group]
+        responses = self._sampler.sample(inputs, params, self._adapter_name, num_samples=key.count)
+        return [
+            pair
+            for request, response in zip(group, responses, strict=True)
+            for pair in zip(request, response.sequences, strict=True)
+        ]
+
+    def _key(self, request: Sequence[Episode], limit: '_Limit', seed: int | None) -> '_Key':
+        room, wanted = limit.room(len(request[0].track)), self._params.max_tokens
+        return _Key(
+            slot=0 if seed is None else request[0].sample_index,
+            max_tokens=wanted if room is None else room if wanted is None else min(room, wanted),
+            count=len(request),
+        )
 
     @contextmanager
     def _episodes(self, count: int, num_samples: int) -> Iterator[list[Episode]]:
@@ -207,6 +225,26 @@ class MultiTurnRollout:
         template, specs = cast('Any', self._template), tools.specs
         find: ParseCalls = parse or (lambda text: template.parse_tool_call(text, specs))
         return lambda: ToolEnv(tools, find)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Key:
+    """What the requests of one call have in common."""
+
+    slot: int
+    """Place among siblings, which has a seed of its own."""
+    max_tokens: int | None
+    count: int
+    """Chats that a request draws for."""
+
+
+def _requests(episodes: Sequence[Episode], *, is_first: bool) -> list[list[Episode]]:
+    """Return chats in lists that one request can draw for: before the first turn, siblings with one prompt."""
+    lists: dict[tuple[object, ...], list[Episode]] = {}
+    for one in episodes:
+        place = (one.trajectory_index, one.track.token_ids if is_first else one.sample_index)
+        lists.setdefault(place, []).append(one)
+    return list(lists.values())
 
 
 class _Limit:
