@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any, cast
 
 from twinkle.preprocessor.base import Columns, DataFilter, Preprocessor, Row, RowPreprocessor
@@ -151,9 +152,9 @@ def _stage(spec: Any, place: str) -> Stage:
         if 'name' not in fields or set(fields) - _SPEC:
             raise InvalidArguments(f'{place} must have a name, and perhaps init_args, got {sorted(fields)}')
         name, init_args = fields['name'], fields.get('init_args')
-        if not isinstance(name, str) or not (init_args is None or isinstance(init_args, Mapping)):
+        if not isinstance(name, str) or not isinstance(init_args, Mapping | NoneType):
             raise InvalidArguments(f'{place}: name must be text and init_args an object')
-    stage = construct(name, init_args, STAGES, 'stage')
+    stage = construct(name, cast('Mapping[str, Any] | None', init_args), STAGES, 'stage')
     if isinstance(stage, Preprocessor) and not isinstance(stage, RowPreprocessor):
         raise InvalidArguments(f'{place}: {type(stage).__name__} rewrites whole batches; map the dataset by it before')
     return stage

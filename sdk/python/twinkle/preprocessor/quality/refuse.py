@@ -16,10 +16,12 @@ _QUOTES = str.maketrans({'\u2019': "'", '\u2018': "'", '\u02bc': "'"})
 _SORRY = r"(?:(?:i'm|i am|we're|we are) )?(?:(?:so|very|really|truly|deeply) )?(?:sorry|apologi[sz]e|afraid)"
 _PREFACE = rf'(?:unfortunately|{_SORRY}|i {_SORRY}|my apologies|as an? (?:ai|artificial|large|language)[^.,!?]{{0,60}})'
 _UNABLE = r"(?:i|we)(?:'m| am|'re| are)? (?:cannot|can't|can not|won't|will not|must decline to|(?:not able|unable) to)"
+_PLAIN_DEED = r'(?:assist|help|comply|fulfil|fulfill|provide|engage|participate|discuss|do that|respond to)(?! but\b)'
 _DEED = (
-    r'(?:assist|help|comply|fulfil|fulfill|provide|support|engage|participate|discuss|create|generate|write|answer'
-    r'|offer|share|give|do that|continue with|complete (?:this|that|your)|respond to)(?! but\b)'
+    rf'(?:{_PLAIN_DEED}|support|create|generate|write|answer|offer|share|give|continue with'
+    r'|complete (?:this|that|your))'
 )
+"""What is declined behind an apology; without one, 'I will not write ...' is rather a plan."""
 _CHINESE = (
     r'(?:(?:非常|很|十分)?(?:抱歉|对不起|遗憾|不好意思)\W{0,2})?(?:但是?|不过)?(?:作为\w{0,30}\W)?'
     r'我(?:们)?(?:无法|不能|没法|没有?办法|不会|不可以)(?:为您|为你|给您|给你|向您|向你)?'
@@ -28,7 +30,8 @@ _CHINESE = (
 _REFUSALS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf'(?:{_PREFACE}[,.!:;]? ?)?(?:but )?{_UNABLE} (?:be able to )?{_DEED}\b',
+        rf'(?:{_PREFACE}[,.!:;]? ?(?:but )?){{1,2}}{_UNABLE} (?:be able to )?{_DEED}\b',
+        rf'{_UNABLE} (?:be able to )?{_PLAIN_DEED}\b',
         rf'(?:{_PREFACE}[,.!]? ?)?(?:but )?i (?:have to|must) (?:decline|refuse)\b',
         _CHINESE,
     )
