@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinkle.preprocessor import CountdownProcessor, GSM8KProcessor
+from twinkle.preprocessor import CountdownProcessor, GSM8KProcessor, OlympiadBenchProcessor
 from twinkle.reward import (
     CountDownAccuracy,
     F1Reward,
@@ -186,6 +186,9 @@ def test_length_is_punished_near_its_limit() -> None:
         (r'\boxed{x=2}', '$x = 2$', {}, 1.0),
         (r'\boxed{11}', '10', {}, 0.5 * math.exp(-0.5)),
         (r'\boxed{11}', '10', {'error': '1'}, 1.0),
+        (r'\boxed{10.1}', '10', {'error': '1e-1'}, 1.0),
+        (r'\boxed{10.2}', '10', {'error': 'nan'}, 0.5 * math.exp(-0.1)),
+        (r'\boxed{10 \mathrm{m/s}}', '$10$', {'unit': 'm/s', 'is_multiple_answer': 'False'}, 1.0),
         (r'\boxed{y}', 'x', {}, 0.0),
         ('10', '10', {}, 0.0),
         (r'\boxed{1}', '0', {}, 0.0),
@@ -202,6 +205,13 @@ def test_olympiad_answers_are_right_near_or_a_share(
     """Without their dress, within their error; giving many answers does not pay."""
     trajectories = said(completion, user_data={'ground_truth': truth, **more})
     assert OlympiadBenchAccuracyReward()(trajectories) == [pytest.approx(expected)]
+
+
+def test_olympiad_scores_what_its_preprocessor_makes() -> None:
+    """Several final answers, in another order."""
+    row = {'question': '?', 'final_answer': ['$2$', '$\\frac{1}{3}$'], 'is_multiple_answer': True, 'error': None}
+    made = OlympiadBenchProcessor().convert(row)
+    assert OlympiadBenchAccuracyReward()([answered(made, r'\boxed{1/3, 2}')]) == [1.0]
 
 
 def test_olympiad_answers_are_given_clearly() -> None:

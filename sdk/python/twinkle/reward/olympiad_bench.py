@@ -35,7 +35,8 @@ class OlympiadBenchAccuracyReward(AnswerReward):
     Args:
         ground_truth_key: of `user_data`, where the answers are, with commas between several.
         near_miss: reward of a number that is all but right, from 0 to 1.
-        tolerance: relative error of a right number; the `error` of `user_data`, an absolute one, comes before it.
+        tolerance: relative error of a right number; the `error` of `user_data`, an absolute one, comes before it, and
+            the `unit` there may follow a number.
     """
 
     def __init__(
@@ -59,19 +60,20 @@ class OlympiadBenchAccuracyReward(AnswerReward):
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
         scores: list[float] = []
         for trajectory, completion, truth in zip(trajectories, completions, truths, strict=True):
-            if user_value(trajectory, 'is_multiple_answer', False):
+            if str(user_value(trajectory, 'is_multiple_answer')).lower() == 'true':
                 scores.append(self._share(completion, str(truth)))
             else:
-                error = read_number(str(user_value(trajectory, 'error', '') or ''))
-                scores.append(self.score(completion, truth, error=float(error) if error is not None else None))
+                error, unit = _error_of(trajectory), str(user_value(trajectory, 'unit') or '')
+                scores.append(self.score(completion, truth, error=error, unit=unit))
         return scores
 
-    def score(self, completion: str, ground_truth: Any, *, error: float | None = None) -> float:
-        """Return the score of one answer; `error` is the absolute one it may have."""
+    def score(self, completion: str, ground_truth: Any, *, error: float | None = None, unit: str = '') -> float:
+        """Return the score of one answer; `error` is the absolute one it may have, `unit` what it may end in."""
         answers = boxed(after_thinking(completion))
         if not answers:
             return 0.0
-        answer, truth = undressed(answers[-1]), undressed(str(ground_truth))
+        ending = undressed(unit)
+        answer, truth = (undressed(text).removesuffix(ending) for text in (answers[-1], str(ground_truth)))
         if answer == truth:
             return 1.0
         number, expected = read_number(answer), read_number(truth)
@@ -161,6 +163,15 @@ def split_answers(text: str) -> list[str]:
         else:
             parts[-1] += character
     return [part.strip() for part in parts if part.strip()]
+
+
+def _error_of(trajectory: Mapping[str, Any]) -> float | None:
+    """Return the absolute error that the problem allows; None where it names none for a single answer."""
+    try:
+        error = float(user_value(trajectory, 'error', ''))
+    except (TypeError, ValueError):
+        return None
+    return error if math.isfinite(error) and error >= 0 else None
 
 
 def _length_part(length: int) -> float:
