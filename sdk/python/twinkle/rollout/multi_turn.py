@@ -149,10 +149,9 @@ class MultiTurnRollout:
         """Yield each chat that has room with its next turn; end the others."""
         waiting: list[list[Episode]] = _requests(episodes, is_first=turn == 0)
         while waiting:
-            for request in waiting:
-                if limit.room(len(request[0].track)) == 0:
-                    for one in request:
-                        one.end_reason = EndReason.MAX_TOKENS
+            full = [one for request in waiting for one in request if limit.room(len(one.track)) == 0]
+            for one in full:
+                one.end_reason = EndReason.MAX_TOKENS
             waiting = [request for request in waiting if request[0].end_reason is None]
             if not waiting:
                 return
