@@ -24,7 +24,7 @@ from twinkle_client.errors import Error
 from twinkle_client.fleet import STATES, FleetAdministration
 from twinkle_client.stack import ENGINES, StackError, add_sampler, default_state_dir, leave_stack
 
-app = typer.Typer(help='The replicas behind the gateway.', invoke_without_command=True)
+app = typer.Typer(help='The replicas behind the gateway; shown where no command is given.', invoke_without_command=True)
 TOKEN_VARIABLE = 'TWINKLE_SAMPLER_INTERNAL_TOKEN'  # noqa: S105 (a name, not a secret)
 _NOT_ADDED = 'a sampler that did not serve yet is stopped, the others stay'
 _DRAIN_POLL_SECONDS = 0.5
@@ -46,8 +46,8 @@ def show(context: typer.Context, state_dir: StateDirOption = None) -> None:
 @app.command('add')
 def add(
     count: Annotated[int, typer.Option('--count', min=1, max=64, help='How many, on this machine.')] = 1,
-    engine: Annotated[str, typer.Option('--engine', help='torch or vllm; unset: as the first sampler.')] = '',
-    model: Annotated[str, typer.Option('--model', help='Which base model; unset: the first of the stack.')] = '',
+    engine: Annotated[str, typer.Option('--engine', help='torch or vllm. Unset: as the first sampler.')] = '',
+    model: Annotated[str, typer.Option('--model', help='Which base model. Unset: the first of the stack.')] = '',
     state_dir: LocalStateDirOption = None,
 ) -> None:
     """Start samplers beside the local stack; each joins the fleet as soon as it serves."""
@@ -71,7 +71,7 @@ def join(
     listen: Annotated[str, typer.Option('--listen', help='Where to serve; the gateway has to reach it.')],
     engine: Annotated[str, typer.Option('--engine', help='torch or vllm.')] = 'vllm',
     checkpoint: Annotated[
-        str, typer.Option('--checkpoint', help='Address of the checkpoint service; unset: the gateway tells it.')
+        str, typer.Option('--checkpoint', help='Address of the checkpoint service. Unset: the gateway tells it.')
     ] = '',
 ) -> None:
     """Run a sampler of this host in the foreground and join the fleet of a gateway elsewhere.
