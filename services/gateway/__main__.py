@@ -120,7 +120,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
                 *upstreams.models.jobs,
                 *_catalogue_jobs(database, upstreams, clock=clock),
                 *fleet_jobs(config, upstreams.fleet, upstreams.own.get('sampler')),
-                *quota_jobs(quotas),
+                *quota_jobs(quotas, upstreams.own_models, clock=clock),
                 *upstreams.exports.jobs,
                 *futures.jobs,
             ),
@@ -144,6 +144,11 @@ class _Upstreams:
     model_quotas: ModelQuotas
     exports: OpenExports
 
+    @property
+    def own_models(self) -> dict[str, grpc.aio.Channel]:
+        """For the gateway's own calls to the model services."""
+        return {name: channel for name, channel in self.own.items() if kind_of(name) == 'model'}
+
 
 async def _open_upstreams(
     config: GatewayConfig, database: Database, stack: AsyncExitStack, *, quotas: OpenQuotas, clock: Clock
@@ -157,7 +162,7 @@ async def _open_upstreams(
         own[name] = await stack.enter_async_context(
             open_channel(address, internal_token=config.internal_token, tls=config.tls, service=service)
         )
-    models = model_services(config, database, forwarding=forwarding, own=own, meters=quotas.meter, clock=clock)
+    models = model_services(config, database, forwarding=forwarding, own=own, clock=clock)
     fleet = await open_fleet(config, stack, weight_of=quotas.book.weight_of, clock=clock)
     exports = make_exports(config, database, forwarding, clock=clock)
     return _Upstreams(forwarding, own, fleet, models, quotas, model_quotas(config, quotas, models.channels), exports)

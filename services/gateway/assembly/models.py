@@ -11,7 +11,6 @@ from services.gateway.api.endpoints import FORWARDED
 from services.gateway.api.forwarding import Forwarder
 from services.gateway.api.model_forwarding import ModelForwarder
 from services.gateway.application.follow_catalogue import FollowCatalogue
-from services.gateway.application.quotas import MeteredRuns
 from services.gateway.application.route_models import MODEL, OneModel, RouteModels
 from services.gateway.backends.grpc_feeds import GrpcRunFeed
 from services.gateway.backends.grpc_lookups import GrpcLookups
@@ -20,9 +19,6 @@ from services.gateway.backends.sql import Database, SqlRunStore
 from services.gateway.backends.sql.service_runs import SqlServiceRuns
 from services.gateway.backends.upstream_facts import GrpcUpstreamFacts
 from services.gateway.config import GatewayConfig
-from services.gateway.domain.catalogue import Run
-from services.gateway.domain.usage import Reading
-from services.gateway.ports import Shelf
 from services.kit.clock import Clock
 
 Channels = Mapping[str, grpc.aio.Channel]
@@ -48,13 +44,7 @@ class ModelServices:
 
 
 def model_services(
-    config: GatewayConfig,
-    database: Database,
-    *,
-    forwarding: Channels,
-    own: Channels,
-    meters: Shelf[Reading],
-    clock: Clock,
+    config: GatewayConfig, database: Database, *, forwarding: Channels, own: Channels, clock: Clock
 ) -> ModelServices:
     """Return them.
 
@@ -63,7 +53,6 @@ def model_services(
         database: remembers whose base model an adapter has.
         forwarding: bare channels to all services behind the gateway, by name.
         own: channels to them for the gateway's own calls.
-        meters: takes the meters of their runs.
         clock: tells the time.
     """
     names = tuple(config.upstreams.model_addresses())
@@ -76,9 +65,7 @@ def model_services(
         asked = GrpcModelFacts(facts, channels, internal_token=config.internal_token)
         routes = RouteModels(names, facts=asked, runs=SqlRunStore(database))
         forwarders = _forwarders_to_several(channels, forwarding, routes, internal_token=config.internal_token)
-        shelves: Mapping[str, Shelf[Run]] = {
-            name: SqlServiceRuns(database, name, routes.base_models_of) for name in names
-        }
+        shelves = {name: SqlServiceRuns(database, name, routes.base_models_of) for name in names}
         jobs = [_keep_learning(routes, config.server_info_freshness)]
     else:
         routes = OneModel()
@@ -91,10 +78,7 @@ def model_services(
         lookups=GrpcLookups(calls, forwarding.get('checkpoint'), internal_token=config.internal_token),
         facts=tuple(facts.values()),
         forwarders=forwarders,
-        jobs=(
-            *jobs,
-            *(_follow(name, own[name], MeteredRuns(runs=shelves[name], meters=meters), clock=clock) for name in names),
-        ),
+        jobs=(*jobs, *(_follow(name, own[name], shelves[name], clock=clock) for name in names)),
     )
 
 
@@ -122,6 +106,6 @@ def kind_of(service: str) -> str:
     return service.partition('-')[0]
 
 
-def _follow(name: str, channel: grpc.aio.Channel, shelf: MeteredRuns, *, clock: Clock) -> Job:
+def _follow(name: str, channel: grpc.aio.Channel, shelf: SqlRunStore | SqlServiceRuns, *, clock: Clock) -> Job:
     feed = 'runs' if name == MODEL else f'runs of {name}'
     return FollowCatalogue(feed, feed=GrpcRunFeed(channel), shelf=shelf, clock=clock).__call__

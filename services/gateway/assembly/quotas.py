@@ -9,6 +9,7 @@ import grpc
 
 from services.gateway.api.admission import AdmittedCalls, Quotas
 from services.gateway.api.quota_servicer import QuotaServicer
+from services.gateway.application.follow_catalogue import FollowCatalogue
 from services.gateway.application.quotas import (
     GetQuota,
     GetTenantUsage,
@@ -32,6 +33,7 @@ from services.gateway.backends.limited_checkpoints import LimitedCheckpoints
 from services.gateway.backends.quota_requests import is_save, refused_creation, refused_save
 from services.gateway.backends.sql import Database, SqlQuotaStore, SqlTenantStore, SqlUsageStore
 from services.gateway.backends.sql.counted_futures import CountedFutureStore
+from services.gateway.backends.usage_feed import GrpcMeterFeed
 from services.gateway.config import GatewayConfig, QuotasConfig
 from services.gateway.domain.fair_queue import Places
 from services.gateway.domain.sample_places import SamplePlaces
@@ -143,10 +145,20 @@ def quota_servicer(database: Database, quotas: OpenQuotas) -> QuotaServicer:
     )
 
 
-def quota_jobs(quotas: OpenQuotas) -> list[Job]:
-    """Return what is to be run until the gateway stops, so that `quotas` are kept up to date."""
+def quota_jobs(quotas: OpenQuotas, own: Mapping[str, grpc.aio.Channel], *, clock: Clock) -> list[Job]:
+    """Return what is to be run until the gateway stops.
+
+    Args:
+        quotas: to be kept up to date.
+        own: channels to the model services for the gateway's own calls, by name.
+        clock: tells the time.
+    """
     options = quotas.options
     return [
         lambda: quotas.book.keep_on(interval=options.refresh),
         lambda: quotas.meter.keep_on(interval=options.usage_interval),
+        *(
+            FollowCatalogue(f'meters of {name}', feed=GrpcMeterFeed(channel), shelf=quotas.meter, clock=clock).__call__
+            for name, channel in own.items()
+        ),
     ]

@@ -1,4 +1,4 @@
-"""The gateway's feeds: adapters and their meters from a model service, checkpoints from the checkpoint service."""
+"""The catalogue's feeds: adapters from the model service, checkpoints from the checkpoint service."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.gateway.backends.checkpoint_messages import checkpoint_from_proto
 from services.gateway.domain.catalogue import CatalogueEvent, Checkpoint, Gone, Run, Seen, Synced
-from services.gateway.domain.usage import MeteredRun, Reading
 from services.kit.rpc.status import error_from_call
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
 
 
 class GrpcRunFeed:
-    """Follows the adapters of all tenants; each is a run, and has a meter."""
+    """Follows the adapters of all tenants; each is a run."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         """Follow over `channel`, opened with the internal identity."""
         self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
 
-    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[MeteredRun]]:
+    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Run]]:
         """Return the events after `resume_token`; empty: a whole snapshot, `Synced`, then changes.
 
         Raises:
@@ -64,7 +63,7 @@ class GrpcCheckpointFeed:
             call.cancel()
 
 
-def _run_event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[MeteredRun] | None:
+def _run_event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[Run] | None:
     """Return the event; None for a kind that a newer service may have."""
     match message.WhichOneof('event'):
         case 'adapter':
@@ -82,14 +81,7 @@ def _run_event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueE
                 update_time=_moment(adapter.update_time),
                 session_id=adapter.session_id,
             )
-            reading = Reading(
-                run_id=run.run_id,
-                tenant_id=run.tenant_id,
-                trained_token_count=adapter.trained_token_count,
-                operation_count=adapter.sequence_number,
-            )
-            entry = MeteredRun(run=run, reading=reading)
-            return Seen(key=(run.tenant_id, run.run_id), entry=entry, resume_token=message.resume_token)
+            return Seen(key=(run.tenant_id, run.run_id), entry=run, resume_token=message.resume_token)
         case 'deletion':
             return Gone(key=(message.tenant_id, message.deletion.adapter_id), resume_token=message.resume_token)
         case 'is_synced':

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.gateway.domain.catalogue import Run
-
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -41,14 +39,6 @@ class Reading:
     tenant_id: str
     trained_token_count: int
     operation_count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeteredRun:
-    """What a model service tells of an adapter."""
-
-    run: Run
-    reading: Reading
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,19 +201,6 @@ async def test_runs_follow_the_model_service(gateway: RunningGateway, upstream: 
     assert second.next_page_token == ''
 
 
-async def test_one_watch_tells_of_runs_and_their_meters(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The catalogue and the usage of tenants are filled from the same stream of the model service."""
-    upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1', trained_token_count=7, sequence_number=1))
-    await until(lambda: list_runs(gateway), lambda found: 'ad-1' in found)
-
-    async def used() -> list[Any]:
-        return list((await catalogue(gateway).GetUsage(catalogue_service_pb2.GetUsageRequest(), metadata=ADMIN)).usages)
-
-    (usage,) = await until(used, bool)
-    assert (usage.run_id, usage.trained_token_count, usage.operation_count) == ('ad-1', 7, 1)
-    assert upstream.adapters.watch.tokens == ['']
-
-
 async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway, upstream: Upstream) -> None:
     """Checkpoints appear in the catalogue as told, and leave it when they are deleted."""
     changes = upstream.checkpoints.watch.changes

@@ -9,7 +9,6 @@ from services.gateway.application.quotas.futures import QuotaRoom, SampleTally
 from services.gateway.application.quotas.get_quota import GetQuota
 from services.gateway.application.quotas.get_usage import GetTenantUsage, GetUsage
 from services.gateway.application.quotas.meter import UsageMeter
-from services.gateway.application.quotas.metered_runs import MeteredRuns
 from services.gateway.application.quotas.new_adapters import NewAdapters
 from services.gateway.application.quotas.rates import TokenRates
 from services.gateway.application.quotas.requests import QuotaRequests
@@ -22,7 +21,6 @@ __all__ = [
     'GetTenantUsage',
     'GetUsage',
     'LimitedTrainer',
-    'MeteredRuns',
     'NewAdapters',
     'QuotaBook',
     'QuotaRequests',
