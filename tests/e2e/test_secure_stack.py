@@ -27,7 +27,7 @@ from twinkle_client.sampler import Sampler
 from twinkle_client.stack import SERVICES, StackOptions, StackState, revive_stack, service_of, start_stack, stop_stack
 from twinkle_client.stack.processes import end_process
 
-pytestmark = [*SDK_MARKS, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 
 
 @pytest.fixture(scope='module', autouse=True)

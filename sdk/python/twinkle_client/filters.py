@@ -89,8 +89,10 @@ def _check(filters: Mapping[str, object], kind: type) -> None:
 
 
 def _moment(time: object) -> Timestamp | None:
-    if not isinstance(time, datetime):
+    if time is None:
         return None
+    if not isinstance(time, datetime):
+        raise TypeError(f'a time is a datetime, not {type(time).__name__}; else everything would be listed')
     moment = Timestamp()
     moment.FromDatetime(time.astimezone())
     return moment

@@ -1,6 +1,8 @@
-"""Clients' calls to the model and checkpoint service within quotas: what may not be done now is not passed on.
+"""Clients' calls to the model and checkpoint service within quotas.
 
-What decides is read out of the serialized requests; a tenant without quotas costs a look into a table.
+What may not be done now waits, or is refused here; what only the model service can tell from a repeat, a creation or a
+save, is passed on with the limit that has it refused there. Serialized requests are looked into and not parsed; a
+tenant without quotas costs a look into a table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What quotas have to know of serialized requests to the model service, and what they add to them.
 
-Operations may be large, and are not parsed here.
+Requests may be large, and are not parsed here.
 """
-
-from google.protobuf.message import DecodeError
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.peek import UnreadableMessageError, peek_text
@@ -12,6 +10,7 @@ from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_se
 _OPERATION = training_service_pb2.ExecuteRequest.OPERATION_FIELD_NUMBER
 _SAVE = operation_pb2.Operation.SAVE_FIELD_NUMBER
 _NAME = operation_pb2.Save.NAME_FIELD_NUMBER
+_REQUEST_ID = adapter_service_pb2.CreateAdapterRequest.REQUEST_ID_FIELD_NUMBER
 
 
 def is_save(request: bytes) -> bool:
@@ -39,15 +38,17 @@ def refused_save(request: bytes, limit: int) -> bytes:
 
 
 def refused_creation(request: bytes, limit: int) -> bytes:
-    """Return a CreateAdapterRequest with what has it refused unless it is on record; what is none stays as it is.
+    """Return a CreateAdapterRequest with what has it refused unless it is on record.
 
     Args:
-        request: is parsed: it is small, and bytes put after those of a broken one might become part of a text.
+        request: the bytes of one message after those of another are the two merged; the rest is not touched.
         limit: how many adapters the tenant may have.
+
+    Raises:
+        InvalidField: it cannot be read: what is put after half a field would become part of it.
     """
     try:
-        message = adapter_service_pb2.CreateAdapterRequest.FromString(request)
-    except DecodeError:
-        return request
-    message.adapters_limit = limit
-    return message.SerializeToString(deterministic=True)
+        peek_text(request, _REQUEST_ID)
+    except UnreadableMessageError as error:
+        raise InvalidField('request_id', f'cannot be read: {error}') from error
+    return request + adapter_service_pb2.CreateAdapterRequest(adapters_limit=limit).SerializeToString()

@@ -115,6 +115,9 @@ class Scheduler:
         """
         most = self._most_tokens
         self._batch_tokens = most if token_count is None else min(most, max(LEAST_TOKENS, token_count))
+        # What is left of larger shares would keep those away for long who come with smaller ones.
+        for tenant in self._tenants.values():
+            tenant.credit = min(tenant.credit, tenant.weight * self._batch_tokens)
 
     def add(self, work: Work) -> None:
         """Take a work of an adapter that has none here.
@@ -204,7 +207,7 @@ class Scheduler:
 
     def _fill(self, batch: list[Work]) -> None:
         """Add what may run with the first work and fits, a work of each tenant in turn."""
-        key, room = batch[0].batch_key, -batch[0].token_count % self._batch_tokens
+        key, room = batch[0].batch_key, self._room_beside(batch[0].token_count)
         is_more = True
         while room and is_more:
             is_more = False
@@ -215,6 +218,12 @@ class Scheduler:
                     room -= work.token_count
                     is_more = True
             is_more = is_more or self._begin_round()
+
+    def _room_beside(self, token_count: int) -> int:
+        """Return how many tokens fit beside a work: as many as make its passes full, or as time allows."""
+        if self._batch_tokens < self._most_tokens:
+            return max(self._batch_tokens - token_count, 0)
+        return -token_count % self._most_tokens
 
     def _take(self, work: Work) -> Work:
         """Remove a work that is to run; its tenant pays, and goes behind the others."""

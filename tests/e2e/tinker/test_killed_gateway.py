@@ -9,7 +9,7 @@ from e2e.faults.gateway import GatewayKills
 from fixtures.tinker_sdk import SDK_MARKS
 from twinkle_client.stack import StackState
 
-pytestmark = [*SDK_MARKS, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600), *SDK_MARKS]
 
 
 def test_program_outlives_the_gateway_s_death(stack: StackState) -> None:

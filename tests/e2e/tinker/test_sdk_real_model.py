@@ -9,7 +9,7 @@ from fixtures.tinker_sdk import SDK_MARKS, new_model, running_stack, service_cli
 from twinkle.hub import get_model
 from twinkle.template.tokenizer import ChatTokenizer
 
-pytestmark = [*SDK_MARKS, pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), *SDK_MARKS, pytest.mark.slow]
 
 MODEL = 'smollm2-135m-instruct'
 LESSONS = {

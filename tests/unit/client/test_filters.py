@@ -1,6 +1,7 @@
 """Filters of lists become the contract's, and what none of them is is refused."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,10 @@ def test_labels_are_strings(values: dict[str, str]) -> None:
     """A number is not turned into one silently: it would be looked for as another."""
     with pytest.raises(TypeError, match='user_metadata'):
         labels(values)
+
+
+@pytest.mark.parametrize('moment', [NOON.date(), NOON.isoformat(), NOON.timestamp()])
+def test_what_is_no_time_is_refused(moment: Any) -> None:
+    """Left out it would list everything, and whoever deletes what is listed would delete everything."""
+    with pytest.raises(TypeError):
+        checkpoints_request('', {'end_time': moment})

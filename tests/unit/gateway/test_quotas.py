@@ -30,7 +30,7 @@ from services.gateway.domain.room import UNBOUNDED
 from services.gateway.domain.sample_places import SamplePlaces
 from services.gateway.domain.token_bucket import TokenBucket
 from services.kit.clock import FakeClock
-from services.kit.errors import QueueFull, QuotaExceeded
+from services.kit.errors import InvalidField, QueueFull, QuotaExceeded
 from twinkle.api.model.v1 import adapter_service_pb2
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -255,7 +255,7 @@ async def test_creations_of_futures_are_marked_where_the_tenant_has_as_many_as_i
 
 @pytest.mark.parametrize('fields', [{}, {'request_id': 'r'}, {'adapters_limit': 99, 'user_metadata': {'a': 'b'}}])
 def test_a_marked_creation_is_the_same_one_with_a_limit(fields: dict[str, Any]) -> None:
-    """What the client itself put there does not count; what is no request stays as it is, for its reader to refuse."""
+    """What the client itself put there does not count; what is no request is refused."""
     request = adapter_service_pb2.CreateAdapterRequest(**fields)
     marked = adapter_service_pb2.CreateAdapterRequest.FromString(refused_creation(request.SerializeToString(), 3))
     assert marked.adapters_limit == 3
@@ -264,7 +264,8 @@ def test_a_marked_creation_is_the_same_one_with_a_limit(fields: dict[str, Any]) 
     assert marked == request
     # A field that says to be longer than what is there would take the addition into itself.
     cut = adapter_service_pb2.CreateAdapterRequest(request_id='r' * 9).SerializeToString()[:-2]
-    assert refused_creation(cut, 3) == cut
+    with pytest.raises(InvalidField):
+        refused_creation(cut, 3)
 
 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:

@@ -41,18 +41,23 @@ works = st.builds(
     token_count=st.one_of(st.just(0), st.integers(1, 300), st.integers(1, 5000)),
     batch_key=st.sampled_from(KEYS),
 )
-moves = st.lists(st.one_of(works, st.just('next'), st.integers(0, 40).map('a{}'.format)), max_size=200)
-"""A work is added, 'next' takes a batch, an adapter's id cancels."""
+bounds = st.one_of(st.none(), st.integers(0, 2000))
+moves = st.lists(st.one_of(works, st.just('next'), st.integers(0, 40).map('a{}'.format), bounds), max_size=200)
+"""A work is added, 'next' takes a batch, an adapter's id cancels, a number or None bounds what comes."""
 
 
 @settings(max_examples=100, deadline=None)
 @given(moves, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
-def test_nothing_is_lost_or_doubled_whatever_comes(moves: list[Work | str], weights: dict[str, float]) -> None:
+def test_nothing_is_lost_or_doubled_whatever_comes(
+    moves: list[Work | str | int | None], weights: dict[str, float]
+) -> None:
     """Each work added is handed out once or cancelled once, and every batch keeps the rules."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights=weights)
     waiting: dict[str, Work] = {}
     for move in [*moves, *(['next'] * len(moves))]:
-        if isinstance(move, Work):
+        if move is None or isinstance(move, int):
+            scheduler.bound(move)
+        elif isinstance(move, Work):
             if move.adapter_id not in waiting:
                 scheduler.add(move)
                 waiting[move.adapter_id] = move
@@ -303,3 +308,28 @@ def test_a_bound_is_between_a_few_examples_and_what_the_engine_takes() -> None:
         for number in range(100):
             scheduler.add(work(f'a{number}', 16))
         assert len(scheduler.next_batch()) == expected
+
+
+def test_who_comes_after_passes_became_small_does_not_wait_for_what_others_saved() -> None:
+    """Credits of large passes do not keep a newcomer away once passes are small."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    for number in range(60):
+        scheduler.add(work(f'early-{number}', 16))
+    scheduler.next_batch()
+    scheduler.bound(128)
+    for number in range(60):
+        scheduler.add(work(f'early-{number}', 16))
+        scheduler.add(work(f'late-{number}', 16, tenant='bob'))
+    counts: Counter[str] = Counter()
+    for _ in range(4):
+        counts.update(item.tenant_id for item in scheduler.next_batch())
+    assert abs(counts['alice'] - counts['bob']) <= 8
+
+
+def test_a_work_beyond_the_bound_runs_with_nobody_beside_it() -> None:
+    """It took more than its time already."""
+    scheduler = Scheduler(batch_tokens=BUDGET)
+    scheduler.bound(600)
+    for name, tokens in (('large', 1000), ('small', 20)):
+        scheduler.add(work(name, tokens))
+    assert [len(batch) for batch in drained(scheduler)] == [1, 1]

@@ -1,22 +1,19 @@
 """`twinkle checkpoint ...`: everything a tenant does with what is kept of its runs."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from twinkle.api.gateway.v1 import export_service_pb2
-from twinkle_client.archives import ReportBytes
 from twinkle_client.checkpoints import CheckpointLibrary
 from twinkle_client.cli.durations import parse_duration
 from twinkle_client.cli.moments import local_text
-from twinkle_client.cli.session import StateDirOption, console, error_console, fail, open_client
+from twinkle_client.cli.session import StateDirOption, console, fail, open_client
+from twinkle_client.progress import byte_progress
 
 app = typer.Typer(help='Checkpoints: list, download, upload, share, delete, push to a hub.', no_args_is_help=True)
 PathArgument = Annotated[str, typer.Argument(help='twinkle://<run>/weights/<name>')]
@@ -50,7 +47,7 @@ def download(
     state_dir: StateDirOption = None,
 ) -> None:
     """Fetch a checkpoint as a peft folder; goes on where an earlier download stopped."""
-    with open_client(state_dir) as client, progress_of('download') as report:
+    with open_client(state_dir) as client, byte_progress('download') as report:
         done = client.download_checkpoint(path, folder, report=report)
     console.print(str(done), highlight=False, soft_wrap=True)
 
@@ -65,7 +62,7 @@ def upload(
     state_dir: StateDirOption = None,
 ) -> None:
     """Make a checkpoint of an adapter that peft saved; goes on where an earlier upload stopped."""
-    with open_client(state_dir) as client, progress_of('upload') as report:
+    with open_client(state_dir) as client, byte_progress('upload') as report:
         made = CheckpointLibrary(client=client).upload(source, name, base_model=base_model, report=report)
     console.print(made.path, highlight=False, soft_wrap=True)
 
@@ -119,7 +116,7 @@ def push(
         library = CheckpointLibrary(client=client)
         export = library.push(path, target, token=token, is_private=not public)
         if wait:
-            with progress_of('read') as report:
+            with byte_progress('read') as report:
                 export = library.wait_export(export.export_id, report=report)
     console.print(export.export_id if not wait else export.url, highlight=False, soft_wrap=True)
     if wait and export.state != export_service_pb2.EXPORT_STATE_DONE:
@@ -153,16 +150,3 @@ def cancel(export: ExportArgument, state_dir: StateDirOption = None) -> None:
 def state_word(export: export_service_pb2.Export) -> str:
     """Return an export's state as a word."""
     return export_service_pb2.ExportState.Name(export.state).removeprefix('EXPORT_STATE_').lower()
-
-
-@contextmanager
-def progress_of(what: str) -> Iterator[ReportBytes]:
-    """Give what shows how far something is, on a terminal; elsewhere nothing is shown."""
-    columns = (TextColumn('{task.description}'), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total or None)
-
-        yield report

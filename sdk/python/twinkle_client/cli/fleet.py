@@ -100,17 +100,22 @@ def drain(
     state_dir: StateDirOption = None,
 ) -> None:
     """Ask a replica to finish what it has and to leave, and wait until it has."""
-    with told_on_interrupt(f'{replica_id} goes on draining'), open_client(state_dir) as client:
+    with open_client(state_dir) as client:
         fleet = FleetAdministration(client=client)
         _drain(fleet, replica_id, state_dir)
-        end = time.monotonic() + _DRAIN_LIMIT_SECONDS
-        with console.status(f'{replica_id} finishes its sequences') as status:
-            while (left := _find(fleet, replica_id)) is not None and left.state != pb.REPLICA_STATE_LOST:
-                if time.monotonic() > end:
-                    fail(f'{replica_id} still has {left.load.running_sequence_count} sequences; it goes on draining')
-                status.update(f'{replica_id} has {left.load.running_sequence_count} sequences left')
-                time.sleep(_DRAIN_POLL_SECONDS)
+        with told_on_interrupt(f'{replica_id} goes on draining'):
+            _wait_until_gone(fleet, replica_id)
     console.print(f'{replica_id} has left', highlight=False)
+
+
+def _wait_until_gone(fleet: FleetAdministration, replica_id: str) -> None:
+    end = time.monotonic() + _DRAIN_LIMIT_SECONDS
+    with console.status(f'{replica_id} finishes its sequences') as status:
+        while (left := _find(fleet, replica_id)) is not None and left.state != pb.REPLICA_STATE_LOST:
+            if time.monotonic() > end:
+                fail(f'{replica_id} still has {left.load.running_sequence_count} sequences; it goes on draining')
+            status.update(f'{replica_id} has {left.load.running_sequence_count} sequences left')
+            time.sleep(_DRAIN_POLL_SECONDS)
 
 
 def fleet_table(replicas: list[pb.Replica], *, now: datetime) -> Table:

@@ -97,9 +97,10 @@ class InputFeature(_message.Message):
         are refused. float32 [T]: "returns", "old_values", "logprob_gradients" (gradient of the caller's
         loss by each label's log-probability), "clip_low_threshold" and "clip_high_threshold" (bounds of
         the policy ratio), "sequence_ratio_mask" (1 where a label counts for its sequence's ratio, else 0)
-        and "rewards", "sampler_logps" (each label's log-probability under the engine that drew it, where
-        that is not the one that trains). int32 or int64 [T, K], each in [0, vocabulary): "teacher_topk_ids" and "target_ids".
-        float32 [T, K]: their "teacher_topk_logps" and "target_weights". float32 [T, V]: "teacher_logits".
+        "rewards" and "sampler_logps" (each label's log-probability under the engine that drew it, where
+        that is not the one that trains). int32 or int64 [T, K], each in [0, vocabulary): "teacher_topk_ids"
+        and "target_ids". float32 [T, K]: their "teacher_topk_logps" and "target_weights". float32 [T, V]:
+        "teacher_logits".
         """
 
     def __init__(

@@ -171,7 +171,9 @@ class StartExportRequest(_message.Message):
     HUB_TOKEN_FIELD_NUMBER: _builtins.int
     IS_PRIVATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes a repeat harmless: the same id with the same content is answered like the first time. Required."""
+    """Makes a repeat harmless: the same id with the same content is answered like the first time. The id of a request
+    that was answered with another one's export is not kept: once that export is over, it begins one. Required.
+    """
     checkpoint_path: _builtins.str
     """"twinkle://<run>/weights/<name>": the caller's own, or a public one."""
     target: _builtins.str

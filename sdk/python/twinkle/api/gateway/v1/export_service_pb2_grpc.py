@@ -66,8 +66,8 @@ class ExportServiceServicer:
     def StartExport(self, request, context):
         """Accepts an export and answers at once. Where the caller has one under way of the same state, to the same target, of
         the same visibility and by the same token, that one is answered, under whatever request id it began. Errors:
-        NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND), INVALID_ARGUMENT for a target that is none, UNIMPLEMENTED
-        (ERROR_REASON_NOT_BUILT_YET) for one that is not served, RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too
+        NOT_FOUND (ERROR_REASON_CHECKPOINT_NOT_FOUND), INVALID_ARGUMENT for a target that is none,
+        FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) for one that is not served, RESOURCE_EXHAUSTED (ERROR_REASON_QUOTA_EXCEEDED) for too
         many unfinished ones, ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
