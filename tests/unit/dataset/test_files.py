@@ -53,6 +53,30 @@ def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: str | 
         read_rows(path)
 
 
+@pytest.mark.parametrize('batch_rows', [1, 2, 1000])
+@pytest.mark.parametrize('suffix', ['parquet', 'csv'])
+def test_columns_that_come_later_are_written_too(tmp_path: Path, suffix: str, batch_rows: int) -> None:
+    """Whether they are first met in the same piece or in one behind it; rows without them have null there."""
+    path = tmp_path / f'rows.{suffix}'
+    write_rows(path, [{'a': 1}, {'b': 2.5}, {}, {'c': 3, 'a': 4}], batch_rows=batch_rows)
+    nothing = {'a': None, 'b': None, 'c': None}
+    assert read_rows(path) == [{**nothing, 'a': 1}, {**nothing, 'b': 2.5}, nothing, {**nothing, 'a': 4, 'c': 3}]
+
+
+@pytest.mark.parametrize('batch_rows', [1, 1000])
+@pytest.mark.parametrize('rows', [[{'a': 1}, {'a': 'x'}], [{'a': [1]}, {'a': 1}], [{}, {}]], ids=str)
+def test_what_has_no_columns_of_one_type_is_not_written_as_columns(
+    tmp_path: Path, rows: list[dict[str, object]], batch_rows: int
+) -> None:
+    """It is refused and leaves no file; JSON lines hold it."""
+    path = tmp_path / 'rows.parquet'
+    with pytest.raises(UnreadableFile):
+        write_rows(path, rows, batch_rows=batch_rows)
+    assert not path.exists()
+    write_rows(path, rows, 'jsonl')
+    assert read_rows(path, 'jsonl') == rows
+
+
 def test_nested_columns_are_not_written_as_csv(tmp_path: Path) -> None:
     """CSV cannot hold chats, and a failed write leaves no file."""
     with pytest.raises(UnreadableFile, match='messages'):

@@ -70,7 +70,11 @@ def stream_csv(path: Path) -> Iterator[Row]:
 
 
 def write_parquet(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
-    """Write rows as a Parquet file, turning `batch_rows` into columns at a time."""
+    """Write rows as a Parquet file, turning `batch_rows` into columns at a time.
+
+    Raises:
+        UnreadableFile: rows have no columns, or a column holds values of types that do not go together.
+    """
     pa_parquet.write_table(_table_of(rows, batch_rows), path)
 
 
@@ -78,7 +82,7 @@ def write_csv(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
     """Write rows as a CSV file with a header line, turning `batch_rows` into columns at a time.
 
     Raises:
-        UnreadableFile: a column holds lists or objects.
+        UnreadableFile: as `write_parquet`, or a column holds lists or objects.
     """
     table = _table_of(rows, batch_rows)
     nested = [str(column.name) for column in table.schema if pa.types.is_nested(column.type)]
@@ -88,9 +92,26 @@ def write_csv(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
 
 
 def _table_of(rows: Iterable[Row], batch_rows: int) -> Any:
-    """Build a table piece by piece: as Python objects, all rows at once take ten times the memory."""
+    """Build a table piece by piece: as Python objects, all rows at once take ten times the memory.
+
+    It has the columns of all rows, in the order they are first met in; a row without one has null there.
+    """
     remaining = iter(rows)
+    names: dict[str, None] = {}
     pieces: list[Any] = []
     while piece := list(islice(remaining, batch_rows)):
-        pieces.append(pa.Table.from_pylist(piece))
-    return pa.concat_tables(pieces, promote_options='permissive') if pieces else pa.table({})
+        names |= dict.fromkeys(name for row in piece for name in row)
+        if not names:
+            raise UnreadableFile('rows[0] and those behind it have no columns; leave them out, or write jsonl')
+        pieces.append(pa.table({name: _column_of(name, piece) for name in names}))
+    try:
+        return pa.concat_tables(pieces, promote_options='permissive') if pieces else pa.table({})
+    except pa.ArrowException as error:
+        raise UnreadableFile(f'a column has values of several types: {error}; make them one, or write jsonl') from error
+
+
+def _column_of(name: str, rows: list[Row]) -> Any:
+    try:
+        return pa.array([row.get(name) for row in rows])
+    except (pa.ArrowException, OverflowError) as error:
+        raise UnreadableFile(f'column {name!r} cannot be written: {error}; make its values one type') from error
