@@ -86,3 +86,27 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(NotReady, match='flush_save'):
             step()
+
+
+@pytest.mark.parametrize(('name', 'value'), [('WORLD_SIZE', '2'), ('RANK', '1')])
+def test_several_ranks_do_not_record_into_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Each reads a part, and the last would replace what the others wrote; nothing is begun."""
+    monkeypatch.setenv(name, value)
+    dataset = Dataset(DatasetMeta(data=ROWS))
+    with pytest.raises(NotReady):
+        dataset.save_as(tmp_path / 'a.jsonl', mode='training')
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(name, '1' if name == 'WORLD_SIZE' else '0')
+    dataset.save_as(tmp_path / 'a.jsonl', mode='training')
+
+
+def test_two_recordings_of_one_path_take_different_names(tmp_path: Path) -> None:
+    """Each has lines of its own, whichever began first."""
+    recorded = [Dataset(DatasetMeta(data=ROWS[:count])) for count in (2, 3)]
+    for dataset in recorded:
+        dataset.save_as(tmp_path / 'a.jsonl', batch_size=1, mode='training')
+    for dataset in recorded:
+        list(dataset)
+    assert [len(read_rows(part, 'jsonl')) for part in sorted(tmp_path.glob('.*.part'))] == [2, 3]

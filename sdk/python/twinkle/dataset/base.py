@@ -222,7 +222,7 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Raises:
             UnreadableFile: the format is unknown, or cannot hold these rows.
-            NotReady: rows are being recorded already.
+            NotReady: rows are being recorded already, or several ranks would record into one file.
             ValueError: `batch_size` or `mode` is out of range.
         """
         if batch_size < 1:

@@ -1,10 +1,10 @@
 """Write rows down as they are read, so that what was trained on can be looked at."""
 
 import json
-from itertools import count
+import os
 from pathlib import Path
 
-from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset.errors import NotReady, UnreadableFile
 from twinkle.dataset.files import Row, iter_rows, plain, refuse_unwritable, write_rows
 
 
@@ -24,15 +24,16 @@ class RowRecorder:
 
         Raises:
             UnreadableFile: the format is unknown or cannot be written.
+            NotReady: this program is one of several ranks, which read parts of the rows and would write one file.
         """
         self._format = refuse_unwritable(path, file_format)
+        _refuse_ranks()
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._lines_path = _free_path(path)
+        self._lines_path = _taken_path(path)
         self._batch_rows = batch_rows
         self._seen: set[int] = set()
         self._waiting: list[str] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lines_path.touch()
 
     def add(self, position: int, row: Row) -> None:
         """Write a row down, unless the one at this position was written before.
@@ -70,7 +71,23 @@ class RowRecorder:
         self._waiting = []
 
 
-def _free_path(path: Path) -> Path:
-    """Return a name that no earlier recording, perhaps one that died, has taken."""
-    names = (path.with_name(f'.{path.name}.{number}.jsonl.part') for number in count())
-    return next(name for name in names if not name.exists())
+def _taken_path(path: Path) -> Path:
+    """Make an empty file of a name that no other recording, perhaps one that died, has taken."""
+    number = 0
+    while True:
+        lines_path = path.with_name(f'.{path.name}.{number}.jsonl.part')
+        try:
+            lines_path.open('x').close()
+        except FileExistsError:
+            number += 1
+        else:
+            return lines_path
+
+
+def _refuse_ranks() -> None:
+    world_size, rank = os.environ.get('WORLD_SIZE', '1'), os.environ.get('RANK', '0')
+    if world_size.strip() not in {'', '0', '1'} or rank.strip() not in {'', '0'}:
+        raise NotReady(
+            f"mode='training' in one of several ranks (RANK {rank}, WORLD_SIZE {world_size}), each of which would "
+            "replace the others' file; record in a program of its own, or use mode='immediate' in one rank"
+        )
