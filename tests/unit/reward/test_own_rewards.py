@@ -23,7 +23,9 @@ from twinkle.reward import (
     build_reward,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(150)
+ROOMY = SandboxLimits(seconds=60, cpu_seconds=60)
+"""For programs that end by themselves, on however slow a machine."""
 
 
 def said(*completions: str, **more: object) -> list[dict[str, object]]:
@@ -38,17 +40,24 @@ def program(*lines: str) -> str:
 
 @needs_walls
 def test_programs_earn_the_share_of_tests_they_pass() -> None:
-    """Right, wrong for one input, none at all, never ending."""
+    """Right, wrong for one input, none at all, ending badly."""
     tests = [{'input': '2\n', 'output': '4'}, {'input': '3\n', 'output': '9\n'}]
     completions = [
         program('print(int(input()) ** 2)'),
         program('print(int(input()) + 2)'),
         'print(int(input()) ** 2)',
-        program('while True: pass'),
         program('print(int(input()) ** 2)', 'raise SystemExit(1)'),
     ]
-    reward = CodeExecutionReward(limits=SandboxLimits(seconds=2), num_workers=2)
-    assert reward(said(*completions, user_data={'tests': tests})) == [1.0, 0.5, 0.0, 0.0, 0.0]
+    reward = CodeExecutionReward(limits=ROOMY, num_workers=2)
+    assert reward(said(*completions, user_data={'tests': tests})) == [1.0, 0.5, 0.0, 0.0]
+
+
+@needs_walls
+def test_a_program_that_never_ends_earns_nothing() -> None:
+    """And is ended in time, even where it has written what was expected."""
+    endless = program('print(4, flush=True)', 'while True: pass')
+    tests = {'input': '2\n', 'output': '4'}
+    assert CodeExecutionReward(limits=SandboxLimits(seconds=2))(said(endless), [tests]) == [0.0]
 
 
 @needs_walls
@@ -57,7 +66,7 @@ def test_programs_are_held_to_assertions() -> None:
     square = ['def square(x):', '    return x * x']
     completions = [program(*square), program(*square[:1], '    return 4'), program(*square, 'raise SystemExit(0)')]
     tests = ['assert square(2) == 4', 'assert square(3) == 9']
-    assert CodeExecutionReward()(said(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
+    assert CodeExecutionReward(limits=ROOMY)(said(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
 
 
 def test_tests_of_another_form_are_refused() -> None:

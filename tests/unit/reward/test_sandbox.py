@@ -2,16 +2,22 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fixtures.sandbox import children, needs_walls
 from twinkle.reward import InvalidRewardInput, SandboxLimits, SandboxUnavailable, run_program
+from twinkle.reward.sandbox import watch
 
-pytestmark = [pytest.mark.timeout(60), needs_walls]
+pytestmark = [pytest.mark.timeout(150), needs_walls]
+ROOMY = SandboxLimits(seconds=60, cpu_seconds=60)
+"""For programs that end by themselves, on however slow a machine."""
 
 ATTEMPT = """
 def attempt():
@@ -49,22 +55,35 @@ for number in range(3, 64):
 def attempt(body: str) -> str:
     """Return what became of lines of Python."""
     lines = '\n'.join(f'    {line}' for line in body.splitlines())
-    result = run_program(ATTEMPT.format(body=lines))
+    result = run_program(ATTEMPT.format(body=lines), limits=ROOMY)
     assert result.outcome == 'exited', result
     return result.stdout.strip() or result.stderr
 
 
 def test_a_program_reads_and_writes_text() -> None:
     """Its input, its output and its errors, and how it ended."""
-    result = run_program('import sys\nprint(input()[::-1])\nprint("note", file=sys.stderr)\nsys.exit(3)', 'näive\n')
+    source = 'import sys\nprint(input()[::-1])\nprint("note", file=sys.stderr)\nsys.exit(3)'
+    result = run_program(source, 'näive\n', ROOMY)
     assert (result.outcome, result.exit_code, result.stdout) == ('exited', 3, 'eviän\n')
     assert 'note' in result.stderr
+
+
+def test_what_a_program_wrote_is_read_after_its_end_too() -> None:
+    """However late this process looks."""
+    source = 'import sys\nprint("out")\nprint("err", file=sys.stderr)\nsys.exit(3)'
+    with subprocess.Popen(
+        [sys.executable, '-c', source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        process.wait()
+        result = watch(process, ROOMY)
+    assert (result.outcome, result.exit_code) == ('exited', 3)
+    assert (result.stdout, result.stderr) == ('out\n', 'err\n')
 
 
 def test_the_standard_library_and_numpy_work() -> None:
     """What programs of a model import."""
     imports = 'import collections, datetime, heapq, itertools, json, math, random, re, numpy'
-    assert run_program(f'{imports}\nprint(numpy.ones(3).sum())').stdout == '3.0\n'
+    assert run_program(f'{imports}\nprint(numpy.ones(3).sum())', limits=ROOMY).stdout == '3.0\n'
 
 
 @pytest.mark.parametrize(
@@ -126,7 +145,7 @@ def test_programs_that_would_never_end_are_ended(source: str) -> None:
 
 def test_a_processor_is_bounded_beside_the_clock() -> None:
     """The kernel ends what computes too long."""
-    result = run_program('while True: pass', limits=SandboxLimits(seconds=50, cpu_seconds=1))
+    result = run_program('while True: pass', limits=SandboxLimits(seconds=60, cpu_seconds=1))
     assert result.outcome == 'exited'
     assert result.exit_code < 0
 
@@ -135,16 +154,15 @@ def test_a_processor_is_bounded_beside_the_clock() -> None:
 def test_huge_outputs_are_cut(stream: str) -> None:
     """At the bound, and the program with them."""
     source = f'import sys\nwhile True: sys.{stream}.write("x" * 65536)'
-    result = run_program(source, limits=SandboxLimits(output_bytes=100_000))
+    result = run_program(source, limits=replace(ROOMY, output_bytes=100_000))
     assert result.outcome == 'wrote_too_much'
     assert len(getattr(result, stream)) == 100_000
 
 
 def test_memory_is_bounded() -> None:
     """A program that fills it slowly ends with an error of its own."""
-    result = run_program(
-        'kept = []\nwhile True: kept.append(bytearray(1 << 20))', limits=SandboxLimits(memory_bytes=1 << 28)
-    )
+    source = 'kept = []\nwhile True: kept.append(bytearray(1 << 20))'
+    result = run_program(source, limits=replace(ROOMY, memory_bytes=1 << 28))
     assert result.outcome == 'exited'
     assert 'MemoryError' in result.stderr
 
@@ -154,7 +172,7 @@ def test_a_program_inherits_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv('TWINKLE_API_KEY', 'secret')
     with (tmp_path / 'file').open('w') as file:
         os.set_inheritable(file.fileno(), True)
-        result = run_program(LOOK_AROUND)
+        result = run_program(LOOK_AROUND, limits=ROOMY)
     assert 'TWINKLE_API_KEY' not in result.stdout
     assert 'open' not in result.stdout
     folder = result.stdout.splitlines()[0].rpartition(' ')[2]
@@ -167,7 +185,7 @@ def test_threads_may_run_programs_at_once() -> None:
     results: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        results[number] = run_program(f'print({number})').stdout
+        results[number] = run_program(f'print({number})', limits=ROOMY).stdout
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:

@@ -81,7 +81,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
             finally:
                 os.close(report_write)
             with process:
-                result = _watch(process, limits)
+                result = watch(process, limits)
             _check_walls(report.read(), limits)
     return result
 
@@ -101,14 +101,12 @@ def _start(folder: str, stdin: int, report: int, limits: SandboxLimits) -> subpr
     )
 
 
-def _watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramResult:
-    """Read what a program writes until it ends or is ended."""
+def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramResult:
+    """Read what a program writes until it ends or is ended; it may have ended before."""
     deadline = time.monotonic() + limits.seconds
     written = {'stdout': bytearray(), 'stderr': bytearray()}
-    outcome: Literal['exited', 'timed_out', 'wrote_too_much'] = 'exited'
     try:
-        while outcome == 'exited' and process.poll() is None:
-            outcome = _read_until(process, written, deadline, limits.output_bytes)
+        outcome = _read_until(process, written, deadline, limits.output_bytes)
     finally:
         process.kill()
         process.wait()
