@@ -2,6 +2,8 @@
 
 import errno
 import itertools
+import operator
+import os
 import runpy
 from pathlib import Path
 
@@ -11,30 +13,44 @@ WALLS = runpy.run_path(str(Path(twinkle.reward.__file__).parent / 'enclosed' / '
 STEPS = WALLS['_filter']()
 X86_64, I386, AARCH64 = 0xC000003E, 0x40000003, 0xC00000B7
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
+TESTS = {0x15: operator.eq, 0x45: operator.and_}
+"""Of two numbers: whether they are equal, and whether they share a bit."""
+OPEN, OPENAT, CREAT, OPENAT2 = 2, 257, 85, 437
 
 
-def answer_to(call: int, argument: int = 0, machine: int = X86_64) -> int:
-    """Return what the filter answers to a system call with its second argument."""
-    steps, facts = STEPS, {0: call, 4: machine, 24: argument}
+def answer_to(call: int, second: int = 0, third: int = 0, machine: int = X86_64) -> int:
+    """Return what the filter answers to a system call with its second and third argument."""
+    steps, facts = STEPS, {0: call, 4: machine, 24: second, 32: third}
     place, loaded = 0, 0
     while True:
-        code, if_equal, if_not, number = steps[place]
+        code, if_so, if_not, number = steps[place]
         if code == 0x06:
             return number
         place += 1
         if code == 0x20:
             loaded = facts[number]
         else:
-            place += if_equal if loaded == number else if_not
+            place += if_so if TESTS[code](loaded, number) else if_not
 
 
 def test_each_call_is_answered_as_its_list_says() -> None:
     """Allowed, allowed for some commands, or refused; every jump lands where it should."""
     arguments = (*range(16), 1030, 0x5401, 0x5412, 0x5413, 0x5450, 0x5451, 0x5452, 0x8901)
-    for call, argument in itertools.product(range(600), arguments):
+    calls = set(range(600)) - {OPEN, OPENAT}
+    for call, argument in itertools.product(calls, arguments):
         is_allowed = call in WALLS['_ALLOWED_CALLS'] or argument in WALLS['_ALLOWED_COMMANDS'].get(call, ())
         assert answer_to(call, argument) == (ALLOW if is_allowed else REFUSE), call
     assert {answer_to(call | 0x40000000) for call in range(600)} == {REFUSE}
+
+
+def test_files_are_opened_for_reading_only() -> None:
+    """Whatever would write, make or empty one is refused, by either call; calls that hide their flags are too."""
+    reading = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_APPEND
+    assert {answer_to(OPEN, reading), answer_to(OPENAT, os.O_RDWR, reading)} == {ALLOW}
+    for flag in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_RDWR, os.O_CREAT, os.O_TRUNC):
+        assert {answer_to(OPEN, flag), answer_to(OPEN, reading | flag)} == {REFUSE}
+        assert {answer_to(OPENAT, 0, flag), answer_to(OPENAT, 0, reading | flag)} == {REFUSE}
+    assert {answer_to(CREAT), answer_to(OPENAT2)} == {REFUSE}
 
 
 def test_calls_by_other_numbers_end_the_process() -> None:

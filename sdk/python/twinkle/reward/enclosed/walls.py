@@ -18,10 +18,12 @@ _LANDLOCK_VERSION, _RULE_PATH_BENEATH = 1, 1
 _READ_FILE_AND_FOLDER = 1 << 2 | 1 << 3
 _ALL_FILE_RIGHTS = (1 << 13) - 1
 """Of Landlock's first version: run, read, write, list, remove and make anything."""
+_TRUNCATE, _KNOWS_TRUNCATE = 1 << 14, 3
+"""The right to empty files, and the version of Landlock from which on it is one."""
 _ALLOWED_CALLS = (
-    *(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 23, 24, 25, 28, 32, 33, 35, 37, 38, 39, 60),
+    *(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 23, 24, 25, 28, 32, 33, 35, 37, 38, 39, 60),
     *(63, 79, 80, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 131, 158, 186, 201, 202, 204, 217, 218, 228, 229),
-    *(230, 231, 257, 262, 267, 269, 270, 271, 273, 318, 332, 334, 439),
+    *(230, 231, 262, 267, 269, 270, 271, 273, 318, 332, 334, 439),
 )
 """Numbers on x86-64 of what an interpreter needs to read, compute and write to open files. What would start a process
 or thread, open a connection, signal or look into others, change a file's name, owner or mode, or raise a limit is not
@@ -29,6 +31,10 @@ among them."""
 _ALLOWED_COMMANDS = {72: (0, 1, 2, 3, 4, 1030), 16: (0x5401, 0x5413, 0x5450, 0x5451)}
 """Of `fcntl`: flags and copies of descriptors, but not who is signalled when a pipe has news. Of `ioctl`: whether this
 is a terminal and how wide, and whether a descriptor survives `exec`."""
+_OPENING_CALLS = {2: 24, 257: 32}
+"""`open` and `openat`, and where the filter finds their flags."""
+_CHANGING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+"""What makes opening a file more than reading it; `O_TRUNC` empties one that is opened for reading too."""
 
 
 def enclose(readable: list[str], *, memory_bytes: int, cpu_seconds: int) -> list[str]:
@@ -69,9 +75,10 @@ def _set_limits(memory_bytes: int, cpu_seconds: int) -> list[str]:
 
 def _restrict_files(libc: ctypes.CDLL, readable: list[str]) -> bool:
     """Allow reading of some places, and nothing else with any file; return whether that holds."""
-    if libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION) < 1:
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
+    if version < 1:
         return False
-    attributes = struct.pack('=Q', _ALL_FILE_RIGHTS)
+    attributes = struct.pack('=Q', _ALL_FILE_RIGHTS | (_TRUNCATE if version >= _KNOWS_TRUNCATE else 0))
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     own = [sys.prefix, sys.base_prefix, '/usr/lib', '/lib', '/lib64', '/usr/share/zoneinfo', '/etc/ld.so.cache']
     for path in [*own, '/dev/null', '/dev/urandom', *readable]:
@@ -97,16 +104,24 @@ def _restrict_calls(libc: ctypes.CDLL) -> bool:
 
 def _filter() -> list[tuple[int, int, int, int]]:
     """Return the steps of the filter: code, steps to jump over where it holds and where not, and its number."""
-    load, equal, answer = 0x20, 0x15, 0x06
+    load, equal, has_bits, answer = 0x20, 0x15, 0x45, 0x06
     kill, refuse, allow = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
     tests = [(equal, number) for number in _ALLOWED_CALLS]
-    # Each of these calls goes to a block of its own, which loads the call's second argument.
-    blocks = [[(load, 24), *((equal, k) for k in known), (answer, refuse)] for known in _ALLOWED_COMMANDS.values()]
-    body = [*tests, (answer, refuse), *(step for block in blocks for step in block), (answer, allow)]
-    steps = [(code, len(body) - 2 - index if code == equal else 0, 0, k) for index, (code, k) in enumerate(body)]
+    # Each of these calls goes to a block of its own, which loads one of the call's arguments: commands the second.
+    blocks = {
+        **{call: [(load, 24), *((equal, known) for known in few)] for call, few in _ALLOWED_COMMANDS.items()},
+        **{call: [(load, place), (has_bits, _CHANGING_FLAGS)] for call, place in _OPENING_CALLS.items()},
+    }
+    inner = [step for block in blocks.values() for step in (*block, (answer, refuse))]
+    body = [*tests, (answer, refuse), *inner, (answer, allow)]
+    steps: list[tuple[int, int, int, int]] = []
+    for index, (code, number) in enumerate(body):
+        # To the last step, which allows: where equal, or where none of the bits is set.
+        to_end = len(body) - 2 - index
+        steps.append((code, to_end if code == equal else 0, to_end if code == has_bits else 0, number))
     begin = len(tests) + 1
     entries: list[tuple[int, int, int, int]] = []
-    for position, (call, block) in enumerate(zip(_ALLOWED_COMMANDS, blocks, strict=True)):
+    for position, (call, block) in enumerate(blocks.items()):
         entries.append((equal, len(blocks) - position - 1 + begin, 0, call))
-        begin += len(block)
+        begin += len(block) + 1
     return [(load, 0, 0, 4), (equal, 1, 0, 0xC000003E), (answer, 0, 0, kill), (load, 0, 0, 0), *entries, *steps]
