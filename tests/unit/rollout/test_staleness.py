@@ -56,9 +56,17 @@ def test_nothing_is_lost_and_nothing_too_old_stays(versions, most):
 
 def test_a_sample_without_versions_is_refused():
     """Nobody can tell how old it is."""
+    nameless = SampledSequence(stop_reason=StopReason.STOP, tokens=[5])
     with pytest.raises(UnknownVersion) as caught:
-        drop_stale([sampled(1), sampled()], version=1, max_staleness=9)
+        drop_stale([sampled(1), nameless], version=1, max_staleness=9)
     assert caught.value.index == 1
+
+
+def test_what_has_no_drawn_tokens_is_not_stale():
+    """No version drew any of it, so it stays with its group."""
+    assert staleness_of(sampled(), version=3) == 0
+    fresh = drop_stale([sampled(3), sampled()], version=3, max_staleness=0, group_size=2)
+    assert (fresh.indexes, fresh.ages) == ([0, 1], [0, 0])
 
 
 @pytest.mark.parametrize(

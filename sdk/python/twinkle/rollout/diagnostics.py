@@ -20,7 +20,7 @@ def rollout_numbers(rollouts: Sequence[Rollout], *, version: int | None = None) 
         version: the trainer's newest, to tell ages by.
 
     Raises:
-        UnknownVersion: a version is given and a rollout names none of its own.
+        UnknownVersion: a version is given, and a rollout with drawn tokens names none of its own.
     """
     if not rollouts:
         return {}

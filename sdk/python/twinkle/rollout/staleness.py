@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from twinkle.data_format import VersionSpan
+from twinkle.data_format import SampledSequence, VersionSpan
+from twinkle.rollout.episode import Rollout
 from twinkle.rollout.errors import UnknownVersion
 
 
@@ -46,7 +47,7 @@ class FreshSamples(Generic[_Sample]):
 
 
 def staleness_of(sample: Versioned, *, version: int, index: int = 0) -> int:
-    """Return how many versions ago the oldest token of a sample was drawn.
+    """Return how many versions ago the oldest token of a sample was drawn; 0 where none was drawn.
 
     Args:
         sample: what was drawn.
@@ -54,11 +55,13 @@ def staleness_of(sample: Versioned, *, version: int, index: int = 0) -> int:
         index: of the sample, for the error.
 
     Raises:
-        UnknownVersion: the sample names no versions.
+        UnknownVersion: the sample has drawn tokens and names no versions.
         ValueError: it names one that is newer than `version`.
     """
     if not sample.version_spans:
-        raise UnknownVersion(index)
+        if _has_drawn(sample):
+            raise UnknownVersion(index)
+        return 0
     newest = max(span.version for span in sample.version_spans)
     if newest > version:
         raise ValueError(f'version is {version}, but samples[{index}] was drawn with {newest}; give the newest version')
@@ -77,7 +80,7 @@ def drop_stale(
         group_size: samples side by side that go or stay together, as advantages relative to a group need.
 
     Raises:
-        UnknownVersion: a sample names no versions.
+        UnknownVersion: a sample has drawn tokens and names no versions.
         ValueError: a number is out of its range.
     """
     if max_staleness < 0:
@@ -88,3 +91,14 @@ def drop_stale(
     groups = [range(begin, begin + group_size) for begin in range(0, len(samples), group_size)]
     kept = [index for group in groups if max(ages[index] for index in group) <= max_staleness for index in group]
     return FreshSamples(samples=[samples[index] for index in kept], indexes=kept, ages=ages)
+
+
+def _has_drawn(sample: Versioned) -> bool:
+    """Return whether a model drew tokens of it; of a sample of another kind, which does not say, that is assumed."""
+    match sample:
+        case Rollout():
+            return sample.sampled_count > 0
+        case SampledSequence():
+            return bool(sample.tokens)
+        case _:
+            return True
