@@ -16,7 +16,7 @@ from fixtures.chat_templates import ALL
 from fixtures.scripted_sampler import ScriptedSampler
 from fixtures.tiny_model import build_tiny_tokenizer
 from twinkle.data_format import SamplingParams, StopReason
-from twinkle.rollout import EndReason, EnvStep, MultiTurnRollout, ToolManager, rollout_numbers
+from twinkle.rollout import EndReason, EnvStep, MultiTurnRollout, ToolManager, drop_stale, rollout_numbers
 from twinkle.sampler import TorchSampler
 from twinkle.template import Template
 
@@ -177,6 +177,27 @@ def test_a_chat_ends_at_its_limits_and_says_at_which(template, options, params, 
     if expected in (EndReason.MAX_TURNS, EndReason.LENGTH):
         assert envs[0].said[-1][1] is True
     assert [env.closed_count for env in envs] == [1]
+
+
+@pytest.mark.parametrize(('room', 'expected'), [(99, EndReason.LENGTH), (3, EndReason.MAX_TOKENS)])
+def test_a_turn_that_was_cut_is_not_done(template, room, expected):
+    """A world of a single turn, or one without calls, is done with any turn; the reason still says that it was cut."""
+    sampler = ScriptedSampler(template, says('I say this'))
+    limit = len(template.encode(CHAT, add_generation_prompt=True)['input_ids']) + room
+    for tools in (None, ToolManager([add])):
+        rollout = MultiTurnRollout(sampler, None, tools, {'max_tokens': 3}, max_trajectory_tokens=limit)
+        (one,) = rollout(CHAT)
+        assert (one.end_reason, one.turn_count, one.sampled_count) == (expected, 1, 3)
+    (whole,) = MultiTurnRollout(sampler, sampling_params={'max_tokens': 40})(CHAT)
+    assert whole.end_reason is EndReason.DONE
+
+
+def test_a_chat_without_room_for_a_turn_is_of_age_0(template):
+    """Nothing of it was drawn, so no version is missing."""
+    rollouts = MultiTurnRollout(ScriptedSampler(template, says('a')), max_trajectory_tokens=5)([CHAT])
+    assert rollouts[0].version_spans == []
+    assert drop_stale(rollouts, version=3, max_staleness=0).ages == [0]
+    assert rollout_numbers(rollouts, version=3)['staleness/max'] == 0
 
 
 def test_the_models_context_is_a_limit_too(template):

@@ -16,13 +16,13 @@ class EndReason(StrEnum):
     """Why a chat ended."""
 
     DONE = 'done'
-    """The environment said so; with tools: the model called none."""
+    """The environment said so, to a whole turn; with tools: the model called none."""
     MAX_TURNS = 'max_turns'
     """The model had all its turns."""
     MAX_TOKENS = 'max_tokens'
     """The chat has no room for another turn, in `max_trajectory_tokens` or in the model's context."""
     LENGTH = 'length'
-    """A turn was cut at `sampling_params.max_tokens`."""
+    """A turn was cut at `sampling_params.max_tokens`, also where the environment then said that it is done."""
     ABORT = 'abort'
     """The sampler was told to stop; the chat has what was drawn so far."""
     ERROR = 'error'
@@ -70,6 +70,8 @@ class Episode:
     template: ChatFormat
     trajectory_index: int
     sample_index: int
+    twin_index: int = 0
+    """Among the chats of a call that begin with the same tokens."""
     chat: Trajectory = field(default_factory=lambda: cast('Trajectory', {}))
     prompt: InputFeature = field(default_factory=InputFeature)
     track: TokenTrack = field(default_factory=lambda: TokenTrack.of_prompt(()))
@@ -87,6 +89,11 @@ class Episode:
         # As the template formatted them: with a default system message where it adds one.
         formatted = self.prompt.get('messages') or self.chat.get('messages', [])
         self.messages = cast('list[Message]', list(formatted))
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether its tokens are all that the model is given: no images or their like."""
+        return set(self.prompt) <= _OF_TOKENS | _OF_TEXT
 
     def model_input(self) -> InputFeature:
         """Return what the sampler is to go on from: tokens, with images and their like as the template made them."""
@@ -114,11 +121,13 @@ class Episode:
         self.facts.update(step.facts)
         if step.is_done:
             self.messages += step.messages
+        # A turn that was cut is no whole answer, whatever the environment made of it.
+        if is_cut:
+            self.end_reason = EndReason.MAX_TOKENS if room == 0 else EndReason.LENGTH
+        elif step.is_done:
             self.end_reason = EndReason.DONE
         elif room == 0:
             self.end_reason = EndReason.MAX_TOKENS
-        elif is_cut:
-            self.end_reason = EndReason.LENGTH
         elif turns_left == 0:
             self.end_reason = EndReason.MAX_TURNS
         else:
@@ -158,3 +167,5 @@ class Episode:
 _BROKEN: Mapping[StopReason, EndReason] = {StopReason.ABORT: EndReason.ABORT, StopReason.ERROR: EndReason.ERROR}
 _OF_TOKENS = frozenset({'input_ids', 'attention_mask', 'position_ids', 'labels', 'completion_mask', 'length'})
 """What a feature says token by token; of a growing chat it is said anew."""
+_OF_TEXT = frozenset({'messages', 'user_data'})
+"""What a feature says beside, for rewards."""

@@ -1,5 +1,6 @@
 """Chats of several turns between a sampler and environments, many at once."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -56,9 +57,9 @@ class MultiTurnRollout:
     The chats of a call take their turns together. Give `sampling_params.max_tokens`: turns whose chats have room
     for as much run as one batch.
 
-    With a seed, everything drawn is a function of it, of the inputs and the weights. In the first turn siblings with
-    one prompt are samples of one request; sample `j` of a later turn `t` draws from a seed of its own, made of all
-    three.
+    With a seed, everything drawn is a function of it, of the inputs and the weights. In the first turn chats with one
+    prompt are samples of one request, be they siblings or given several times; the `j`-th of them draws its later turn
+    `t` from a seed of its own, made of all three.
 
     Args:
         sampler: draws the turns.
@@ -130,6 +131,7 @@ class MultiTurnRollout:
             run_all(
                 lambda one: one.begin(chats[one.trajectory_index], seed=_mixed(seed, one.trajectory_index)), episodes
             )
+            _number_twins(episodes)
             limit = _Limit(self._limit)
             for turn in range(self._max_turns):
                 waiting = [one for one in episodes if one.end_reason is None]
@@ -147,7 +149,7 @@ class MultiTurnRollout:
         self, episodes: Sequence[Episode], limit: '_Limit', *, seed: int | None, turn: int
     ) -> Iterator[tuple[Episode, SampledSequence]]:
         """Yield each chat that has room with its next turn; end the others."""
-        waiting: list[list[Episode]] = _requests(episodes, is_first=turn == 0)
+        waiting: list[list[Episode]] = _requests(episodes, is_first=turn == 0, is_seeded=seed is not None)
         while waiting:
             full = [one for request in waiting for one in request if limit.room(len(one.track)) == 0]
             for one in full:
@@ -187,7 +189,7 @@ class MultiTurnRollout:
     def _key(self, request: Sequence[Episode], limit: '_Limit', seed: int | None) -> '_Key':
         room, wanted = limit.room(len(request[0].track)), self._params.max_tokens
         return _Key(
-            slot=0 if seed is None else request[0].sample_index,
+            slot=0 if seed is None else request[0].twin_index,
             max_tokens=wanted if room is None else room if wanted is None else min(room, wanted),
             count=len(request),
         )
@@ -231,18 +233,28 @@ class _Key:
     """What the requests of one call have in common."""
 
     slot: int
-    """Place among siblings, which has a seed of its own."""
+    """Place among chats with one prompt, which has a seed of its own."""
     max_tokens: int | None
     count: int
     """Chats that a request draws for."""
 
 
-def _requests(episodes: Sequence[Episode], *, is_first: bool) -> list[list[Episode]]:
-    """Return chats in lists that one request can draw for: before the first turn, siblings with one prompt."""
+def _number_twins(episodes: Sequence[Episode]) -> None:
+    """Number chats that begin with the same tokens: under one seed they would draw the same."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for one in episodes:
+        one.twin_index = counts[one.track.token_ids]
+        counts[one.track.token_ids] += 1
+
+
+def _requests(episodes: Sequence[Episode], *, is_first: bool, is_seeded: bool) -> list[list[Episode]]:
+    """Return chats in lists that one request can draw for: before the first turn, those with one prompt."""
     lists: dict[tuple[object, ...], list[Episode]] = {}
     for one in episodes:
-        place = (one.trajectory_index, one.track.token_ids if is_first else one.sample_index)
-        lists.setdefault(place, []).append(one)
+        # Without a seed requests draw apart, and those of one size make larger batches; images may differ.
+        is_any_twin = is_seeded and one.is_text_alone
+        first = (one.track.token_ids, None if is_any_twin else one.trajectory_index)
+        lists.setdefault(first if is_first else (one.trajectory_index, one.sample_index), []).append(one)
     return list(lists.values())
 
 
