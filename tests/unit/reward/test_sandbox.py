@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.sandbox import children, needs_walls
-from twinkle.reward import InvalidRewardInput, SandboxLimits, SandboxUnavailable, run_program
+from twinkle.reward import InvalidRewardInput, ProgramNotStarted, SandboxLimits, SandboxUnavailable, run_program
 from twinkle.reward.sandbox import watch
 
 pytestmark = [pytest.mark.timeout(150), needs_walls]
@@ -201,9 +201,41 @@ def test_threads_may_run_programs_at_once() -> None:
     assert results == {number: f'{number}\n' for number in range(4)}
 
 
+def test_a_program_runs_the_same_twice() -> None:
+    """Hashes of text, and with them the order of sets, do not depend on the run."""
+    assert len({run_program('print(hash("a"))', limits=ROOMY).stdout for _ in range(3)}) == 1
+
+
+def test_an_interpreter_that_cannot_start_is_no_result() -> None:
+    """Its own words say why; a reward of 0 would blame the program."""
+    with pytest.raises(ProgramNotStarted) as caught:
+        run_program('print(1)', limits=replace(ROOMY, cpu_seconds=1 << 80))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert copy.exit_code == caught.value.exit_code != 0
+    assert copy.stderr == caught.value.stderr
+
+
+def test_what_a_program_started_ends_with_it() -> None:
+    """Here it stands for one that runs without its wall; its child holds its output open and would run on."""
+    child = 'import time; print("begun", flush=True); time.sleep(600)'
+    source = f'import subprocess, sys\nprint(subprocess.Popen([sys.executable, "-c", {child!r}]).pid, flush=True)'
+    with subprocess.Popen(
+        [sys.executable, '-c', source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        process.wait()
+        result = watch(process, SandboxLimits(seconds=1))
+        assert process.stdout is not None
+        # The last to hold the pipe is gone: it ends.
+        assert process.stdout.read() in (b'', b'begun\n')
+    assert result.stdout.split()[0].isdecimal()
+
+
 def test_limits_of_no_use_are_refused() -> None:
     """And so are walls that do not exist."""
-    for options in ({'seconds': 0}, {'output_bytes': -1}, {'memory_bytes': float('nan')}, {'without_walls': ('moat',)}):
+    for options in (
+        *({'seconds': 0}, {'output_bytes': -1}, {'memory_bytes': float('nan')}, {'without_walls': ('moat',)}),
+        *({'memory_bytes': 2.0**30}, {'cpu_seconds': 1.5}, {'output_bytes': 1e6}, {'cpu_seconds': True}),
+    ):
         with pytest.raises(InvalidRewardInput):
             SandboxLimits(**options)
 

@@ -4,7 +4,13 @@ from twinkle.reward.arithmetic import evaluate
 from twinkle.reward.base import AnswerReward, Reward, TextReward
 from twinkle.reward.code_execution import CodeExecutionReward
 from twinkle.reward.countdown import CountDownAccuracy
-from twinkle.reward.errors import InvalidRewardInput, InvalidRewardOutput, MissingLibrary, SandboxUnavailable
+from twinkle.reward.errors import (
+    InvalidRewardInput,
+    InvalidRewardOutput,
+    MissingLibrary,
+    ProgramNotStarted,
+    SandboxUnavailable,
+)
 from twinkle.reward.f1 import F1Reward
 from twinkle.reward.format_reward import FormatReward
 from twinkle.reward.gsm8k import GSM8KAccuracyReward, GSM8KFormatReward
@@ -39,6 +45,7 @@ __all__ = [
     'OlympiadBenchAccuracyReward',
     'OlympiadBenchFormatReward',
     'OlympiadBenchQualityReward',
+    'ProgramNotStarted',
     'ProgramResult',
     'Reward',
     'SandboxLimits',

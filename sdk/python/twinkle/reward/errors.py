@@ -48,3 +48,17 @@ class SandboxUnavailable(RuntimeError):
 
     def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
         return type(self), (self.walls,)
+
+
+class ProgramNotStarted(RuntimeError):
+    """The interpreter that should have run a program ended before it put up its walls."""
+
+    def __init__(self, exit_code: int, stderr: str) -> None:
+        super().__init__(
+            f'the interpreter ended with exit code {exit_code} before the program began; if it lacked memory or time, '
+            f'raise memory_bytes or cpu_seconds. It said: {stderr[-2000:].strip() or "nothing"}'
+        )
+        self.exit_code, self.stderr = exit_code, stderr
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        return type(self), (self.exit_code, self.stderr)

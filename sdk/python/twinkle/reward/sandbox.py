@@ -1,8 +1,10 @@
 """Programs that a model wrote, run where they can do no harm."""
 
+import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from twinkle.reward.errors import InvalidRewardInput, SandboxUnavailable
+from twinkle.reward.errors import InvalidRewardInput, ProgramNotStarted, SandboxUnavailable
 
 WALLS = ('memory', 'processes', 'network', 'files')
 """What a program is kept within, beside its time and its output."""
@@ -40,6 +42,8 @@ class SandboxLimits:
         for name in ('seconds', 'cpu_seconds', 'memory_bytes', 'output_bytes'):
             if not getattr(self, name) > 0:
                 raise InvalidRewardInput(name, f'must be above 0, got {getattr(self, name)}')
+            if name != 'seconds' and type(getattr(self, name)) is not int:
+                raise InvalidRewardInput(name, f'must be a whole number, got {getattr(self, name)!r}')
         if unknown := set(self.without_walls) - set(WALLS):
             raise InvalidRewardInput('without_walls', f'has {sorted(unknown)}; walls are {WALLS}')
 
@@ -60,7 +64,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
 
     It has a session and an empty temporary folder of its own, none of this process's environment or open files, and
     bounds on time, processor, memory and output. Behind its walls it starts no process and no thread, opens no
-    connection, changes no file, and reads none but Python's own. It is ended by its handle.
+    connection, changes no file, and reads none but Python's own. Its session is ended with it.
 
     What this does not keep apart: programs share the kernel, the processors and the clock with everybody; they see
     installed packages, the machine's name, how busy it is, and whether a path that they guess exists. A hole in the
@@ -69,6 +73,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
 
     Raises:
         SandboxUnavailable: this machine lacks a wall that `limits` does not do without; nothing was run.
+        ProgramNotStarted: the interpreter ended before it put up its walls, for want of memory for example.
     """
     limits = limits or SandboxLimits()
     with tempfile.TemporaryDirectory(prefix='twinkle-program-') as folder:
@@ -82,15 +87,16 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
                 os.close(report_write)
             with process:
                 result = watch(process, limits)
-            _check_walls(report.read(), limits)
+            _check_walls(report.read(), result, limits)
     return result
 
 
 def _start(folder: str, stdin: int, report: int, limits: SandboxLimits) -> subprocess.Popen[bytes]:
     bounds = [str(limits.memory_bytes), str(limits.cpu_seconds), ','.join(limits.without_walls), str(report)]
     paths = [str(_ENCLOSED / 'run_program.py'), str(_ENCLOSED / 'walls.py'), folder]
+    # Not -I, which would not look at PYTHONHASHSEED; all other variables are ours too.
     return subprocess.Popen(
-        [sys.executable, '-I', '-B', *paths, *bounds],
+        [sys.executable, '-s', '-P', '-B', *paths, *bounds],
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -108,6 +114,9 @@ def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramRes
     try:
         outcome = _read_until(process, written, deadline, limits.output_bytes)
     finally:
+        # Without the wall around processes it may have started some; they are of its group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
     texts = {name: bytes(data[: limits.output_bytes]).decode('utf-8', 'replace') for name, data in written.items()}
@@ -140,9 +149,13 @@ def _read_until(
     return 'exited'
 
 
-def _check_walls(report: bytes, limits: SandboxLimits) -> None:
-    # What ended before it could report had no time to start the program either.
-    standing = json.loads(report) if report else WALLS
+def _check_walls(report: bytes, result: ProgramResult, limits: SandboxLimits) -> None:
+    if not report:
+        # What was ended before it could report had no time to start the program either.
+        if result.outcome == 'exited':
+            raise ProgramNotStarted(result.exit_code, result.stderr)
+        return
+    standing = json.loads(report)
     missing = tuple(wall for wall in WALLS if wall not in standing and wall not in limits.without_walls)
     if missing:
         raise SandboxUnavailable(missing)
