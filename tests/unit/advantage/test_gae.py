@@ -27,6 +27,7 @@ def test_gae_is_the_sum_of_the_paper(steps: list[tuple[float, float, bool]], gam
     """For every discount, with masked tokens stepped over as if they were not there."""
     rewards, values, mask = (list(column) for column in zip(*steps, strict=True))
     mask[0] = True
+    rewards = [reward * is_counted for reward, is_counted in zip(rewards, mask, strict=True)]
     counted = [index for index, is_counted in enumerate(mask) if is_counted]
     estimator = GAEAdvantage(gamma, gae_lambda, normalize=False)
     (advantages,), (returns,) = estimator([rewards], [values], masks=[mask])
@@ -36,6 +37,37 @@ def test_gae_is_the_sum_of_the_paper(steps: list[tuple[float, float, bool]], gam
     hidden = [index for index, is_counted in enumerate(mask) if not is_counted]
     assert not advantages[hidden].any()
     assert not returns[hidden].any()
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), NUMBERS)
+def test_a_score_reaches_every_token_that_counts(mask: list[bool], score: float) -> None:
+    """Wherever tokens are left out, also at the end: without discount or values each returns the score."""
+    masks = [mask, [True]]
+    rewards = GAEAdvantage.build_token_rewards([score, 0.0], [len(mask), 1], masks=masks)
+    values = [[0.0] * len(row) for row in masks]
+    advantages, returns = GAEAdvantage(1.0, 1.0, False)(rewards, values, masks=masks)
+    assert advantages[0].tolist() == returns[0].tolist() == [score if is_counted else 0.0 for is_counted in mask]
+
+
+def test_a_reward_where_no_token_counts_is_refused() -> None:
+    """It would be lost, as the score of a chat that ends in what a tool wrote."""
+    rewards = GAEAdvantage.build_token_rewards([0.0, 1.0], [1, 3])
+    with pytest.raises(InvalidAdvantageInput) as caught:
+        GAEAdvantage()(rewards, [[0.0], [0.0, 0.0, 0.0]], masks=[[True], [True, False, False]])
+    assert caught.value.field == 'rewards[1][2]'
+
+
+def test_tokens_that_do_not_count_pay_no_penalty() -> None:
+    """What a tool wrote was not drawn from the policy."""
+    rows = GAEAdvantage.build_token_rewards(
+        [1.0],
+        [3],
+        old_logps=[[-1.0, -2.0, -9.0]],
+        ref_logps=[[-1.5, -2.5, -1.0]],
+        kl_coef=0.1,
+        masks=[[True, True, False]],
+    )
+    assert rows[0] == pytest.approx([-0.05, 0.95, 0.0])
 
 
 def test_lambda_one_is_the_return_less_the_value() -> None:
@@ -123,6 +155,7 @@ def test_masks_that_leave_nothing_are_refused() -> None:
         ({'kl_coef': 0.1}, 'ref_logps'),
         ({'old_logps': [[0.0, 0.0]]}, 'ref_logps'),
         ({'old_logps': [[0.0]], 'ref_logps': [[0.0, 0.0]]}, 'old_logps[0]'),
+        ({'masks': [[True]]}, 'masks[0]'),
     ],
 )
 def test_token_rewards_of_odd_sizes_are_refused(options: dict[str, object], field: str) -> None:

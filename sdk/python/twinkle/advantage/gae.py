@@ -24,7 +24,12 @@ class GAEAdvantage(Advantage):
         normalize: whether advantages are brought to mean 0 and standard deviation 1 over the tokens of a batch.
     """
 
-    def __init__(self, gamma: float = 1.0, gae_lambda: float = 0.95, *, normalize: bool = True) -> None:
+    def __init__(
+        self,
+        gamma: float = 1.0,
+        gae_lambda: float = 0.95,
+        normalize: bool = True,  # noqa: FBT001, FBT002 - users pass it by place
+    ) -> None:
         for name, value in (('gamma', gamma), ('gae_lambda', gae_lambda)):
             if not 0 <= value <= 1:
                 raise InvalidAdvantageInput(name, f'must be from 0 to 1, got {value}')
@@ -38,8 +43,12 @@ class GAEAdvantage(Advantage):
         old_logps: Sequence[Sequence[float]] | None = None,
         ref_logps: Sequence[Sequence[float]] | None = None,
         kl_coef: float = 0.0,
+        masks: Sequence[Sequence[bool]] | None = None,
     ) -> list[FloatVector]:
         """Return rewards of tokens: a completion's own at its last, less a penalty for leaving the reference at each.
+
+        Only tokens that count are meant by both: the last of them has the score, the others have 0. A completion in
+        which none counts has nowhere to put its score, and is 0 throughout.
 
         The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2), whose mean
         over tokens drawn from the policy is its divergence from the reference.
@@ -50,6 +59,7 @@ class GAEAdvantage(Advantage):
             old_logps: natural log-probability of each token under the policy that drew it.
             ref_logps: the same under the reference model.
             kl_coef: from 0 on; needs both of the above.
+            masks: where tokens count, as they are given to the estimator. Unset: everywhere.
 
         Raises:
             InvalidAdvantageInput: sizes differ, a number is not finite, or log-probabilities are missing.
@@ -66,9 +76,11 @@ class GAEAdvantage(Advantage):
             drawn = _read_rows('old_logps', old_logps, differences)
             reference = _read_rows('ref_logps', ref_logps, differences)
             differences = [old - ref for old, ref in zip(drawn, reference, strict=True)]
-        token_rewards = [-kl_coef * difference for difference in differences]
-        for row, score in zip(token_rewards, scores, strict=True):
-            row[-1] += score
+        counts = _read_masks(masks, differences)
+        pairs = zip(differences, counts, strict=True)
+        token_rewards = [np.where(is_counted, -kl_coef * difference, 0.0) for difference, is_counted in pairs]
+        for row, is_counted, score in zip(token_rewards, counts, scores, strict=True):
+            row[np.flatnonzero(is_counted)[-1:]] += score
         return token_rewards
 
     def __call__(
@@ -83,18 +95,20 @@ class GAEAdvantage(Advantage):
         Args:
             rewards: of tokens, as `build_token_rewards` makes them; rows may differ in length.
             values: what was expected at each token, of the same lengths.
-            masks: where tokens count. Others are stepped over, as what a tool wrote, and get 0 in both answers.
+            masks: where tokens count. Others are stepped over, as what a tool wrote, and get 0 in both answers; they
+                must have brought 0.
 
         Returns:
             Advantages, and returns to fit values to: advantages before they are normalized, plus values.
 
         Raises:
-            InvalidAdvantageInput: sizes differ, a number is not finite, or no token counts.
+            InvalidAdvantageInput: sizes differ, a number is not finite, no token counts, or one that does not has a
+                reward, which would be lost.
         """
         token_rewards = [read_vector(f'rewards[{index}]', row) for index, row in enumerate(_rows('rewards', rewards))]
         expected = _read_rows('values', values, token_rewards)
-        shown = masks if masks is not None else [np.ones(len(row)) for row in token_rewards]
-        counts = [row != 0 for row in _read_rows('masks', shown, token_rewards)]
+        counts = _read_masks(masks, token_rewards)
+        _refuse_lost(token_rewards, counts)
         if not any(row.any() for row in counts):
             raise InvalidAdvantageInput('masks', 'leave no token; mark at least one')
         advantages: list[FloatVector] = []
@@ -148,6 +162,23 @@ def _read_rows(field: str, rows: Any, like: list[FloatVector]) -> list[FloatVect
         if len(row) != len(model):
             raise InvalidAdvantageInput(f'{field}[{index}]', f'must have {len(model)} tokens, got {len(row)}')
     return read
+
+
+def _read_masks(masks: Any, like: list[FloatVector]) -> list[Any]:
+    """Return where tokens count, in rows as long as those of `like`; everywhere where nothing is said."""
+    if masks is None:
+        return [np.ones(len(row), dtype=bool) for row in like]
+    return [row != 0 for row in _read_rows('masks', masks, like)]
+
+
+def _refuse_lost(token_rewards: list[FloatVector], counts: list[Any]) -> None:
+    for index, (row, is_counted) in enumerate(zip(token_rewards, counts, strict=True)):
+        lost = np.flatnonzero(~is_counted & (row != 0))
+        if len(lost):
+            raise InvalidAdvantageInput(
+                f'rewards[{index}][{lost[0]}]',
+                'is of a token that masks leave out, and would be lost; give build_token_rewards the same masks',
+            )
 
 
 def _checked_lengths(lengths: Sequence[int]) -> list[int]:
