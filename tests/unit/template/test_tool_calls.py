@@ -267,7 +267,7 @@ def test_read_calls_can_be_encoded_again(build: Build) -> None:
     """A sampled turn, taken apart into a message, renders to the same turn."""
     template = build('tagged')
     text = hermes('<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=note>\nx\n</parameter>\n</function>')
-    turn = {'role': 'assistant', 'content': 'So', 'tool_calls': template.parse_tool_call(f'So\n{text}', [ADD])}
+    turn = {'role': 'assistant', 'content': 'So', 'tool_calls': template.parse_tool_call(f'</think>So\n{text}', [ADD])}
     rendered = template.render({'messages': [{'role': 'user', 'content': 'q'}, turn], 'tools': [ADD]})
     assert rendered.endswith(f'So{text}<|im_end|>\n')
 
@@ -289,6 +289,8 @@ def test_a_thought_that_the_prompt_opened_is_minded(build: Build) -> None:
     template = build('tagged')
     assert template.opens_thought
     assert template.parse_tool_call(f'{call}\n</think>\n\nno') == []
+    assert template.parse_tool_call(f'hm\n{call}') == []
+    assert template.clean_tool_call(f'hm\n{call}') == f'hm\n{call}'
     assert len(template.parse_tool_call(f'hm\n</think>\n\n{call}')) == 1
 
 

@@ -14,7 +14,7 @@ from twinkle.template.continuation import continued, token_fields
 from twinkle.template.errors import ExampleTooLong, TemplateError
 from twinkle.template.labels import IntVector, Span, assistant_spans, label_tokens, shift_labels
 from twinkle.template.messages import check_tools, check_trajectory, with_system
-from twinkle.template.thinking import THINK_OPEN, thought, with_thinking
+from twinkle.template.thinking import THINK_CLOSE, THINK_OPEN, thought, with_thinking
 from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
 from twinkle.template.tool_calls import TOOL_CALL_PARSERS, FoundCall, ToolCallParser, calls_of, text_without
 
@@ -233,7 +233,8 @@ class Template:
     def parse_tool_call(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         """Return the calls of tools in a sampled turn, in order, as messages hold them; their ids count from 0.
 
-        Any text is taken. What is half a call or malformed is none, and neither is one within the model's thought.
+        Any text is taken. What is half a call or malformed is none, and neither is one within the model's thought,
+        also where the prompt opened it and nothing closes it.
 
         Args:
             tools: those the model was offered; Qwen3.5's calls do not say of what type an argument is.
@@ -245,6 +246,8 @@ class Template:
         return text_without(text, self._calls(text, ()))
 
     def _calls(self, text: str, tools: Sequence[Tool]) -> list[FoundCall]:
+        if self.opens_thought and THINK_CLOSE not in text:
+            return []  # The thought that the prompt opened goes on to the end.
         thinking = thought(text, is_opened=self.opens_thought)
         begin = thinking[1] if thinking else 0
         # Blanks in place of the thought keep every position.
