@@ -22,6 +22,7 @@ from twinkle.reward import (
     TextReward,
     build_reward,
 )
+from twinkle.reward.code_execution import program_of
 
 pytestmark = pytest.mark.timeout(150)
 ROOMY = SandboxLimits(seconds=60, cpu_seconds=60)
@@ -67,6 +68,34 @@ def test_programs_are_held_to_assertions() -> None:
     completions = [program(*square), program(*square[:1], '    return 4'), program(*square, 'raise SystemExit(0)')]
     tests = ['assert square(2) == 4', 'assert square(3) == 9']
     assert CodeExecutionReward(limits=ROOMY)(said(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ('completion', 'expected'),
+    [
+        ('```python\nx\n```', 'x\n'),
+        ('```Python3 title="a"\nx\n```\n', 'x\n'),
+        ('```bash\nls\n```\nand\n```python\nx\n```\nprints\n```text\n7\n```\n', 'x\n'),
+        ('```json\n{}\n```\nso\n```\nx\n```', 'x\n'),
+        ('```python\nx\n```\nprints\n```\n7\n```', 'x\n'),
+        ('```py\nx\n```\n```py\ny\n```', 'y\n'),
+        ('```py\nx\n```\n```py\ny', 'x\n'),
+        ('```py\nx = """\n\t```\n"""\nprint("```")\n```', 'x = """\n\t```\n"""\nprint("```")\n'),
+        ('````py\n"""\n```\n"""\n````', '"""\n```\n"""\n'),
+        ('It is ```x```.\n```\ny\n```', 'y\n'),
+        ('```py\r\nx\r\n```\r\n', 'x\r\n'),
+        ('```py\n```', ''),
+        ('```bash\nls\n```', None),
+        ('<think>```py\nx\n```</think>none', None),
+        ('<think>\n```py\nx\n```\n', None),
+        ('```py\n' * 20_000, None),
+        ('', None),
+    ],
+    ids=range(17),
+)
+def test_the_last_whole_block_of_python_is_the_program(completion: str, expected: str | None) -> None:
+    """Blocks of other languages keep their ends to themselves; one that says nothing counts where none says Python."""
+    assert program_of(completion) == expected
 
 
 def test_tests_of_another_form_are_refused() -> None:

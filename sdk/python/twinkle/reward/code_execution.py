@@ -11,7 +11,9 @@ from twinkle.reward.errors import InvalidRewardInput
 from twinkle.reward.reading import after_thinking, completion_of
 from twinkle.reward.sandbox import ProgramResult, SandboxLimits, run_program
 
-_FENCE = re.compile(r'```(?:python|py)?[ \t]*\n(.*?)```', re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r' {0,3}(`{3,})[ \t]*([^`]*)$')
+"""A line that opens or closes a block, and what the block says of its language (CommonMark 0.31, section 4.5)."""
+_PYTHON = ('python', 'py', 'python3')
 
 
 class CodeExecutionReward(AnswerReward):
@@ -72,9 +74,32 @@ class CodeExecutionReward(AnswerReward):
 
 
 def program_of(completion: str) -> str | None:
-    """Return the last fenced block of Python behind the thinking; None where there is none."""
-    blocks = _FENCE.findall(after_thinking(completion))
-    return blocks[-1] if blocks else None
+    """Return the last whole fenced block behind the thinking that says it is Python, else the last that says nothing.
+
+    None where there is neither; blocks of another language are no programs.
+    """
+    blocks = _fenced_blocks(after_thinking(completion))
+    programs = [text for language, text in blocks if language in _PYTHON]
+    unlabelled = [text for language, text in blocks if not language]
+    return next(iter([*programs[-1:], *unlabelled[-1:]]), None)
+
+
+def _fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the language and the text of each block whose fence is closed."""
+    blocks: list[tuple[str, str]] = []
+    fence, language = '', ''
+    lines: list[str] = []
+    for line in text.split('\n'):
+        mark = _FENCE.match(line.rstrip())
+        if not fence:
+            if mark:
+                fence, language, lines = mark[1], (mark[2].lower().split() or [''])[0], []
+        elif mark and not mark[2] and len(mark[1]) >= len(fence):
+            blocks.append((language, ''.join(lines)))
+            fence = ''
+        else:
+            lines.append(f'{line}\n')
+    return blocks
 
 
 def _has_ended(result: ProgramResult) -> bool:
