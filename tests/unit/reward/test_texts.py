@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinkle.preprocessor import CountdownProcessor, GSM8KProcessor, OlympiadBenchProcessor
+from twinkle.preprocessor.competition_math import boxed_answer
 from twinkle.reward import (
     CountDownAccuracy,
     F1Reward,
@@ -21,6 +22,7 @@ from twinkle.reward import (
     OlympiadBenchQualityReward,
 )
 from twinkle.reward.number import read_number
+from twinkle.reward.reading import boxed
 
 
 def said(*completions: object, **more: object) -> list[dict[str, object]]:
@@ -62,7 +64,7 @@ def test_completions_are_read_in_every_form() -> None:
 
 def test_gsm8k_scores_what_its_preprocessor_makes() -> None:
     """The number is read as a number, the last marked one, behind the thinking."""
-    columns = GSM8KProcessor()({'question': ['?'] * 7, 'answer': ['so 1,200.\n#### 1,200'] * 7})
+    columns = GSM8KProcessor()({'question': ['?'] * 8, 'answer': ['so 1,200.\n#### 1,200'] * 8})
     completions = [
         'It is 1200.\n#### 1,200',
         r'\boxed{1200.0}',
@@ -71,13 +73,14 @@ def test_gsm8k_scores_what_its_preprocessor_makes() -> None:
         '1200',
         '#### 1200 apples',
         '',
+        '<think>so #### 1200',
     ]
     rows = [
         answered({'messages': messages, 'user_data': data}, completion)
         for messages, data, completion in zip(columns['messages'], columns['user_data'], completions, strict=True)
     ]
-    assert GSM8KAccuracyReward()(rows) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert GSM8KFormatReward()(rows) == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+    assert GSM8KAccuracyReward()(rows) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert GSM8KFormatReward()(rows) == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
 
 
 def test_ground_truths_come_from_beside_too() -> None:
@@ -105,6 +108,36 @@ def test_ground_truths_come_from_beside_too() -> None:
 def test_what_is_no_plain_number_is_none(text: str) -> None:
     """Exponents above all, whose value fills the memory."""
     assert read_number(text) is None
+
+
+@pytest.mark.parametrize('text', [r'\$18', r'$\$18$', '$18', '18', r'\$18.00', r' \$ 18. '])
+def test_a_dollar_is_no_part_of_a_number(text: str) -> None:
+    """However it is written."""
+    assert read_number(text) == 18
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        (r'\boxed{1} \boxed{2}', ['1', '2']),
+        (r'\boxed{1 and so \boxed{2}', ['2']),
+        (r'\boxed{ {1 } so \boxed{\frac{1}{2}}', [r'\frac{1}{2}']),
+        (r'\boxed{\boxed{4}} } }', [r'\boxed{4}']),
+        (r'\boxed{\{1, 2\}}', [r'\{1, 2\}']),
+        (r'\boxed{x \} y}', [r'x \} y']),
+        (r'\boxed{[1, \{ 2]} and more', [r'[1, \{ 2]']),
+        (r'\boxed {7}', ['7']),
+        (r'boxed{7} \\boxed{7} \boxed', []),
+        (r'\boxed{' * 20_000 + '7}', ['7']),
+        (r'\boxed{' * 20_000 + '7' + '}' * 20_000, [r'\boxed{' * 19_999 + '7' + '}' * 19_999]),
+    ],
+    ids=range(11),
+)
+def test_boxes_are_read_as_the_preprocessor_reads_them(text: str, expected: list[str]) -> None:
+    """Each that is closed, though another is not; its last is the ground truth that the preprocessor finds."""
+    assert boxed(text) == expected
+    truth = boxed_answer(text)
+    assert (truth.strip() if truth is not None else None) == (expected[-1] if expected else None)
 
 
 @given(st.fractions(max_denominator=10**6).filter(lambda value: abs(value) < 10**12))
@@ -143,6 +176,13 @@ def test_countdown_answers_reach_the_target_with_each_number_once(answer: str, e
     assert CountDownAccuracy()([answered(row, completion)], []) == [expected]
 
 
+def test_countdown_answers_in_thought_are_none() -> None:
+    """Where the thinking ends, and where it never does."""
+    game = {'target': 3, 'nums': [1, 2]}
+    completions = ['<think><answer>1 + 2</answer></think>', '<think><answer>1 + 2</answer>', '<answer>1 + 2</answer>']
+    assert CountDownAccuracy()(said(*completions, user_data=[game])) == [0.0, 0.0, 1.0]
+
+
 def test_countdown_divides_exactly() -> None:
     """Thirds add up to one; mappings in `user_data` and games beside are read too."""
     game = {'target': 1, 'nums': [1, 3, 1, 3, 1, 3]}
@@ -157,7 +197,7 @@ def test_f1_is_that_of_squad() -> None:
     """Two of three words right, of two wanted: precision 2/3, recall 1."""
     reward = F1Reward()
     assert reward(said('<answer>The red big car!</answer>'), ['a red car']) == [pytest.approx(0.8)]
-    assert reward(said('<think>red car</think> blue'), ['red car']) == [0.0]
+    assert reward(said('<think>red car</think> blue', '<think>red car'), ['red car'] * 2) == [0.0, 0.0]
     assert reward(said(r'\boxed{Paris}'), [['London', 'paris']]) == [1.0]
     assert reward(said('北京市'), ['北京。']) == [pytest.approx(0.8)]
     assert reward(said('', 'word'), ['', '']) == [1.0, 0.0]
@@ -191,6 +231,9 @@ def test_length_is_punished_near_its_limit() -> None:
         (r'\boxed{10 \mathrm{m/s}}', '$10$', {'unit': 'm/s', 'is_multiple_answer': 'False'}, 1.0),
         (r'\boxed{y}', 'x', {}, 0.0),
         ('10', '10', {}, 0.0),
+        (r'<think>\boxed{10}', '10', {}, 0.0),
+        (r'\boxed{\$18}', '18', {}, 1.0),
+        (r'\boxed{10\%}', '10', {}, 1.0),
         (r'\boxed{1}', '0', {}, 0.0),
         (r'\boxed{3},\boxed{2}', '2,3', {'is_multiple_answer': True}, 1.0),
         (r'\boxed{(1,2),(3,4)}', '(3,4),(1,2)', {'is_multiple_answer': True}, 1.0),
@@ -222,8 +265,10 @@ def test_olympiad_answers_are_given_clearly() -> None:
         r'\boxed{2}\boxed{3}',
         r'\boxed{1}\boxed{2}\boxed{3}',
         '2',
+        r'<think>\boxed{2}',
+        r'<think>\boxed{1} or \boxed{3}</think>\boxed {2}',
     ]
-    assert OlympiadBenchFormatReward()(said(*completions)) == pytest.approx([1.0, 0.7, 0.7, 0.4, 0.0])
+    assert OlympiadBenchFormatReward()(said(*completions)) == pytest.approx([1.0, 0.7, 0.7, 0.4, 0.0, 0.0, 1.0])
 
 
 def test_olympiad_quality_is_of_steps_length_and_variety() -> None:

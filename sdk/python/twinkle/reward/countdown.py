@@ -6,14 +6,14 @@ from typing import Any, cast
 from twinkle.reward.arithmetic import evaluate
 from twinkle.reward.base import Reward
 from twinkle.reward.errors import InvalidRewardInput
-from twinkle.reward.reading import completion_of, tagged, user_value
+from twinkle.reward.reading import after_thinking, completion_of, tagged, user_value
 
 
 class CountDownAccuracy(Reward):
     """1 where the last `<answer>` is arithmetic that reaches `target` with each of `nums` once, else 0.
 
-    Both are in `user_data`, where `CountdownProcessor` puts them; an answer may end in `= <number>`, which is not
-    looked at. Values are exact fractions, and nothing that a model wrote is run.
+    Thinking does not count. Target and numbers are in `user_data`, where `CountdownProcessor` puts them; an answer may
+    end in `= <number>`, which is not looked at. Values are exact fractions, and nothing that a model wrote is run.
     """
 
     def __call__(
@@ -35,7 +35,7 @@ class CountDownAccuracy(Reward):
     @staticmethod
     def score(completion: str, target: int, nums: Sequence[int]) -> float:
         """Return 1.0 where the completion's answer reaches `target` with `nums`."""
-        answer = (tagged(completion, 'answer') or '').partition('=')[0]
+        answer = (tagged(after_thinking(completion), 'answer') or '').partition('=')[0]
         try:
             value, used = evaluate(answer)
         except InvalidRewardInput:

@@ -15,7 +15,7 @@ from twinkle.reward.reading import after_thinking, boxed, completion_of, user_va
 
 _FRACTION = re.compile(r'\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}')
 _DRESS = re.compile(
-    r'\\left|\\right|\\[,;!: ]|\\q?quad|\\(?:text|mathrm|mathbf|mathit|operatorname)\b|[\s${}]|\\%|\^\\circ|°'
+    r'\\left|\\right|\\[,;!: ]|\\q?quad|\\(?:text|mathrm|mathbf|mathit|operatorname)\b|\\[$%]|[\s${}]|\^\\circ|°'
 )
 """What changes how an answer looks and not what it is."""
 _FULL_WIDTH = {**{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3002: '.', 0x200B: None}
@@ -105,16 +105,17 @@ class OlympiadBenchAccuracyReward(AnswerReward):
 class OlympiadBenchFormatReward(TextReward):
     r"""How clearly the answer is given, from 0 to 1.
 
-    0.4 for a `\boxed{...}`, 0.3 where the last begins within the last 200 characters, 0.3 where all say the same; 0.3
-    less where they say three things or more.
+    Of what is said behind the thinking: 0.4 for a `\boxed{...}`, 0.3 where the last begins within the last 200
+    characters, 0.3 where all say the same; 0.3 less where they say three things or more.
     """
 
     def score(self, completion: str) -> float:
         """Return the score of one completion."""
-        answers = boxed(completion)
+        said = after_thinking(completion)
+        answers = boxed(said)
         if not answers:
             return 0.0
-        is_near_end = len(completion) - completion.rfind('\\boxed{') <= 200
+        is_near_end = '\\boxed' in said[-200:]
         count = len({undressed(answer) for answer in answers})
         agreement = 0.3 if count == 1 else -0.3 if count > 2 else 0.0
         return max(0.0, 0.4 + 0.3 * is_near_end + agreement)

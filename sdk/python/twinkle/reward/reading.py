@@ -1,10 +1,14 @@
 """What rewards read of a trajectory: the completion, and the values a preprocessor packed for them."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from twinkle.reward.errors import InvalidRewardInput
+
+_TOKEN = re.compile(r'(\\f?boxed\s*\{|\{)|\\[\s\S]|\}')
+"""What opens a box or another pair of braces, a backslash with what it escapes, or a brace that closes."""
 
 
 def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
@@ -46,8 +50,8 @@ def user_value(trajectory: Mapping[str, Any], key: str, default: Any = None) -> 
 
 
 def after_thinking(completion: str) -> str:
-    """Return what stands behind the last `</think>`; the whole where there is none."""
-    return completion.rpartition('</think>')[2]
+    """Return what stands behind the last `</think>`, or else the whole; a thought that never ends counts as none."""
+    return completion.rpartition('</think>')[2].partition('<think>')[0]
 
 
 def tagged(completion: str, tag: str) -> str | None:
@@ -59,26 +63,25 @@ def tagged(completion: str, tag: str) -> str | None:
 
 
 def boxed(completion: str) -> list[str]:
-    r"""Return what each `\boxed{...}` encloses, braces within it kept; one that is never closed is none."""
+    r"""Return what each `\boxed{...}` encloses, in their order and with what is within; an unclosed one is none.
+
+    Braces that a backslash escapes are text. Linear in the text's length.
+    """
+    places: list[tuple[int, int, int]] = []
+    open_at: list[tuple[int, int] | None] = []
+    for token in _TOKEN.finditer(completion):
+        if token[1]:
+            open_at.append(token.span() if 'boxed' in token[1] else None)
+        elif token[0] == '}' and open_at and (opened := open_at.pop()):
+            places.append((*opened, token.start()))
     found: list[str] = []
-    mark = r'\boxed{'
-    start = completion.find(mark)
-    while start >= 0:
-        end = _closing_brace(completion, start + len(mark))
-        if end is None:
-            break
-        found.append(completion[start + len(mark) : end].strip())
-        start = completion.find(mark, end)
+    last_end = 0
+    for mark, start, end in sorted(places):
+        # One within another is part of the other's answer.
+        if mark >= last_end:
+            found.append(completion[start:end].strip())
+            last_end = end
     return found
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-    depth = 1
-    for index in range(start, len(text)):
-        depth += {'{': 1, '}': -1}.get(text[index], 0)
-        if not depth:
-            return index
-    return None
 
 
 def _text_of(content: Any) -> str:
