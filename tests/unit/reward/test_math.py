@@ -17,7 +17,7 @@ from twinkle.reward import (
 )
 from twinkle.reward.math_judge import require_library
 
-pytestmark = pytest.mark.timeout(110)
+pytestmark = pytest.mark.timeout(200)
 
 
 def said(*completions: str) -> list[dict[str, object]]:
@@ -28,7 +28,7 @@ def said(*completions: str) -> list[dict[str, object]]:
 @pytest.fixture(scope='module')
 def reward() -> MathReward:
     """Return one that all tests of this file share, and with it a process."""
-    return MathReward(seconds=20)
+    return MathReward(seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,9 @@ def reward() -> MathReward:
         (r'\boxed{}', '7', 0.0),
         ('', '7', 0.0),
         (r'\boxed{7', '8', 0.0),
+        (r'<think>so \boxed{4}', '4', 0.0),
+        (r'\boxed{\$18}', '18', 1.0),
+        (r'\boxed{4 or rather \boxed{5}', '5', 1.0),
         (r'\boxed{12}', r'The sum is 7 + 5, so it is \boxed{12}.', 1.0),
         (r'\boxed{3}', [2, 3], 1.0),
         (r'\boxed{3}', 3, 1.0),
@@ -65,22 +68,26 @@ def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, tr
     ['9^{9^{9^{9}}} + 1', '100000000!', r'\prod_{n=1}^{100000000} n', '(' * 900 + '1' + ')' * 900, 'x' * 100_000],
 )
 def test_expressions_that_take_forever_are_wrong_in_time(answer: str) -> None:
-    """The process that works on one ends, and the next question is answered."""
-    reward = MathReward(seconds=0.5)
-    began = time.monotonic()
-    assert reward(said(f'\\boxed{{{answer}}}', r'\boxed{1/2}'), ['y', '0.5']) == [0.0, 1.0]
+    """The process that works on one ends, and the next question is answered by another."""
+    before, began = children(), time.monotonic()
+    judge = MathJudge(0.5)
+    assert not judge.is_same('2', f'\\boxed{{{answer}}}')
     assert time.monotonic() - began < 60
+    assert children() <= before
+    judge.seconds = 60
+    assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
+    judge.close()
 
 
 def test_nothing_of_an_answer_is_run(reward: MathReward) -> None:
-    """An expression that is a program is just wrong."""
-    answers = ['__import__("os").getpid()', '().__class__', r'\input{/etc/passwd}', 'exit()']
+    """An expression that is a program is just wrong; the judge's parent is this process."""
+    answers = ['__import__("os").getppid()', '().__class__', r'\input{/etc/passwd}', 'exit()']
     assert reward(said(*(f'\\boxed{{{answer}}}' for answer in answers)), [str(os.getpid())] * 4) == [0.0] * 4
 
 
 def test_a_judge_travels_and_ends() -> None:
     """A pickled one begins a process of its own; a closed one begins another when asked."""
-    judge = MathJudge(20)
+    judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     copy = pickle.loads(pickle.dumps(judge))
     assert copy.is_same(r'\boxed{2a}', r'\boxed{a+a}')
@@ -93,7 +100,7 @@ def test_a_judge_travels_and_ends() -> None:
 
 def test_a_fork_s_copy_of_a_judge_leaves_the_process_alone() -> None:
     """Letting go of it there ends nothing here, and a question there begins a process there."""
-    judge = MathJudge(20)
+    judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     begun = children()
     child = multiprocessing.get_context('fork').Process(target=judge.close)
@@ -125,7 +132,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra() -> None:
 @pytest.fixture(scope='module')
 def multimodal() -> MultiModalAccuracyReward:
     """Return one that all questions share, and with it a process."""
-    return MultiModalAccuracyReward(seconds=20)
+    return MultiModalAccuracyReward(seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +146,7 @@ def multimodal() -> MultiModalAccuracyReward:
         (r'\boxed{\frac{3}{6}}', '0.5', 1.0),
         ('<answer>0.5</answer>', '<answer>1/2</answer>', 1.0),
         ('Two cats', 'two cats', 1.0),
+        ('<think><answer>B</answer>', 'B', 0.0),
         ('', 'B', 0.0),
     ],
 )
