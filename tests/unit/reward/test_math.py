@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fixtures.sandbox import children
+from fixtures.sandbox import children, needs_walls
 from twinkle.reward import (
     InvalidRewardInput,
     MathJudge,
@@ -15,7 +15,7 @@ from twinkle.reward import (
     MissingLibrary,
     MultiModalAccuracyReward,
 )
-from twinkle.reward.math_judge import require_library
+from twinkle.reward.math_judge import require_library, tell_of_missing_walls
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -96,6 +96,24 @@ def test_a_judge_travels_and_ends() -> None:
     judge.close()
     assert not judge.is_same(r'\boxed{a}', r'\boxed{b}')
     judge.close()
+
+
+@needs_walls
+def test_a_judge_behind_all_its_walls_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The process says which stand, and all do here."""
+    tell_of_missing_walls.cache_clear()
+    judge = MathJudge(60)
+    assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
+    judge.close()
+    assert caplog.records == []
+
+
+def test_walls_that_are_missing_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often a judge begins a process."""
+    tell_of_missing_walls.cache_clear()
+    for _ in range(3):
+        tell_of_missing_walls(('files',))
+    assert [record.levelname for record in caplog.records] == ['WARNING']
 
 
 def test_a_fork_s_copy_of_a_judge_leaves_the_process_alone() -> None:

@@ -1,7 +1,9 @@
 """Whether two mathematical answers are the same, asked of a process that may be ended at any moment."""
 
+import functools
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -9,10 +11,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twinkle.reward.errors import InvalidRewardInput, MissingLibrary
+from twinkle.reward.sandbox import WALLS
 
+_log = logging.getLogger(__name__)
 _ENCLOSED = Path(__file__).parent / 'enclosed'
 _MEMORY_BYTES = 4 << 30
 _LONGEST = 2000
@@ -24,7 +28,8 @@ class MathJudge:
 
     It runs in a process of its own, begun at the first question, since a model can write expressions whose value takes
     forever or fills the memory: that process then ends itself, the answer is wrong, and the next question begins
-    another. Pickles and forks of a judge begin their own.
+    another. Pickles and forks of a judge begin their own. Where the machine cannot put up all of its walls, it answers
+    behind those that stand, and a warning is logged once.
 
     Args:
         seconds: an answer may take.
@@ -91,10 +96,23 @@ class MathJudge:
         )
         # It ends with the judge too, and once only.
         self._end = weakref.finalize(self, _end, process, self._owner)
-        if _read(process) != 'ready':
+        ready = _read(process)
+        if not isinstance(ready, dict):
             self._end()
             raise MissingLibrary('a math-verify that loads', 'rewards')
+        standing = cast('dict[str, list[str]]', ready)['walls']
+        if missing := tuple(wall for wall in WALLS if wall not in standing):
+            tell_of_missing_walls(missing)
         return process
+
+
+@functools.cache
+def tell_of_missing_walls(missing: tuple[str, ...]) -> None:
+    """Log once in each process that the judge works without these walls."""
+    _log.warning(
+        'answers are compared without walls around %s, as this machine has none; Linux 5.13 on x86-64 has all of them',
+        ', '.join(missing),
+    )
 
 
 def require_library(library: str, extra: str) -> None:

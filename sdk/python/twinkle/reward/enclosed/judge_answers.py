@@ -1,8 +1,8 @@
 """Tells whether two mathematical answers are the same: `judge_answers.py <walls> <memory bytes> <seconds>`.
 
 Reads lines of JSON `{"truth": ..., "answer": ...}` and answers each with a line, `true` or `false`, after a first line
-that says it is ready. An answer that takes longer than the time ends the process, by a signal that nobody handles:
-a handler of Python's would wait until the one huge multiplication is done.
+`{"walls": [...]}` that says it is ready and which walls stand. An answer that takes longer than the time ends the
+process, by a signal that nobody handles: a handler of Python's would wait until the one huge multiplication is done.
 """
 
 import json
@@ -22,9 +22,9 @@ def main() -> None:
 
     parse, verify = cast('Any', math_verify.parse), cast('Any', math_verify.verify)
     parse('$\\frac{1}{2}$', parsing_timeout=None)
-    runpy.run_path(walls_path)['enclose']([], memory_bytes=int(memory_bytes), cpu_seconds=0)
+    standing = runpy.run_path(walls_path)['enclose']([], memory_bytes=int(memory_bytes), cpu_seconds=0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    _answer('ready')
+    _answer({'walls': standing})
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
         question = json.loads(line)
