@@ -50,6 +50,7 @@ class CodeExecutionReward(AnswerReward):
         Raises:
             InvalidRewardInput: tests are missing or of another form.
             SandboxUnavailable: this machine lacks walls.
+            ProgramNotStarted: the limits leave the interpreter no room to start.
         """
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
         tests = [_read_tests(truth) for truth in read_truths(self.ground_truth_key, trajectories, ground_truths)]
