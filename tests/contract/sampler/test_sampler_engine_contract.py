@@ -82,11 +82,13 @@ async def test_context_is_refused_before_anything_is_done(engine):
 
 async def test_abort_ends_every_sequence_and_the_stream(engine):
     """The stream ends well: each open sequence has its end, with the tokens it had."""
-    sampled = Sampled(2)
+    sampled, is_aborted = Sampled(2), False
     async with aclosing(engine.generate(ask(num_samples=2))) as events:
         async for event in events:
             sampled.take(event)
-            if len(sampled.tokens[1]) == 3:
+            # What an engine drew while nobody read comes at once, so that three may never be there alone.
+            if len(sampled.tokens[1]) >= 3 and not is_aborted:
+                is_aborted = True
                 await engine.abort('it')
     assert sampled.reasons == [StopReason.ABORT] * 2
     for tokens, spans in zip(sampled.tokens, sampled.spans, strict=True):
