@@ -193,11 +193,13 @@ def test_client_is_pickled_into_another_process(
     """A copy in another process samples the same weights, side by side with the original."""
     (tmp_path / 'client.pickle').write_bytes(pickle.dumps(named))
     program = (
-        'import pickle, sys, tinker\n'
+        'import os, pickle, sys, tinker\n'
         'client = pickle.load(open(sys.argv[1], "rb"))\n'
         'prompt = tinker.ModelInput.from_ints([int(word) for word in sys.argv[2:]])\n'
         'params = tinker.SamplingParams(max_tokens=6, stop=[], seed=3)\n'
-        'print(client.sample(prompt, 1, params).result().sequences[0].tokens)\n'
+        'print(client.sample(prompt, 1, params).result().sequences[0].tokens, flush=True)\n'
+        # The SDK leaves threads running, beside which CPython 3.11 may abort while it winds down.
+        'os._exit(0)\n'
     )
     command = ['-c', program, str(tmp_path / 'client.pickle'), *map(str, PROMPT)]
     done = run_program(command, stack, tmp_path)

@@ -46,7 +46,7 @@ def get(gateway: RunningGateway, secret: str, adapter_id: str, pad: bytes = PAD)
 
 async def refusal(call: Any) -> Failure | None:
     """Return how a call is refused; None where it still runs after a while."""
-    done, _ = await asyncio.wait([asyncio.ensure_future(failure_of(call))], timeout=1)
+    done, _ = await asyncio.wait([asyncio.ensure_future(failure_of(call))], timeout=5)
     return done.pop().result() if done else None
 
 

@@ -196,14 +196,16 @@ async def test_what_does_not_fit_is_the_users_fault(served: Served) -> None:
 async def test_client_of_an_older_sdk_reads_json(served: Served) -> None:
     """SDK 0.16.1, in a process of its own, samples and scores."""
     code = (
-        'import tinker; from tinker import types;'
+        'import os, tinker; from tinker import types;'
         f'client = tinker.ServiceClient(base_url={served.url!r}, api_key={ADMIN_KEY!r})'
         ".create_sampling_client(base_model='tiny');"
         f'prompt = types.ModelInput.from_ints({PROMPT});'
         'params = types.SamplingParams(max_tokens=4, seed=1);'
         'answer = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
         'assert [len(s.tokens) == len(s.logprobs) for s in answer.sequences] == [True, True];'
-        'print(answer.prompt_logprobs, answer.topk_prompt_logprobs)'
+        'print(answer.prompt_logprobs, answer.topk_prompt_logprobs, flush=True);'
+        # As above: the answer is what is asked for.
+        'os._exit(0)'
     )
     sdk = Path(sys.prefix) / 'tinker-sdks' / '0.16.1'
     environment = {'PYTHONPATH': str(sdk), 'TINKER_TELEMETRY': '0', 'PATH': '/usr/bin:/bin'}

@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ GROWTH_LIMIT_BYTES = 256 << 20
 
 def memory_bytes() -> int:
     """Return the resident memory of this process and those it started."""
-    here = psutil.Process()
-    return sum(process.memory_info().rss for process in [here, *here.children(recursive=True)])
+    here, total = psutil.Process(), 0
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 class TimedCall:

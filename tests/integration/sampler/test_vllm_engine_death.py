@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,16 @@ pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300
 
 LIMIT_SECONDS = 60
 """Only a call that hangs takes so long."""
+
+
+def cores_beside(others: set[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes of an engine, without Python's own, which the next engine needs as well."""
+    found = []
+    for process in set(psutil.Process().children(recursive=True)) - others:
+        with suppress(psutil.NoSuchProcess):
+            if 'resource_tracker' not in ' '.join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 async def test_core_that_hangs_is_ended_and_its_readers_are_told(tmp_path: Path, tiny_llama_dir: Path):
@@ -36,8 +46,7 @@ async def test_core_that_hangs_is_ended_and_its_readers_are_told(tmp_path: Path,
     try:
         reading = asyncio.create_task(read())
         await asyncio.wait_for(has_begun.wait(), LIMIT_SECONDS)
-        started = set(psutil.Process().children(recursive=True)) - others
-        cores = [process for process in started if 'resource_tracker' not in ' '.join(process.cmdline())]
+        cores = cores_beside(others)
         for process in cores:
             process.send_signal(signal.SIGSTOP)
         with pytest.raises(EngineFailed):
@@ -71,7 +80,7 @@ async def test_death_in_a_pause_and_an_update_ends_every_call(tmp_path: Path, ti
         waiting = asyncio.create_task(read('waiting'))
         await asyncio.wait_for(has_begun.wait(), LIMIT_SECONDS)
         await engine.pause()
-        for process in set(psutil.Process().children(recursive=True)) - others:
+        for process in cores_beside(others):
             process.send_signal(signal.SIGKILL)
         with pytest.raises(EngineFailed):
             await asyncio.wait_for(waiting, LIMIT_SECONDS)

@@ -1,5 +1,6 @@
 """Mathematical answers: what counts as the same, and expressions that would take forever."""
 
+import logging
 import multiprocessing
 import os
 import pickle
@@ -98,6 +99,11 @@ def test_a_judge_travels_and_ends() -> None:
     judge.close()
 
 
+def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return what the library logged: what other tests left may be told of at any time."""
+    return [record for record in caplog.records if record.name.startswith('twinkle')]
+
+
 @needs_walls
 def test_a_judge_behind_all_its_walls_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The process says which stand, and all do here."""
@@ -105,7 +111,7 @@ def test_a_judge_behind_all_its_walls_logs_nothing(caplog: pytest.LogCaptureFixt
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     judge.close()
-    assert caplog.records == []
+    assert own_records(caplog) == []
 
 
 def test_walls_that_are_missing_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,7 +119,7 @@ def test_walls_that_are_missing_are_told_once(caplog: pytest.LogCaptureFixture) 
     tell_of_missing_walls.cache_clear()
     for _ in range(3):
         tell_of_missing_walls(('files',))
-    assert [record.levelname for record in caplog.records] == ['WARNING']
+    assert [record.levelname for record in own_records(caplog)] == ['WARNING']
 
 
 def test_a_fork_s_copy_of_a_judge_leaves_the_process_alone() -> None:
@@ -125,7 +131,8 @@ def test_a_fork_s_copy_of_a_judge_leaves_the_process_alone() -> None:
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert children() == begun != set()
+    assert children()
+    assert children() <= begun
     assert judge.is_same(r'\boxed{2a}', r'\boxed{a+a}')
     judge.close()
 

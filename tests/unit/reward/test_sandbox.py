@@ -146,7 +146,7 @@ def test_programs_that_would_never_end_are_ended(source: str) -> None:
     assert result.outcome == 'timed_out'
     assert result.exit_code < 0
     assert time.monotonic() - began < 30
-    assert children() == before
+    assert children() <= before
 
 
 def test_a_processor_is_bounded_beside_the_clock() -> None:
@@ -227,7 +227,7 @@ def test_what_a_program_started_ends_with_it() -> None:
         assert process.stdout is not None
         # The last to hold the pipe is gone: it ends.
         assert process.stdout.read() in (b'', b'begun\n')
-    assert result.stdout.split()[0].isdecimal()
+    assert any(word.isdecimal() for word in result.stdout.split())
 
 
 def test_limits_of_no_use_are_refused() -> None:
