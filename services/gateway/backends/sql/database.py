@@ -1,8 +1,10 @@
 """A database: its connections, its transactions, its schema."""
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -19,6 +21,8 @@ from services.kit.errors import InvalidField, ServiceUnreachable
 
 _BUSY_SECONDS = 30
 """How long a writer waits for another one's transaction."""
+_LOOK_SECONDS = 0.02
+"""Between two tries where SQLite itself does not wait."""
 _MIGRATION_LOCK = 0x7477696E6B6C65
 """Number of PostgreSQL's advisory lock: only one gateway changes the schema at a time."""
 
@@ -66,6 +70,8 @@ class Database:
         address = _with_driver(url)
         if address.get_backend_name() == 'sqlite':
             engine = _sqlite_engine(address)
+            with _connection_errors_as_facts():
+                await asyncio.to_thread(_use_wal, str(address.database))
         else:
             engine = create_async_engine(
                 address, pool_pre_ping=True, hide_parameters=True, connect_args=dict(KEPT_ALIVE)
@@ -131,7 +137,8 @@ class _connection_errors_as_facts:  # noqa: N801 (used as a block, named like on
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError) or _is_read_only(error):
+        absent = OperationalError | InterfaceError | PoolTimeoutError | sqlite3.OperationalError
+        if isinstance(error, absent) or _is_read_only(error):
             _log.warning('the database does not answer', exc_info=error)
             raise ServiceUnreachable('database') from error
 
@@ -180,12 +187,30 @@ def _sqlite_engine(address: URL) -> AsyncEngine:
     return engine
 
 
+def _use_wal(path: str) -> None:
+    """Have a file's readers not wait for its writer, which is kept in the file.
+
+    Whoever changes it needs the file alone, and SQLite does not wait for that: gateways may begin at once on a new one.
+    """
+    give_up_at = time.monotonic() + _BUSY_SECONDS
+    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
+        while True:
+            try:
+                connection.execute('PRAGMA journal_mode=WAL')
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+            else:
+                return
+
+
 def _prepare_sqlite(connection: Any, record: object) -> None:
     del record
     # Without this the driver begins transactions by itself, too late and never around DDL.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for setting in ('journal_mode=WAL', 'synchronous=NORMAL', 'foreign_keys=ON', 'cache_size=-2000'):
+    for setting in ('synchronous=NORMAL', 'foreign_keys=ON', 'cache_size=-2000'):
         cursor.execute(f'PRAGMA {setting}')
     cursor.close()
 
