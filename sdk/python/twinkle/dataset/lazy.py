@@ -1,5 +1,6 @@
 """A dataset whose rows are worked out when they are read."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
@@ -111,8 +112,9 @@ class _LazyRows(Sequence[Row]):
     def __iter__(self) -> Iterator[Row]:
         return (self._at(index) for index in range(len(self)))
 
+    @abstractmethod
     def _at(self, index: int) -> Row:
-        raise NotImplementedError
+        """Return the row at `index`, which is one that is there."""
 
 
 class _Changed(_LazyRows):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from twinkle.data_format import Message, Trajectory
 
@@ -69,9 +69,3 @@ class SingleTurn:
 
     def close(self) -> None:
         """Hold nothing."""
-
-
-def with_messages(trajectory: Trajectory, messages: Sequence[Any]) -> Trajectory:
-    """Return a copy of a trajectory with other messages."""
-    changed: Any = {**trajectory, 'messages': list(messages)}
-    return changed
