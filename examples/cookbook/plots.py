@@ -1,0 +1,41 @@
+"""Curves as pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+PANEL_INCHES = (4.2, 3.0)
+
+
+def plot_curves(steps: Sequence[Mapping[str, float]], names: Sequence[str], *, title: str, path: Path) -> None:
+    """Draw each of `names` over the steps, a panel each, into a PNG."""
+    plot_runs({'': steps}, names, title=title, path=path)
+
+
+def plot_runs(
+    runs: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str], *, title: str, path: Path
+) -> None:
+    """Draw several runs into the same panels.
+
+    Args:
+        runs: a label, such as the seed, to the run's steps; steps that lack a number leave it out.
+        names: of the numbers, a panel each.
+        title: above all.
+        path: of the PNG.
+    """
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width * len(names), height))
+    axes = figure.subplots(1, len(names), squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        for label, steps in runs.items():
+            points = [(step['step'], step[name]) for step in steps if name in step]
+            axis.plot(*zip(*points, strict=True), label=label, marker='.' if len(points) < 40 else '')
+        axis.set_xlabel('step')
+        axis.set_title(name)
+        axis.grid(alpha=0.3)
+    if len(runs) > 1:
+        axes[0][0].legend()
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
