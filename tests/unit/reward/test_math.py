@@ -9,11 +9,11 @@ import time
 import pytest
 
 from fixtures.sandbox import children, needs_walls
+from twinkle.component import MissingLibrary
 from twinkle.reward import (
     InvalidRewardInput,
     MathJudge,
     MathReward,
-    MissingLibrary,
     MultiModalAccuracyReward,
 )
 from twinkle.reward.math_judge import require_library, tell_of_missing_walls
@@ -150,8 +150,8 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra() -> None:
     """Before anything is scored."""
     with pytest.raises(MissingLibrary) as caught:
         require_library('no_such_library', 'rewards')
-    assert (caught.value.library, caught.value.extra) == ('no-such-library', 'rewards')
-    assert pickle.loads(pickle.dumps(caught.value)).extra == 'rewards'
+    assert (caught.value.library, caught.value.install) == ('no-such-library', 'twinkle-grpc[rewards]')
+    assert pickle.loads(pickle.dumps(caught.value)).install == caught.value.install
 
 
 @pytest.fixture(scope='module')

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from twinkle.component import MissingLibrary
 from twinkle.data_format import user_data_get
-from twinkle.rollout import LibraryMissing, TaskEnv, load_tasks, task_chats, task_envs
+from twinkle.rollout import TaskEnv, load_tasks, task_chats, task_envs
 
 
 class Sums:
@@ -65,7 +66,7 @@ def test_a_chat_of_no_task_is_refused(data):
 @pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is not None, reason='reasoning-gym is installed')
 def test_without_the_library_it_is_said_how_to_get_it():
     """The error names it."""
-    with pytest.raises(LibraryMissing) as caught:
+    with pytest.raises(MissingLibrary) as caught:
         load_tasks('leg_counting', size=1, seed=1)
     assert caught.value.library == 'reasoning-gym'
 

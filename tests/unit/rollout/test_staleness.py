@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinkle.component import MissingLibrary
 from twinkle.data_format import SampledSequence, StopReason, VersionSpan
 from twinkle.rollout import (
     InvalidTool,
-    LibraryMissing,
     PipelineClosed,
     UnknownVersion,
     as_sampler_logps,
@@ -88,7 +88,7 @@ def test_log_probabilities_take_the_samplers_name():
 
 
 @pytest.mark.parametrize(
-    'error', [UnknownVersion(3), InvalidTool('x', 'is bad'), PipelineClosed(), LibraryMissing('a', 'b')], ids=repr
+    'error', [UnknownVersion(3), InvalidTool('x', 'is bad'), PipelineClosed(), MissingLibrary('a', 'b')], ids=repr
 )
 def test_errors_survive_pickling(error):
     """Type, words and attributes."""

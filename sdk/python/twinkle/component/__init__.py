@@ -1,5 +1,6 @@
-"""Components chosen by name: losses, metrics, processors, optimizers, schedules."""
+"""Components chosen by name: losses, metrics, processors, optimizers, schedules; and libraries they may lack."""
 
+from twinkle.component.missing import MissingLibrary
 from twinkle.component.registry import (
     ComponentRegistry,
     InvalidComponent,
@@ -8,4 +9,11 @@ from twinkle.component.registry import (
     check_options,
 )
 
-__all__ = ['ComponentRegistry', 'InvalidComponent', 'InvalidComponentOptions', 'UnknownComponent', 'check_options']
+__all__ = [
+    'ComponentRegistry',
+    'InvalidComponent',
+    'InvalidComponentOptions',
+    'MissingLibrary',
+    'UnknownComponent',
+    'check_options',
+]

@@ -5,6 +5,7 @@ may be imported anywhere. Tokenising lives in `twinkle.template`, computing in
 `twinkle.model` and `twinkle.sampler`.
 """
 
+from twinkle.data_format.boxed import boxed_answers
 from twinkle.data_format.input_feature import IGNORE_INDEX, InputFeature
 from twinkle.data_format.lora import LoraConfig
 from twinkle.data_format.model_output import LossOutput, ModelOutput
@@ -52,6 +53,7 @@ __all__ = [
     'ToolCall',
     'Trajectory',
     'VersionSpan',
+    'boxed_answers',
     'pack_value',
     'user_data_get',
 ]

@@ -1,14 +1,10 @@
 """Competition mathematics."""
 
-import re
-
-from twinkle.data_format import pack_value
+from twinkle.data_format import boxed_answers, pack_value
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 from twinkle.preprocessor.errors import InvalidRow
 
 _SYSTEM = 'Reason step by step, and put your final answer within \\boxed{}.'
-_TOKEN = re.compile(r'\\f?boxed\s*\{|\\[\s\S]|[{}]')
-"""A box that opens, a backslash with what it escapes, or a brace."""
 
 
 class CompetitionMathProcessor(RowPreprocessor):
@@ -32,23 +28,10 @@ class CompetitionMathGRPOProcessor(RowPreprocessor):
     def convert(self, row: Row) -> Row:
         """Return one problem."""
         solution = text_of(row, 'solution')
-        answer = text_of(row, 'answer') if row.get('answer') is not None else boxed_answer(solution)
-        if answer is None:
+        answers = [text_of(row, 'answer')] if row.get('answer') is not None else boxed_answers(solution)
+        if not answers:
             raise InvalidRow('solution', 'has no \\boxed{} answer, and the row has no column answer')
         return {
             'messages': chat_of(system=self.system, user=text_of(row, 'problem')),
-            'user_data': [pack_value('ground_truth', answer.strip()), pack_value('solution', solution)],
+            'user_data': [pack_value('ground_truth', answers[-1].strip()), pack_value('solution', solution)],
         }
-
-
-def boxed_answer(text: str) -> str | None:
-    r"""Return what stands within the last \boxed{} whose braces close, else None. Linear in the text's length."""
-    answer: str | None = None
-    open_at: list[int | None] = []
-    for token in _TOKEN.finditer(text):
-        if token.group().endswith('{') and not token.group().startswith('\\{'):
-            open_at.append(token.end() if 'boxed' in token.group() else None)
-        elif token.group() == '}' and open_at:
-            begin = open_at.pop()
-            answer = text[begin : token.start()] if begin is not None else answer
-    return answer

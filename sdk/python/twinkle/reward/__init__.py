@@ -7,7 +7,6 @@ from twinkle.reward.countdown import CountDownAccuracy
 from twinkle.reward.errors import (
     InvalidRewardInput,
     InvalidRewardOutput,
-    MissingLibrary,
     ProgramNotStarted,
     SandboxUnavailable,
 )
@@ -40,7 +39,6 @@ __all__ = [
     'LengthReward',
     'MathJudge',
     'MathReward',
-    'MissingLibrary',
     'MultiModalAccuracyReward',
     'OlympiadBenchAccuracyReward',
     'OlympiadBenchFormatReward',

@@ -25,17 +25,6 @@ class InvalidRewardOutput(ValueError):
         return type(self), (self.reward, self.problem)
 
 
-class MissingLibrary(ImportError):
-    """A reward needs a library that is not installed."""
-
-    def __init__(self, library: str, extra: str) -> None:
-        super().__init__(f"{library} is not installed; pip install 'twinkle-grpc[{extra}]' brings it", name=library)
-        self.library, self.extra = library, extra
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.library, self.extra)
-
-
 class SandboxUnavailable(RuntimeError):
     """This machine cannot put up walls that were asked for, so no program was run."""
 

@@ -5,8 +5,9 @@ import unicodedata
 from collections import Counter
 from typing import Any, cast
 
+from twinkle.data_format import boxed_answers
 from twinkle.reward.base import AnswerReward
-from twinkle.reward.reading import after_thinking, boxed, tagged
+from twinkle.reward.reading import after_thinking, tagged
 
 _ARTICLES = frozenset({'a', 'an', 'the'})
 _WORD = re.compile(r'[\u3400-\u9fff]|[^\s\u3400-\u9fff]+')
@@ -26,7 +27,7 @@ class F1Reward(AnswerReward):
         said = after_thinking(completion)
         answer = tagged(said, 'answer')
         if answer is None:
-            answer = (boxed(said) or [said])[-1]
+            answer = (boxed_answers(said) or [said])[-1]
         several = isinstance(ground_truth, list | tuple)
         truths = [str(truth) for truth in (cast('list[Any]', ground_truth) if several else [ground_truth])]
         return max((f1_score(answer, truth) for truth in truths), default=0.0)

@@ -3,9 +3,10 @@ r"""Grade-school mathematics: a number in `\boxed{...}` or behind `####`."""
 import re
 from typing import Any
 
+from twinkle.data_format import boxed_answers
 from twinkle.reward.base import AnswerReward, TextReward
 from twinkle.reward.number import read_number
-from twinkle.reward.reading import after_thinking, boxed
+from twinkle.reward.reading import after_thinking
 
 _MARKED = re.compile(r'####[ \t]*([^\n]{1,80})')
 
@@ -41,5 +42,5 @@ class GSM8KFormatReward(TextReward):
 def gsm8k_answer(completion: str) -> str | None:
     """Return the marked answer behind the thinking; None where there is none."""
     said = after_thinking(completion)
-    answers = boxed(said) or _MARKED.findall(said)
+    answers = boxed_answers(said) or _MARKED.findall(said)
     return answers[-1].strip() if answers else None

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from twinkle.reward.errors import InvalidRewardInput, MissingLibrary
+from twinkle.component import MissingLibrary
+from twinkle.reward.errors import InvalidRewardInput
 from twinkle.reward.sandbox import WALLS
 
 _log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class MathJudge:
         ready = _read(process)
         if not isinstance(ready, dict):
             self._end()
-            raise MissingLibrary('a math-verify that loads', 'rewards')
+            raise MissingLibrary('a math-verify that loads', 'twinkle-grpc[rewards]')
         standing = cast('dict[str, list[str]]', ready)['walls']
         if missing := tuple(wall for wall in WALLS if wall not in standing):
             tell_of_missing_walls(missing)
@@ -122,7 +123,7 @@ def require_library(library: str, extra: str) -> None:
         MissingLibrary: it is not installed; names the extra that brings it.
     """
     if importlib.util.find_spec(library) is None:
-        raise MissingLibrary(library.replace('_', '-'), extra)
+        raise MissingLibrary(library.replace('_', '-'), f'twinkle-grpc[{extra}]')
 
 
 def _ask(process: subprocess.Popen[str], question: dict[str, str]) -> object:

@@ -2,10 +2,11 @@
 
 from typing import Any, cast
 
+from twinkle.data_format import boxed_answers
 from twinkle.reward.base import AnswerReward
 from twinkle.reward.math_judge import MathJudge
 from twinkle.reward.number import read_number
-from twinkle.reward.reading import after_thinking, boxed, tagged
+from twinkle.reward.reading import after_thinking, tagged
 
 _TAIL = 1000
 """Characters at the end of a completion that marks no answer, in which one is looked for."""
@@ -53,11 +54,11 @@ class MathReward(AnswerReward):
 def marked_answer(text: str) -> str | None:
     r"""Return the last `\boxed{...}` behind the thinking, or what `<answer>` encloses; None where there is neither."""
     said = after_thinking(text)
-    answers = boxed(said)
+    answers = boxed_answers(said)
     if answers:
         return answers[-1]
     enclosed = tagged(said, 'answer')
-    inner = boxed(enclosed) if enclosed is not None else []
+    inner = boxed_answers(enclosed) if enclosed is not None else []
     return inner[-1] if inner else enclosed
 
 

@@ -8,10 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from twinkle.data_format import boxed_answers
 from twinkle.reward.base import AnswerReward, TextReward, read_truths
 from twinkle.reward.errors import InvalidRewardInput
 from twinkle.reward.number import read_number
-from twinkle.reward.reading import after_thinking, boxed, completion_of, user_value
+from twinkle.reward.reading import after_thinking, completion_of, user_value
 
 _FRACTION = re.compile(r'\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}')
 _DRESS = re.compile(
@@ -69,7 +70,7 @@ class OlympiadBenchAccuracyReward(AnswerReward):
 
     def score(self, completion: str, ground_truth: Any, *, error: float | None = None, unit: str = '') -> float:
         """Return the score of one answer; `error` is the absolute one it may have, `unit` what it may end in."""
-        answers = boxed(after_thinking(completion))
+        answers = boxed_answers(after_thinking(completion))
         if not answers:
             return 0.0
         ending = undressed(unit)
@@ -86,7 +87,7 @@ class OlympiadBenchAccuracyReward(AnswerReward):
 
     def _share(self, completion: str, truth: str) -> float:
         expected = [undressed(part) for part in split_answers(truth)]
-        boxes = boxed(after_thinking(completion))
+        boxes = boxed_answers(after_thinking(completion))
         given = list(dict.fromkeys(undressed(part) for box in boxes for part in split_answers(box)))
         left = list(given)
         for part in expected:
@@ -112,7 +113,7 @@ class OlympiadBenchFormatReward(TextReward):
     def score(self, completion: str) -> float:
         """Return the score of one completion."""
         said = after_thinking(completion)
-        answers = boxed(said)
+        answers = boxed_answers(said)
         if not answers:
             return 0.0
         is_near_end = '\\boxed' in said[-200:]

@@ -1,14 +1,10 @@
 """What rewards read of a trajectory: the completion, and the values a preprocessor packed for them."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from twinkle.reward.errors import InvalidRewardInput
-
-_TOKEN = re.compile(r'(\\f?boxed\s*\{|\{)|\\[\s\S]|\}')
-"""What opens a box or another pair of braces, a backslash with what it escapes, or a brace that closes."""
 
 
 def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
@@ -60,28 +56,6 @@ def tagged(completion: str, tag: str) -> str | None:
     close = completion.rfind(end)
     start = completion.rfind(begin, 0, close) if close >= 0 else -1
     return completion[start + len(begin) : close].strip() if start >= 0 else None
-
-
-def boxed(completion: str) -> list[str]:
-    r"""Return what each `\boxed{...}` encloses, in their order and with what is within; an unclosed one is none.
-
-    Braces that a backslash escapes are text. Linear in the text's length.
-    """
-    places: list[tuple[int, int, int]] = []
-    open_at: list[tuple[int, int] | None] = []
-    for token in _TOKEN.finditer(completion):
-        if token[1]:
-            open_at.append(token.span() if 'boxed' in token[1] else None)
-        elif token[0] == '}' and open_at and (opened := open_at.pop()):
-            places.append((*opened, token.start()))
-    found: list[str] = []
-    last_end = 0
-    for mark, start, end in sorted(places):
-        # One within another is part of the other's answer.
-        if mark >= last_end:
-            found.append(completion[start:end].strip())
-            last_end = end
-    return found
 
 
 def _text_of(content: Any) -> str:

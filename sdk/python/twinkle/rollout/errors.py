@@ -45,14 +45,3 @@ class PipelineClosed(RolloutError, RuntimeError):
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()
-
-
-class LibraryMissing(RolloutError, ImportError):
-    """An optional library is not installed."""
-
-    def __init__(self, library: str, install: str) -> None:
-        super().__init__(f'{library} is not installed here: pip install {install}')
-        self.library, self.install = library, install
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.library, self.install)

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from twinkle.component import MissingLibrary
 from twinkle.data_format import Message, Trajectory, pack_value, user_data_get
 from twinkle.rollout.env import EnvFactory, EnvStep
-from twinkle.rollout.errors import LibraryMissing
 
 _INDEX = 'reasoning_gym_index'
 _ANSWER = re.compile(r'<answer>\s*(.*?)\s*</answer>', re.DOTALL)
@@ -32,13 +32,13 @@ def load_tasks(name: str, *, size: int, seed: int, **options: Any) -> TaskSet:
     """Return a reasoning-gym dataset, such as 'leg_counting'; its tasks are a function of name, seed and options.
 
     Raises:
-        LibraryMissing: reasoning-gym is not installed.
+        MissingLibrary: reasoning-gym is not installed.
         ValueError: the library knows no such dataset or refuses an option.
     """
     try:
         library = importlib.import_module('reasoning_gym')
     except ImportError as error:
-        raise LibraryMissing('reasoning-gym', 'reasoning-gym') from error
+        raise MissingLibrary('reasoning-gym', 'reasoning-gym') from error
     return library.create_dataset(name, size=size, seed=seed, **options)
 
 
