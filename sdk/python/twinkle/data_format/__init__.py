@@ -8,6 +8,7 @@ may be imported anywhere. Tokenising lives in `twinkle.template`, computing in
 from twinkle.data_format.boxed import boxed_answers
 from twinkle.data_format.input_feature import IGNORE_INDEX, InputFeature
 from twinkle.data_format.lora import LoraConfig
+from twinkle.data_format.media import VISION_MODEL_TYPES, Grid, MediaKind, MediaSpec
 from twinkle.data_format.model_output import LossOutput, ModelOutput
 from twinkle.data_format.sampling import (
     SampledSequence,
@@ -35,11 +36,15 @@ __all__ = [
     'EXTRA_STREAMS',
     'IGNORE_INDEX',
     'STREAMS',
+    'VISION_MODEL_TYPES',
     'FunctionCall',
     'FunctionSpec',
+    'Grid',
     'InputFeature',
     'LoraConfig',
     'LossOutput',
+    'MediaKind',
+    'MediaSpec',
     'Message',
     'ModelOutput',
     'SampleResponse',

@@ -18,6 +18,7 @@ from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
 from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
+from twinkle.nn.vision import MediaSpan
 
 __all__ = [
     'AdapterSpan',
@@ -30,6 +31,7 @@ __all__ = [
     'LayerUpdate',
     'LoraFactors',
     'LoraWeights',
+    'MediaSpan',
     'PackError',
     'PackedCausalLM',
     'SequenceSpan',

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from twinkle.data_format import MediaSpec
 from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan, Pass
-from twinkle.nn.attention import IMPLEMENTATION, SEQUENCES_ARGUMENT
+from twinkle.nn.attention import SEQUENCES_ARGUMENT
 from twinkle.nn.checkpointing import checkpoint_layers
 from twinkle.nn.errors import PackError, UnsupportedModel
 from twinkle.nn.fused_layers import fuse_layers, replace_module
@@ -23,6 +24,7 @@ from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 from twinkle.nn.targets import TargetLayers
+from twinkle.nn.vision import MediaSpan, VisionTower, axes_of, load_pretrained
 
 
 class PackedCausalLM:
@@ -42,17 +44,19 @@ class PackedCausalLM:
         self._head, self.head_path = _head_of(model, self.config)
         self.base_parameters = dict(model.named_parameters())
         """The frozen weights by the model's own names, tied ones once."""
-        fuse_layers(model)
-        self.layers = _wrap_linears(model, self._active)
+        self._vision = VisionTower.of(model)
+        text = model if self._vision is None else self._vision.language_model
+        fuse_layers(text)
+        self.layers = _wrap_linears(model, self._active, within=text)
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
         self.targets = TargetLayers(self.layers, head=self.head_path, shape=self._head.shape)
         """The same with the head as the last one: all that an adapter may be of."""
         self._widths = {width for widths in self.layers.values() for width in widths}
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
-        self._backbone = model.eval().base_model
+        self._backbone = model.eval().base_model if self._vision is None else text
         if is_checkpointed:
-            checkpoint_layers(model, self._active)
+            checkpoint_layers(text, self._active)
 
     @classmethod
     def load(
@@ -78,9 +82,7 @@ class PackedCausalLM:
             UnsupportedModel: the architecture cannot be run in packs.
             OSError: the folder is no model.
         """
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), attn_implementation=IMPLEMENTATION, local_files_only=True
-        )
+        model = load_pretrained(path, dtype=getattr(torch, dtype))
         if prepare is not None:
             prepare(model)
         return cls(model.to(device), is_checkpointed=is_checkpointed)
@@ -104,6 +106,11 @@ class PackedCausalLM:
         if declared is None:
             return ()
         return (declared,) if isinstance(declared, int) else tuple(declared)
+
+    @property
+    def media(self) -> MediaSpec | None:
+        """How images and videos are read; None where only text is."""
+        return None if self._vision is None else self._vision.spec
 
     @property
     def parameter_count(self) -> int:
@@ -134,15 +141,18 @@ class PackedCausalLM:
         *,
         sequences: Sequence[SequenceSpan],
         adapters: Sequence[AdapterSpan] = (),
+        media: Sequence[MediaSpan] = (),
         is_training: bool = False,
     ) -> Tensor:
         """Run the pack through all layers but the head.
 
         Args:
             input_ids_T: int64 [T].
-            position_ids_T: int64 [T], the position of each token within its sequence.
+            position_ids_T: int64 [T], the position of each token within its sequence; or, for a model that reads
+                images, [3, T]: its places in time, height and width.
             sequences: cover all rows in order.
             adapters: in order, disjoint; rows in none use the base model.
+            media: images and videos among the rows, each in the place of its tokens.
             is_training: draw dropout, each adapter from its own generator. Whether gradients are
                 recorded is torch's grad mode, and reaches adapters whose weights require them.
 
@@ -150,22 +160,27 @@ class PackedCausalLM:
             float [T, D], after the final norm.
 
         Raises:
-            PackError: the spans do not fit the rows.
+            PackError: the spans do not fit the rows, or the model reads no images.
         """
         row_count = input_ids_T.shape[0]
-        if row_count == 0 or position_ids_T.shape != input_ids_T.shape:
+        if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:
             raise PackError('input_ids and position_ids must be equally long and not empty')
+        if self._vision is None and (media or position_ids_T.dim() != 1):
+            raise PackError('the model reads text alone; leave media out, and give one position a token')
         check_spans(row_count, sequences, adapters)
         padded_count = padded_row_count(row_count, self._widths)
-        ids, positions = pad_rows(input_ids_T, padded_count), pad_rows(position_ids_T, padded_count)
+        ids = pad_rows(input_ids_T, padded_count)
+        inputs = self._inputs(ids, position_ids_T, media)
         with self._active.during(Pass.begin(adapters, row_count=padded_count, is_training=is_training)):
-            output = self._backbone(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                **{SEQUENCES_ARGUMENT: sequences},
-            )
+            output = self._backbone(**inputs, use_cache=False, **{SEQUENCES_ARGUMENT: sequences})
         return output.last_hidden_state[0, :row_count]
+
+    def _inputs(self, ids: Tensor, position_ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+        """Return what the backbone takes for padded ids."""
+        if self._vision is None:
+            return {'input_ids': ids[None], 'position_ids': pad_rows(position_ids, len(ids))[None]}
+        positions_3T = pad_rows(axes_of(position_ids).T, len(ids)).T
+        return {'inputs_embeds': self._vision.embeddings(ids, media)[None], 'position_ids': positions_3T[:, None]}
 
     def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
         """Return float32 [R, V] for rows of `hidden`'s result. For few rows: all are held at once.
@@ -231,10 +246,13 @@ def _head_of(model: PreTrainedModel, config: Any) -> tuple[HeadWeights, str]:
     return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None)), path
 
 
-def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters) -> dict[str, tuple[int, int]]:
-    head = model.get_output_embeddings()
+def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters, *, within: nn.Module) -> dict[str, tuple[int, int]]:
+    """Make the linear layers of a part of the model adaptable, all but the head."""
+    head, own = model.get_output_embeddings(), set(within.modules())
     linears = {
-        path: module for path, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and module in own
     }
     if not linears:
         raise UnsupportedModel(f'{type(model).__name__} has no linear layers that could be adapted')

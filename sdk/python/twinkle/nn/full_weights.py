@@ -26,10 +26,12 @@ class FullWeights:
 
     Raises:
         UnknownParameters: a name matches nothing.
-        UnsupportedModel: the weights are not float32.
+        UnsupportedModel: the weights are not float32, or the model reads images, whose tower stays frozen.
     """
 
     def __init__(self, model: PackedCausalLM, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
+        if model.media is not None:
+            raise UnsupportedModel('a model that reads images is trained by adapters alone; give a LoraConfig')
         chosen = select_parameters(model.base_parameters, target_modules)
         if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
             raise UnsupportedModel('full-parameter training needs a base model loaded as float32')

@@ -1,0 +1,172 @@
+"""Packs with images against plain transformers + peft, and against themselves in other packings."""
+
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from fixtures import isolation
+from fixtures.tiny_vision import build_tiny_vision
+from twinkle.data_format import LoraConfig
+from twinkle.nn import (
+    AdapterSpan,
+    FullWeights,
+    LoraWeights,
+    MediaSpan,
+    PackedCausalLM,
+    PackError,
+    SequenceSpan,
+    UnsupportedModel,
+)
+
+GRID = (1, 4, 6)
+IMAGE, VIDEO = 5, 6
+
+
+@pytest.fixture(scope='session')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny vision-language model; read-only."""
+    return build_tiny_vision(tmp_path_factory.mktemp('vision') / 'tiny')
+
+
+def draw_patches(grid=GRID, seed=0):
+    """Return random patches."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(int(np.prod(grid)), 3 * 2 * 8 * 8, generator=generator)
+
+
+def draw_ids(before, tokens, after, *, token_id=IMAGE, seed=0):
+    """Return text, the tokens of an image, and text."""
+    text = torch.randint(7, 320, (before + after,), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([text[:before], torch.full((tokens,), token_id), text[before:]])
+
+
+def draw_weights(model, seed=0):
+    """Return trainable weights that do something."""
+    weights = LoraWeights.create(model.layers, LoraConfig(r=4, lora_alpha=8), seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    for factors in weights.factors.values():
+        factors.b.copy_(0.1 * torch.randn(factors.b.shape, generator=generator))
+    return weights.requires_grad_(is_trainable=True)
+
+
+def plain_positions(plain, ids, **grids):
+    """Return transformers' own positions, [3, T]."""
+    kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    return plain.model.get_rope_index(ids[None], kinds[None], **grids)[0][:, 0]
+
+
+def oracle_of(folder, weights):
+    """Return transformers' model with peft's LoRA of these weights."""
+    plain = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, attn_implementation='eager')
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=r'.*language_model.*\.(q|k|v|o|gate|up|down)_proj')
+    oracle = peft.get_peft_model(plain, config)
+    result = peft.set_peft_model_state_dict(oracle, {name: one.clone() for name, one in weights.peft_state().items()})
+    assert not result.unexpected_keys
+    return oracle
+
+
+@pytest.mark.parametrize(('kind', 'token_id', 'grid'), [('image', IMAGE, GRID), ('video', VIDEO, (3, 4, 4))])
+def test_logits_and_gradients_equal_transformers_and_peft(folder, kind, token_id, grid):
+    """What an image's or a video's pixels do to logits and LoRA gradients is what transformers says."""
+    model = PackedCausalLM.load(folder)
+    weights = draw_weights(model)
+    count = model.media.token_count(grid)
+    ids, patches = draw_ids(7, count, 12, token_id=token_id), draw_patches(grid)
+    oracle = oracle_of(folder, weights)
+    positions = plain_positions(oracle.base_model.model, ids, **{f'{kind}_grid_thw': torch.tensor([grid])})
+    name = 'pixel_values' if kind == 'image' else 'pixel_values_videos'
+    expected = oracle(
+        input_ids=ids[None],
+        position_ids=positions[:, None],
+        **{name: patches, f'{kind}_grid_thw': torch.tensor([grid])},
+    ).logits[0]
+    hidden = model.hidden(
+        ids,
+        positions,
+        sequences=[SequenceSpan(0, len(ids))],
+        adapters=[AdapterSpan(0, len(ids), weights)],
+        media=[MediaSpan(7, 7 + count, kind, patches, grid)],
+    )
+    logits = model.logits(hidden)
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
+    for given in (logits, expected):
+        given.log_softmax(-1)[:, 9].mean().backward()
+    wanted = {name.replace('.default.', '.'): one.grad for name, one in oracle.named_parameters() if one.requires_grad}
+    own = weights.named_parameters()
+    assert own.keys() == wanted.keys()
+    for name, parameter in own.items():
+        torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-4)
+
+
+def run_mix(model, which, *, image_seed=3):
+    """Run some of three tenants, the second with two images, and return each one's logits and gradients."""
+    spans, adapters, media, ids, positions = [], [], [], [], []
+    row, found = 0, []
+    count = model.media.token_count(GRID)
+    for tenant in which:
+        begin, weights = row, draw_weights(model, seed=tenant)
+        own = draw_ids(5 + tenant, count if tenant == 1 else 0, 9 + 7 * tenant, seed=tenant)
+        if tenant == 1:
+            media.append(MediaSpan(row + 6, row + 6 + count, 'image', draw_patches(seed=image_seed), GRID))
+        ids.append(own)
+        positions.append(torch.arange(len(own)).expand(3, -1) // (1 + tenant % 2))
+        row += len(own)
+        spans.append(SequenceSpan(begin, row))
+        adapters.append(AdapterSpan(begin, row, weights))
+        found.append((begin, row, weights))
+    hidden = model.hidden(
+        torch.cat(ids), torch.cat(positions, dim=1), sequences=spans, adapters=adapters, media=media, is_training=True
+    )
+    logps = model.label_logprobs(hidden, torch.cat(ids))
+    logps.sum().backward()
+    return {
+        tenant: [logps[begin:end].detach(), *(one.grad for one in weights.parameters())]
+        for tenant, (begin, end, weights) in zip(which, found, strict=True)
+    }
+
+
+def test_neighbours_with_and_without_images_change_no_bit(folder):
+    """Tenants of text and of images share a pass, and each gets the bits it gets alone."""
+    model = PackedCausalLM.load(folder)
+    together = run_mix(model, (0, 1, 2))
+    for tenant in range(3):
+        alone = run_mix(model, (tenant,))[tenant]
+        assert all(torch.equal(*pair) for pair in zip(alone, together[tenant], strict=True))
+    other = run_mix(model, (1,), image_seed=4)[1]
+    assert not torch.equal(other[0], together[1][0])
+
+
+def test_any_mix_of_text_gives_each_adapter_the_bits_it_gets_alone(folder):
+    """Text on a model that reads images is held apart as on any other."""
+    model = PackedCausalLM.load(folder)
+    assert [line for seed in range(3) for line in isolation.violations(model, seed, longest=120)] == []
+
+
+def test_checkpointed_layers_change_no_bit(folder):
+    """Running layers again in the backward pass gives the same gradients, images among them."""
+    plain, again = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
+    for one, other in zip(run_mix(plain, (1,))[1], run_mix(again, (1,))[1], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_adapters_are_of_the_text_alone(folder):
+    """No layer of the vision tower is adaptable, and its weights are not trained as a whole either."""
+    model = PackedCausalLM.load(folder)
+    assert all(path.startswith('model.language_model.') for path in model.layers)
+    assert any(name.startswith('model.visual.') for name in model.base_parameters)
+    with pytest.raises(UnsupportedModel):
+        FullWeights(model)
+
+
+def test_images_that_do_not_fit_are_refused(folder, tiny_llama_dir):
+    """An image needs as many rows as it has tokens, and a model that reads images."""
+    span = MediaSpan(2, 7, 'image', draw_patches(), GRID)
+    ids = draw_ids(2, 5, 2)
+    arguments = {'sequences': [SequenceSpan(0, 9)], 'media': [span]}
+    for each in (folder, tiny_llama_dir):
+        with pytest.raises(PackError):
+            PackedCausalLM.load(each).hidden(ids, torch.arange(9), **arguments)
