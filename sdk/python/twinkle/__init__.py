@@ -8,9 +8,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twinkle.infra import DeviceGroup, DeviceMesh, get_device_placement, get_logger, initialize
+    from twinkle.infra import (
+        DeviceGroup,
+        DeviceMesh,
+        get_device_placement,
+        get_logger,
+        initialize,
+        remote_class,
+        remote_function,
+    )
 
-__all__ = ['DeviceGroup', 'DeviceMesh', 'get_device_placement', 'get_logger', 'initialize']
+__all__ = [
+    'DeviceGroup',
+    'DeviceMesh',
+    'get_device_placement',
+    'get_logger',
+    'initialize',
+    'remote_class',
+    'remote_function',
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 import pytest
 
 from twinkle.dataloader import DataLoader
-from twinkle.infra import DeviceMesh
+from twinkle.infra import DeviceMesh, NotSupportedYet
 
 
 def first_batch(mesh: DeviceMesh, rank: int | None, **options: str) -> list[int]:
@@ -24,9 +24,13 @@ def test_rank_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first_batch(DeviceMesh.from_sizes(dp_size=2), None) == [4, 5, 6, 7]
 
 
-def test_driver_of_a_group_gets_whole_batches() -> None:
-    """A program that hands batches to a group of ranks reads them whole."""
-    assert first_batch(DeviceMesh.from_sizes(dp_size=2), None, remote_group='model') == list(range(8))
+def test_batches_for_other_processes_are_refused() -> None:
+    """A group is this process; a mesh of several ranks beside it would need a driver."""
+    assert first_batch(DeviceMesh.from_sizes(dp_size=1), None, remote_group='default') == list(range(8))
+    with pytest.raises(NotSupportedYet):
+        first_batch(DeviceMesh.from_sizes(dp_size=2), None, remote_group='default')
+    with pytest.raises(ValueError, match='trainers'):
+        first_batch(DeviceMesh.from_sizes(dp_size=1), None, remote_group='trainers')
 
 
 def test_batches_that_cannot_be_shared_are_refused() -> None:

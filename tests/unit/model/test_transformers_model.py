@@ -156,7 +156,7 @@ def test_what_is_not_supported_yet_says_so(tiny_llama_dir, draw_feature):
     model = TransformersModel(str(tiny_llama_dir))
     for call in (
         lambda: model.forward_backward(draw_feature()),
-        lambda: TransformersModel(str(tiny_llama_dir), remote_group='default'),
+        lambda: TransformersModel(str(tiny_llama_dir), strategy='native_fsdp'),
         lambda: model.apply_patch('SomePatch'),
     ):
         with pytest.raises(NotSupportedYet):

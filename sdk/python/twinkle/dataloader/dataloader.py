@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack, cast
 from twinkle.dataloader.ranks import rank_slice
 from twinkle.dataloader.replacing import Replacement, ReplacementLog
 from twinkle.dataloader.sources import BatchSource, IndexedBatches, Layout, Position, Rows, StreamedBatches
-from twinkle.infra import DeviceMesh, get_logger, runtime
+from twinkle.infra import DeviceMesh, place_here, refuse_many_ranks, runtime
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -20,7 +20,7 @@ class LoaderOptions(TypedDict, total=False):
     rank: int | None
     """This process's rank in the mesh. Unset: the environment's `RANK`."""
     remote_group: str | None
-    """Group of ranks that the batches are for; rows are read in this process, which gets whole batches."""
+    """Group of ranks that the batches are for: one that is this process, which reads them."""
     shuffle: bool
     """Read in another random order each epoch. Unset: False."""
     shuffle_buffer: int
@@ -73,7 +73,8 @@ class DataLoader:
             batch_size: examples a batch, over all data ranks; a multiple of their number.
 
         Raises:
-            ValueError: a number is out of range, or this process is no rank of the mesh.
+            ValueError: a number is out of range, this process is no rank of the mesh, or the group is unknown.
+            NotSupportedYet: the group is more than this process, or the mesh is that of a group of several ranks.
             TypeError: an option is unknown, or the dataset can be read once only.
         """
         _check_options(options)
@@ -177,8 +178,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f'{name} must be at least {least}, got {options[name]}')
     if options.get('num_workers'):
         warnings.warn('num_workers has no effect: rows are read in this process', stacklevel=3)
-    if options.get('remote_group'):
-        get_logger().info('remote_group %r: rows are read in this process', options['remote_group'])
+    if place_here('DataLoader', options.get('remote_group')) is not None:
+        refuse_many_ranks(options.get('device_mesh'))
 
 
 def _layout(batch_size: int, options: LoaderOptions) -> Layout:
@@ -194,7 +195,7 @@ def _layout(batch_size: int, options: LoaderOptions) -> Layout:
     return Layout(
         batch_size=batch_size,
         min_batch_size=min_batch_size,
-        part=rank_slice(mesh, rank=options.get('rank'), is_driver=bool(options.get('remote_group'))),
+        part=rank_slice(mesh, rank=options.get('rank')),
         seed=options.get('seed', 42) if options.get('shuffle') else None,
         shuffle_buffer=options.get('shuffle_buffer', 1000),
     )

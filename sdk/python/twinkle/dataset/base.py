@@ -10,7 +10,7 @@ from twinkle.dataset.files import Row, write_rows
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import log_report
 from twinkle.dataset.recording import RowRecorder
-from twinkle.infra import get_logger
+from twinkle.infra import get_logger, remote_class
 from twinkle.preprocessor import (
     DataFilter,
     FilterFunction,
@@ -38,6 +38,7 @@ class ExecutionHints(TypedDict, total=False):
     desc: str | None
 
 
+@remote_class()
 class BaseDataset(ABC, Generic[RowsT]):
     """Rows to train on, as a list, worked out one by one, or as a stream.
 

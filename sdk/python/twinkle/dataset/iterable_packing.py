@@ -8,9 +8,11 @@ from twinkle.dataset.iterable import IterableDataset
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.streams import Stream, repeated
 from twinkle.dataset.window_packing import packed
+from twinkle.infra import remote_class
 from twinkle.template import Template
 
 
+@remote_class()
 class IterablePackingDataset(IterableDataset):
     """A stream whose rows, after `pack_dataset`, are packs as those of `PackingDataset`."""
 

@@ -11,6 +11,7 @@ from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import InvalidExample, NotReady
 from twinkle.dataset.files import Row
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.infra import remote_class
 from twinkle.template import Template
 
 _TOKEN_FIELDS = (
@@ -23,6 +24,7 @@ _MEDIA_FIELDS = (
 """What models read beside tokens, by the names of processors in transformers; joining them is not built yet."""
 
 
+@remote_class()
 class PackingDataset(Dataset):
     """A dataset whose rows, after `pack_dataset`, are packs.
 

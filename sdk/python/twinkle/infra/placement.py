@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 
+from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.runtime import runtime
 
 
@@ -17,10 +18,14 @@ def get_device_placement() -> str:
     lines.append(f'device      {_device()}')
     axes = [f'{name}={size}' for name, size in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)] if mesh else []
     lines.append(f'mesh        {" x ".join(axes) or "one rank"}')
-    lines += [f'group       {group.name}: {group.size} ranks on {group.device_type}' for group in current.groups]
+    lines += [f'group       {group.name}: {_ranks(group)} on {group.device_type}' for group in current.groups]
     width = max(len(line) for line in lines)
     rows = [f'│ {line.ljust(width)} │' for line in lines]
     return '\n'.join(['', f'╭{"─" * (width + 2)}╮', *rows, f'╰{"─" * (width + 2)}╯'])
+
+
+def _ranks(group: DeviceGroup) -> str:
+    return 'this process' if group.size == 1 else f'{group.size} ranks, which are not supported yet'
 
 
 def _device() -> str:

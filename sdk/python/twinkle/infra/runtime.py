@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from twinkle.infra.device_mesh import DeviceGroup, DeviceMesh
+from twinkle.infra.device_group import DeviceGroup
+from twinkle.infra.device_mesh import DeviceMesh
 
 
 class NotSupportedYet(NotImplementedError):
@@ -60,12 +61,12 @@ def initialize(
         mode: 'local' is this process.
         seed: of `random`, numpy and, where it is loaded already, torch.
         full_determinism: make torch refuse algorithms that are not repeatable.
-        groups: named ranks; under 'local' they describe and do nothing.
+        groups: named ranks that components are placed on; under 'local' those of one rank are this process.
         global_device_mesh: mesh of components that are given none.
         ray_options: of mode 'ray'.
 
     Raises:
-        ValueError: `mode` is unknown, or an option means nothing under it.
+        ValueError: `mode` is unknown, an option means nothing under it, or two groups have one name.
         NotSupportedYet: mode 'ray', or a mesh of more than one rank.
     """
     if mode not in ('local', 'ray'):
@@ -75,6 +76,7 @@ def initialize(
     if ray_options:
         raise ValueError(f"{sorted(ray_options)} mean something under mode='ray' only; leave them out")
     refuse_many_ranks(global_device_mesh)
+    _refuse_twins(groups)
     if full_determinism and 'torch' not in sys.modules:
         raise ValueError('full_determinism is a setting of torch: import torch before initialize()')
     _current[0] = Runtime(seed=seed, device_mesh=global_device_mesh, groups=tuple(groups))
@@ -91,6 +93,13 @@ def refuse_many_ranks(device_mesh: DeviceMesh | None) -> None:
         raise NotSupportedYet(
             f'a mesh of {device_mesh.world_size} ranks is not supported yet; leave device_mesh out to run on one device'
         )
+
+
+def _refuse_twins(groups: Sequence[DeviceGroup]) -> None:
+    names = [group.name for group in groups]
+    twins = sorted({name for name in names if names.count(name) > 1})
+    if twins:
+        raise ValueError(f'groups name {twins} twice')
 
 
 def _seed_all(seed: int, *, is_fully_deterministic: bool) -> None:

@@ -14,6 +14,7 @@ from twinkle.model.errors import (
     TrainerError,
     UnknownAdapter,
 )
+from twinkle.model.megatron import MegatronModel, MultiLoraMegatronModel
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.model.transformers_model import TransformersModel
 
@@ -24,8 +25,10 @@ __all__ = [
     'InvalidArgument',
     'LossFailed',
     'LossNotFinite',
+    'MegatronModel',
     'MetricFailed',
     'ModelLeased',
+    'MultiLoraMegatronModel',
     'MultiLoraTransformersModel',
     'SnapshotMismatch',
     'TrainerError',

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh, NotSupportedYet, refuse_many_ranks, runtime
+from twinkle.infra import DeviceMesh, NotSupportedYet, refuse_many_ranks, remote_class, runtime
 from twinkle.model.base import TwinkleModel
 from twinkle.model.engine import TrainerEngine
 from twinkle.model.errors import InvalidArgument
@@ -16,6 +16,7 @@ from twinkle.nn import PackedCausalLM
 _DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
 
 
+@remote_class()
 class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVerbs, SendingVerbs, TwinkleModel):
     """Any causal language model of transformers, with adapters in training on one device.
 

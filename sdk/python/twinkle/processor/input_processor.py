@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from twinkle.component import ComponentRegistry
 from twinkle.data_format import IGNORE_INDEX, InputFeature
+from twinkle.infra import refuse_many_ranks, remote_class
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.feature_arrays import FeatureArrays, FeatureReader
 from twinkle.processor.needs import FeatureNeeds
@@ -26,6 +27,7 @@ class InputLimits:
     """Most tokens of one sequence."""
 
 
+@remote_class()
 class InputProcessor:
     """Turns features into one pack of rows. Subclass it to change features on their way in.
 
@@ -48,8 +50,7 @@ class InputProcessor:
         framework: str = 'transformers',
         padding_side: str = 'right',
     ) -> None:
-        if device_mesh is not None and getattr(device_mesh, 'world_size', 1) != 1:
-            raise ValueError('device_mesh must have one device; several are not supported yet')
+        refuse_many_ranks(device_mesh)
         if framework != 'transformers':
             raise ValueError(f"framework must be 'transformers', got {framework!r}")
         if padding_side not in ('left', 'right'):

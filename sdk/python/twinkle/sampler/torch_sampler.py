@@ -10,8 +10,7 @@ from typing import Any
 from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
 from twinkle.data_format import LoraConfig, SampleResponse, SamplingParams
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh
-from twinkle.infra.runtime import refuse_many_ranks
+from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
 from twinkle.nn import LoraWeights, PackedCausalLM, load_adapter, replace_parameters, tensor_of
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.engine import EngineAdapter, EngineConfig, EngineEvent, SamplerEngine, TokenEvent
@@ -30,6 +29,7 @@ _ENGINE_ARGS = {
 _MODEL_ARGS = ('dtype', 'device')
 
 
+@remote_class()
 class TorchSampler(Sampler):
     """Samples in this process, on one device, with continuous batching.
 

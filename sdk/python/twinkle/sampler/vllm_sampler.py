@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
 from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams
 from twinkle.hub import resolve_model
-from twinkle.infra import DeviceMesh
-from twinkle.infra.runtime import refuse_many_ranks
+from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.engine import EngineEvent, TokenEvent
 from twinkle.sampler.errors import UnknownAdapter
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from twinkle.sampler.vllm import AdapterSource, VllmAdapter
 
 
+@remote_class()
 class vLLMSampler(Sampler):  # noqa: N801 - the name users type
     """Samples with vLLM, whose engine runs in processes of its own.
 

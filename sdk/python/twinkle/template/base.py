@@ -9,6 +9,7 @@ import numpy as np
 
 from twinkle.data_format import IGNORE_INDEX, InputFeature, Tool, ToolCall, Trajectory
 from twinkle.hub import resolve_tokenizer
+from twinkle.infra import remote_class
 from twinkle.template.chat_template import ChatTemplate, RenderedChat, read_chat_template
 from twinkle.template.continuation import continued, token_fields
 from twinkle.template.errors import ExampleTooLong, TemplateError
@@ -51,6 +52,7 @@ class EncodedChat:
     """Tokens of the whole chat, before it was cut."""
 
 
+@remote_class()
 class Template:
     """A model's chat format.
 

@@ -1,0 +1,106 @@
+"""Components that name a group of ranks run here where the group is this process, and nowhere else."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+import twinkle
+from twinkle.infra import DeviceGroup, DeviceMesh, NotSupportedYet, place_here, remote_class, remote_function
+from twinkle.model import MegatronModel, MultiLoraMegatronModel
+
+
+@pytest.fixture(autouse=True)
+def _groups() -> Iterator[None]:
+    twinkle.initialize(groups=[DeviceGroup('one', ranks=1), DeviceGroup('many', ranks=[0, 1], device_type='GPU')])
+    yield
+    twinkle.initialize()
+
+
+@remote_class(execute='first')
+class Part:
+    """A component with an argument of its own."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+    @remote_function(dispatch='slice_dp', collect='mean', lazy_collect=True)
+    def doubled(self, values: list[int]) -> list[int]:
+        """Return twice each value."""
+        return [2 * self.size * value for value in values]
+
+
+class OwnPart(Part):
+    """A component of a component."""
+
+
+@remote_class()
+class Placed:
+    """A component that has a device."""
+
+    def __init__(self, device: str | None = None, device_mesh: DeviceMesh | None = None) -> None:
+        self.device, self.device_mesh = device, device_mesh
+
+
+@pytest.mark.parametrize('group', ['one', 'default'])
+@pytest.mark.parametrize('kind', [Part, OwnPart])
+def test_a_group_of_one_rank_is_this_process(kind: type, group: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The component is made here and works here, and one line of the log says so."""
+    with caplog.at_level(logging.INFO, logger='twinkle'):
+        part = kind(size=3, remote_group=group, device_mesh=DeviceMesh.from_sizes(dp_size=1))
+    assert part.doubled([1, 2]) == [6, 12]
+    assert [(record.args, record.levelno) for record in caplog.records] == [((kind.__name__, group), logging.INFO)]
+
+
+def test_groups_that_are_not_here_are_refused() -> None:
+    """Several ranks are not supported yet; a group that nobody declared is a mistake; a mesh of two is neither."""
+    with pytest.raises(NotSupportedYet, match='many'):
+        Part(remote_group='many')
+    with pytest.raises(ValueError, match='other'):
+        Part(remote_group='other')
+    with pytest.raises(NotSupportedYet):
+        Part(device_mesh=DeviceMesh.from_sizes(dp_size=2))
+    assert place_here('Part', None) is None
+
+
+def test_the_groups_device_is_the_components() -> None:
+    """Unless the component is told another; devices that nothing here runs on are refused."""
+    twinkle.initialize(groups=[DeviceGroup('host', 1, 'cpu'), DeviceGroup('apple', 1, 'mps')])
+    mesh = DeviceMesh.from_sizes(tp_size=1)
+    placed = Placed(remote_group='host', device_mesh=mesh)
+    assert (placed.device, placed.device_mesh) == ('cpu', mesh)
+    assert Placed(remote_group='host', device='meta').device == 'meta'
+    assert Placed(remote_group='default').device is None
+    with pytest.raises(NotSupportedYet, match='mps'):
+        Placed(remote_group='apple')
+
+
+def test_words_that_mean_nothing_are_refused() -> None:
+    """In decorators, groups and initialize."""
+    for make in (
+        lambda: remote_class(execute='some'),
+        lambda: remote_function(dispatch='rows'),
+        lambda: remote_function(collect='median'),
+        lambda: DeviceGroup('g', ranks=0),
+        lambda: DeviceGroup('g', ranks=[1, 1]),
+        lambda: DeviceGroup('g', ranks=1, device_type='abacus'),
+        lambda: twinkle.initialize(groups=[DeviceGroup('g', 1), DeviceGroup('g', 1)]),
+    ):
+        with pytest.raises(ValueError, match=r'must|group'):
+            make()
+    with pytest.raises(NotSupportedYet):
+        remote_function(collect=sum)
+
+
+def test_the_picture_shows_which_groups_are_here() -> None:
+    """Each group has its line in the box."""
+    picture = twinkle.get_device_placement()
+    assert len({len(line) for line in picture.strip().splitlines()}) == 1
+    assert [word for word in ('one', 'many') if word in picture] == ['one', 'many']
+
+
+@pytest.mark.parametrize('kind', [MegatronModel, MultiLoraMegatronModel])
+def test_megatrons_trainers_can_be_named_but_not_made(kind: type) -> None:
+    """Whatever they are given."""
+    with pytest.raises(NotSupportedYet, match=kind.__name__.replace('Megatron', 'Transformers')):
+        kind(model_id='org/model', device_mesh=DeviceMesh.from_sizes(pp_size=2), remote_group='many')
