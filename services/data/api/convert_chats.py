@@ -6,6 +6,7 @@ from services.data.domain import TOKEN_COLUMNS, Row
 from services.kit.rpc.chats import chat_from_proto, chat_to_proto
 from services.kit.rpc.structs import value_from_proto, value_to_proto
 from twinkle.api.data.v1 import message_pb2
+from twinkle.data_format import user_data_values
 
 _CHAT_COLUMNS = ('messages', 'tools', 'user_data')
 
@@ -27,8 +28,6 @@ def trajectory_of_row(row: Row) -> message_pb2.Trajectory:
     """Return the chat a row was encoded from; its other columns are in `user_data`."""
     trajectory = chat_to_proto(row.get('messages', []), row.get('tools') or [])
     others = {name: value for name, value in row.items() if name not in (*_CHAT_COLUMNS, *TOKEN_COLUMNS)}
-    pairs: list[tuple[str, str]] = row.get('user_data') or []
-    packed: Row = {name: json.loads(text) for name, text in pairs}
-    for name, value in {**others, **packed}.items():
+    for name, value in {**others, **user_data_values(row)}.items():
         trajectory.user_data[name].CopyFrom(value_to_proto(value))
     return trajectory

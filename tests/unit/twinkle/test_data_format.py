@@ -1,11 +1,24 @@
 """The values components exchange refuse what no component could use."""
 
+import copy
+import json
+import pickle
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinkle.data_format import LoraConfig, SamplingParams, TensorData, pack_value, user_data_get
+from twinkle.data_format import (
+    LoraConfig,
+    SamplingParams,
+    TensorData,
+    pack_user_data,
+    pack_value,
+    user_data_get,
+    user_data_values,
+)
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20))
@@ -90,3 +103,34 @@ def test_user_data_comes_back() -> None:
     row = {'user_data': [pack_value('target', 24), pack_value('nums', [1, 2])]}
     assert user_data_get(row, 'nums') == [1, 2]
     assert user_data_get(row, 'absent', 0) == 0
+
+
+@pytest.mark.parametrize(
+    'user_data',
+    [
+        pack_user_data({'target': 24, 'nums': [1, 2]}),
+        pickle.loads(pickle.dumps(pack_user_data({'target': 24, 'nums': [1, 2]}))),
+        json.loads(json.dumps(pack_user_data({'target': 24, 'nums': [1, 2]}))),
+        [{'target': 24, 'nums': [1, 2]}],
+        [{'target': 24}, ('nums', '[1, 2]'), ('target', '25')],
+        {'target': 24, 'nums': [1, 2]},
+        [('target', 24), ['nums', [1, 2]]],
+    ],
+)
+def test_user_data_is_read_in_every_form(user_data: Any) -> None:
+    """Pairs and mappings say the same; of a key that is there twice, the first counts."""
+    assert user_data_values({'user_data': user_data}) == {'target': 24, 'nums': [1, 2]}
+
+
+@pytest.mark.parametrize('user_data', [None, 7, 'target', [], [7, 'target', ()]])
+def test_what_is_no_user_data_holds_nothing(user_data: Any) -> None:
+    """What has no keys has no values."""
+    assert user_data_values({'user_data': user_data}) == {}
+
+
+def test_packed_user_data_serves_both_ways_of_reading() -> None:
+    """As pairs of a key and JSON, and by `get` of the first of them; a pickled one as well."""
+    packed: Any = pack_user_data({'target': 24, 'nums': [1, 2]})
+    for user_data in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert dict(user_data) == {'target': '24', 'nums': '[1, 2]'}
+        assert (user_data[0].get('nums'), user_data[1].get('target'), user_data[0].get('absent', 0)) == ([1, 2], 24, 0)

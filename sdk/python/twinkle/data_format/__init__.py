@@ -27,8 +27,11 @@ from twinkle.data_format.trajectory import (
     Tool,
     ToolCall,
     Trajectory,
+    UserDatum,
+    pack_user_data,
     pack_value,
     user_data_get,
+    user_data_values,
 )
 
 __all__ = [
@@ -57,8 +60,11 @@ __all__ = [
     'Tool',
     'ToolCall',
     'Trajectory',
+    'UserDatum',
     'VersionSpan',
     'boxed_answers',
+    'pack_user_data',
     'pack_value',
     'user_data_get',
+    'user_data_values',
 ]

@@ -2,7 +2,7 @@
 
 import re
 
-from twinkle.data_format import pack_value
+from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 from twinkle.preprocessor.errors import InvalidRow
 
@@ -34,7 +34,7 @@ class CLEVRProcessor(RowPreprocessor):
         return {
             'messages': chat_of(system=self.system, user=question),
             'images': [row['image']],
-            'user_data': [pack_value('ground_truth', _answer_of(solution)), pack_value('solution', solution)],
+            'user_data': pack_user_data({'ground_truth': _answer_of(solution), 'solution': solution}),
         }
 
 

@@ -1,6 +1,6 @@
 """Competition mathematics."""
 
-from twinkle.data_format import boxed_answers, pack_value
+from twinkle.data_format import boxed_answers, pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 from twinkle.preprocessor.errors import InvalidRow
 
@@ -33,5 +33,5 @@ class CompetitionMathGRPOProcessor(RowPreprocessor):
             raise InvalidRow('solution', 'has no \\boxed{} answer, and the row has no column answer')
         return {
             'messages': chat_of(system=self.system, user=text_of(row, 'problem')),
-            'user_data': [pack_value('ground_truth', answers[-1].strip()), pack_value('solution', solution)],
+            'user_data': pack_user_data({'ground_truth': answers[-1].strip(), 'solution': solution}),
         }

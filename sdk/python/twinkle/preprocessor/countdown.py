@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from twinkle.data_format import pack_value
+from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of
 from twinkle.preprocessor.errors import InvalidRow
 
@@ -25,5 +25,5 @@ class CountdownProcessor(RowPreprocessor):
             raise InvalidRow('nums', 'must be a list of numbers')
         return {
             'messages': chat_of(user=_QUESTION.format(nums=cast('list[Any]', nums), target=target)),
-            'user_data': [pack_value('target', target), pack_value('nums', nums)],
+            'user_data': pack_user_data({'target': target, 'nums': nums}),
         }

@@ -1,6 +1,6 @@
 """Pairs of answers of which one is preferred."""
 
-from twinkle.data_format import pack_value
+from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Columns, Preprocessor, Row, chat_of, text_of
 from twinkle.preprocessor.errors import InvalidRow
 
@@ -46,7 +46,7 @@ class EmojiDPOProcessor(Preprocessor):
         return [
             {
                 'messages': chat_of(system=self.system, user=prompt, assistant=answer),
-                'user_data': [pack_value('preference', preference)],
+                'user_data': pack_user_data({'preference': preference}),
             }
             for preference, answer in answers.items()
         ]

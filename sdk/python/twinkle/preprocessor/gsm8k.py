@@ -1,6 +1,6 @@
 """Grade-school mathematics."""
 
-from twinkle.data_format import pack_value
+from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 from twinkle.preprocessor.errors import InvalidRow
 
@@ -25,5 +25,5 @@ class GSM8KProcessor(RowPreprocessor):
         question = text_of(row, 'question')
         return {
             'messages': chat_of(system=self.system, user=question, assistant=answer if self.add_assistant else None),
-            'user_data': [pack_value('ground_truth', number.strip().replace(',', ''))],
+            'user_data': pack_user_data({'ground_truth': number.strip().replace(',', '')}),
         }

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Literal, cast
 
-from twinkle.data_format import pack_value
+from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 from twinkle.preprocessor.errors import InvalidArguments, InvalidRow
 
@@ -47,17 +47,13 @@ class OlympiadBenchProcessor(RowPreprocessor):
         context = text_of(row, 'context') if row.get('context') else ''
         question = '\n\n'.join(part for part in (context, text_of(row, 'question')) if part)
         user, images = _placed(row, question)
-        graded = [
-            pack_value(name, row[name]) for name in _GRADING if isinstance(row.get(name), str | bool | int | float)
-        ]
+        graded = {name: row[name] for name in _GRADING if isinstance(row.get(name), str | bool | int | float)}
         solution = '\n\n'.join(_texts(row, 'solution')) if row.get('solution') else ''
         converted: Row = {
             'messages': chat_of(system=self.system, user=user),
-            'user_data': [
-                pack_value('ground_truth', ', '.join(_texts(row, 'final_answer'))),
-                pack_value('solution', solution),
-                *graded,
-            ],
+            'user_data': pack_user_data(
+                {'ground_truth': ', '.join(_texts(row, 'final_answer')), 'solution': solution, **graded}
+            ),
         }
         return {**converted, 'images': images} if images else converted
 

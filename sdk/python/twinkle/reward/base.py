@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from twinkle.data_format import user_data_get
 from twinkle.reward.errors import InvalidRewardInput
-from twinkle.reward.reading import completion_of, user_value
+from twinkle.reward.reading import completion_of
 
 
 class Reward(ABC):
@@ -97,7 +98,7 @@ def _given_truth(key: str, given: Any, place: str) -> Any:
 
 
 def _own_truth(key: str, trajectory: Mapping[str, Any], place: str) -> Any:
-    value = user_value(trajectory, key)
+    value = user_data_get(trajectory, key)
     if value is None:
         raise InvalidRewardInput(f'{place}.user_data', f'has no {key!r}; let the preprocessor put it there')
     return value

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from twinkle.data_format import user_data_get
 from twinkle.reward.arithmetic import evaluate
 from twinkle.reward.base import Reward
 from twinkle.reward.errors import InvalidRewardInput
-from twinkle.reward.reading import after_thinking, completion_of, tagged, user_value
+from twinkle.reward.reading import after_thinking, completion_of, tagged
 
 
 class CountDownAccuracy(Reward):
@@ -55,4 +56,4 @@ def _part(game: Any, key: str) -> Any:
     if not isinstance(game, Mapping):
         return None
     known = cast('Mapping[str, Any]', game)
-    return known.get(key, user_value(known, key))
+    return known.get(key, user_data_get(known, key))

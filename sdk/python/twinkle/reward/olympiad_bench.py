@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from twinkle.data_format import boxed_answers
+from twinkle.data_format import boxed_answers, user_data_get
 from twinkle.reward.base import AnswerReward, TextReward, read_truths
 from twinkle.reward.errors import InvalidRewardInput
 from twinkle.reward.number import read_number
-from twinkle.reward.reading import after_thinking, completion_of, user_value
+from twinkle.reward.reading import after_thinking, completion_of
 
 _FRACTION = re.compile(r'\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}')
 _DRESS = re.compile(
@@ -61,10 +61,10 @@ class OlympiadBenchAccuracyReward(AnswerReward):
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
         scores: list[float] = []
         for trajectory, completion, truth in zip(trajectories, completions, truths, strict=True):
-            if str(user_value(trajectory, 'is_multiple_answer')).lower() == 'true':
+            if str(user_data_get(trajectory, 'is_multiple_answer')).lower() == 'true':
                 scores.append(self._share(completion, str(truth)))
             else:
-                error, unit = _error_of(trajectory), str(user_value(trajectory, 'unit') or '')
+                error, unit = _error_of(trajectory), str(user_data_get(trajectory, 'unit') or '')
                 scores.append(self.score(completion, truth, error=error, unit=unit))
         return scores
 
@@ -170,7 +170,7 @@ def split_answers(text: str) -> list[str]:
 def _error_of(trajectory: Mapping[str, Any]) -> float | None:
     """Return the absolute error that the problem allows; None where it names none for a single answer."""
     try:
-        error = float(user_value(trajectory, 'error', ''))
+        error = float(user_data_get(trajectory, 'error', ''))
     except (TypeError, ValueError):
         return None
     return error if math.isfinite(error) and error >= 0 else None

@@ -1,6 +1,5 @@
-"""What rewards read of a trajectory: the completion, and the values a preprocessor packed for them."""
+"""What rewards read of a completion: what the assistant said last, and the answer within it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -28,23 +27,6 @@ def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
     return ''
 
 
-def user_value(trajectory: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return the value under `key` of a trajectory's `user_data`, else `default`.
-
-    `user_data` is a list of pairs, as `pack_value` makes them, a list of mappings, or one mapping; values are JSON, or
-    themselves.
-    """
-    given: Any = trajectory.get('user_data')
-    items = cast('Sequence[Any]', given if isinstance(given, Sequence) else [given])
-    for item in items:
-        if isinstance(item, Mapping):
-            if key in item:
-                return cast('Mapping[str, Any]', item)[key]
-        elif isinstance(item, list | tuple) and cast('Sequence[Any]', item)[:1] in ([key], (key,)):
-            return _unpacked(cast('Sequence[Any]', item)[-1])
-    return default
-
-
 def after_thinking(completion: str) -> str:
     """Return what stands behind the last `</think>`, or else the whole; a thought that never ends counts as none."""
     return completion.rpartition('</think>')[2].partition('<think>')[0]
@@ -63,12 +45,3 @@ def _text_of(content: Any) -> str:
         return content
     parts = cast('Sequence[Any]', content if isinstance(content, Sequence) else ())
     return ''.join(str(cast('Mapping[str, Any]', part).get('text', '')) for part in parts if isinstance(part, Mapping))
-
-
-def _unpacked(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value

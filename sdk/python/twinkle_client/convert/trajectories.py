@@ -7,7 +7,7 @@ from typing import Any, cast
 from google.protobuf import json_format, struct_pb2
 
 from twinkle.api.data.v1 import message_pb2 as pb
-from twinkle.data_format import Message, Tool, ToolCall, Trajectory, pack_value
+from twinkle.data_format import Message, Tool, ToolCall, Trajectory, pack_user_data, user_data_values
 from twinkle_client.convert.config import plain_value, struct
 
 _ROLES: dict[str, pb.Role.ValueType] = {
@@ -24,7 +24,7 @@ def trajectory_to_proto(trajectory: Mapping[str, Any]) -> pb.Trajectory:
     """Return a chat as a message.
 
     Args:
-        trajectory: with `messages`; `tools` and `user_data` (pairs of key and JSON, or a mapping) may be there.
+        trajectory: with `messages`; `tools` and `user_data` (in any form of `user_data_values`) may be there.
 
     Raises:
         ValueError: names the message and field that cannot be sent.
@@ -38,7 +38,7 @@ def trajectory_to_proto(trajectory: Mapping[str, Any]) -> pb.Trajectory:
     return pb.Trajectory(
         messages=[_message_to_proto(message, f'messages[{index}]') for index, message in enumerate(messages)],
         tools=[_tool_to_proto(tool) for tool in trajectory.get('tools') or ()],
-        user_data=_user_data_to_proto(trajectory.get('user_data') or ()),
+        user_data=_user_data_to_proto(user_data_values(trajectory)),
     )
 
 
@@ -48,7 +48,7 @@ def trajectory_from_proto(trajectory: pb.Trajectory) -> Trajectory:
     if trajectory.tools:
         result['tools'] = [_tool_from_proto(tool) for tool in trajectory.tools]
     if trajectory.user_data:
-        result['user_data'] = [pack_value(key, plain_value(value)) for key, value in trajectory.user_data.items()]
+        result['user_data'] = pack_user_data({key: plain_value(value) for key, value in trajectory.user_data.items()})
     return result
 
 
@@ -113,11 +113,7 @@ def _tool_to_proto(tool: Mapping[str, Any]) -> pb.Tool:
     )
 
 
-def _user_data_to_proto(user_data: Any) -> dict[str, struct_pb2.Value]:
-    if isinstance(user_data, Mapping):
-        values = cast(Mapping[str, Any], user_data)
-    else:
-        values = {pair[0]: json.loads(pair[1]) for pair in user_data}
+def _user_data_to_proto(values: Mapping[str, Any]) -> dict[str, struct_pb2.Value]:
     return {str(key): json_format.ParseDict(value, struct_pb2.Value()) for key, value in values.items()}
 
 

@@ -1,0 +1,46 @@
+"""The reward that the quick start's countdown program defines, on what reaches it through services and client."""
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.source_tree import ROOT
+from services.data.api.convert_chats import trajectory_of_row
+from twinkle.data_format import SampledSequence, StopReason
+from twinkle.preprocessor import CountdownProcessor
+from twinkle.reward import Reward
+from twinkle_client.convert import trajectory_from_proto
+from twinkle_client.sampler.results import completion_feature
+
+PROGRAMS = ROOT / 'tests' / 'e2e' / 'seeds' / 'programs'
+
+
+@pytest.mark.parametrize('dialect', ['english', 'chinese'])
+def test_right_answers_alone_score_one(dialect: str) -> None:
+    """Target and numbers reach the program's own reward; a wrong number or result is no answer."""
+    reward = _countdown_reward((PROGRAMS / dialect / 'client_grpo.txt').read_text())
+    answers = ['(1 + 2) * 3', '1 + 2 + 3', '1 + 2 + 6', '9', '']
+    features = [_sampled({'target': 9, 'nums': [1, 2, 3]}, f'<answer>{answer}</answer>') for answer in answers]
+    assert reward(features, []) == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def _countdown_reward(program: str) -> Callable[..., list[float]]:
+    """Return an object of the class that the program defines; the rest of it is not run."""
+    tree = ast.parse(program)
+    tree.body = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == 'CountDownAccuracy']
+    names: dict[str, Any] = {'Reward': Reward, 're': re, 'List': list, 'Trajectory': dict}
+    exec(compile(tree, 'client_grpo', 'exec'), names)
+    return names['CountDownAccuracy']()
+
+
+def _sampled(game: dict[str, Any], completion: str) -> dict[str, Any]:
+    """Return the feature of a completion, as the client gives it after the data service and the sampler."""
+    chat: Any = trajectory_from_proto(trajectory_of_row(CountdownProcessor().convert(game)))
+    prompt = {'input_ids': [1], 'messages': chat['messages'], 'user_data': chat['user_data']}
+    sequence = SampledSequence(stop_reason=StopReason.STOP, tokens=[5], logprobs=[[(5, -0.5)]], decoded=completion)
+    feature: Any = completion_feature(prompt, np.array([1], dtype=np.int32), sequence)
+    return feature
