@@ -129,7 +129,7 @@ def test_unreachable_hub_says_where_to_put_a_copy() -> None:
         resolve_model('ms://org/name')
 
 
-@pytest.mark.parametrize('model_id', ['s3://a/b', '://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'])
+@pytest.mark.parametrize('model_id', ['s3://a/b', '://a/b', 'ms://hf://a/b', '://ms://a/b', 'ms://://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'])
 def test_malformed_ids_are_refused(model_id: str) -> None:
     """What is neither an id nor a path is said to be so."""
     with pytest.raises(ModelNotFound):
@@ -144,6 +144,11 @@ def test_id_reads_and_writes_the_same() -> None:
         'a/b',
         'a',
     ]
+
+
+def test_prefix_may_be_there_twice() -> None:
+    """`f'ms://{model_id}'` of an id that has its prefix already means that id; two hubs at once mean nothing."""
+    assert [str(HubId.parse(text)) for text in ('ms://ms://a/b', 'hf://hf://hf://a/b')] == ['ms://a/b', 'hf://a/b']
 
 
 def test_unknown_built_in_model_is_refused() -> None:

@@ -26,12 +26,14 @@ class HubId:
 
     @classmethod
     def parse(cls, text: str) -> 'HubId':
-        """Read an id that is not a path.
+        """Read an id that is not a path; a prefix may be there twice, as where a program puts it before a whole id.
 
         Raises:
             HubError: it has an unknown prefix or is no `org/name`.
         """
         prefix, separator, name = text.rpartition('://')
+        if separator and len({*prefix.split('://')}) == 1:
+            prefix = prefix.partition('://')[0]
         if prefix not in ('', 'hf', 'ms') or (separator and not prefix):
             raise HubError(f'{text!r} begins with neither hf:// nor ms://')
         if not _NAME.fullmatch(name) or '..' in name:
