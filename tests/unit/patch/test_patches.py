@@ -1,6 +1,7 @@
 """Patches change a model as its own configuration would, and undo it to the bit."""
 
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from twinkle.patch import (
     apply_context,
     apply_patch,
     apply_patches,
+    patches_of,
     undo_patches,
 )
+from twinkle.patch.versions import numbers
 
 IDS = torch.arange(40)[None] + 3
 
@@ -164,3 +167,89 @@ def test_unknown_patches_are_refused():
     with pytest.raises(UnknownComponent) as refusal:
         apply_patch(object(), 'NoSuchPatch')
     assert refusal.value.known == PATCHES.names
+
+
+class Counting(Patch):
+    """Adds a number to the end of a model's list, and takes it away."""
+
+    def __init__(self, number=1):
+        super().__init__()
+        self.number = number
+
+    def apply(self, model):
+        """Add."""
+        model.numbers.append(self.number)
+
+    def undo(self, model):
+        """Take away."""
+        assert model.numbers.pop() == self.number
+
+
+class ForOtherVersions(Counting):
+    """Was written for a torch that nobody has."""
+
+    libraries: ClassVar = {'torch': ('99.0', '99.1')}
+
+
+class ForMissing(Counting):
+    """Was written for a library that is not there."""
+
+    libraries: ClassVar = {'transformers': ('5.0', '99'), 'no-such-library-at-all': ('1.0', '2.0')}
+
+
+class Numbered(torch.nn.Module):
+    """A model with a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = []
+
+
+@pytest.mark.parametrize('kind', [ForOtherVersions, ForMissing])
+def test_a_patch_for_other_versions_changes_nothing(kind):
+    """It names the library, and is in no model."""
+    model, patch = Numbered(), kind()
+    library = next(name for name in reversed(kind.libraries))
+    with pytest.raises(PatchError, match=library):
+        patch(model)
+    assert (model.numbers, patch.is_applied, patches_of(model)) == ([], False, ())
+
+
+def test_applying_again_is_nothing_and_undoing_goes_backwards():
+    """The same patch is in its model once; one that is below another waits for it."""
+    model, first, second = Numbered(), Counting(1), Counting(2)
+    assert second(first(first(model))) is model
+    assert (model.numbers, patches_of(model)) == ([1, 2], (first, second))
+    with pytest.raises(PatchError, match='Counting'):
+        first.unpatch()
+    assert model.numbers == [1, 2]
+    second.unpatch()
+    first.unpatch()
+    assert (model.numbers, patches_of(model)) == ([], ())
+    first(Numbered())
+
+
+def test_a_block_that_ends_takes_its_patches_along():
+    """Also those that were applied inside, and also when it raises."""
+    model, outer = Numbered(), Counting(0)
+    outer(model)
+
+    def fail_inside():
+        with apply_context(model, Counting, number=1):
+            apply_patch(model, Counting(2))
+            assert model.numbers == [0, 1, 2]
+            apply_patch(model, ForOtherVersions)
+
+    with pytest.raises(PatchError, match='torch'):
+        fail_inside()
+    assert (model.numbers, patches_of(model)) == ([0], (outer,))
+
+
+@pytest.mark.parametrize(
+    ('lower', 'higher'), [('5.9', '5.16.1'), ('5.16', '5.16.1'), ('2.12.1', '2.13.0+cpu'), ('5.19.9', '5.20.0rc1')]
+)
+def test_versions_compare_by_their_numbers(lower, higher):
+    """Not by their letters."""
+    assert numbers(lower) < numbers(higher)
+    with pytest.raises(ValueError, match='version'):
+        numbers('main')

@@ -5,7 +5,7 @@ that one of them asked for would be in every other's pass. Adapters are built on
 has to load it with the same patches to agree with the trainer.
 """
 
-from twinkle.patch.base import Patch, PatchError
+from twinkle.patch.base import Patch, PatchError, patches_of
 from twinkle.patch.registry import PATCHES, apply_context, apply_patch, apply_patches, undo_patches
 from twinkle.patch.rope_scaling import RopeScalingPatch
 
@@ -17,5 +17,6 @@ __all__ = [
     'apply_context',
     'apply_patch',
     'apply_patches',
+    'patches_of',
     'undo_patches',
 ]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from twinkle.component import ComponentRegistry
-from twinkle.patch.base import Patch
+from twinkle.patch.base import Patch, patches_of
 from twinkle.patch.rope_scaling import RopeScalingPatch
 
 PATCHES = ComponentRegistry('patch', Patch, (RopeScalingPatch,))
@@ -51,9 +51,13 @@ def undo_patches(patches: Sequence[Patch]) -> None:
 
 @contextmanager
 def apply_context(model: Any, patch: 'str | type[Patch] | Patch', /, **options: Any) -> Generator[Patch]:
-    """Have a patch in a model until the block ends; raises as `apply_patch`."""
+    """Have a patch in a model until the block ends, however it ends; raises as `apply_patch`.
+
+    Patches that the block applied after it and left there are undone with it, the last one first.
+    """
+    before = len(patches_of(model))
     applied = apply_patch(model, patch, **options)
     try:
         yield applied
     finally:
-        applied.unpatch()
+        undo_patches(patches_of(model)[before:])

@@ -2,11 +2,13 @@
 
 import copy
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import nn
 
 from twinkle.patch.base import Patch, PatchError
+from twinkle.patch.versions import VersionRange
 
 _TYPES = ('linear', 'yarn')
 
@@ -25,6 +27,8 @@ class RopeScalingPatch(Patch):
     Raises:
         ValueError: an argument is out of range.
     """
+
+    libraries: ClassVar[Mapping[str, VersionRange]] = {'transformers': ('5.16.1', '5.20')}
 
     def __init__(self, factor: float, rope_type: str = 'yarn') -> None:
         super().__init__()
