@@ -129,7 +129,10 @@ def test_unreachable_hub_says_where_to_put_a_copy() -> None:
         resolve_model('ms://org/name')
 
 
-@pytest.mark.parametrize('model_id', ['s3://a/b', '://a/b', 'ms://hf://a/b', '://ms://a/b', 'ms://://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'])
+@pytest.mark.parametrize(
+    'model_id',
+    ['s3://a/b', '://a/b', 'ms://hf://a/b', '://ms://a/b', 'ms://://a/b', 'a/b/c', 'hf://../b', 'hf://', 'a b'],
+)
 def test_malformed_ids_are_refused(model_id: str) -> None:
     """What is neither an id nor a path is said to be so."""
     with pytest.raises(ModelNotFound):
