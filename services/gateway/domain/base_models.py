@@ -1,10 +1,30 @@
-"""Which model service holds which base model, as each of them said last.
+"""Which model service holds which base model, as each of them said last, and which one a client means.
 
 Pure. A service that cannot be reached keeps what it held: its adapters are there, and nobody else's.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+_HUBS = ('ms://', 'hf://')
+
+
+def served_name(name: str, served: Collection[str]) -> str | None:
+    """Return the base model that a client calls `name`; None where there is none, or several could be meant.
+
+    It is the one of that name, or else the one whose id differs only in that one of both does not say its hub.
+    """
+    if name in served:
+        return name
+    hub, plain = _parts(name)
+    alike = [item for item in served if _parts(item)[1] == plain and '' in (hub, _parts(item)[0])]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Return the hub of an id, empty where it does not say one, and the rest."""
+    hub = next((prefix for prefix in _HUBS if name.startswith(prefix)), '')
+    return hub, name.removeprefix(hub)
 
 
 @dataclass(frozen=True)

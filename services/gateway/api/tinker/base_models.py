@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.gateway.api.server_info import UpstreamFacts
+from services.gateway.domain.base_models import served_name
 from services.kit.errors import InvalidField, ServiceUnreachable
 from twinkle.api.server.v1 import server_service_pb2
 
@@ -55,15 +56,20 @@ class BaseModels:
         known = [model for model in await self.list_all() if model.is_trainable]
         if not known:
             raise ServiceUnreachable('model')
-        return _named(name, known, field)
+        return need_named(name, known, field)
 
 
-def _named(name: str, known: Sequence[BaseModel], field: str) -> BaseModel:
-    for model in known:
-        if model.name == name:
-            return model
-    names = ', '.join(model.name for model in known)
-    raise InvalidField(field, f'{name[:200]!r} is not served here; served are {names}')
+def need_named(name: str, known: Sequence[BaseModel], field: str) -> BaseModel:
+    """Return the base model that a client calls `name`.
+
+    Raises:
+        InvalidField: there is none of that name; it tells the names of all.
+    """
+    names = [model.name for model in known]
+    served = served_name(name, names)
+    if served is None:
+        raise InvalidField(field, f'{name[:200]!r} is not served here; served are {", ".join(names)}')
+    return known[names.index(served)]
 
 
 def _merged(

@@ -86,16 +86,16 @@ class ModelRoutes:
         rank = request.lora_config.lora_rank if request.lora_config else 0
         if known.max_lora_rank and rank > known.max_lora_rank:
             raise InvalidField('lora_config.rank', f'must be at most {known.max_lora_rank}, got {rank}')
-        facts = {'base_model': base_model, **({'path': str(request.path)} if request.path else {})}
+        facts = {'base_model': known.name, **({'path': str(request.path)} if request.path else {})}
         order = FutureOrder(
             kind=CREATE,
             key=creation_key(request.model_id),
-            payload=request.native(base_model).SerializeToString(deterministic=True),
+            payload=request.native(known.name).SerializeToString(deterministic=True),
             session_id=request.session_id,
             lane=request.model_id,
             position=0,
             note=str(Note(verb, facts)),
-            base_model=base_model,
+            base_model=known.name,
         )
         return acknowledged(await self._futures.submit(order))
 

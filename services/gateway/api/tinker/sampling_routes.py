@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from services.gateway.api.http.call import Answer, HttpCall, JsonAnswer, Route
 from services.gateway.api.http.fields import items, number, text, whole
-from services.gateway.api.tinker.base_models import BaseModels
+from services.gateway.api.tinker.base_models import BaseModels, need_named
 from services.gateway.api.tinker.bodies import read_body
 from services.gateway.api.tinker.fields import Fields, bounded_text
 from services.gateway.api.tinker.future_routes import HOLD_SECONDS
@@ -83,7 +84,7 @@ class SamplingRoutes:
         order = await read_body(call, handle_order)
         await self._runs.check_open(order.session_id)
         if not order.checkpoint_path:
-            await self._need_sampleable(order.base_model)
+            order = replace(order, base_model=await self._need_sampleable(order.base_model))
         handle = await self._handles.open(order)
         return JsonAnswer({'sampling_session_id': handle.handle_id, 'type': 'create_sampling_session'})
 
@@ -102,6 +103,8 @@ class SamplingRoutes:
 
     async def _sample(self, call: HttpCall) -> Answer:
         ask = await read_body(call, sample_ask, limit_bytes=BODY_BYTES)
+        if not (ask.handle_id or ask.model_path):
+            ask = replace(ask, base_model=await self._need_sampleable(ask.base_model))
         handle = await self._weights_of(ask)
         base_model = handle.base_model if handle else ask.base_model
         await self._check_fits(ask, base_model)
@@ -123,17 +126,16 @@ class SamplingRoutes:
             await self._runs.check_open(handle.session_id)
             return handle
         if ask.model_path is None:
-            await self._need_sampleable(ask.base_model)
             return None
         native = ask.model_path.native
         return await self._handles.open(HandleOrder(handle_id=native, session_id='', checkpoint_path=native))
 
-    async def _need_sampleable(self, base_model: str) -> None:
-        known = [model.name for model in await self._samplers.list_all() if model.is_sampleable]
+    async def _need_sampleable(self, base_model: str) -> str:
+        """Return the name of the base model that the client means."""
+        known = [model for model in await self._samplers.list_all() if model.is_sampleable]
         if not known:
             raise ServiceUnreachable('sampler')
-        if base_model not in known:
-            raise InvalidField('base_model', f'{base_model[:200]!r} is not served here; served are {", ".join(known)}')
+        return need_named(base_model, known, 'base_model').name
 
     async def _check_fits(self, ask: SampleAsk, base_model: str) -> None:
         """Check tokens and length, where the base model is known already; samplers check them, too."""
