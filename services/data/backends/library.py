@@ -100,6 +100,8 @@ class LibraryEngine:
             truncation_strategy=step.truncation_strategy,
             default_system=step.default_system,
             enable_thinking=step.is_thinking_enabled,
+            # Features on the wire carry no pixels yet, and a client must not name files of this machine.
+            is_media_read=False,
         )
 
 

@@ -77,5 +77,7 @@ class PromptEncoder:
     def _template(self, max_length: int, *, is_thinking_enabled: bool) -> Template:
         key = (is_thinking_enabled, max_length)
         if key not in self._templates:
-            self._templates[key] = Template(self._folder, max_length=max_length, enable_thinking=is_thinking_enabled)
+            self._templates[key] = Template(
+                self._folder, max_length=max_length, enable_thinking=is_thinking_enabled, is_media_read=False
+            )
         return self._templates[key]

@@ -30,7 +30,8 @@ class InputFeature(TypedDict, total=False):
     attention_mask: IntArray
     """int [T]. 1 for a real token, 0 for padding. Unset: all ones."""
     position_ids: IntArray
-    """int [T]. Position of each token; restarts at 0 where a packed sample begins."""
+    """int [T]. Position of each token; restarts at 0 where a packed sample begins. With images or videos [3, T]: time,
+    height and width, for models whose positions have these axes."""
     labels: IntArray
     """int [T]. Shifted targets, `IGNORE_INDEX` where the loss is masked."""
     loss_weights: FloatArray
@@ -56,6 +57,16 @@ class InputFeature(TypedDict, total=False):
     """float [T, K]. Their natural log-probabilities under the teacher."""
     teacher_logits: npt.NDArray[np.floating[Any]]
     """float [T, V]. The teacher's logits at the label, for small vocabularies."""
+    pixel_values: npt.NDArray[np.floating[Any]]
+    """float [P, C]. Patches of all images, one after the other, as the model's image processor makes them."""
+    image_grid_thw: npt.NDArray[np.integer[Any]]
+    """int [N, 3]. Steps of time (1), rows and columns of patches of each image."""
+    pixel_values_videos: npt.NDArray[np.floating[Any]]
+    """float [P, C]. Patches of all videos, one after the other."""
+    video_grid_thw: npt.NDArray[np.integer[Any]]
+    """int [N, 3]. Steps of time, rows and columns of patches of each video."""
+    second_per_grid_ts: FloatArray
+    """float [N]. Seconds that one step of each video's time takes; its positions say the same."""
     messages: list[dict[str, Any]]
     """The chat this feature was encoded from, kept for rewards. Never sent to the trainer."""
     user_data: list[tuple[str, str]]

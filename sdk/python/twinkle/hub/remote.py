@@ -11,7 +11,14 @@ from twinkle.hub.ids import HubId
 
 Kind = Literal['models', 'datasets']
 
-TOKENIZER_FILES = ('tokenizer*', '*.jinja', 'config.json', 'generation_config.json', 'special_tokens_map.json')
+TOKENIZER_FILES = (
+    'tokenizer*',
+    '*.jinja',
+    'config.json',
+    'generation_config.json',
+    'preprocessor_config.json',
+    'special_tokens_map.json',
+)
 """What a template needs of a model's repository."""
 
 MODEL_FILES = (*TOKENIZER_FILES, '*.safetensors', '*.safetensors.index.json', 'vocab*', 'merges.txt', '*.model')

@@ -14,6 +14,7 @@ from twinkle.template.chat_template import ChatTemplate, RenderedChat, read_chat
 from twinkle.template.continuation import continued, token_fields
 from twinkle.template.errors import ExampleTooLong, TemplateError
 from twinkle.template.labels import IntVector, Span, assistant_spans, label_tokens, shift_labels
+from twinkle.template.media import ReadsMedia
 from twinkle.template.messages import check_tools, check_trajectory, with_system
 from twinkle.template.thinking import THINK_CLOSE, THINK_OPEN, thought, with_thinking
 from twinkle.template.tokenizer import ChatTokenizer, TokenizedText
@@ -37,6 +38,8 @@ class TemplateOptions(TypedDict, total=False):
     """System message of chats that have none. Unset: whatever the chat template does."""
     enable_thinking: bool
     """Whether the model may think before it answers. Unset: True."""
+    is_media_read: bool
+    """False: chats with images or videos are refused, though the model reads them. Unset: True."""
     tool_call_parser: str | ToolCallParser
     """How the model writes calls of tools: a name that `TOOL_CALL_PARSERS` knows, or a parser. Unset: 'hermes' where
     the chat template shows `<tool_call>`, else 'json'."""
@@ -53,7 +56,7 @@ class EncodedChat:
 
 
 @remote_class()
-class Template:
+class Template(ReadsMedia):
     """A model's chat format.
 
     Features hold int32 numpy arrays. Labels are shifted (see `InputFeature`) and cover what
@@ -96,15 +99,11 @@ class Template:
                     f'{model_id} has no chat template; give use_chat_template=False to join plain texts'
                 )
             self._chat_template = ChatTemplate(source, special_tokens=self.tokenizer.special_tokens)
+        super().__init__(folder if options.get('is_media_read', True) else None, self.tokenizer)
         shown = 'hermes' if self._mentions('<tool_call>') else 'json'
         parser = options.get('tool_call_parser', shown)
         self.tool_call_parser = TOOL_CALL_PARSERS.parser(parser) if isinstance(parser, str) else parser
         """Finds calls of tools in what the model says."""
-
-    @property
-    def is_mm(self) -> bool:
-        """Whether images, videos or audio are understood."""
-        return False
 
     @cached_property
     def opens_thought(self) -> bool:
@@ -122,7 +121,9 @@ class Template:
         Raises:
             InvalidTrajectory: names the field, such as `messages[1].role`.
         """
-        messages = with_system(check_trajectory(trajectory), self.default_system)
+        if self._media is not None:
+            trajectory = self._media.formatted(trajectory)
+        messages = with_system(check_trajectory(trajectory, is_media_read=self.is_mm), self.default_system)
         tools = check_tools(trajectory.get('tools'))
         is_kept_apart, is_opened = self._mentions('reasoning_content'), self.opens_thought
         formatted: dict[str, Any] = dict(trajectory)
@@ -185,13 +186,16 @@ class Template:
             self._refuse_far_too_long(chat.text)
         tokenized = self.tokenizer.tokenize([chat.text for chat in rendered])
         encoded: list[EncodedChat] = []
-        for chat, text, tokens in zip(formatted, rendered, tokenized, strict=True):
+        for given, chat, text, tokens in zip(trajectories, formatted, rendered, tokenized, strict=True):
+            media = self._read_media(given, chat)
+            if self._media is not None:
+                tokens = self._media.expanded(tokens, media)  # noqa: PLW2901 - the same chat, now with its images
             # Finding the turns costs more than all else, so that what will not be kept is spared it.
-            is_kept = self._keeps(len(tokens.token_ids), is_prompt=add_generation_prompt)
+            is_kept = self._keeps(len(tokens.token_ids), is_prompt=add_generation_prompt, is_media=bool(media))
             spans = self._spans(chat, text) if is_kept and not add_generation_prompt else ()
             pieces = self._fit(tokens, spans) if is_kept else []
             features = [self._feature(ids, labels, chat, is_prompt=add_generation_prompt) for ids, labels in pieces]
-            encoded.append(EncodedChat(features, len(tokens.token_ids)))
+            encoded.append(EncodedChat([self._with_media(one, media) for one in features], len(tokens.token_ids)))
         return encoded
 
     def check(self, trajectory: Mapping[str, Any]) -> str | None:
@@ -266,25 +270,28 @@ class Template:
         if least > self.max_length:
             raise ExampleTooLong(least, self.max_length)
 
-    def _keeps(self, count: int, *, is_prompt: bool) -> bool:
+    def _keeps(self, count: int, *, is_prompt: bool, is_media: bool) -> bool:
         """Return whether anything of so many tokens becomes a feature.
 
         Raises:
             ExampleTooLong: nothing may be cut from them.
         """
         strategy = self.truncation_strategy
-        if count <= self.max_length or strategy == 'left':
+        if count <= self.max_length or (strategy == 'left' and not is_media):
             return True
-        # 'right' and 'split' too would cut the opening of the turn that a prompt ends with.
-        if strategy == 'raise' or (is_prompt and strategy != 'delete'):
+        # 'right' and 'split' too would cut the opening of the turn that a prompt ends with; an image is never cut.
+        if strategy == 'raise' or ((is_prompt or is_media) and strategy != 'delete'):
             raise ExampleTooLong(count, self.max_length)
         return strategy != 'delete'
 
     def _render(self, chat: Trajectory, *, add_generation_prompt: bool) -> RenderedChat:
+        messages = cast('list[Any]', chat.get('messages', []))
+        if self._media is not None:
+            messages = self._media.shown(messages)
         if self._chat_template is None:
-            return _joined(chat)
+            return _joined(messages)
         return self._chat_template.render(
-            chat.get('messages', []),
+            messages,
             add_generation_prompt=add_generation_prompt,
             tools=chat.get('tools'),
             enable_thinking=self.enable_thinking,
@@ -327,12 +334,12 @@ class Template:
         return feature
 
 
-def _joined(chat: Trajectory) -> RenderedChat:
+def _joined(messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
     """Join the messages' texts; what the assistant says is what is trained on."""
     pieces: list[str] = []
     spans: list[Span] = []
     length = 0
-    for message in chat.get('messages', []):
+    for message in messages:
         text = str(message.get('content', ''))
         if message.get('role') == 'assistant':
             spans.append((length, length + len(text)))

@@ -10,8 +10,12 @@ ROLES = ('system', 'user', 'assistant', 'tool')
 """Who may speak."""
 
 
-def check_trajectory(trajectory: Any) -> list[dict[str, Any]]:
+def check_trajectory(trajectory: Any, *, is_media_read: bool = False) -> list[dict[str, Any]]:
     """Return the chat's messages as dicts of their own, having checked every field.
+
+    Args:
+        trajectory: the chat.
+        is_media_read: whether images and videos beside the messages are read; their own fields are checked then.
 
     Raises:
         InvalidTrajectory: names the field, such as `messages[1].role`.
@@ -23,8 +27,8 @@ def check_trajectory(trajectory: Any) -> list[dict[str, Any]]:
     if not _is_list(messages) or not messages:
         raise InvalidTrajectory('messages', 'must be a list of at least one message')
     for name in ('images', 'videos', 'audios'):
-        if given.get(name):
-            raise InvalidTrajectory(name, 'are not supported yet; leave them out')
+        if given.get(name) and not is_media_read:
+            raise InvalidTrajectory(name, f'are given, but the model, or this template of it, reads no {name}')
     return [_check_message(message, index) for index, message in enumerate(cast('Sequence[Any]', messages))]
 
 
@@ -67,7 +71,7 @@ def _text(content: Any, path: str) -> str:
         text = cast('Mapping[str, Any]', part).get('text') if kind == 'text' else None
         if not isinstance(text, str):
             raise InvalidTrajectory(
-                f'{path}[{index}]', f'must be a text part; parts of type {kind!r} are not supported yet'
+                f'{path}[{index}]', f'must be a text part; parts of type {kind!r} are not read here'
             )
         pieces.append(text)
     return ''.join(pieces)

@@ -1,0 +1,134 @@
+"""The images and videos of chats on their way into features: shown, read, and given tokens and positions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from twinkle.data_format import Grid, InputFeature, MediaSpec
+from twinkle.template.errors import InvalidTrajectory, TemplateError
+from twinkle.template.media.limits import MediaLimits
+from twinkle.template.media.placeholders import FoundMedia, find_media, with_placeholders
+from twinkle.template.media.positions import media_positions
+from twinkle.template.media.vision import ReadMedia, VisionReader
+from twinkle.template.tokenizer import TokenizedText
+
+Load = Callable[[Any, str], Any]
+"""Opens what a chat names: `load(source, place)`."""
+_VISION_KINDS: tuple[Literal['image', 'video'], ...] = ('image', 'video')
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatMedia:
+    """How one model's chats show images and videos.
+
+    Args:
+        reader: of the model.
+        limits: of one chat.
+    """
+
+    reader: VisionReader
+    limits: MediaLimits = field(default_factory=MediaLimits)
+
+    def formatted(self, trajectory: Any) -> Any:
+        """Return a chat with its media in fields of their own and placeholders in its texts.
+
+        Raises:
+            InvalidTrajectory: placeholders and media do not match, or a text holds a token that stands for media.
+        """
+        if not isinstance(trajectory, Mapping) or not isinstance(trajectory.get('messages'), Sequence):
+            return trajectory
+        changed = with_placeholders(cast('Mapping[str, Any]', trajectory))
+        for index, message in enumerate(changed['messages']):
+            text = str(message.get('content', '')) if isinstance(message, Mapping) else ''
+            for token in self.reader.reserved:
+                if token in text:
+                    raise InvalidTrajectory(f'messages[{index}].content', f'holds {token}, which stands for pixels')
+        return changed
+
+    def shown(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return messages with the model's own tokens in the place of placeholders."""
+        return [message if message['role'] == 'assistant' else self._shown(message) for message in messages]
+
+    def read(self, given: Mapping[str, Any], chat: Mapping[str, Any], load: Mapping[str, Load]) -> list[ReadMedia]:
+        """Return the media of a chat, in order.
+
+        Args:
+            given: the chat as it came, whose fields refusals name.
+            chat: the same, formatted.
+            load: what opens each kind.
+
+        Raises:
+            InvalidTrajectory: names the field that cannot be read.
+        """
+        found, named = find_media(chat)[1], find_media(given)[1]
+        if len(found) > self.limits.max_items:
+            problem = f'shows {len(found)} images and videos, more than max_items {self.limits.max_items}'
+            raise InvalidTrajectory('messages', problem)
+        places = [media.place for media in (named if len(named) == len(found) else found)]
+        return [self._read(media, place, load) for media, place in zip(found, places, strict=True)]
+
+    def expanded(self, tokens: TokenizedText, media: Sequence[ReadMedia]) -> TokenizedText:
+        """Return the tokens of a chat with as many for each image and video as it has.
+
+        Raises:
+            TemplateError: the chat template shows more of them than there are, or fewer.
+        """
+        spec, ids = self.reader.spec, np.asarray(tokens.token_ids, np.int64)
+        counts = np.ones(len(ids), np.int64)
+        for kind in _VISION_KINDS:
+            places = np.flatnonzero(ids == spec.token_id(kind))
+            own = [spec.token_count(item.grid) for item in media if item.kind == kind]
+            if len(own) != len(places):
+                raise TemplateError(f'the chat template shows {len(places)} of {len(own)} {kind}s')
+            counts[places] = own
+        offsets = np.repeat(np.asarray(tokens.offsets, np.int64).reshape(-1, 2), counts, axis=0)
+        return TokenizedText(np.repeat(ids, counts).tolist(), [(int(begin), int(end)) for begin, end in offsets])
+
+    def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
+        """Return what a feature says of its images and videos; nothing where there are none."""
+        fields = InputFeature()
+        images = [item for item in media if item.kind == 'image']
+        videos = [item for item in media if item.kind == 'video']
+        if images:
+            fields['pixel_values'] = np.concatenate([item.patches_PC for item in images])
+            fields['image_grid_thw'] = np.asarray([item.grid for item in images], np.int64)
+        if videos:
+            fields['pixel_values_videos'] = np.concatenate([item.patches_PC for item in videos])
+            fields['video_grid_thw'] = np.asarray([item.grid for item in videos], np.int64)
+            fields['second_per_grid_ts'] = np.asarray([item.seconds for item in videos], np.float32)
+        return fields
+
+    def _shown(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message['content']
+        for kind in _VISION_KINDS:
+            content = content.replace(f'<{kind}>', self.reader.shown(kind))
+        return {**message, 'content': content}
+
+    def _read(self, media: FoundMedia, place: str, load: Mapping[str, Load]) -> ReadMedia:
+        if media.kind not in load:
+            raise InvalidTrajectory(place, f'is {media.kind}, which the model does not read; leave it out')
+        opened = load[media.kind](media.source, place)
+        return self.reader.read_image(opened, place) if media.kind == 'image' else self.reader.read_video(opened, place)
+
+
+def placed(feature: InputFeature, spec: MediaSpec) -> InputFeature:
+    """Return a feature with positions in time, height and width; one without media as it is.
+
+    Raises:
+        ValueError: its tokens are not those of its images and videos.
+    """
+    images, videos = (_grids(feature, name) for name in ('image_grid_thw', 'video_grid_thw'))
+    if not images and not videos:
+        return feature
+    seconds = [float(one) for one in np.asarray(feature.get('second_per_grid_ts', ()))]
+    result = InputFeature(**feature)
+    ids = np.asarray(feature.get('input_ids'))
+    result['position_ids'] = media_positions(ids, spec, image_grids=images, video_grids=videos, seconds=seconds)
+    return result
+
+
+def _grids(feature: Mapping[str, Any], name: str) -> list[Grid]:
+    rows = np.asarray(feature.get(name, ())).reshape(-1, 3)
+    return [(int(frames), int(height), int(width)) for frames, height, width in rows]

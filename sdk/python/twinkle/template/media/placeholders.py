@@ -1,0 +1,146 @@
+"""Finds the images and videos of a chat, in the order in which the model meets them.
+
+They stand in the text as `<image>` and `<video>`, with the trajectory's `images` and `videos` in that order, or as
+parts of a message that bring their own. Placeholders count in what users, systems and tools say: an assistant shows
+nothing.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from twinkle.template.errors import InvalidTrajectory
+
+MEDIA_FIELDS = {'image': 'images', 'video': 'videos', 'audio': 'audios'}
+"""Kind to the field of a trajectory."""
+_PLACEHOLDER = re.compile('<(image|video|audio)>')
+_PART_KINDS = {'image': 'image', 'image_url': 'image', 'video': 'video', 'audio': 'audio', 'audio_url': 'audio'}
+_SOURCE_KEYS = ('url', 'path', 'bytes', 'base64')
+"""Under which a part may bring its own, beside the name of its type."""
+
+
+@dataclass(frozen=True)
+class FoundMedia:
+    """One image, video or audio of a chat."""
+
+    kind: str
+    """'image', 'video' or 'audio'."""
+    source: Any
+    """As given: a path, bytes, an address with its data, a decoded picture."""
+    place: str
+    """Where it was given, such as `messages[0].content[1]` or `images[0]`."""
+
+
+@dataclass
+class _Search:
+    """A walk through a chat."""
+
+    given: Mapping[str, Sequence[Any]]
+    """The trajectory's own, by kind."""
+    used: dict[str, int] = field(default_factory=dict[str, int])
+    """How many of those were shown so far."""
+    found: list[FoundMedia] = field(default_factory=list[FoundMedia])
+
+    def take(self, kind: str, place: str) -> None:
+        """Let the next of the trajectory's own stand here."""
+        index = self.used.get(kind, 0)
+        name = MEDIA_FIELDS[kind]
+        if index >= len(self.given[kind]):
+            raise InvalidTrajectory(place, f'shows number {index + 1} of {name}, but there are {len(self.given[kind])}')
+        self.used[kind] = index + 1
+        self.found.append(FoundMedia(kind, self.given[kind][index], f'{name}[{index}]'))
+
+
+def find_media(trajectory: Mapping[str, Any]) -> tuple[list[Any], list[FoundMedia]]:
+    """Return the messages with a placeholder for every image, video and audio, and these in order.
+
+    Messages that are malformed are left for others to refuse.
+
+    Raises:
+        InvalidTrajectory: there are more placeholders than media, or fewer, or a part brings none.
+    """
+    search = _Search({kind: _given(trajectory, name) for kind, name in MEDIA_FIELDS.items()})
+    messages: list[Any] = []
+    for index, message in enumerate(cast('Sequence[Any]', trajectory.get('messages') or ())):
+        messages.append(_searched(message, f'messages[{index}].content', search))
+    for kind, sources in search.given.items():
+        shown = search.used.get(kind, 0)
+        if shown < len(sources):
+            name = MEDIA_FIELDS[kind]
+            raise InvalidTrajectory(f'{name}[{shown}]', f'is shown nowhere; put <{kind}> where it belongs')
+    return messages, search.found
+
+
+def with_placeholders(trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat with media in its own fields alone, and placeholders in the text. Raises as `find_media`."""
+    messages, found = find_media(trajectory)
+    changed: dict[str, Any] = {**trajectory, 'messages': messages}
+    for kind, name in MEDIA_FIELDS.items():
+        sources = [media.source for media in found if media.kind == kind]
+        if sources or name in changed:
+            changed[name] = sources
+    return changed
+
+
+def _given(trajectory: Mapping[str, Any], name: str) -> Sequence[Any]:
+    sources: Any = trajectory.get(name)
+    if sources is None:
+        return ()
+    if isinstance(sources, str | bytes | Mapping) or not isinstance(sources, Sequence):
+        raise InvalidTrajectory(name, f'must be a list, got {type(sources).__name__}')
+    return cast('Sequence[Any]', sources)
+
+
+def _searched(message: Any, path: str, search: _Search) -> Any:
+    """Return a message with its content as text."""
+    if not isinstance(message, Mapping):
+        return message
+    given = cast('Mapping[str, Any]', message)
+    content: Any = given.get('content')
+    if isinstance(content, str):
+        if given.get('role') != 'assistant':
+            _take_all(content, path, search)
+        return given
+    if isinstance(content, bytes) or not isinstance(content, Sequence):
+        return given
+    parts = cast('Sequence[Any]', content)
+    if given.get('role') == 'assistant' or not any(_kind_of(part) for part in parts):
+        texts = [part.get('text') for part in parts if isinstance(part, Mapping)]
+        if given.get('role') != 'assistant' and all(isinstance(text, str) for text in texts):
+            _take_all(''.join(texts), path, search)
+        return given
+    pieces = [_part(part, f'{path}[{index}]', search) for index, part in enumerate(parts)]
+    return {**given, 'content': ''.join(pieces)}
+
+
+def _take_all(text: str, path: str, search: _Search) -> None:
+    for match in _PLACEHOLDER.finditer(text):
+        search.take(match[1], path)
+
+
+def _kind_of(part: Any) -> str | None:
+    kind = cast('Mapping[str, Any]', part).get('type') if isinstance(part, Mapping) else None
+    return _PART_KINDS.get(kind) if isinstance(kind, str) else None
+
+
+def _part(part: Any, path: str, search: _Search) -> str:
+    kind = _kind_of(part)
+    fields: Mapping[str, Any] = cast('Mapping[str, Any]', part) if isinstance(part, Mapping) else {}
+    if kind is None:
+        text = fields.get('text') if fields.get('type') == 'text' else None
+        if not isinstance(text, str):
+            known = ', '.join(['text', *_PART_KINDS])
+            raise InvalidTrajectory(path, f'must be a part of type {known}, got {fields.get("type")!r}')
+        _take_all(text, path, search)
+        return text
+    names = (str(fields['type']), kind, *_SOURCE_KEYS)
+    sources = [fields[name] for name in dict.fromkeys(names) if fields.get(name) is not None]
+    if len(sources) > 1:
+        raise InvalidTrajectory(path, f'brings its {kind} more than once; give one of {", ".join(names)}')
+    if not sources:
+        search.take(kind, path)
+    else:
+        source = {**fields, kind: sources[0]} if kind == 'video' else sources[0]
+        search.found.append(FoundMedia(kind, source, path))
+    return f'<{kind}>'
