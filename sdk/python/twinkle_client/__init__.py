@@ -21,6 +21,7 @@ from twinkle_client.errors import (
     StateError,
     UsageError,
 )
+from twinkle_client.tinker_service import init_tinker_client, init_tinker_compat_client
 
 __version__ = '0.1.0'
 
@@ -42,5 +43,7 @@ __all__ = [
     'UsageError',
     '__version__',
     'current_client',
+    'init_tinker_client',
+    'init_tinker_compat_client',
     'init_twinkle_client',
 ]

@@ -52,5 +52,28 @@ def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = No
     return Endpoint(address, key, authority)
 
 
+def find_http_endpoint(base_url: str | None, api_key: str | None) -> Endpoint:
+    """Return where a gateway is called over HTTP, and with which key: what is given, else the local stack's.
+
+    `TWINKLE_API_KEY` comes before the local stack's key, which is used for its own address only.
+
+    Args:
+        base_url: None or empty: the local stack's.
+        api_key: None or empty: look for it.
+
+    Raises:
+        ValueError: there is no address anywhere.
+    """
+    stack = StackState.load(default_state_dir())
+    own_url = stack.http_url if stack is not None and stack.is_reachable() else ''
+    url = base_url or own_url
+    if not url:
+        raise ValueError('no server address: give base_url, or start a stack with `twinkle up`')
+    key = api_key or os.environ.get('TWINKLE_API_KEY', '')
+    if not key and stack is not None and own_url and _same(url, own_url.rpartition('://')[2]):
+        key = stack.read_api_key()
+    return Endpoint(url, key)
+
+
 def _same(left: str, right: str) -> bool:
     return left.rpartition('://')[2].rstrip('/').replace('localhost', '127.0.0.1') == right.rpartition('://')[2]

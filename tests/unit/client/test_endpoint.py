@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twinkle_client import TwinkleClient
-from twinkle_client.endpoint import Endpoint, find_endpoint
+from twinkle_client.endpoint import Endpoint, find_endpoint, find_http_endpoint
 from twinkle_client.rpc import Address
 from twinkle_client.stack import ServiceState, StackState
 from twinkle_client.stack.processes import start_mark
@@ -62,6 +62,23 @@ def test_local_stack_is_found(tmp_path: Path) -> None:
     assert find_endpoint('elsewhere:1', None) == Endpoint('elsewhere:1', '')
 
 
+def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own HTTP address and key; the key goes nowhere else, and a key that is named comes before it."""
+    _pretend_stack(tmp_path, mark=start_mark(os.getpid()))
+    assert find_http_endpoint(None, None) == Endpoint('http://127.0.0.1:4568', 'tml-local')
+    assert find_http_endpoint('http://localhost:4568', '').api_key == 'tml-local'
+    assert find_http_endpoint('http://elsewhere:1', None) == Endpoint('http://elsewhere:1', '')
+    monkeypatch.setenv('TWINKLE_API_KEY', 'tml-named')
+    assert find_http_endpoint(None, None).api_key == 'tml-named'
+    assert find_http_endpoint('http://elsewhere:1', 'tml-mine') == Endpoint('http://elsewhere:1', 'tml-mine')
+
+
+def test_nothing_is_found_over_http_without_a_stack() -> None:
+    """The sentence says what to give."""
+    with pytest.raises(ValueError, match='base_url'):
+        find_http_endpoint(None, 'tml-mine')
+
+
 def test_local_stack_with_tls_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its authority comes with its address, before the environment's, and goes nowhere else."""
     _pretend_stack(tmp_path, mark=start_mark(os.getpid()), ca='/stack/ca.crt')
@@ -97,4 +114,4 @@ def test_stack_that_ended_is_not_found(tmp_path: Path) -> None:
 def _pretend_stack(folder: Path, *, mark: str, ca: str = '') -> None:
     key_path(folder).write_text('tml-local\n')
     service = ServiceState(name='gateway', pid=os.getpid(), start_mark=mark, address='127.0.0.1:4567', log_path='')
-    StackState.create(folder, base_model='tiny', services=(service,), ca=ca).save()
+    StackState.create(folder, base_model='tiny', services=(service,), http_address='127.0.0.1:4568', ca=ca).save()
