@@ -17,6 +17,7 @@ from twinkle.model.errors import (
 from twinkle.model.megatron import MegatronModel, MultiLoraMegatronModel
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.model.transformers_model import TransformersModel
+from twinkle.model.value_model import TransformersValueModel
 
 __all__ = [
     'AdapterExists',
@@ -33,6 +34,7 @@ __all__ = [
     'SnapshotMismatch',
     'TrainerError',
     'TransformersModel',
+    'TransformersValueModel',
     'TwinkleModel',
     'UnknownAdapter',
 ]

@@ -18,13 +18,19 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def add_adapter_to_model(
-        self, adapter_name: str, config_or_dir: Any, *, gradient_accumulation_steps: int = 1
+        self,
+        adapter_name: str,
+        config_or_dir: Any = None,
+        *,
+        full_parameters: bool = False,
+        gradient_accumulation_steps: int = 1,
     ) -> None:
         """Add an adapter.
 
         Args:
             adapter_name: not yet in use.
             config_or_dir: a `LoraConfig` of ours or of peft, or a peft folder to begin from.
+            full_parameters: train the base model's own weights instead.
             gradient_accumulation_steps: batches that make a step.
         """
 

@@ -38,13 +38,17 @@ def restore_snapshot(
             nothing was changed.
     """
     _check_config(state, snapshot)
-    part = None
+    part = head = None
     if is_optimizer_included:
         part = _TrainerPart.build(state, snapshot, hidden_size=hidden_size)
+    else:
+        head = _head_alone(state, snapshot, hidden_size)
     state.weights.load_peft_state({name: tensor_of(data) for name, data in snapshot.adapter.items()})
     state.drop_gradient()
     if part is not None:
         part.move_into(state)
+    if head is not None:
+        _use_head(state, head)
 
 
 def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedCausalLM) -> AdapterState:
@@ -184,6 +188,26 @@ def _value_head(state: AdapterState, tensors: Mapping[str, TensorData], hidden_s
         for name, parameter in head.named_parameters().items():
             parameter.copy_(_like(parameter, tensors[name], name))
     return head
+
+
+def _head_alone(state: AdapterState, snapshot: AdapterSnapshot, hidden_size: int) -> ValueHead | None:
+    """Return the head of a checkpoint whose weights alone are loaded; None where it has none."""
+    try:
+        return _value_head(state, snapshot.value_head or {}, hidden_size)
+    except _MALFORMED as error:
+        raise SnapshotMismatch(f'the value head does not fit the adapter: {error}') from error
+
+
+def _use_head(state: AdapterState, head: ValueHead) -> None:
+    """Take over a head's numbers; what the optimizer gathered for a present one stays, as it does for the weights."""
+    if state.value_head is None:
+        state.add_value_head(head)
+        return
+    with torch.no_grad():
+        for own, loaded in zip(
+            state.value_head.named_parameters().values(), head.named_parameters().values(), strict=True
+        ):
+            own.copy_(loaded)
 
 
 def _gradient(parameters: Mapping[str, Tensor], tensors: Mapping[str, TensorData]) -> dict[str, Tensor]:

@@ -42,6 +42,8 @@ class AdapterSnapshot:
     step_count: int
     full_parameters: tuple[str, ...] | None = None
     """Names that chose the parameters of the base model, none for all; None for LoRA."""
+    value_head: Mapping[str, TensorData] | None = None
+    """Of an adapter that has one; it is in the trainer's part too, where there is one."""
 
 
 def take_snapshot(
@@ -97,7 +99,10 @@ def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
 def _snapshot_of(state: AdapterState, trainer: Mapping[str, TensorData] | None) -> AdapterSnapshot:
     weights = {name: tensor_data_of(tensor) for name, tensor in state.weights.peft_state().items()}
     targets = state.weights.target_modules if isinstance(state.weights, FullWeights) else None
-    return AdapterSnapshot(state.config, weights, trainer, state.step_count, targets)
+    head = None
+    if state.value_head is not None:
+        head = {name: tensor_data_of(tensor) for name, tensor in state.value_head.named_parameters().items()}
+    return AdapterSnapshot(state.config, weights, trainer, state.step_count, targets, head)
 
 
 def _trainer_tensors(state: AdapterState, more: Mapping[str, Any]) -> dict[str, TensorData]:

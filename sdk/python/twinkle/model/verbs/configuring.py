@@ -7,6 +7,7 @@ from typing import Any
 from twinkle.data_format import LoraConfig
 from twinkle.infra import NotSupportedYet
 from twinkle.model.checkpoint_folder import read_checkpoint
+from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs.handle import ModelHandle
 from twinkle.template import Template, build_template
 
@@ -15,24 +16,38 @@ class ConfiguringVerbs(ModelHandle):
     """Each takes `adapter_name`; without it the only adapter is meant. What is refused changed nothing."""
 
     def add_adapter_to_model(
-        self, adapter_name: str, config_or_dir: Any, *, gradient_accumulation_steps: int = 1
+        self,
+        adapter_name: str,
+        config_or_dir: Any = None,
+        *,
+        full_parameters: bool = False,
+        gradient_accumulation_steps: int = 1,
     ) -> None:
         """Add an adapter.
 
         Args:
             adapter_name: not yet in use.
             config_or_dir: a `LoraConfig` of ours or of peft, or a peft folder to begin from, which any
-                tool may have written.
+                tool may have written. Unset: a `LoraConfig` with every default.
+            full_parameters: train the base model's own weights, all of them, instead of an adapter's. The model is
+                then leased to that run alone, until `remove_adapter` puts the weights back.
             gradient_accumulation_steps: batches that make a step, at least 1.
 
         Raises:
             AdapterExists: the name is in use.
+            InvalidArgument: a configuration is given with `full_parameters`.
+            ModelLeased: a run of the base model's own weights has the model, or is to have one that adapters use.
             UnknownTargetModules: the configuration names layers the model does not have.
             SnapshotMismatch: the folder is no adapter of this model.
         """
+        if full_parameters:
+            if config_or_dir is not None:
+                raise InvalidArgument('config_or_dir must be left out with full_parameters: there is no adapter')
+            self.engine.create_full_adapter(adapter_name, gradient_accumulation_steps=gradient_accumulation_steps)
+            return
         is_folder = isinstance(config_or_dir, str | os.PathLike)
         snapshot = read_checkpoint(Path(config_or_dir)) if is_folder else None
-        config = snapshot.lora_config if snapshot is not None else LoraConfig.of(config_or_dir)
+        config = snapshot.lora_config if snapshot is not None else LoraConfig.of(config_or_dir or {})
         self._check_config(config)
         self.engine.create_adapter(adapter_name, config, gradient_accumulation_steps=gradient_accumulation_steps)
         if snapshot is None:
@@ -110,12 +125,10 @@ class ConfiguringVerbs(ModelHandle):
         """Describe how the adapter is trained, for people."""
         name = self._adapter(adapter_name)
         state = self.engine.adapter(name)
-        config = state.config
         lines = [
             f'model: {self.model_id} on {self.engine.model.device}',
-            f'adapter: {name}, {state.weights.parameter_count:,} trainable parameters',
-            f'lora: r={config.r}, alpha={config.lora_alpha}, dropout={config.lora_dropout}, seed={config.seed}',
-            f'target_modules: {config.target_modules}',
+            f'adapter: {name}, {sum(item.numel() for item in state.parameters()):,} trainable parameters',
+            *_weights_lines(state.config),
             f'gradient_accumulation_steps: {state.gradient_accumulation_steps}',
         ]
         choices = {
@@ -128,3 +141,13 @@ class ConfiguringVerbs(ModelHandle):
             described = 'none' if choice is None else f'{choice.name} {dict(choice.options)}'
             lines.append(f'{kind}: {described}')
         return '\n'.join(lines)
+
+
+def _weights_lines(config: LoraConfig | None) -> list[str]:
+    """Return lines about what is trained; without a configuration it is the base model itself."""
+    if config is None:
+        return ["weights: the base model's own"]
+    return [
+        f'lora: r={config.r}, alpha={config.lora_alpha}, dropout={config.lora_dropout}, seed={config.seed}',
+        f'target_modules: {config.target_modules}',
+    ]

@@ -28,7 +28,9 @@ class ModelHandle:
             return adapter_name
         names = self.engine.adapter_ids
         if not names:
-            raise NotSupportedYet('full-parameter training is not supported here yet; call add_adapter_to_model first')
+            raise NotSupportedYet(
+                'there is no adapter; call add_adapter_to_model first: with full_parameters=True for the model itself'
+            )
         if len(names) > 1:
             raise InvalidArgument(f'there are the adapters {list(names)}; say which with adapter_name=')
         return names[0]

@@ -10,6 +10,7 @@ import torch
 from twinkle.checkpoint_engine import export_merged
 from twinkle.hub import Uploaded, upload_later
 from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, read_checkpoint, write_checkpoint
+from twinkle.model.engine import AdapterSnapshot
 from twinkle.model.engine.snapshot import trainer_state
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs.handle import ModelHandle
@@ -32,6 +33,9 @@ class SavingVerbs(ModelHandle):
         merge_lora: bool = False,
     ) -> str:
         """Save a checkpoint, replacing one of the same name: a peft folder, or a whole model.
+
+        A value head goes with it, in a file of its own. Where the base model's own weights are trained, the folder is
+        a whole model in float32.
 
         Args:
             name: of the folder.
@@ -59,7 +63,7 @@ class SavingVerbs(ModelHandle):
         if merge_lora:
             export_merged(self._folder, snapshot.adapter, snapshot.lora_config, folder)
         else:
-            write_checkpoint(folder, snapshot, base_model=self.model_id)
+            write_checkpoint(folder, snapshot, base_model=self.model_id, base_folder=self._folder)
         return str(folder)
 
     def load(
@@ -70,7 +74,7 @@ class SavingVerbs(ModelHandle):
         adapter_name: str | None = None,
         load_optimizer: bool = False,
     ) -> None:
-        """Replace the adapter's weights by a checkpoint's.
+        """Replace the adapter's weights by a checkpoint's, and its value head where the checkpoint has one.
 
         Args:
             name: of the folder.
@@ -81,8 +85,9 @@ class SavingVerbs(ModelHandle):
         Raises:
             SnapshotMismatch: it does not fit the adapter; nothing was changed.
         """
-        snapshot = read_checkpoint(_checkpoint_folder(name, output_dir))
-        self.engine.import_state(self._adapter(adapter_name), snapshot, is_optimizer_included=load_optimizer)
+        adapter = self._adapter(adapter_name)
+        snapshot = self._read(adapter, _checkpoint_folder(name, output_dir))
+        self.engine.import_state(adapter, snapshot, is_optimizer_included=load_optimizer)
 
     def resume_from_checkpoint(
         self, checkpoint_dir: str, *, resume_only_model: bool = False, adapter_name: str | None = None
@@ -100,8 +105,8 @@ class SavingVerbs(ModelHandle):
         Raises:
             SnapshotMismatch: it does not fit the adapter, or was saved without its optimizer.
         """
-        snapshot = read_checkpoint(Path(checkpoint_dir))
         name = self._adapter(adapter_name)
+        snapshot = self._read(name, Path(checkpoint_dir))
         self.engine.import_state(name, snapshot, is_optimizer_included=not resume_only_model)
         if resume_only_model:
             return {}
@@ -151,6 +156,10 @@ class SavingVerbs(ModelHandle):
         """Return copies of the adapter's weights under peft's names."""
         state = self.engine.adapter(self._adapter(adapter_name)).weights.peft_state()
         return {name: tensor.clone() for name, tensor in state.items()}
+
+    def _read(self, adapter_name: str, folder: Path) -> AdapterSnapshot:
+        state = self.engine.adapter(adapter_name)
+        return read_checkpoint(folder, whole=None if state.config is not None else tuple(state.weights.peft_state()))
 
 
 def _checkpoint_folder(name: str, output_dir: str | None) -> Path:

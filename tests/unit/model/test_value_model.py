@@ -1,0 +1,166 @@
+"""The critic, and how value heads are saved."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from twinkle.data_format import LoraConfig
+from twinkle.model import (
+    InvalidArgument,
+    ModelLeased,
+    MultiLoraTransformersModel,
+    SnapshotMismatch,
+    TransformersModel,
+    TransformersValueModel,
+)
+
+CONFIG = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, seed=1)
+TARGETS = {'returns': [0.15, -0.1], 'old_values': [0.0, 0.0]}
+
+
+@pytest.fixture
+def features(draw_feature) -> list:
+    """Two examples."""
+    return [draw_feature(9, 1), draw_feature(12, 2)]
+
+
+def learn(model: TransformersModel, features: list, steps: int) -> list[float]:
+    """Take a few steps towards the same returns; return the losses."""
+    losses: list[float] = []
+    for _ in range(steps):
+        losses.append(model.forward_backward(features, **TARGETS)['loss'])
+        model.clip_grad_and_step()
+    return losses
+
+
+def values(model: TransformersModel, features: list) -> np.ndarray:
+    """Return the values of both examples."""
+    return model.forward_only(features, **TARGETS)['values']
+
+
+def head_of(model: TransformersModel) -> torch.Tensor:
+    """Return the weight of the only run's head."""
+    return model.engine.adapter(model.chosen_adapter()).value_head.weight_1D
+
+
+def test_without_an_adapter_the_whole_model_is_a_critic(tiny_llama_dir, features):
+    """Values are 0 at first, the loss falls, every weight of the backbone moves, and they are put back at the end."""
+    critic = TransformersValueModel(str(tiny_llama_dir))
+    before = {name: tensor.clone() for name, tensor in critic.engine.model.base_parameters.items()}
+    critic.set_optimizer('AdamW', lr=1e-3)
+    assert values(critic, features).shape == (2, 12)
+    assert not values(critic, features).any()
+    losses = learn(critic, features, 20)
+    assert losses[-1] < losses[0] / 10
+    trained = critic.get_state_dict()
+    assert trained.keys() == before.keys()
+    assert not any(torch.equal(before[name], tensor) for name, tensor in trained.items())
+    assert 'base model' in critic.get_train_configs()
+    critic.remove_adapter('default')
+    assert all(torch.equal(before[name], tensor) for name, tensor in critic.engine.model.base_parameters.items())
+
+
+def test_the_full_critic_has_the_gradient_of_autograd(tiny_llama_dir, features):
+    """With a head that is not zero, the backbone's gradient is that of transformers' model and the same formula."""
+    critic = TransformersValueModel(str(tiny_llama_dir))
+    critic.set_optimizer('SGD', lr=0.0)
+    critic.forward_only(features, **TARGETS)
+    weight = torch.linspace(-1, 1, head_of(critic).numel()).reshape(1, -1)
+    with torch.no_grad():
+        head_of(critic).copy_(weight)
+    oracle = AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
+    loss, count = 0.0, 0
+    for feature, target in zip(features, TARGETS['returns'], strict=True):
+        hidden = oracle.model(torch.as_tensor(feature['input_ids'])[None]).last_hidden_state[0]
+        value = (hidden @ weight[0])[torch.as_tensor(feature['labels']) != -100]
+        loss = loss + 0.5 * (value - target).square().maximum((value.clamp(-0.2, 0.2) - target).square()).sum()
+        count += len(value)
+    loss.backward()
+    critic.forward_backward(features, **TARGETS)
+    own = critic.engine.model.base_parameters
+    for name, parameter in oracle.named_parameters():
+        torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-3, atol=1e-4 * count)
+
+
+def test_a_lora_critic_has_its_head_from_the_start(tiny_llama_dir, features):
+    """An adapter that is added first is the critic; a second run of the whole model is refused."""
+    critic = TransformersValueModel(str(tiny_llama_dir))
+    critic.add_adapter_to_model('critic', CONFIG)
+    critic.set_optimizer('AdamW', lr=1e-2)
+    losses = learn(critic, features, 10)
+    assert losses[-1] < losses[0]
+    with pytest.raises(ModelLeased):
+        critic.add_adapter_to_model('default', full_parameters=True)
+    with pytest.raises(InvalidArgument):
+        critic.add_adapter_to_model('default', CONFIG, full_parameters=True)
+    assert critic.engine.adapter_ids == ('critic',)
+
+
+@pytest.mark.parametrize('config', [None, CONFIG], ids=['full', 'lora'])
+def test_a_critic_resumes_to_the_bit(tiny_llama_dir, tmp_path: Path, features, config):
+    """Of the whole model or of LoRA weights: saved in the middle and resumed elsewhere, it ends at the same bits."""
+    first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
+    for critic in (first, second):
+        critic.add_adapter_to_model('critic', config, full_parameters=config is None)
+    first.set_optimizer('AdamW', lr=1e-3)
+    learn(first, features, 3)
+    folder = first.save('middle', str(tmp_path), save_optimizer=True)
+    assert second.resume_from_checkpoint(folder)['cur_step'] == 3
+    assert learn(first, features, 3) == learn(second, features, 3)
+    ends = [critic.get_state_dict() for critic in (first, second)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert torch.equal(head_of(first), head_of(second))
+
+
+@pytest.mark.parametrize('config', [None, CONFIG], ids=['full', 'lora'])
+def test_the_weights_alone_bring_the_value_head(tiny_llama_dir, tmp_path: Path, features, config):
+    """Saved without an optimizer and loaded elsewhere, a critic gives the same values."""
+    first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
+    for critic in (first, second):
+        critic.add_adapter_to_model('critic', config, full_parameters=config is None)
+        critic.set_optimizer('AdamW', lr=1e-3)
+    learn(first, features, 3)
+    folder = first.save('plain', str(tmp_path))
+    second.load('plain', str(tmp_path))
+    assert np.array_equal(values(first, features), values(second, features))
+    assert values(first, features).any()
+    with pytest.raises(SnapshotMismatch):
+        second.resume_from_checkpoint(folder)
+    if config is None:
+        assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
+
+
+def test_a_checkpoint_that_does_not_fit_changes_no_critic(tiny_llama_dir, tmp_path: Path, features):
+    """A head of another width and a folder of another kind are refused; values stay as they were."""
+    critic = TransformersValueModel(str(tiny_llama_dir))
+    critic.add_adapter_to_model('critic', CONFIG)
+    critic.set_optimizer('AdamW', lr=1e-2)
+    learn(critic, features, 2)
+    folder = Path(critic.save('odd', str(tmp_path)))
+    before = values(critic, features)
+    save_file(
+        {'value_head.weight': torch.ones(1, 3), 'value_head.bias': torch.ones(1)}, folder / 'value_head.safetensors'
+    )
+    with pytest.raises(SnapshotMismatch):
+        critic.load('odd', str(tmp_path))
+    whole = TransformersValueModel(str(tiny_llama_dir))
+    with pytest.raises(SnapshotMismatch):
+        whole.load('odd', str(tmp_path))
+    assert np.array_equal(before, values(critic, features))
+
+
+def test_a_head_follows_into_an_adapter_without_one(tiny_llama_dir, tmp_path: Path, features):
+    """An adapter that begins from a critic's folder has its values once its loss learns them."""
+    model = MultiLoraTransformersModel(str(tiny_llama_dir), max_loras=2)
+    model.add_adapter_to_model('critic', CONFIG)
+    model.set_loss('PPOValueLoss', adapter_name='critic')
+    model.set_optimizer('AdamW', lr=1e-2, adapter_name='critic')
+    learn(model, features, 3)
+    folder = model.save('critic', str(tmp_path))
+    model.add_adapter_to_model('twin', folder)
+    outputs = [model.forward_only(features, adapter_name=name, **TARGETS)['values'] for name in ('critic', 'twin')]
+    assert np.array_equal(*outputs)
