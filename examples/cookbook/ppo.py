@@ -1,0 +1,188 @@
+"""PPO with a critic: a model learns to SHOUT, and another part of it to foresee how well it will do.
+
+Policy, critic and reference are one base model: two LoRA adapters of it, of which one has a value head, and the model
+without either. The sampler runs on the same weights, so nothing is held twice. Each step samples completions, scores
+them by their share of capital letters, spreads the score over the tokens (the score at the last, at each a penalty for
+leaving the reference), and lets the critic turn that into advantages by GAE. Both adapters then learn in minibatches.
+
+Curves: `heldout_return` is the mean score of prompts that are never trained on, drawn with the same seed each time;
+`explained_variance` is how much of the returns' variance the critic foresees in a batch it has not yet seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.recipe import Recipe, read_recipe
+from twinkle.advantage import GAEAdvantage
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.hub import BUILT_IN_MODELS
+from twinkle.model import MultiLoraTransformersModel
+from twinkle.reward import TextReward
+from twinkle.sampler import Sampler, TorchSampler
+
+TOPICS = ('the sea', 'bread', 'a cat', 'the moon', 'rain', 'a bridge', 'winter', 'music', 'a train', 'the colour blue')
+HELD_OUT_TOPICS = ('a river', 'the sun', 'a horse', 'snow')
+HELD_OUT_SEED = 10_000
+PLOTTED = ('heldout_return', 'return', 'kl', 'value_error', 'explained_variance')
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and rates."""
+
+    model: str
+    steps: int
+    prompts: int
+    """Of each step."""
+    samples: int
+    """Completions of each prompt."""
+    max_tokens: int
+    lora_rank: int
+    policy_lr: float
+    critic_lr: float
+    kl_coef: float
+    """What leaving the reference costs, in units of reward for each nat."""
+    epochs: int
+    """Passes over each batch."""
+    minibatch: int
+    """Completions of one update."""
+
+
+CPU = Setting(
+    model=BUILT_IN_MODELS[0], steps=20, prompts=2, samples=8, max_tokens=12, lora_rank=8,
+    policy_lr=1e-3, critic_lr=1e-3, kl_coef=0.01, epochs=1, minibatch=8,
+)  # fmt: skip
+GPU = Setting(
+    model='Qwen/Qwen3-4B', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16,
+    policy_lr=1e-5, critic_lr=5e-5, kl_coef=0.01, epochs=2, minibatch=40,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What a step sampled, and what is learnt from it: a row a completion, a number a drawn token."""
+
+    features: list[Any]
+    scores: list[float]
+    values: list[Any]
+    """What the critic expected when it had not seen the batch."""
+    earned: list[Any]
+    """What was earned from each token on."""
+    advantages: list[Any]
+    returns: list[Any]
+    kl: float
+    """Nats between policy and reference, for each token."""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """For the curves."""
+        values, earned = np.concatenate(self.values), np.concatenate(self.earned)
+        errors = earned - values
+        return {
+            'return': float(np.mean(self.scores)),
+            'kl': self.kl,
+            'value_error': float(np.square(errors).mean()),
+            'explained_variance': 1.0 - float(errors.var() / max(earned.var(), 1e-12)),
+        }
+
+
+class ShoutReward(TextReward):
+    """The share of capital letters."""
+
+    def score(self, completion: str) -> float:
+        """Return it of one completion."""
+        return sum(character.isupper() for character in completion) / max(len(completion), 1)
+
+
+def main() -> None:
+    """Run the recipe."""
+    train(read_recipe('ppo', __doc__ or '', {'cpu': CPU, 'gpu': GPU}))
+
+
+def train(recipe: Recipe[Setting]) -> None:
+    """Train policy and critic, and record how they do."""
+    setting = recipe.setting
+    model = policy_and_critic(setting, seed=recipe.seed)
+    sampler = TorchSampler(setting.model, model=model.engine.model)
+    manager = CheckpointEngineManager(model=model, sampler=sampler)
+    draw = np.random.default_rng(recipe.seed)
+    title = f'PPO with a critic, seed {recipe.seed}'
+    with Curves(recipe.out, title=title, total_steps=setting.steps, plotted=PLOTTED) as curves:
+        for step in range(setting.steps):
+            manager.sync_weights(merge_and_sync=False, adapter_name='policy')
+            held_out = sample(sampler, HELD_OUT_TOPICS, setting, seed=HELD_OUT_SEED)
+            topics = draw.choice(TOPICS, setting.prompts, replace=False)
+            features = sample(sampler, topics, setting, seed=recipe.seed * setting.steps + step)
+            batch = evaluate(model, features, kl_coef=setting.kl_coef)
+            update(model, batch, setting, draw)
+            curves.record(heldout_return=np.mean(ShoutReward()(held_out)), **batch.numbers)
+
+
+def policy_and_critic(setting: Setting, *, seed: int) -> MultiLoraTransformersModel:
+    """Return a model with both adapters; setting the critic's loss gives it its value head."""
+    model = MultiLoraTransformersModel(setting.model, max_loras=2)
+    for name, rate in (('policy', setting.policy_lr), ('critic', setting.critic_lr)):
+        config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
+        model.add_adapter_to_model(name, config)
+        model.set_optimizer('AdamW', lr=rate, weight_decay=0.0, adapter_name=name)
+    model.set_loss('PPOLoss', epsilon=0.2, adapter_name='policy')
+    model.set_loss('PPOValueLoss', epsilon=0.2, adapter_name='critic')
+    return model
+
+
+def sample(sampler: Sampler, topics: Sequence[str], setting: Setting, *, seed: int) -> list[Any]:
+    """Return completions as training features, which carry the log-probabilities they were drawn with."""
+    chats = [
+        {'messages': [{'role': 'user', 'content': f'In capital letters, write about {topic}.'}]} for topic in topics
+    ]
+    params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
+    responses = sampler.sample(chats, params, num_samples=setting.samples)
+    return [sequence.new_input_feature for response in responses for sequence in response.sequences]
+
+
+def evaluate(model: MultiLoraTransformersModel, features: list[Any], *, kl_coef: float) -> Experience:
+    """Score completions, and ask the critic what was to be expected of each token."""
+    scores = ShoutReward()(features)
+    drawn = [np.asarray(feature['labels']) != -100 for feature in features]
+    reference = model.forward_only(features, adapter_name='policy', disable_lora=True)['logps']
+    expected = model.forward_only(features, adapter_name='critic')['values']
+    old_logps = [np.asarray(feature['old_logps'])[mask] for feature, mask in zip(features, drawn, strict=True)]
+    ref_logps = [row[mask] for row, mask in zip(reference, drawn, strict=True)]
+    values = [row[: len(mask)][mask] for row, mask in zip(expected, drawn, strict=True)]
+    gae = GAEAdvantage(gamma=1.0, gae_lambda=0.95)
+    rewards = gae.build_token_rewards(
+        scores, [len(row) for row in values], old_logps=old_logps, ref_logps=ref_logps, kl_coef=kl_coef
+    )
+    advantages, returns = gae(rewards, values)
+    earned = [np.cumsum(row[::-1])[::-1] for row in rewards]
+    kl = float((np.concatenate(old_logps) - np.concatenate(ref_logps)).mean())
+    return Experience(features, scores, values, earned, advantages, returns, kl)
+
+
+def update(model: MultiLoraTransformersModel, batch: Experience, setting: Setting, draw: np.random.Generator) -> None:
+    """Take every minibatch through both adapters, in a new order each epoch."""
+    for _ in range(setting.epochs):
+        order = draw.permutation(len(batch.features))
+        for begin in range(0, len(order), setting.minibatch):
+            chosen = order[begin : begin + setting.minibatch]
+            features = [batch.features[index] for index in chosen]
+            model.forward_backward(
+                features, adapter_name='policy', advantages=[batch.advantages[index] for index in chosen]
+            )
+            model.forward_backward(
+                features,
+                adapter_name='critic',
+                returns=[batch.returns[index] for index in chosen],
+                old_values=[batch.values[index] for index in chosen],
+            )
+            model.clip_grad_and_step(adapter_name='policy')
+            model.clip_grad_and_step(adapter_name='critic')
+
+
+if __name__ == '__main__':
+    main()
