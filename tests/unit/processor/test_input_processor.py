@@ -82,7 +82,8 @@ REFUSED = {
     'positions that fall': ({**FEATURE, 'position_ids': [0, 2, 1, 3]}, 'position_ids'),
     'negative position': ({**FEATURE, 'position_ids': [-1, 0, 1, 2]}, 'position_ids'),
     'too long': ({'input_ids': [1] * 17, 'labels': [1] * 17}, 'input_ids'),
-    'unknown field': ({**FEATURE, 'pixel_values': [1]}, ''),
+    'unknown field': ({**FEATURE, 'smells': [1]}, ''),
+    'images for a text model': ({**FEATURE, 'pixel_values': [1]}, 'pixel_values'),
 }
 
 

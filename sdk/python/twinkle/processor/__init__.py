@@ -3,7 +3,7 @@
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.input_processor import PROCESSORS, InputLimits, InputProcessor
 from twinkle.processor.needs import STREAM_NAMES, FeatureNeeds, LossNeeds, ignored_streams
-from twinkle.processor.packed_batch import PackedBatch
+from twinkle.processor.packed_batch import PackedBatch, PackedMedia, join_positions
 
 __all__ = [
     'PROCESSORS',
@@ -14,5 +14,7 @@ __all__ = [
     'InvalidFeatures',
     'LossNeeds',
     'PackedBatch',
+    'PackedMedia',
     'ignored_streams',
+    'join_positions',
 ]

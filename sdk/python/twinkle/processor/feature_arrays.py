@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.data_format import IGNORE_INDEX, STREAMS, InputFeature
+from twinkle.data_format import IGNORE_INDEX, STREAMS, InputFeature, MediaSpec
 from twinkle.processor.errors import InvalidFeatures
+from twinkle.processor.media_fields import MediaFields
 from twinkle.processor.needs import STREAM_NAMES, FeatureNeeds
-from twinkle.processor.packed_batch import Floats, Ints
+from twinkle.processor.packed_batch import Floats, Ints, PackedMedia
 
 _FIELDS = frozenset(InputFeature.__annotations__) | frozenset(STREAM_NAMES)
 """What a feature may carry whatever the loss."""
@@ -24,6 +25,7 @@ class FeatureArrays:
     """Tokens as given."""
     input_ids_K: Ints
     position_ids_K: Ints
+    """[K], or [3, K] for time, height and width."""
     counting_C: Ints
     """Index of each counting label among the kept tokens."""
     offsets_C: Ints
@@ -32,6 +34,8 @@ class FeatureArrays:
     weights_C: Floats
     streams: Mapping[str, npt.NDArray[Any]]
     """As given: [length] or [length, columns], checked."""
+    media: tuple[PackedMedia, ...] = ()
+    """Images and videos, by their rows among the kept tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class FeatureReader:
         vocab_size: token ids and labels are below it.
         max_tokens: most tokens of one sequence.
         needs: what the batch is packed for.
+        media: how the model reads images; None for one that reads text alone.
     """
 
     feature: InputFeature
@@ -51,6 +56,7 @@ class FeatureReader:
     vocab_size: int
     max_tokens: int
     needs: FeatureNeeds
+    media: MediaSpec | None = None
 
     def read(self) -> FeatureArrays:
         """Return the arrays.
@@ -69,8 +75,7 @@ class FeatureReader:
             raise self._refusal('attention_mask', 'masks every token')
         labels = self._labels(length, last=int(kept[-1]))
         weights = self._floats('loss_weights', length, np.ones(length, np.float32))
-        positions = self._integers('position_ids', np.cumsum(mask) - 1)[kept]
-        self._check_positions(positions)
+        positions = self._positions(mask, kept)
         counts = (labels != IGNORE_INDEX) & self._is_own_label(length)
         if not self.needs.are_weightless_kept:
             counts &= weights != 0
@@ -85,7 +90,12 @@ class FeatureReader:
             labels_C=labels[offsets],
             weights_C=weights[offsets],
             streams={name: self._stream(name, length) for name in self.needs.streams if name in self.feature},
+            media=self._media(input_ids, labels, kept),
         )
+
+    def _media(self, input_ids: Ints, labels: Ints, kept: Ints) -> tuple[PackedMedia, ...]:
+        is_produced = np.append(False, labels[:-1] == input_ids[1:])
+        return MediaFields(self.feature, self.media, self._refusal).read(input_ids[kept], is_produced[kept])
 
     def _labels(self, length: int, *, last: int) -> Ints:
         if not self.needs.is_pooled or length == 1 or np.shape(self.feature.get('labels')) != (1,):
@@ -185,6 +195,21 @@ class FeatureReader:
     def _check_length(self, field: str, values: npt.NDArray[Any], length: int) -> None:
         if len(values) != length:
             raise self._refusal(field, f'must have as many elements as input_ids, {length}, got {len(values)}')
+
+    def _positions(self, mask: npt.NDArray[np.bool_], kept: Ints) -> Ints:
+        """Return [K], or [3, K] where they were given so to a model that reads images."""
+        given = self._array('position_ids', np.cumsum(mask) - 1)
+        if self.media is None or given.ndim != 2:
+            positions = self._integers('position_ids', np.cumsum(mask) - 1)[kept]
+            self._check_positions(positions)
+            return positions
+        if given.shape != (3, len(mask)):
+            raise self._refusal('position_ids', f'must be [3, {len(mask)}] or [{len(mask)}], got {list(given.shape)}')
+        positions = self._as_integers('position_ids', given)[:, kept]
+        if positions.min() < 0 or max(positions.max(), len(kept) - 1) >= self.max_tokens:
+            problem = f'must be from 0 to {self.max_tokens - 1}, for as many tokens at most'
+            raise self._refusal('position_ids', problem)
+        return positions
 
     def _check_positions(self, positions: Ints) -> None:
         if positions[0] < 0:

@@ -1,7 +1,7 @@
 """Checks features and packs them into rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.component import ComponentRegistry
-from twinkle.data_format import IGNORE_INDEX, InputFeature
+from twinkle.data_format import IGNORE_INDEX, InputFeature, MediaSpec
 from twinkle.infra import refuse_many_ranks, remote_class
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.feature_arrays import FeatureArrays, FeatureReader
 from twinkle.processor.needs import FeatureNeeds
-from twinkle.processor.packed_batch import PackedBatch
+from twinkle.processor.packed_batch import PackedBatch, PackedMedia, join_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class InputLimits:
     """Token ids and labels are below it."""
     max_tokens: int
     """Most tokens of one sequence."""
+    media: MediaSpec | None = None
+    """How images and videos are read; None for a model that reads text alone."""
 
 
 @remote_class()
@@ -85,7 +87,7 @@ class InputProcessor:
         if not features:
             raise InvalidFeatures('is empty; give at least one feature')
         readers = (
-            FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, needs)
+            FeatureReader(feature, index, limits.vocab_size, limits.max_tokens, needs, limits.media)
             for index, feature in enumerate(features)
         )
         return _pack([reader.read() for reader in readers], needs)
@@ -100,7 +102,7 @@ def _pack(features: list[FeatureArrays], needs: FeatureNeeds) -> PackedBatch:
     counts = [len(feature.counting_C) for feature in features]
     return PackedBatch(
         input_ids_T=np.concatenate([feature.input_ids_K for feature in features]),
-        position_ids_T=np.concatenate([feature.position_ids_K for feature in features]),
+        position_ids_T=join_positions([feature.position_ids_K for feature in features]),
         sequence_bounds=_bounds(features),
         feature_lengths=tuple(feature.length for feature in features),
         last_rows_F=begins[1:] - 1,
@@ -110,14 +112,23 @@ def _pack(features: list[FeatureArrays], needs: FeatureNeeds) -> PackedBatch:
         features_R=np.repeat(np.arange(len(features)), counts),
         offsets_R=np.concatenate([feature.offsets_C for feature in features]),
         streams={name: _gathered(features, name) for name in needs.streams if _is_common(features, name)},
+        media=tuple(
+            _moved(media, int(begin)) for begin, one in zip(begins, features, strict=False) for media in one.media
+        ),
     )
+
+
+def _moved(media: PackedMedia, rows: int) -> PackedMedia:
+    return replace(media, begin_row=media.begin_row + rows, end_row=media.end_row + rows)
 
 
 def _bounds(features: list[FeatureArrays]) -> tuple[tuple[int, int], ...]:
     bounds: list[tuple[int, int]] = []
     row = 0
     for feature in features:
-        starts = [0, *(int(at) for at in np.flatnonzero(feature.position_ids_K[1:] == 0) + 1)]
+        # Examples with images are not joined into one, so that theirs never begin anew.
+        restarts = np.flatnonzero(feature.position_ids_K[1:] == 0) + 1 if feature.position_ids_K.ndim == 1 else ()
+        starts = [0, *(int(at) for at in restarts)]
         ends = [*starts[1:], len(feature.input_ids_K)]
         bounds += [(row + start, row + end) for start, end in zip(starts, ends, strict=True)]
         row += len(feature.input_ids_K)

@@ -3,15 +3,29 @@
 Legend: T tokens of all features, R rows whose label counts, F features, K columns of a wide stream.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from twinkle.data_format import Grid, MediaKind
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PackedMedia:
+    """Rows `[begin_row, end_row)` are the tokens of one image or video."""
+
+    begin_row: int
+    end_row: int
+    kind: MediaKind
+    patches_PC: Floats
+    """Its patches, as the model's image processor makes them."""
+    grid: Grid
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,7 @@ class PackedBatch:
 
     input_ids_T: Ints
     position_ids_T: Ints
+    """[T], or [3, T] where a feature has images: time, height and width."""
     sequence_bounds: tuple[tuple[int, int], ...]
     """Rows `[begin, end)` of each sequence; attention does not cross them."""
     feature_lengths: tuple[int, ...]
@@ -37,6 +52,8 @@ class PackedBatch:
     """Index of each label within its feature."""
     streams: Mapping[str, Floats | Ints]
     """Those asked for that every feature carries: float32 [R] or [R, K], or int64 if they are token ids."""
+    media: tuple[PackedMedia, ...] = ()
+    """Images and videos of all features, in the order of their rows."""
 
     @property
     def token_count(self) -> int:
@@ -65,3 +82,10 @@ class PackedBatch:
         for own, begin, end in zip(values, bounds[:-1], bounds[1:], strict=True):
             result[begin:end] = np.asarray(own)[self.offsets_R[begin:end]]
         return result
+
+
+def join_positions(positions: Sequence[Ints]) -> Ints:
+    """Return [T] of runs [t], or [3, T] where a run has three axes; text is at the same place on each."""
+    if all(own.ndim == 1 for own in positions):
+        return np.concatenate(positions)
+    return np.concatenate([np.broadcast_to(own, (3, own.shape[-1])) for own in positions], axis=1)

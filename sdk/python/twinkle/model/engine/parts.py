@@ -41,7 +41,9 @@ class BatchCutter:
     def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
         self._max_pass_tokens = max_pass_tokens
         self._max_logit_rows = max(1, _MAX_LOGITS // model.vocab_size)
-        self._limits = InputLimits(vocab_size=model.vocab_size, max_tokens=model.max_position_embeddings)
+        self._limits = InputLimits(
+            vocab_size=model.vocab_size, max_tokens=model.max_position_embeddings, media=model.media
+        )
 
     def pack(self, purpose: Purpose, features: Sequence[InputFeature]) -> PackedBatch:
         """Check and pack a whole batch.

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from twinkle.loss import LossBatch
 from twinkle.model.engine.purpose import Purpose
-from twinkle.nn import AdapterSpan, HeadAdapter, PackedCausalLM, SequenceSpan
+from twinkle.nn import AdapterSpan, HeadAdapter, MediaSpan, PackedCausalLM, SequenceSpan
 from twinkle.nn.rows import block_rows
-from twinkle.processor import PackedBatch
+from twinkle.processor import PackedBatch, join_positions
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,23 @@ def _hidden(model: PackedCausalLM, segments: Sequence[Segment]) -> Tensor:
     mover = _mover(model)
     sequences: list[SequenceSpan] = []
     adapters: list[AdapterSpan] = []
+    media: list[MediaSpan] = []
     row = 0
     for segment in segments:
         sequences += [SequenceSpan(row + begin, row + end) for begin, end in segment.batch.sequence_bounds]
         weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
         adapters.append(AdapterSpan(row, row + segment.batch.token_count, weights))
+        media += [
+            MediaSpan(row + one.begin_row, row + one.end_row, one.kind, mover(one.patches_PC), one.grid)
+            for one in segment.batch.media
+        ]
         row += segment.batch.token_count
     return model.hidden(
         mover(np.concatenate([segment.batch.input_ids_T for segment in segments])),
-        mover(np.concatenate([segment.batch.position_ids_T for segment in segments])),
+        mover(join_positions([segment.batch.position_ids_T for segment in segments])),
         sequences=sequences,
         adapters=adapters,
+        media=media,
         is_training=segments[0].purpose.is_training,
     )
 

@@ -1,0 +1,114 @@
+"""The images and videos of one feature, checked against its tokens.
+
+Legend: K kept tokens of the feature, P patches, C numbers of a patch, N images or videos.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinkle.data_format import Grid, InputFeature, MediaKind, MediaSpec
+from twinkle.processor.packed_batch import Ints, PackedMedia
+
+_NAMES: dict[MediaKind, tuple[str, str]] = {
+    'image': ('pixel_values', 'image_grid_thw'),
+    'video': ('pixel_values_videos', 'video_grid_thw'),
+}
+MEDIA_NAMES = (*_NAMES['image'], *_NAMES['video'], 'second_per_grid_ts')
+"""Fields of a feature that text models do not read."""
+Refuse = Callable[[str, str], Exception]
+"""Makes the refusal of a field: `refuse(field, problem)`."""
+
+
+@dataclass(frozen=True)
+class MediaFields:
+    """Reads the media of one feature.
+
+    Args:
+        feature: what to read.
+        spec: how the model reads images and videos; None for one that reads text alone.
+        refuse: makes refusals that name the feature.
+    """
+
+    feature: InputFeature
+    spec: MediaSpec | None
+    refuse: Refuse
+
+    def read(self, input_ids_K: Ints, is_produced_K: npt.NDArray[np.bool_]) -> tuple[PackedMedia, ...]:
+        """Return the images and videos, in the order of their rows.
+
+        Args:
+            input_ids_K: the kept tokens.
+            is_produced_K: whether a label asks for the token: what the model says is text, whatever token it is.
+
+        Raises:
+            InvalidFeatures: the model reads none, or tokens, grids and patches do not fit together.
+        """
+        given = [name for name in MEDIA_NAMES if self.feature.get(name) is not None]
+        if self.spec is None:
+            if given:
+                raise self.refuse(given[0], 'is given, but the model reads text alone; leave it out')
+            return ()
+        found = [
+            media
+            for kind in _NAMES
+            for media in self._of_kind(kind, np.flatnonzero(input_ids_K == self.spec.token_id(kind)), is_produced_K)
+        ]
+        if found and np.ndim(self.feature.get('position_ids', ())) != 2:
+            raise self.refuse('position_ids', 'must be [3, T] with images; Template.set_mm_position_ids gives them')
+        return tuple(sorted(found, key=lambda media: media.begin_row))
+
+    def _of_kind(self, kind: MediaKind, rows: Ints, is_produced_K: npt.NDArray[np.bool_]) -> list[PackedMedia]:
+        name, grid_name = _NAMES[kind]
+        grids = self._grids(grid_name)
+        counts = [self.spec.token_count(grid) for grid in grids]
+        spare = rows[sum(counts) :]
+        if len(rows) < sum(counts) or not is_produced_K[spare].all():
+            raise self.refuse(
+                'input_ids', f'must hold {sum(counts)} tokens for the {kind}s of {grid_name}, got {len(rows)}'
+            )
+        patches_PC = self._patches(name, sum(int(np.prod(grid)) for grid in grids))
+        media: list[PackedMedia] = []
+        for grid, count in zip(grids, counts, strict=True):
+            own, rows = rows[:count], rows[count:]
+            size = int(np.prod(grid))
+            if own[-1] - own[0] != count - 1:
+                raise self.refuse('input_ids', f'must hold the {count} tokens of a {kind} side by side')
+            media.append(PackedMedia(int(own[0]), int(own[-1]) + 1, kind, patches_PC[:size], grid))
+            patches_PC = patches_PC[size:]
+        return media
+
+    def _grids(self, name: str) -> list[Grid]:
+        given = self._array(name)
+        if given is None:
+            return []
+        if given.ndim != 2 or given.shape[1] != 3 or given.dtype.kind not in 'iu':
+            raise self.refuse(name, f'must be integers [N, 3], got {given.dtype} {list(given.shape)}')
+        side = self.spec.merge_size
+        if given.size and ((given < 1).any() or (given > 2**15).any() or (given[:, 1:] % side).any()):
+            raise self.refuse(name, f'must hold frames, and rows and columns in multiples of {side}')
+        return [(int(frames), int(rows), int(columns)) for frames, rows, columns in given]
+
+    def _patches(self, name: str, count: int) -> npt.NDArray[np.float32]:
+        given = self._array(name)
+        width = self.spec.patch_width
+        if given is None:
+            if count:
+                raise self.refuse(name, f'is missing; give {count} patches of {width} numbers')
+            return np.empty((0, width), np.float32)
+        if given.shape != (count, width) or given.dtype.kind not in 'iuf':
+            raise self.refuse(name, f'must be numbers [{count}, {width}], got {given.dtype} {list(given.shape)}')
+        patches = np.ascontiguousarray(given, np.float32)
+        if not np.isfinite(patches).all():
+            raise self.refuse(name, 'must be finite')
+        return patches
+
+    def _array(self, name: str) -> npt.NDArray[Any] | None:
+        given: Any = self.feature.get(name)
+        try:
+            return None if given is None else np.asarray(given)
+        except (ValueError, RuntimeError, TypeError):
+            raise self.refuse(name, 'must be an array of numbers whose rows are equally long') from None
