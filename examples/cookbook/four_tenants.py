@@ -1,0 +1,238 @@
+"""Four tenants on one base model at once, each with the bits it would have alone.
+
+A teaches the model its name (SFT, LoRA rank 8), B goes on with pre-training on plain text (rank 32), C learns by GRPO
+to write letters, sampling every version it trains, and D only asks for log-probabilities. Each has a key, a client and
+a thread of its own; the services run what waits in shared passes. First all four at once, then each alone (`--solo B`:
+that one only): losses, log-probabilities, samples and the digest of the final weights must be equal, bit by bit.
+
+It uses the services that run (TWINKLE_SERVER_URL, `twinkle up`), else it starts its own for the time of the run.
+"""
+
+import json
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from examples.cookbook import pretraining
+from examples.cookbook.curves import Curves
+from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.serving import connected
+from twinkle.advantage import GRPOAdvantage
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.reward import TextReward
+from twinkle_client import TwinkleClient
+from twinkle_client.administration import KeyAdministration
+from twinkle_client.checkpoint_engine import CheckpointEngineManager
+from twinkle_client.dataloader import DataLoader
+from twinkle_client.dataset import Dataset
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
+from twinkle_client.stack import DEFAULT_MODEL
+
+PROMPTS = ('Tell me a story.', 'Say something.', 'What is your name?', 'Describe the sea.')
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of all four."""
+
+    model: str = DEFAULT_MODEL
+    solo: str = ''
+    """A, B, C or D: run this one alone. Empty: all at once, then each alone."""
+    steps: int = 4
+    batch_size: int = 4
+    sequence_tokens: int = 128
+    generations: int = 4
+    max_tokens: int = 12
+    learning_rate: float = 2e-3
+
+
+CPU = Setting()
+GPU = Setting(steps=40, batch_size=16, sequence_tokens=1024, generations=8, max_tokens=64, learning_rate=5e-4)
+
+
+@dataclass
+class Log:
+    """What a tenant saw: numbers for people, and every bit for the comparison."""
+
+    name: str
+    news: 'queue.SimpleQueue[Mapping[str, float] | None]'
+    """To the thread that draws; None: the tenant has ended."""
+    begin: threading.Barrier
+    """Where the tenants wait for each other, once their data is ready."""
+    bits: list[str] = field(default_factory=list)
+    pass_adapter_counts: list[int] = field(default_factory=list)
+
+    def step(self, output: Mapping[str, Any], *exact: Any, **numbers: float) -> None:
+        """Take what came of a step: the output of a forward pass, what else must be equal, and what is drawn."""
+        arrays = [output['loss'], *output['logps'], *exact]
+        self.bits += [blake3(np.ascontiguousarray(array).tobytes()).hexdigest() for array in arrays]
+        self.pass_adapter_counts.append(output['receipt']['pass_adapter_count'])
+        self.news.put({f'{self.name}_{name}': number for name, number in numbers.items()})
+
+    def weights(self, client: TwinkleClient, model: MultiLoraTransformersModel) -> None:
+        """Take the digest of the adapter as it is now, downloaded as anybody would, and remove it."""
+        with tempfile.TemporaryDirectory() as folder:
+            files = client.download_checkpoint(model.save('final'), folder)
+            self.bits.append(blake3((files / 'adapter_model.safetensors').read_bytes()).hexdigest())
+        model.remove_adapter()
+
+
+def fine_tune(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
+    """Tenant A: supervised fine-tuning, its data prepared by the data service."""
+    setting = recipe.setting
+    dataset = Dataset('examples/data/self_cognition.jsonl', client=client)
+    dataset.set_template('Template', model_id=setting.model, max_length=256)
+    dataset.map('SelfCognitionProcessor', init_args={'model_name': 'Twinkle', 'model_author': 'the Twinkle team'})
+    dataset.encode()
+    loader = DataLoader(dataset, batch_size=setting.batch_size, shuffle=True, seed=recipe.seed, epochs=0)
+    batches = [batch for _, batch in zip(range(setting.steps), loader, strict=False)]
+    model = adapter(recipe, client, lora_rank=8)
+    learn(model, batches, log)
+    log.weights(client, model)
+
+
+def pretrain(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
+    """Tenant B: continued pre-training, its text packed where the tenant is."""
+    setting = recipe.setting
+    packs = packed_text(setting)
+    model = adapter(recipe, client, lora_rank=32)
+    learn(model, [[packs[step % len(packs)], packs[(step + 1) % len(packs)]] for step in range(setting.steps)], log)
+    log.weights(client, model)
+
+
+def reinforce(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
+    """Tenant C: GRPO; each step samples exactly the weights of the step before, under a seed of its own."""
+    setting = recipe.setting
+    model, sampler = adapter(recipe, client, lora_rank=8), Sampler(setting.model, client=client)
+    model.set_loss('GRPOLoss', epsilon=0.2)
+    manager = CheckpointEngineManager(model=model, sampler=sampler)
+    chats = [{'messages': [{'role': 'user', 'content': prompt}]} for prompt in PROMPTS]
+    log.begin.wait()
+    for step in range(setting.steps):
+        version = manager.sync_weights(merge_and_sync=False).version
+        params = SamplingParams(max_tokens=setting.max_tokens, logprobs=1, seed=1000 * recipe.seed + step)
+        sequences = sampler.sample(chats, params, num_samples=setting.generations).sequences
+        assert {span.version for sequence in sequences for span in sequence.version_spans} == {version}
+        features = [sequence.new_input_feature for sequence in sequences]
+        rewards = LetterReward()(features)
+        advantages = GRPOAdvantage()(rewards, num_generations=setting.generations).tolist()
+        output = model.forward_backward(features, advantages=advantages)
+        model.clip_grad_and_step()
+        drawn = [feature[name] for feature in features for name in ('input_ids', 'old_logps')]
+        log.step(output, *drawn, reward=float(np.mean(rewards)))
+    log.weights(client, model)
+
+
+def score(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
+    """Tenant D: log-probabilities of texts under the base model, by the trainer and by the sampler."""
+    setting = recipe.setting
+    packs = packed_text(setting)
+    model, sampler = adapter(recipe, client, lora_rank=8), Sampler(setting.model, client=client)
+    log.begin.wait()
+    for step in range(setting.steps):
+        feature = packs[-1 - step % len(packs)]
+        output = model.forward_only([feature], disable_lora=True)
+        (logps,) = sampler.compute_logprobs([feature['input_ids'][: setting.max_tokens]])
+        log.step(output, logps[1:], mean_logprob=-output['loss'])
+    model.remove_adapter()
+
+
+TENANTS: Mapping[str, Callable[[Recipe[Setting], TwinkleClient, Log], None]] = {
+    'A': fine_tune, 'B': pretrain, 'C': reinforce, 'D': score
+}  # fmt: skip
+PLOTTED = {'A': 'A_loss', 'B': 'B_loss', 'C': 'C_reward', 'D': 'D_mean_logprob'}
+
+
+def learn(model: MultiLoraTransformersModel, batches: list[Any], log: Log) -> None:
+    """Take a step for each batch; none waits for the answer of the one before."""
+    log.begin.wait()
+    with model.pipeline():
+        outputs = [(model.forward_backward.submit(batch), model.clip_grad_and_step.submit()) for batch in batches]
+        for forward, _ in outputs:
+            log.step(forward.result(), loss=forward.result()['loss'])
+
+
+class LetterReward(TextReward):
+    """The share of letters, which even a model of random weights can learn to like."""
+
+    def score(self, completion: str) -> float:
+        """Return it of one completion."""
+        return sum(character.isalpha() for character in completion) / max(len(completion), 1)
+
+
+def adapter(recipe: Recipe[Setting], client: TwinkleClient, *, lora_rank: int) -> MultiLoraTransformersModel:
+    """Return a handle with one adapter, whose first weights are a function of the seed."""
+    model = MultiLoraTransformersModel(recipe.setting.model, client=client)
+    model.add_adapter_to_model('default', LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, seed=recipe.seed))
+    model.set_optimizer('AdamW', lr=recipe.setting.learning_rate)
+    return model
+
+
+def packed_text(setting: Setting) -> list[dict[str, Any]]:
+    """Return plain text as packs of tokens."""
+    texts = pretraining.paragraphs(Path('docs'))
+    return list(pretraining.packed(texts, model_id=setting.model, pack_tokens=setting.sequence_tokens))
+
+
+def main() -> None:
+    """Run them together and alone, compare, and say so."""
+    recipe = read_recipe('four_tenants', __doc__ or '', {'cpu': CPU, 'gpu': GPU})
+    with connected(recipe.setting.model) as admin:
+        if solo := recipe.setting.solo:
+            run(recipe, admin, [solo], f'{solo} alone')
+            return
+        together = run(recipe, admin, list(TENANTS), 'together')
+        alone = {name: run(recipe, admin, [name], f'{name} alone')[name] for name in TENANTS}
+    is_equal = {name: together[name].bits == alone[name].bits for name in TENANTS}
+    for name, equal in is_equal.items():
+        shared = max(together[name].pass_adapter_counts)
+        print(f'{name}: {"every bit equal" if equal else "DIFFERS"}, up to {shared} adapters in one of its passes')
+    if not all(is_equal.values()):
+        raise SystemExit(1)
+
+
+def run(recipe: Recipe[Setting], admin: TwinkleClient, names: list[str], title: str) -> dict[str, Log]:
+    """Run tenants at once, each with its own key, client and thread; draw what they tell, and return their logs."""
+    keys = KeyAdministration(client=admin)
+    made = {name: keys.create_key(f'tenant-{name.lower()}', scopes=['train', 'sample', 'data']) for name in names}
+    news: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
+    begin = threading.Barrier(len(names))
+    logs = {name: Log(name, news, begin) for name in names}
+
+    def work(name: str, secret: str) -> None:
+        try:
+            with TwinkleClient(admin.base_url, secret) as client:
+                TENANTS[name](recipe, client, logs[name])
+        except BaseException:
+            begin.abort()
+            raise
+        finally:
+            news.put(None)
+
+    out, plotted = recipe.out / title.replace(' ', '_'), [PLOTTED[name] for name in names]
+    total = len(names) * recipe.setting.steps
+    with ThreadPoolExecutor(len(names)) as pool, Curves(out, title=title, total_steps=total, plotted=plotted) as curves:
+        runs = [pool.submit(work, name, secret) for name, (_, secret) in made.items()]
+        for _ in names:
+            while (numbers := news.get()) is not None:
+                curves.record(**numbers)
+    for one in runs:
+        one.result()
+    for key, _ in made.values():
+        keys.revoke_key(key.key_id)
+    saved = {name: {'bits': log.bits, 'pass_adapter_counts': log.pass_adapter_counts} for name, log in logs.items()}
+    (out / 'bits.json').write_text(json.dumps(saved, indent=2))
+    return logs
+
+
+if __name__ == '__main__':
+    main()
