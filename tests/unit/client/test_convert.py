@@ -45,7 +45,7 @@ def test_padding_is_cut_off() -> None:
 
 def test_program_s_own_keys_stay_here() -> None:
     """Chats and user data are for rewards and do not travel."""
-    feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'length': 1}
+    feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'samples': [{}], 'length': 1}
     message = features_to_proto([feature]).features[0]
     assert [descriptor.name for descriptor, _ in message.ListFields()] == ['input_ids']
 

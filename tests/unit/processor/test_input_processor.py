@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinkle.dataset import DatasetMeta, PackingDataset
 from twinkle.processor import InputLimits, InputProcessor, InvalidFeatures
 
 LIMITS = InputLimits(vocab_size=50, max_tokens=16)
@@ -40,6 +41,18 @@ def test_packed_samples_are_sequences_of_their_own():
     """Positions that restart begin another sequence."""
     batch = pack({**FEATURE, 'position_ids': [0, 1, 0, 1]}, FEATURE)
     assert batch.sequence_bounds == ((0, 2), (2, 4), (4, 8))
+
+
+def test_packs_of_a_dataset_are_taken_as_they_are(tiny_llama_dir):
+    """What a pack's examples carried beside tokens goes along unread, so a packed dataset can be trained on."""
+    rows = [{'messages': [{'role': 'assistant', 'content': text}], 'source': text} for text in ('ab', 'c')]
+    dataset = PackingDataset(DatasetMeta(data=rows))
+    dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=64)
+    dataset.encode()
+    dataset.pack_dataset()
+    (pack_,) = dataset
+    assert [sample['source'] for sample in pack_['samples']] == ['ab', 'c']
+    assert len(InputProcessor()([pack_], InputLimits(vocab_size=320, max_tokens=64)).sequence_bounds) == 2
 
 
 def test_what_the_loss_ignores_does_not_count():

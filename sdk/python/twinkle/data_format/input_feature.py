@@ -71,3 +71,5 @@ class InputFeature(TypedDict, total=False):
     """The chat this feature was encoded from, kept for rewards. Never sent to the trainer."""
     user_data: list[tuple[str, str]]
     """`(key, JSON)` pairs carried along for rewards. Never sent to the trainer."""
+    samples: list[dict[str, Any]]
+    """Of a pack: what each of its examples carried beside tokens, such as its messages. Never sent to the trainer."""

@@ -17,7 +17,7 @@ _EXTRA_FLOATS = tuple(name for name, spec in EXTRA_STREAMS.items() if spec.kind 
 PER_LABEL = (*_FLOATS, *_EXTRA_FLOATS)
 """What may be given beside the features, one value or sequence for each."""
 _CARRIED = frozenset(
-    {'messages', 'tools', 'user_data', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
+    {'messages', 'tools', 'user_data', 'samples', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
 )
 """Keys of a feature that are the program's own and do not travel."""
 
