@@ -19,12 +19,14 @@ from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import ServerFacts
 from services.kit.telemetry import start_telemetry, stop_telemetry
 from services.kit.worker import Threads
+from twinkle.plugin import keep_plugins_out
 from twinkle.preprocessor import filter_names, preprocessor_names
 from twinkle.template import template_names
 
 
 def main() -> None:
     """Run the service until it is told to stop."""
+    keep_plugins_out()
     config = load_config(DataConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -26,10 +26,12 @@ from services.sampler.domain.adapter import AdapterKey
 from services.sampler.domain.generation import EngineFacts
 from services.sampler.ports import SamplerEngine
 from twinkle.hub import resolve_model
+from twinkle.plugin import keep_plugins_out
 
 
 def main() -> None:
     """Run the service until it is told to stop."""
+    keep_plugins_out()
     config = load_config(SamplerConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
+from twinkle.plugin import Plugin, allowed_plugins, is_plugin_id
+
 _Component = TypeVar('_Component')
 
 _MISFITS = (TypeError, ArithmeticError, LookupError, AttributeError, AssertionError, RuntimeError)
@@ -68,6 +70,8 @@ class ComponentRegistry(Generic[_Component]):
     ) -> None:
         self._kind, self._base, self._plugin_group = kind, base, plugin_group
         self._classes = {**{cls.__name__: cls for cls in classes}, **(named or {})}
+        # Only to name them: each time one is asked for, it is looked up whether it is allowed.
+        self._plugins: dict[str, type[_Component]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,7 +81,8 @@ class ComponentRegistry(Generic[_Component]):
     def name_of(self, component: 'type[_Component] | _Component') -> str:
         """Return the name under which `build` makes a component's class; its own name where there is none."""
         cls = component if isinstance(component, type) else type(component)
-        return next((name for name in self.names if self._classes[name] is cls), cls.__name__)
+        known = {**self._plugins, **self._classes}
+        return next((name for name in sorted(known) if known[name] is cls), cls.__name__)
 
     def register(self, name: str = '') -> Callable[[type[_Component]], type[_Component]]:
         """Return a decorator that makes a class of this process known, under `name` or the class's own.
@@ -93,24 +98,38 @@ class ComponentRegistry(Generic[_Component]):
         return decorate
 
     def load_plugins(self, allowed_names: Iterable[str]) -> None:
-        """Make classes of installed packages known, each under its entry point's name.
+        """Make classes of others known: of installed packages, and of plugins (`twinkle.plugin`).
 
-        Nothing of a package is imported before its plugin is allowed here: a service passes what its operator
-        listed, never what a client sent.
+        Nothing of one is imported before it is allowed here: a service passes what its operator listed, never what
+        a client sent.
+
+        Args:
+            allowed_names: names of entry points, and ids of plugins, with `@` and a digest where the code is fixed;
+                each is the name of its class here, without the digest.
 
         Raises:
             UnknownComponent: no package offers a plugin of that name.
             InvalidComponent: it is no such class, or its name is taken.
+            PluginRefused: a plugin does not hold exactly one such class.
+            HubError: a plugin cannot be had.
         """
         offered = entry_points(group=self._plugin_group) if self._plugin_group else ()
         known = tuple(sorted({point.name for point in offered}))
         for name in sorted(set(allowed_names)):
+            if is_plugin_id(name):
+                self._load_plugin(name)
+                continue
             points = [point for point in offered if point.name == name]
             if not points:
                 raise UnknownComponent(f'{self._kind} plugin', name, known)
             if len(points) > 1:
                 raise InvalidComponent(self._kind, name, 'several packages offer it')
             self._add(name, points[0].load())
+
+    def _load_plugin(self, entry: str) -> None:
+        plugin = entry.partition('@')[0]
+        with allowed_plugins(entry):
+            self._add(plugin, Plugin.load_plugin(plugin, self._base))
 
     def _add(self, name: str, cls: Any) -> None:
         if not (isinstance(cls, type) and issubclass(cls, self._base)) or inspect.isabstract(cls):
@@ -119,21 +138,29 @@ class ComponentRegistry(Generic[_Component]):
             raise InvalidComponent(self._kind, name, 'the name is taken')
 
     def build(self, component: 'str | type[_Component] | _Component', options: Mapping[str, Any]) -> _Component:
-        """Return a component given by name, class or instance.
+        """Return a component given by name, class, instance or, where plugins are allowed, as a plugin's id.
 
         Raises:
             UnknownComponent: the name is not registered.
             InvalidComponentOptions: an option is unknown or refused, or options come beside an instance.
+            PluginRefused: plugins are not allowed, or this one does not hold exactly one such class.
         """
         if isinstance(component, self._base):
             if options:
                 raise InvalidComponentOptions(self._kind, type(component).__name__, 'is built; it takes no options')
             return component
         if isinstance(component, str):
-            if component not in self._classes:
-                raise UnknownComponent(self._kind, component, self.names)
-            component = self._classes[component]
+            component = self._class_of(component)
         return self._construct(cast('type[_Component]', component), options)
+
+    def _class_of(self, name: str) -> type[_Component]:
+        if name in self._classes:
+            return self._classes[name]
+        if is_plugin_id(name):
+            cls = Plugin.load_plugin(name, self._base)
+            self._plugins[name] = cls
+            return cls
+        raise UnknownComponent(self._kind, name, self.names)
 
     def _construct(self, cls: type[_Component], options: Mapping[str, Any]) -> _Component:
         check_options(self._kind, cls.__name__, cls, options)

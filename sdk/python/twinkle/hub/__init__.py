@@ -12,10 +12,18 @@ from twinkle.hub.errors import (
     HubUnreachable,
     ModelNotFound,
     NotSupportedYet,
+    PluginNotFound,
     UploadRefused,
 )
 from twinkle.hub.ids import HubId, local_path, without_alias
-from twinkle.hub.resolve import BUILT_IN_MODELS, get_model, resolve_dataset, resolve_model, resolve_tokenizer
+from twinkle.hub.resolve import (
+    BUILT_IN_MODELS,
+    get_model,
+    resolve_dataset,
+    resolve_model,
+    resolve_plugin,
+    resolve_tokenizer,
+)
 from twinkle.hub.upload import UPLOAD_FILES, Uploaded, upload, upload_later
 
 __all__ = [
@@ -28,6 +36,7 @@ __all__ = [
     'HubUnreachable',
     'ModelNotFound',
     'NotSupportedYet',
+    'PluginNotFound',
     'UploadRefused',
     'Uploaded',
     'cache_dir',
@@ -35,6 +44,7 @@ __all__ = [
     'local_path',
     'resolve_dataset',
     'resolve_model',
+    'resolve_plugin',
     'resolve_tokenizer',
     'upload',
     'upload_later',

@@ -13,6 +13,10 @@ class DatasetNotFound(HubError):
     """No place that was asked holds this dataset."""
 
 
+class PluginNotFound(HubError):
+    """No place that was asked holds this plugin."""
+
+
 class HubUnreachable(HubError):
     """A hub or package index did not answer, or its client is not installed."""
 

@@ -24,6 +24,9 @@ TOKENIZER_FILES = (
 MODEL_FILES = (*TOKENIZER_FILES, '*.safetensors', '*.safetensors.index.json', 'vocab*', 'merges.txt', '*.model')
 """What a model needs of it: no pickles and no code."""
 
+PLUGIN_FILES = ('*.py', '*.json', '*.yaml', '*.txt', '*.jinja')
+"""What a plugin is made of."""
+
 
 def hugging_face_snapshots(name: str, kind: Kind) -> Iterator[Path]:
     """Yield the snapshot of branch `main` in Hugging Face's cache, if there is one."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twinkle.hub import remote, smollm2
 from twinkle.hub.cache import cache_dir
-from twinkle.hub.errors import DatasetNotFound, HubError, ModelNotFound
+from twinkle.hub.errors import DatasetNotFound, HubError, ModelNotFound, PluginNotFound
 from twinkle.hub.ids import HubId, local_path, without_alias
 
 _BUILT_IN: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.fetch}
@@ -75,6 +75,28 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path:
     return remote.download(hub_id, kind='datasets', patterns=None)
 
 
+def resolve_plugin(plugin_id: str) -> Path:
+    """Return the local folder of a plugin: what holds an `__init__.py`.
+
+    Its code is fetched, which running is another matter. In the mirror it lies among the models.
+
+    Args:
+        plugin_id: `hf://org/name`, `ms://org/name`, or the path of a folder.
+
+    Raises:
+        PluginNotFound: no place has it.
+        HubUnreachable: only the network could have it, and it did not answer.
+    """
+    path = local_path(plugin_id)
+    if path is None:
+        hub_id = _parse(plugin_id, PluginNotFound)
+        places = (folder for folder in _places(hub_id, 'models') if _has_code(folder))
+        path = next(places, None) or remote.download(hub_id, kind='models', patterns=remote.PLUGIN_FILES)
+    if not _has_code(path):
+        raise PluginNotFound(f'{plugin_id} holds no plugin: there is no __init__.py at its top')
+    return path.resolve()
+
+
 def _resolve_model(
     model_id: str, is_fit: Callable[[Path], bool], patterns: tuple[str, ...], *, is_local_allowed: bool
 ) -> Path:
@@ -115,6 +137,10 @@ def _places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
 
 def _has_weights(folder: Path) -> bool:
     return (folder / 'config.json').is_file() and any(folder.glob('*.safetensors'))
+
+
+def _has_code(folder: Path) -> bool:
+    return (folder / '__init__.py').is_file()
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from twinkle.nn.errors import PackError, UnknownParameters, UnknownTargetModules
 from twinkle.nn.full_weights import FullWeights, select_parameters
 from twinkle.nn.head import HeadOutputs
 from twinkle.nn.head_weights import HeadAdapter, log_probabilities
+from twinkle.nn.kernel_seam import KernelSeam
 from twinkle.nn.kv_cache import KVCache
 from twinkle.nn.layer_update import AdapterWeights, LayerDraw, LayerUpdate
 from twinkle.nn.lora_factors import LoraFactors
@@ -27,6 +28,7 @@ __all__ = [
     'HeadAdapter',
     'HeadOutputs',
     'KVCache',
+    'KernelSeam',
     'LayerDraw',
     'LayerUpdate',
     'LoraFactors',

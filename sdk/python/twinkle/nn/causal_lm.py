@@ -20,6 +20,7 @@ from twinkle.nn.errors import PackError, UnsupportedModel
 from twinkle.nn.fused_layers import fuse_layers, replace_module
 from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadAdapter, HeadWeights
+from twinkle.nn.kernel_seam import KernelSeam
 from twinkle.nn.lora_linear import LoraLinear
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
@@ -86,6 +87,11 @@ class PackedCausalLM:
         if prepare is not None:
             prepare(model)
         return cls(model.to(device), is_checkpointed=is_checkpointed)
+
+    @property
+    def seams(self) -> list[KernelSeam]:
+        """Layers whose arithmetic another kernel may take over, in the model's order."""
+        return [module for module in self._backbone.modules() if isinstance(module, KernelSeam)]
 
     @property
     def vocab_size(self) -> int:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.functional import gelu, silu
 
+from twinkle.nn.kernel_seam import KernelSeam
+
 _GELU_SCALE = (2.0 / torch.pi) ** 0.5
 _GELU_CUBIC = 0.044715
 """Of the tanh approximation: Hendrycks and Gimpel 2016, section 2."""
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(KernelSeam):
     """`down(act(gate(x)) up(x))`, with the layers of the module it stands for under their own names.
 
     Args:
@@ -32,13 +34,22 @@ class GatedMLP(nn.Module):
         self.down_proj = mlp.down_proj
         self.gate = gate
 
+    @property
+    def operation(self) -> str:
+        """Return 'swiglu' or 'geglu', by the gate."""
+        return self.gate.operation
+
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., D]` for `x [..., D]`."""
-        return self.down_proj(self.gate.apply(self.gate_proj(x), self.up_proj(x)))
+        kernel = self.gate.apply if self.kernel is None else self.kernel
+        return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x)))
 
 
 class _Gate(Function):
     """`act(g) u`, in the dtype of `g`, computed in float32."""
+
+    operation: str
+    """As `KernelSeam.operation`."""
 
     @staticmethod
     def activation(g: Tensor) -> Tensor:
@@ -63,6 +74,8 @@ class _Gate(Function):
 
 
 class _SiluGate(_Gate):
+    operation = 'swiglu'
+
     @staticmethod
     def activation(g: Tensor) -> Tensor:
         denominator = torch.neg(g).exp_().add_(1.0)
@@ -76,6 +89,8 @@ class _SiluGate(_Gate):
 
 
 class _GeluGate(_Gate):
+    operation = 'geglu'
+
     @staticmethod
     def activation(g: Tensor) -> Tensor:
         return _gelu_tanh(g).add_(1.0).mul_(g).mul_(0.5)

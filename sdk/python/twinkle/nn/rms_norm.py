@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from twinkle.nn.kernel_seam import KernelSeam
 
-class FusedRMSNorm(nn.Module):
+
+class FusedRMSNorm(KernelSeam):
     """`y = x / sqrt(mean(x^2) + eps) (weight + offset)`, computed in float32, in the dtype of `x`.
 
     Args:
@@ -25,9 +27,15 @@ class FusedRMSNorm(nn.Module):
         self._eps = eps
         self._offset = offset
 
+    @property
+    def operation(self) -> str:
+        """Return 'rms_norm'."""
+        return 'rms_norm'
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed rows of `x [..., D]`."""
-        return _RMSNorm.apply(x, self.weight, self._eps, self._offset)
+        kernel = _RMSNorm.apply if self.kernel is None else self.kernel
+        return kernel(x, self.weight, self._eps, self._offset)
 
 
 class _RMSNorm(Function):

@@ -6,23 +6,29 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, cast
 
+from twinkle.plugin import Plugin, is_plugin_id
 from twinkle.preprocessor.base import DataFilter, Preprocessor
 from twinkle.preprocessor.errors import InvalidArguments, UnknownPreprocessor
+
+_PLUGIN_BASES: dict[str, type[Any]] = {'preprocessor': Preprocessor, 'filter': DataFilter}
 
 
 def construct(given: Any, init_args: Mapping[str, Any] | None, known: Mapping[str, type[Any]], kind: str) -> Any:
     """Return what was asked for; an object that was built before begins a new pass.
 
     Args:
-        given: a name of `known`, a class, an object or a function.
+        given: a name of `known`, the id of an allowed plugin, a class, an object or a function.
         init_args: of the constructor; for names and classes only.
-        kind: what it is, for messages.
+        kind: 'preprocessor', 'filter' or another word for messages; of those two there may be plugins.
 
     Raises:
         UnknownPreprocessor: the name is not known.
         InvalidArguments: arguments the constructor does not take.
+        PluginRefused: plugins are not allowed, or this one does not hold exactly one such class.
     """
     if isinstance(given, str):
+        if is_plugin_id(given) and kind in _PLUGIN_BASES:
+            known = {given: Plugin.load_plugin(given, _PLUGIN_BASES[kind])}
         if given not in known:
             raise UnknownPreprocessor(f'there is no {kind} {given!r}; there are {", ".join(sorted(known))}')
         given = known[given]

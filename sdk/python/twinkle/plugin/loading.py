@@ -1,0 +1,119 @@
+"""From a plugin's id to the class it holds.
+
+The code of a plugin is loaded as a package named after its digest: two plugins never share a name, one that changed
+is another module, and the same code is loaded once.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from twinkle.hub import resolve_plugin
+from twinkle.plugin.errors import PluginRefused
+from twinkle.plugin.policy import check_allowed, check_digest
+
+_Base = TypeVar('_Base')
+
+_PREFIXES = ('hf://', 'ms://', '/', './', '../', '~/')
+_PACKAGE = 'twinkle_plugin_'
+_lock = threading.RLock()
+
+
+def is_plugin_id(text: str) -> bool:
+    """Return whether a component's name is the id of a plugin: one of a hub, or a path that is written as one."""
+    return text.startswith(_PREFIXES)
+
+
+class Plugin:
+    """Loads components that are not part of this library."""
+
+    @staticmethod
+    def load_plugin(plugin: str, base: type[_Base]) -> type[_Base]:
+        """Return the one class of a plugin that is a `base`; runs the plugin's code.
+
+        Args:
+            plugin: `hf://org/name`, `ms://org/name`, or a folder of this machine.
+            base: what the class has to be a subclass of, such as `twinkle.loss.Loss`.
+
+        Raises:
+            PluginRefused: plugins are not allowed here, the code is not what was allowed, or it does not hold
+                exactly one such class.
+            HubError: the plugin cannot be had.
+
+        Concurrency: any thread; of two that ask for the same code one runs it and both get the same class.
+        """
+        module = _load(plugin)
+        found = [cls for cls in _own_classes(module) if issubclass(cls, base) and not inspect.isabstract(cls)]
+        if len(found) != 1:
+            names = sorted(cls.__name__ for cls in found)
+            raise PluginRefused(
+                plugin, f'must define exactly one class that implements {base.__name__}, and defines {names or "none"}'
+            )
+        return found[0]
+
+
+def load_function(plugin: str, name: str) -> Callable[..., Any]:
+    """Return a function of a plugin by its name; runs the plugin's code.
+
+    Raises:
+        PluginRefused: as `Plugin.load_plugin`, or it has no function of that name.
+        HubError: the plugin cannot be had.
+    """
+    function = getattr(_load(plugin), name, None)
+    if not callable(function):
+        raise PluginRefused(plugin, f'has no function {name!r}')
+    return function
+
+
+def _load(plugin: str) -> ModuleType:
+    check_allowed(plugin)
+    folder = resolve_plugin(plugin)
+    digest = _digest(folder)
+    check_digest(plugin, digest)
+    name = f'{_PACKAGE}{digest[:32]}'
+    with _lock:
+        return sys.modules.get(name) or _run(name, folder)
+
+
+def _run(name: str, folder: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        name, folder / '__init__.py', submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise PluginRefused(str(folder), 'its __init__.py cannot be loaded')
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs, so that its own modules can be imported relative to it.
+    sys.modules[name] = module
+    is_whole = False
+    try:
+        spec.loader.exec_module(module)
+        is_whole = True
+    finally:
+        if not is_whole:
+            for loaded in [key for key in sys.modules if key == name or key.startswith(f'{name}.')]:
+                del sys.modules[loaded]
+    return module
+
+
+def _digest(folder: Path) -> str:
+    """Return the sha256 of all its Python files, names and contents."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob('*.py')):
+        for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, 'big') + part)
+    return digest.hexdigest()
+
+
+def _own_classes(module: ModuleType) -> list[type]:
+    """Return the classes that the plugin's code defines and its `__init__.py` has, not those that it imports."""
+    return [
+        value
+        for value in {id(value): value for value in vars(module).values()}.values()
+        if isinstance(value, type) and (value.__module__ + '.').startswith(f'{module.__name__}.')
+    ]

@@ -1,0 +1,203 @@
+"""Kernels are put into a model, are really called, and go out of it again."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from twinkle.data_format import LoraConfig
+from twinkle.kernel import (
+    DEFAULT_KERNEL_CONFIG,
+    OPERATIONS,
+    KernelChoice,
+    KernelError,
+    hub,
+    kernelize,
+    kernelized,
+    kernels_of,
+    unkernelize,
+)
+from twinkle.model import TransformersModel
+from twinkle.nn import AdapterSpan, PackedCausalLM, SequenceSpan
+from twinkle.nn.gated_mlp import fused_mlp
+from twinkle.plugin import PluginRefused, allow_plugins
+
+IDS = torch.arange(12) + 3
+
+
+@pytest.fixture
+def model(tiny_qwen3_dir) -> PackedCausalLM:
+    """Return a model with norms and gates."""
+    return PackedCausalLM.load(tiny_qwen3_dir)
+
+
+def hidden(model: PackedCausalLM) -> Tensor:
+    """Return what the model makes of a sequence."""
+    count = len(IDS)
+    places = torch.arange(count)
+    with torch.no_grad():
+        return model.hidden(IDS, places, sequences=[SequenceSpan(0, count)], adapters=[AdapterSpan(0, count, None)])
+
+
+class Counted:
+    """A kernel of the test's own that computes something else, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.shapes: list[torch.Size] = []
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """Return the norm times two."""
+        self.shapes.append(x.shape)
+        return 2 * nn.functional.rms_norm(x, weight.shape, weight + offset, eps)
+
+
+def test_a_kernel_runs_in_every_layer_and_is_unset_again(model):
+    """Results change while it is there, and are the same bits before and after."""
+    plain, kernel = hidden(model), Counted()
+    assert kernelize(model, {'rms_norm': kernel}) is model
+    assert not torch.equal(hidden(model), plain)
+    norms = [seam for seam in model.seams if seam.operation == 'rms_norm']
+    assert len(kernel.shapes) == len(norms) > 4
+    assert kernels_of(model)['rms_norm'] is kernel
+    unkernelize(model)
+    assert torch.equal(hidden(model), plain)
+    assert len(kernel.shapes) == len(norms)
+
+
+def test_the_reference_is_the_same_bits(model):
+    """Naming it, and the defaults where nothing else can run, change nothing."""
+    plain = hidden(model)
+    for mapping in (dict.fromkeys(('rms_norm', 'swiglu'), 'torch'), DEFAULT_KERNEL_CONFIG):
+        kernelize(model, mapping)
+        assert torch.equal(hidden(model), plain)
+        assert set(kernels_of(model)) == {'rms_norm', 'swiglu'}
+
+
+def test_a_block_puts_back_what_was_there(model):
+    """Also when it raises."""
+    outer, inner = Counted(), Counted()
+    kernelize(model, {'rms_norm': outer})
+
+    def fail_inside() -> None:
+        with kernelized(model, {'rms_norm': inner}):
+            hidden(model)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert inner.shapes
+    assert kernels_of(model)['rms_norm'] is outer
+
+
+@pytest.mark.parametrize(
+    'mapping',
+    [
+        {'rms_norm': 'liger'},
+        {'rms_norm': 'cuda'},
+        {'rotary': 'torch'},
+        {'geglu': 'torch'},
+        {'rms_norm': KernelChoice(('liger',))},
+    ],
+)
+def test_what_cannot_run_here_is_refused_and_changes_nothing(model, mapping):
+    """Liger on a CPU, unknown names, and operations that the model does not have, also beside one that fits."""
+    with pytest.raises(KernelError, match=next(iter(mapping))):
+        kernelize(model, {'swiglu': lambda gate, up: gate, **mapping})
+    assert set(kernels_of(model).values()) == {None}
+
+
+def test_choices_that_name_nothing_are_refused():
+    """No backend, an unknown one, or no model."""
+    for make in (lambda: KernelChoice(()), lambda: KernelChoice(('abacus',)), lambda: kernelize(object())):
+        with pytest.raises(KernelError):
+            make()
+
+
+def test_every_operation_has_a_seam():
+    """A gate by tanh-approximated gelu is one too."""
+    mlp = gelu_layer()
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    plain = mlp(x)
+    with kernelized(mlp, {'geglu': PLAIN['geglu']}):
+        torch.testing.assert_close(mlp(x), plain)
+    with kernelized(mlp, {'geglu': lambda gate, up: 0 * up}):
+        assert mlp(x).count_nonzero() == 0
+    assert set(OPERATIONS) == set(PLAIN)
+
+
+def gelu_layer() -> nn.Module:
+    """Return a gated layer whose gate is gelu."""
+    torch.manual_seed(0)
+    sizes = {'hidden_size': 8, 'intermediate_size': 24, 'num_attention_heads': 1}
+    fused = fused_mlp(LlamaMLP(LlamaConfig(hidden_act='gelu_pytorch_tanh', **sizes)))
+    assert fused is not None
+    return fused
+
+
+@pytest.mark.parametrize('operation', ['rms_norm', 'swiglu'])
+def test_training_goes_through_a_kernel(tiny_qwen3_dir, operation):
+    """A trainer takes kernels as a model does; gradients are those of the reference, to rounding."""
+    losses = [trained(tiny_qwen3_dir, {}), trained(tiny_qwen3_dir, {operation: PLAIN[operation]})]
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-3)
+    assert losses[0][0] > losses[0][-1]
+
+
+def trained(folder, mapping: dict[str, Any]) -> list[float]:
+    """Return the losses of four steps."""
+    feature = {'input_ids': list(range(3, 15)), 'labels': list(range(4, 16))}
+    trainer = TransformersModel(str(folder))
+    kernelize(trainer, mapping)
+    trainer.add_adapter_to_model('a', LoraConfig(r=4, target_modules='all-linear', seed=7))
+    trainer.set_optimizer('AdamW', lr=0.02)
+    losses = []
+    for _ in range(4):
+        losses.append(float(trainer.forward_backward(feature)['loss']))
+        trainer.clip_grad_and_step()
+    return losses
+
+
+PLAIN = {
+    'rms_norm': lambda x, weight, eps, offset: nn.functional.rms_norm(x, weight.shape, weight + offset, eps),
+    'swiglu': lambda gate, up: nn.functional.silu(gate) * up,
+    'geglu': lambda gate, up: nn.functional.gelu(gate, approximate='tanh') * up,
+}
+
+
+def test_a_kernel_of_a_plugin_runs_where_the_plugin_is_allowed(model, tmp_path, monkeypatch):
+    """`hub` loads one function, by the plugin's id and its name."""
+    monkeypatch.setenv('TWINKLE_PLUGINS', '')
+    code = 'import torch\ndef norm(x, weight, eps, offset):\n    return torch.zeros_like(x)\n'
+    (tmp_path / '__init__.py').write_text(code)
+    with pytest.raises(PluginRefused):
+        hub(f'{tmp_path}:norm')
+    allow_plugins(str(tmp_path))
+    with kernelized(model, {'rms_norm': hub(f'{tmp_path}:norm')}):
+        assert hidden(model).count_nonzero() == 0
+    for wrong in ('norm', f'{tmp_path}:', ':norm', f'{tmp_path}:a b'):
+        with pytest.raises(KernelError):
+            hub(wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='Liger runs on a CUDA device')
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_liger_computes_what_the_reference_does(tiny_qwen3_dir, dtype):
+    """Values and gradients of every layer, to the rounding of the dtype."""
+    pytest.importorskip('liger_kernel')
+    model = PackedCausalLM.load(tiny_qwen3_dir, dtype=dtype, device='cuda')
+    tolerance = 8 * torch.finfo(getattr(torch, dtype)).eps
+    for seam in [*model.seams, gelu_layer().to('cuda', getattr(torch, dtype))]:
+        width = seam.weight.shape[0] if seam.operation == 'rms_norm' else seam.gate_proj.in_features
+        x = torch.randn(9, width, device='cuda', dtype=getattr(torch, dtype))
+        found = []
+        for mapping in ({seam.operation: 'torch'}, {seam.operation: 'liger'}):
+            leaf = x.clone().requires_grad_()
+            kernelize(seam, mapping)
+            y = seam(leaf)
+            found.append([y, *torch.autograd.grad(y.square().sum(), leaf)])
+        for reference, liger in zip(*found, strict=True):
+            scale = float(reference.detach().abs().max())
+            torch.testing.assert_close(liger, reference, rtol=tolerance, atol=tolerance * scale)

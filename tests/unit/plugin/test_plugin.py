@@ -1,0 +1,224 @@
+"""Plugins run only where they are allowed, each under a name of its own."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from twinkle.component import ComponentRegistry, InvalidComponent
+from twinkle.hub import PluginNotFound
+from twinkle.loss import Loss, build_loss
+from twinkle.plugin import (
+    Plugin,
+    PluginRefused,
+    allow_plugins,
+    allowed_plugins,
+    keep_plugins_out,
+    load_function,
+    trust_remote_code,
+)
+from twinkle.preprocessor import build_filter, build_preprocessor
+from twinkle.reward import build_reward
+from twinkle.template import build_template
+
+
+class Shape:
+    """What the plugins here are."""
+
+    def area(self) -> float:
+        """Return it."""
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a mirror; nothing is allowed at first."""
+    monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path))
+    monkeypatch.setenv('TWINKLE_CACHE_DIR', str(tmp_path / 'cache'))
+    monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '0')
+    monkeypatch.setenv('TWINKLE_PLUGINS', '')
+    return tmp_path
+
+
+def write(hub: Path, name: str, code: str, **modules: str) -> str:
+    """Put a plugin into the mirror, and return its id."""
+    folder = hub / 'models' / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / '__init__.py').write_text(code)
+    for module, text in modules.items():
+        (folder / f'{module}.py').write_text(text)
+    return f'ms://{name}'
+
+
+def shape(area: float) -> str:
+    """Return the code of a shape."""
+    return f"""
+from {__name__} import Shape
+
+class Square(Shape):
+    def area(self):
+        return {area}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tests are imported by their files; plugins find this one by its name.
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, sys.modules['__main__']))
+
+
+def plugin_modules() -> set[str]:
+    """Return the names of what was loaded for plugins."""
+    return {name for name in sys.modules if name.startswith('twinkle_plugin_')}
+
+
+def test_nothing_is_loaded_unless_it_is_allowed(hub: Path) -> None:
+    """Off by default; by name, by a variable, or all; what is refused has not run."""
+    plugin = write(hub, 'me/square', shape(4.0))
+    before = plugin_modules()
+    for refuse in (lambda: Plugin.load_plugin(plugin, Shape), lambda: load_function(plugin, 'Square')):
+        with pytest.raises(PluginRefused, match='me/square'):
+            refuse()
+    allow_plugins('ms://me/other')
+    with pytest.raises(PluginRefused):
+        Plugin.load_plugin(plugin, Shape)
+    assert plugin_modules() == before
+    with allowed_plugins(plugin):
+        assert Plugin.load_plugin(plugin, Shape)().area() == 4.0
+    with pytest.raises(PluginRefused):
+        Plugin.load_plugin(plugin, Shape)
+
+
+def test_all_are_allowed_by_one_variable_and_none_in_a_service(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`TWINKLE_TRUST_REMOTE_CODE` is 0 or 1; a service puts it out."""
+    plugin = write(hub, 'me/square', shape(4.0))
+    monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '1')
+    assert Plugin.load_plugin(plugin, Shape)().area() == 4.0
+    keep_plugins_out()
+    assert not trust_remote_code()
+    with pytest.raises(PluginRefused):
+        Plugin.load_plugin(plugin, Shape)
+    monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', 'perhaps')
+    with pytest.raises(PluginRefused, match='perhaps'):
+        Plugin.load_plugin(plugin, Shape)
+
+
+def test_two_plugins_of_one_layout_do_not_mix(hub: Path) -> None:
+    """Each has its own classes and modules; the same code is loaded once, changed code anew."""
+    code = f'from {__name__} import Shape\nfrom .side import SIDE\n'
+    code += 'class Square(Shape):\n    def area(self):\n        return SIDE**2\n'
+    one = write(hub, 'me/one', code, side='SIDE = 1.0\n')
+    two = write(hub, 'me/two', code, side='SIDE = 2.0\n')
+    allow_plugins(one, two)
+    first, second = Plugin.load_plugin(one, Shape), Plugin.load_plugin(two, Shape)
+    assert (first().area(), second().area(), first is second) == (1.0, 4.0, False)
+    assert Plugin.load_plugin(one, Shape) is first
+    write(hub, 'me/one', code, side='SIDE = 3.0\n')
+    assert (Plugin.load_plugin(one, Shape)().area(), first().area()) == (9.0, 1.0)
+
+
+def test_only_the_code_that_was_allowed_runs(hub: Path) -> None:
+    """A digest beside the id fixes the code; its beginning has to be long enough to mean something."""
+    plugin = write(hub, 'me/square', shape(4.0))
+    with allowed_plugins(plugin):
+        digest = Plugin.load_plugin(plugin, Shape).__module__.removeprefix('twinkle_plugin_')
+    with allowed_plugins(f'{plugin}@{digest[:12]}'):
+        assert Plugin.load_plugin(plugin, Shape)().area() == 4.0
+        write(hub, 'me/square', shape(5.0))
+        with pytest.raises(PluginRefused, match=digest[:12]):
+            Plugin.load_plugin(plugin, Shape)
+    write(hub, 'me/square', shape(4.0))
+    with allowed_plugins(f'{plugin}@{digest[:4]}'), pytest.raises(PluginRefused):
+        Plugin.load_plugin(plugin, Shape)
+
+
+@pytest.mark.parametrize(
+    'code',
+    [
+        '',
+        f'from {__name__} import Shape\n',
+        'class Square:\n    pass\n',
+        shape(1.0) + 'class Circle(Shape):\n    pass\n',
+    ],
+)
+def test_a_plugin_holds_exactly_one_class_of_the_kind(hub: Path, code: str) -> None:
+    """None, an imported one, one of another kind, and two are refused."""
+    plugin = write(hub, 'me/other', code)
+    allow_plugins(plugin)
+    with pytest.raises(PluginRefused, match='Shape'):
+        Plugin.load_plugin(plugin, Shape)
+
+
+def test_what_breaks_while_it_is_loaded_leaves_nothing_behind(hub: Path) -> None:
+    """The error is the plugin's own, and mending the code is enough."""
+    plugin = write(hub, 'me/broken', 'from . import half\nraise KeyError(1)\n', half='')
+    allow_plugins(plugin)
+    before = plugin_modules()
+    with pytest.raises(KeyError):
+        Plugin.load_plugin(plugin, Shape)
+    assert plugin_modules() == before
+    write(hub, 'me/broken', shape(2.0))
+    assert Plugin.load_plugin(plugin, Shape)().area() == 2.0
+
+
+def test_folders_are_plugins_and_what_is_none_is_not_found(hub: Path) -> None:
+    """A path works as an id does; a folder without code is named."""
+    write(hub, 'me/square', shape(4.0))
+    folder = str(hub / 'models' / 'me' / 'square')
+    allow_plugins(folder, str(hub), 'ms://no id')
+    assert Plugin.load_plugin(folder, Shape)().area() == 4.0
+    for missing in (str(hub), 'ms://no id'):
+        with pytest.raises(PluginNotFound):
+            Plugin.load_plugin(missing, Shape)
+
+
+CODE = """
+from twinkle.loss import CrossEntropyLoss
+from twinkle.preprocessor import DataFilter, Preprocessor
+from twinkle.reward import Reward
+from twinkle.template import Template
+
+class MyLoss(CrossEntropyLoss): pass
+class MyTemplate(Template): pass
+class MyReward(Reward):
+    def __call__(self, trajectories, **kwargs): return [1.0 for _ in trajectories]
+class MyPreprocessor(Preprocessor):
+    def __call__(self, rows): return rows
+class MyFilter(DataFilter):
+    def __call__(self, row): return False
+
+def twice(x): return 2 * x
+"""
+
+
+def test_components_are_asked_for_by_the_ids_of_plugins(hub: Path, tiny_llama_dir: Path) -> None:
+    """Wherever a name is taken: losses, rewards, templates, preprocessors, filters; one plugin may hold each."""
+    plugin = write(hub, 'me/parts', CODE)
+    with pytest.raises(PluginRefused):
+        build_loss(plugin)
+    allow_plugins(plugin)
+    assert isinstance(build_loss(plugin), Loss)
+    assert build_reward(plugin)([{}]) == [1.0]
+    assert type(build_template(plugin, model_id=str(tiny_llama_dir))).__name__ == 'MyTemplate'
+    assert type(build_preprocessor(plugin)).__name__ == 'MyPreprocessor'
+    assert type(build_filter(plugin)).__name__ == 'MyFilter'
+    assert load_function(plugin, 'twice')(4) == 8
+    with pytest.raises(PluginRefused, match='thrice'):
+        load_function(plugin, 'thrice')
+
+
+def test_an_operator_lists_plugins_that_others_ask_for_by_name(hub: Path) -> None:
+    """They are loaded at the start and then known; nothing else is, and state names them by their id."""
+    plugin = write(hub, 'me/square', shape(4.0))
+    shapes: ComponentRegistry[Shape] = ComponentRegistry('shape', Shape, ())
+    keep_plugins_out()
+    shapes.load_plugins([plugin])
+    built = shapes.build(plugin, {})
+    assert (built.area(), shapes.name_of(built), shapes.names) == (4.0, plugin, (plugin,))
+    with pytest.raises(PluginRefused):
+        shapes.build(write(hub, 'me/other', shape(5.0)), {})
+    digest = type(built).__module__.removeprefix('twinkle_plugin_')
+    shapes.load_plugins([f'{plugin}@{digest}'])
+    write(hub, 'me/square', shape(6.0))
+    with pytest.raises(InvalidComponent):
+        shapes.load_plugins([plugin])
