@@ -12,7 +12,7 @@ class DataConfig(ServiceConfig):
     """Configuration of the data service."""
 
     service: ClassVar[str] = 'data'
-    callers: ClassVar[tuple[str, ...]] = ('gateway',)
+    callers: ClassVar[tuple[str, ...]] = ('gateway', 'model')
 
     base_models: tuple[str, ...] = ()
     """Base models of this deployment, as the model service is told; only these may be folders."""

@@ -52,6 +52,8 @@ PARKING_FAILPOINTS = (
     'park.recorded',
 )
 """In the order in which an adapter with unsaved steps comes to them when it is parked; `page_out.recorded` follows."""
+LOADER_FAILPOINTS = ('batch.fetched',)
+"""Where an operation comes whose batch is a loader's, before it is begun."""
 SESSION_FAILPOINTS = (
     'session.expired',
     'session.parked',
@@ -84,6 +86,7 @@ class Failpoints:
             *TRANSFER_FAILPOINTS,
             *FUTURE_FAILPOINTS,
             *PARKING_FAILPOINTS,
+            *LOADER_FAILPOINTS,
             *SESSION_FAILPOINTS,
             *REPLACEMENT_FAILPOINTS,
         )

@@ -21,6 +21,7 @@ from services.model.application.residency import ResidencyBounds
 from services.model.application.verbs import Limits, Verbs, make_verbs
 from services.model.application.world import World
 from services.model.backends.checkpoint_client import CheckpointClient
+from services.model.backends.data_client import MOST_BYTES, DataClient, NoDataService
 from services.model.backends.dry_run import EngineDryRun
 from services.model.backends.journal.circumstances import Circumstances, say_what_changed
 from services.model.backends.journal.memory import MemoryJournal
@@ -30,11 +31,14 @@ from services.model.backends.local import LoadOptions, LocalBackend
 from services.model.backends.merged_folders import MergedFolders
 from services.model.backends.upload_files import UploadFiles, UploadLimits
 from services.model.config import ModelConfig
+from services.model.domain.loader_batch import BatchSource
 from services.model.ports import Journal, TrainerBackend, WeightStore
+from twinkle.plugin import keep_plugins_out
 
 
 def main() -> None:
     """Run the service until it is told to stop."""
+    keep_plugins_out()
     config = load_config(ModelConfig)
     start_telemetry(config.telemetry, service=config.service)
     try:
@@ -58,7 +62,8 @@ async def serve(config: ModelConfig) -> None:
             )
         )
         store = CheckpointClient(channel, segments=open_segments(config.shared_memory), base_model=config.base_model)
-        world = make_world(config, backend, store, journal)
+        batches = await open_batches(config, stack)
+        world = make_world(config, backend, store, journal, batches=batches)
         stack.push_async_callback(world.exporter.close)
         verbs = make_verbs(world, make_limits(config))
         stack.push_async_callback(verbs.close)
@@ -66,6 +71,20 @@ async def serve(config: ModelConfig) -> None:
         upkeep = asyncio.ensure_future(verbs.upkeep.repeat(config.idle_seconds / 10))
         stack.callback(upkeep.cancel)
         await serve_until_stopped(make_server(config, verbs, backend), config)
+
+
+async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSource:
+    """Return the data service that the configuration names, reachable until the stack ends."""
+    if not config.data_address:
+        return NoDataService()
+    channel = open_channel(
+        config.data_address,
+        internal_token=config.internal_token,
+        tls=config.tls,
+        service='data',
+        message_bytes=MOST_BYTES,
+    )
+    return DataClient(await stack.enter_async_context(channel))
 
 
 async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
@@ -79,12 +98,17 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
     folder = config.state_dir.resolve() / 'journal'
     journal = await SqliteJournal.open(
         folder,
-        codec=ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size),
+        codec=codec_of(backend),
         engine=engine_name(config),
         undo_steps=config.undo_steps,
     )
     say_what_changed(folder, circumstances(config))
     return journal
+
+
+def codec_of(backend: TrainerBackend) -> ProtoRecordCodec:
+    """Return what reads the operations of a journal for an engine."""
+    return ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size)
 
 
 def circumstances(config: ModelConfig) -> Circumstances:
@@ -139,8 +163,15 @@ def make_limits(config: ModelConfig) -> Limits:
     )
 
 
-def make_world(config: ModelConfig, backend: LocalBackend, store: WeightStore, journal: Journal) -> World:
-    """Return the ports over an engine, a store and a journal."""
+def make_world(
+    config: ModelConfig,
+    backend: LocalBackend,
+    store: WeightStore,
+    journal: Journal,
+    *,
+    batches: BatchSource | None = None,
+) -> World:
+    """Return the ports over an engine, a store, a journal and, unless there is none, a data service."""
     clock = SystemClock()
     uploads = UploadFiles(
         config.state_dir.resolve() / 'batch-uploads',
@@ -154,7 +185,9 @@ def make_world(config: ModelConfig, backend: LocalBackend, store: WeightStore, j
         store=store,
         exporter=exporter,
         uploads=uploads,
+        batches=batches or NoDataService(),
         journal=journal,
+        codec=codec_of(backend),
         clock=clock,
     )
 

@@ -31,6 +31,9 @@ class ModelConfig(ServiceConfig):
     same base model need the same ones to agree with what is trained."""
     checkpoint_address: str = Field(min_length=1)
     """Where the checkpoint service is, `host:port`."""
+    data_address: str = ''
+    """Where the data service is, `host:port`, for batches that are named by loader and cursor. Empty: those are
+    refused."""
     shared_memory: SegmentsConfig = SegmentsConfig()
     """How published weights are handed to a checkpoint service on this host."""
     max_lora_rank: int = Field(default=256, ge=1)

@@ -7,6 +7,7 @@ from typing import Protocol
 from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
 from services.model.domain.adapter import Adapter
+from services.model.domain.loader_batch import LoadedBatch
 from services.model.domain.operation import BatchVerb, ComputeVerb, Operation, Save
 from services.model.domain.result import OperationResult, Outcome, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig
@@ -265,6 +266,14 @@ class RecordCodec(Protocol):
 
     def operation_from_bytes(self, payload: bytes) -> Operation:
         """Return the operation whose `payload` this is."""
+        ...
+
+    def filled(self, operation: Operation, loaded: LoadedBatch) -> Operation:
+        """Return an operation with what its loader gave in its verb and payload, its fingerprint as it was.
+
+        Raises:
+            InvalidField: an example cannot be used.
+        """
         ...
 
     def outcome_to_bytes(self, outcome: OperationResult | DomainError) -> bytes:

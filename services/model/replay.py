@@ -12,8 +12,7 @@ from pathlib import Path
 
 from services.kit.config import load_config
 from services.kit.errors import DomainError
-from services.model.__main__ import load_backend
-from services.model.api.record_codec import ProtoRecordCodec
+from services.model.__main__ import codec_of, load_backend
 from services.model.application.replay_journal import Replayed, ReplayJournal
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite import SqliteJournal
@@ -55,8 +54,7 @@ async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str |
     Raises:
         JournalRefused, AdapterNotFound, AdapterDamaged: it cannot be replayed.
     """
-    codec = ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size)
-    journal = await SqliteJournal.open_copy(folder, codec=codec)
+    journal = await SqliteJournal.open_copy(folder, codec=codec_of(backend))
     try:
         return await ReplayJournal(journal, backend, report=_say)(adapter_id)
     finally:

@@ -42,7 +42,12 @@ def service_config_json() -> str:
 
 
 def open_channel(
-    address: str, *, internal_token: str = '', tls: TlsConfig = _PLAINTEXT, service: str = ''
+    address: str,
+    *,
+    internal_token: str = '',
+    tls: TlsConfig = _PLAINTEXT,
+    service: str = '',
+    message_bytes: int = -1,
 ) -> grpc.aio.Channel:
     """Open a channel to another service of this deployment.
 
@@ -54,12 +59,14 @@ def open_channel(
         internal_token: the deployment's shared secret.
         tls: this service's; with authorities in it, the connection is over TLS.
         service: which one listens there, for the name in its certificate.
+        message_bytes: most of one received message; larger ones end their call with RESOURCE_EXHAUSTED. -1: any.
 
     Returns:
         A channel to be closed by the caller. It connects lazily and reconnects by itself.
     """
-    options = [*TRANSPORT_OPTIONS, ('grpc.service_config', service_config_json())]
-    return _open(address, options, _interceptors(internal_token), tls=tls, service=service)
+    own = {'grpc.service_config': service_config_json(), 'grpc.max_receive_message_length': message_bytes}
+    options: dict[str, Any] = {**dict(TRANSPORT_OPTIONS), **own}
+    return _open(address, list(options.items()), _interceptors(internal_token), tls=tls, service=service)
 
 
 def open_forwarding_channel(address: str, *, tls: TlsConfig = _PLAINTEXT, service: str = '') -> grpc.aio.Channel:

@@ -3,8 +3,10 @@
 import numpy as np
 
 from services.kit.errors import InvalidField, NotBuiltYet
+from services.kit.rpc.fields import id_from_proto, not_negative
 from services.kit.rpc.tensors import tensor_from_proto
-from twinkle.api.data.v1 import input_feature_pb2
+from services.model.domain.loader_batch import LoaderCursor, LoaderPlace
+from twinkle.api.data.v1 import dataset_pb2, input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import EXTRA_STREAMS, IGNORE_INDEX, InputFeature, StreamSpec
@@ -23,7 +25,7 @@ _STREAMS: dict[str, tuple[str, ...]] = {
 
 
 def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_size: int) -> list[InputFeature]:
-    """Return the examples of a batch.
+    """Return the examples of a batch; none of one that is still to be fetched from its loader.
 
     Args:
         batch: the message.
@@ -36,15 +38,41 @@ def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_si
     """
     source = batch.WhichOneof('source')
     if source is None:
-        raise InvalidField(f'{field}.source', 'must be set: give features')
-    if source != 'features':
+        raise InvalidField(f'{field}.source', 'must be set: give features, or a loader and a cursor')
+    if source == 'features':
+        return _features(batch.features, f'{field}.features.features', vocabulary_size)
+    if source != 'loader':
         raise NotBuiltYet(f'a batch by {source}')
-    if not batch.features.features:
-        raise InvalidField(f'{field}.features.features', 'must hold at least one example')
-    return [
-        _feature(message, f'{field}.features.features[{index}]', vocabulary_size)
-        for index, message in enumerate(batch.features.features)
-    ]
+    if not batch.loader.HasField('loaded'):
+        return []
+    return _features(batch.loader.loaded.features, f'{field}.loader.loaded.features.features', vocabulary_size)
+
+
+def place_from_proto(batch: operation_pb2.Batch, field: str) -> LoaderPlace | None:
+    """Return where a batch is in the data service; None for one that is not there.
+
+    Raises:
+        InvalidField: the loader's id or the cursor is malformed.
+    """
+    if batch.WhichOneof('source') != 'loader':
+        return None
+    loader_id = id_from_proto(batch.loader.loader_id, f'{field}.loader.loader_id')
+    if not batch.loader.HasField('cursor'):
+        return LoaderPlace(loader_id=loader_id)
+    cursor = batch.loader.cursor
+    not_negative(cursor.consumed_rows, f'{field}.loader.cursor.consumed_rows')
+    return LoaderPlace(loader_id=loader_id, cursor=cursor_from_proto(cursor))
+
+
+def cursor_from_proto(cursor: dataset_pb2.Cursor) -> LoaderCursor:
+    """Return a position in a loader."""
+    return LoaderCursor(consumed_rows=cursor.consumed_rows, state=cursor.state)
+
+
+def _features(batch: input_feature_pb2.FeatureBatch, field: str, vocabulary_size: int) -> list[InputFeature]:
+    if not batch.features:
+        raise InvalidField(field, 'must hold at least one example')
+    return [_feature(message, f'{field}[{index}]', vocabulary_size) for index, message in enumerate(batch.features)]
 
 
 def gradients_from_proto(tensors: list[tensor_pb2.Tensor], field: str) -> list[np.ndarray]:

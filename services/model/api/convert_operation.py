@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import duration_from_proto, fingerprint_of, id_from_proto
+from services.model.api.convert_features import cursor_from_proto, place_from_proto
 from services.model.api.convert_verb import verb_from_proto
 from services.model.domain import operation as domain
 from twinkle.api.model.v1 import operation_pb2 as wire
@@ -32,13 +33,26 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
         # It says how full the tenant's storage is now, and the same operation again may find it otherwise.
         message.save.ClearField('stored_bytes_limit')
     payload = message.SerializeToString(deterministic=True)
+    name = message.WhichOneof('verb') or ''
+    batch = getattr(getattr(message, name), 'batch', wire.Batch())
+    is_loaded = batch.loader.HasField('loaded')
     return domain.Operation(
         adapter_id=id_from_proto(message.adapter_id, f'{field}.adapter_id'),
         sequence_number=message.sequence_number,
         verb=verb,
-        fingerprint=fingerprint_of(payload),
+        fingerprint=_fingerprint_by_place(message) if is_loaded else fingerprint_of(payload),
         payload=payload,
+        place=place_from_proto(batch, f'{field}.{name}.batch'),
+        next_cursor=cursor_from_proto(batch.loader.loaded.next_cursor) if is_loaded else None,
     )
+
+
+def _fingerprint_by_place(message: wire.Operation) -> str:
+    """Return the fingerprint that the operation had when it came: its loader and cursor say which batch it is."""
+    bare = wire.Operation()
+    bare.CopyFrom(message)
+    getattr(bare, bare.WhichOneof('verb') or '').batch.loader.ClearField('loaded')
+    return fingerprint_of(bare)
 
 
 def patience_from_proto(request: training_service_pb2.WaitOperationRequest) -> timedelta:

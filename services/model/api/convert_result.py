@@ -12,6 +12,8 @@ from services.model.application.find_operation import OperationRecord, Operation
 from services.model.application.train_stream import Refused
 from services.model.domain import result as domain
 from services.model.domain.adapter import Adapter
+from services.model.domain.loader_batch import LoaderCursor
+from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.model.v1 import (
     adapter_pb2,
     adapter_service_pb2,
@@ -75,7 +77,14 @@ def result_to_proto(result: domain.OperationResult | Refused) -> operation_resul
     message.receipt.CopyFrom(_receipt_to_proto(result.receipt))
     message.warnings.extend(result.warnings)
     message.is_replayed = result.is_replayed
+    if result.next_cursor is not None:
+        message.next_cursor.CopyFrom(cursor_to_proto(result.next_cursor))
     return message
+
+
+def cursor_to_proto(cursor: LoaderCursor) -> dataset_pb2.Cursor:
+    """Return the message of a position in a loader."""
+    return dataset_pb2.Cursor(consumed_rows=cursor.consumed_rows, state=cursor.state)
 
 
 def record_to_proto(record: OperationRecord, adapter_id: str, sequence_number: int) -> dict[str, Any]:

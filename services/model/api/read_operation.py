@@ -44,6 +44,8 @@ class OperationReader:
         if batch is not None and batch.WhichOneof('source') == 'upload_id':
             upload_id = id_from_proto(batch.upload_id, f'{field}.{verb}.batch.upload_id')
             content = await self._read_upload(caller, upload_id)
+        if batch is not None and batch.loader.HasField('loaded'):
+            raise InvalidField(f'{field}.{verb}.batch.loader.loaded', 'must be unset: the model service fetches it')
         if len(content) + message.ByteSize() < _THREAD_BYTES:
             return self._convert(message, field, content)
         return await asyncio.to_thread(self._convert, message, field, content)

@@ -9,11 +9,13 @@ from services.kit.rpc.status import error_from_status
 from services.kit.rpc.tensors import tensor_data_from_proto
 from services.kit.rpc.weights import lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
+from services.model.api.convert_features import cursor_from_proto
 from services.model.api.convert_operation import operation_from_proto
-from services.model.api.convert_result import adapter_to_proto, result_to_proto
+from services.model.api.convert_result import adapter_to_proto, cursor_to_proto, result_to_proto
 from services.model.application.train_stream import Refused
 from services.model.domain import result as domain
 from services.model.domain.adapter import Adapter
+from services.model.domain.loader_batch import LoadedBatch
 from services.model.domain.operation import Operation
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2
 from twinkle.api.model.v1 import operation_result_pb2 as wire
@@ -29,6 +31,14 @@ class ProtoRecordCodec:
     def operation_from_bytes(self, payload: bytes) -> Operation:
         """Return an operation; see the port."""
         message = operation_pb2.Operation.FromString(payload)
+        return operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size)
+
+    def filled(self, operation: Operation, loaded: LoadedBatch) -> Operation:
+        """Return an operation with its batch; see the port."""
+        message = operation_pb2.Operation.FromString(operation.payload)
+        batch = getattr(message, message.WhichOneof('verb') or '').batch.loader.loaded
+        batch.features.ParseFromString(loaded.content)
+        batch.next_cursor.CopyFrom(cursor_to_proto(loaded.next_cursor))
         return operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size)
 
     def outcome_to_bytes(self, outcome: domain.OperationResult | DomainError) -> bytes:
@@ -92,6 +102,7 @@ def result_from_proto(message: wire.OperationResult) -> domain.OperationResult:
         ),
         warnings=tuple(message.warnings),
         is_replayed=message.is_replayed,
+        next_cursor=cursor_from_proto(message.next_cursor) if message.HasField('next_cursor') else None,
     )
 
 

@@ -6,8 +6,8 @@ gives it again. What needs more of the world is done first, harmlessly if repeat
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -15,6 +15,7 @@ from services.kit.caller import Caller
 from services.kit.errors import DomainError, Internal
 from services.kit.failpoints import reach
 from services.model.application.directory import AdapterDirectory
+from services.model.application.fill_batch import FillBatch
 from services.model.application.progress import adapter_after, result_of
 from services.model.application.residency import Residency
 from services.model.application.resident import Resident
@@ -52,6 +53,7 @@ class CarryOut:
         state_verbs: StateVerbs,
         *,
         compute: Compute,
+        fill_batch: FillBatch,
     ) -> None:
         """Use the parts given."""
         self._directory = directory
@@ -59,6 +61,7 @@ class CarryOut:
         self._journal = world.journal
         self._state_verbs = state_verbs
         self._compute = compute
+        self._fill_batch = fill_batch
         self._clock = world.clock
 
     async def __call__(self, caller: Caller, operation: Operation, *, arrival: float) -> OperationResult:
@@ -71,7 +74,9 @@ class CarryOut:
         """
         known = self._directory.get(caller, operation.adapter_id)
         async with AsyncExitStack() as stack:
-            resident = await self._enter(stack, known, operation)
+            async with self._using_up(known, operation):
+                operation = await self._fill_batch(stack, caller, operation)
+                resident = await stack.enter_async_context(self._residency.hold(operation.adapter_id))
             reach('operation.begun')
             # Looked up again: making it resident may have found outcomes.
             adapter = self._directory.get(caller, operation.adapter_id)
@@ -84,14 +89,15 @@ class CarryOut:
         reach('operation.answered')
         return result
 
-    async def _enter(self, stack: AsyncExitStack, adapter: Adapter, operation: Operation) -> Resident:
-        """Hold the adapter until the stack ends; where it cannot be made again, the number is used up, durably.
+    @asynccontextmanager
+    async def _using_up(self, adapter: Adapter, operation: Operation) -> AsyncIterator[None]:
+        """Use up the number, durably, where the block fails: the adapter cannot be made again, or there is no batch.
 
         Were it used up here alone, the next operation would leave a gap in the journal that no restore can pass.
         """
         outcome: DomainError | None = Internal('')
         try:
-            resident = await stack.enter_async_context(self._residency.hold(operation.adapter_id))
+            yield
             outcome = None
         except DomainError as error:
             outcome = None if is_refusal(error) else error
@@ -102,7 +108,6 @@ class CarryOut:
         finally:
             if outcome is not None:
                 await self._use_up(adapter, operation, outcome)
-        return resident
 
     # Compute verbs: written down while they run
 

@@ -7,6 +7,7 @@ from services.kit.clock import Clock
 from services.model.application.admission import Admission
 from services.model.application.carry_out import CarryOut
 from services.model.application.directory import AdapterDirectory
+from services.model.application.fill_batch import require_loader_scope
 from services.model.application.queues import Queues
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
@@ -43,10 +44,12 @@ class ExecuteOperation:
 
         Raises:
             AdapterNotFound: no such adapter of the caller.
+            ScopeMissing: the batch is a loader's, and the key may not read data.
             QueueFull: the tenant has too much under way.
             DomainError: whatever carrying it out raised.
         """
         self._directory.get(caller, operation.adapter_id)
+        require_loader_scope(caller, operation)
         arrival = self._clock.monotonic()
         async with self._queues.use(operation.adapter_id) as queue:
             place = self._admission.place(

@@ -55,4 +55,5 @@ def result_of(operation: Operation, run: VerbRun, *, queue_time: timedelta = tim
         outcome=run.outcome,
         receipt=receipt,
         warnings=run.warnings,
+        next_cursor=operation.next_cursor,
     )

@@ -12,6 +12,7 @@ from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
 from services.model.application.estimate import Estimate
 from services.model.application.execute_operation import ExecuteOperation
+from services.model.application.fill_batch import FillBatch
 from services.model.application.find_operation import FindOperation
 from services.model.application.park_adapter import ParkAdapter
 from services.model.application.queues import Queues
@@ -85,7 +86,10 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     queues = Queues(world.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
     dispatcher = Dispatcher(world.backend, scheduler, world.clock, batch_seconds=limits.batch_seconds)
-    carry_out = CarryOut(world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run)
+    fill_batch = FillBatch(world.batches, world.codec, tenant_bytes=limits.queue.request_bytes)
+    carry_out = CarryOut(
+        world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run, fill_batch=fill_batch
+    )
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
     create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, most=limits.adapters)
 

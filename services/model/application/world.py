@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from services.kit.clock import Clock
+from services.model.domain.loader_batch import BatchSource
 from services.model.domain.plan import CostEstimator
 from services.model.domain.upload import UploadStore
-from services.model.ports import Journal, ModelExporter, TrainerBackend, WeightStore
+from services.model.ports import Journal, ModelExporter, RecordCodec, TrainerBackend, WeightStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,5 +18,8 @@ class World:
     store: WeightStore
     exporter: ModelExporter
     uploads: UploadStore
+    batches: BatchSource
     journal: Journal
+    codec: RecordCodec
+    """Puts what a loader gave into its operation, as the journal keeps it."""
     clock: Clock

@@ -105,6 +105,21 @@ class BatchTooLarge(InvalidArgument):
 
 
 @dataclass(eq=False)
+class LoaderAtEnd(FailedPrecondition):
+    """The loader has no batch there."""
+
+    reason = 'LOADER_AT_END'
+    loader_id: str
+    consumed_rows: int
+
+    def __str__(self) -> str:
+        return (
+            f'loader {self.loader_id!r} has no batch after {self.consumed_rows} examples: all its epochs are read; '
+            'open another one, or one of more epochs'
+        )
+
+
+@dataclass(eq=False)
 class UndoTooFar(FailedPrecondition):
     """So many steps back are not kept."""
 

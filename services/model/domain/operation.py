@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.model.domain.loader_batch import LoaderCursor, LoaderPlace
 from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import InputFeature
 
@@ -203,12 +204,21 @@ class Operation:
     fingerprint: str
     """Digest of the request's content: tells a repeat from another operation with the same number."""
     payload: bytes = field(default=b'', repr=False)
-    """The request as it came, for the journal; opaque here."""
+    """The request as it came, for the journal; opaque here. A batch that was fetched for it is in it."""
+    place: LoaderPlace | None = None
+    """Where its batch is, if that is a loader's."""
+    next_cursor: LoaderCursor | None = None
+    """The position after that batch; None until it was fetched."""
 
     @property
     def request_bytes(self) -> int:
         """Size of the request."""
         return len(self.payload)
+
+    @property
+    def is_batch_missing(self) -> bool:
+        """Whether its batch is still to be fetched from a loader."""
+        return self.place is not None and self.next_cursor is None
 
     @property
     def request_id(self) -> str:

@@ -7,6 +7,8 @@ from datetime import timedelta
 import numpy as np
 import numpy.typing as npt
 
+from services.model.domain.loader_batch import LoaderCursor
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardResult:
@@ -109,3 +111,5 @@ class OperationResult:
     receipt: Receipt
     warnings: tuple[str, ...] = ()
     is_replayed: bool = False
+    next_cursor: LoaderCursor | None = None
+    """The position after its batch, where that was a loader's."""

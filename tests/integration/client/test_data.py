@@ -105,3 +105,40 @@ async def test_loader_takes_a_checkpoint_s_count(gateway: FakeGateway, client: T
     for wrong in (-1, 'many', {'consumed_train_samples': 4}):
         with pytest.raises(ValueError, match='must be'):
             loader.resume_from_checkpoint(wrong)
+
+
+async def test_handles_are_the_places_of_the_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The same batches without reading one, over all epochs, from where a state says."""
+    loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=2)
+    handles = [handle async for handle in loader.handles.aio()]
+    assert [(handle.consumed_rows, len(handle)) for handle in handles] == [
+        (0, 4), (4, 4), (8, 2), (10, 4), (14, 4), (18, 2),
+    ]  # fmt: skip
+    assert loader.get_state() == {'consumed_train_samples': 20, 'cursor': ''}
+    loader.resume_from_checkpoint({'consumed_train_samples': 14, 'cursor': 'Bw=='})
+    again = [handle async for handle in loader.handles.aio()]
+    assert [(handle.consumed_rows, handle.cursor_state) for handle in again] == [(14, b'\x07'), (18, b'')]
+    assert await loader.batch_at.aio(10) == handles[3]
+    assert 'StreamStart' not in gateway.calls
+
+
+async def test_handles_leave_out_what_the_loader_does(client: TwinkleClient) -> None:
+    """Without last batches that are not full; and a loader that has none says so."""
+    loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=0, drop_last=True)
+    handles = loader.handles.aio()
+    assert [(await anext(handles)).consumed_rows for _ in range(4)] == [0, 4, 8, 12]
+    await handles.aclose()
+    empty = DataLoader(Dataset('org/name', client=client), batch_size=11, drop_last=True)
+    assert [handle async for handle in empty.handles.aio()] == []
+    with pytest.raises(ValueError, match='no batches'):
+        await empty.batch_at.aio(0)
+    with pytest.raises(ValueError, match='at least 0'):
+        await loader.batch_at.aio(-1)
+
+
+async def test_prompts_have_no_handles(client: TwinkleClient) -> None:
+    """What was encoded for sampling cannot be trained on."""
+    dataset = Dataset('org/name', client=client)
+    await dataset.encode.aio(add_generation_prompt=True)
+    with pytest.raises(ValueError, match='sampling'):
+        await DataLoader(dataset).batch_at.aio(0)

@@ -8,9 +8,10 @@ import pytest
 
 from fixtures.fake_gateway import FakeGateway
 from fixtures.fake_wire import RUN_ID, failure
-from twinkle.api.model.v1 import training_config_pb2
+from twinkle.api.model.v1 import operation_pb2, training_config_pb2
 from twinkle.data_format import LoraConfig
 from twinkle_client import ServerError, StateError, TwinkleClient, UsageError
+from twinkle_client.dataloader import BatchHandle
 from twinkle_client.model import MultiLoraTransformersModel
 
 FEATURE = {'input_ids': [1, 2, 3], 'labels': [-100, 3, 4]}
@@ -187,3 +188,18 @@ async def test_unknown_adapter_name_is_refused_here(model: MultiLoraTransformers
     """A name nobody added is a KeyError that lists those there are."""
     with pytest.raises(KeyError, match='default'):
         await model.step.aio(adapter_name='other')
+
+
+async def test_handle_travels_in_the_place_of_features(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
+    """Loader and cursor alone are sent; numbers beside examples that are not here are refused before anything is."""
+    handle = BatchHandle(loader_id='ld-1', consumed_rows=4, cursor_state=b's')
+    await model.forward_backward.aio(handle, temperature=0.5)
+    batch = gateway.memory.operations[1].forward_backward.batch
+    assert batch.loader == operation_pb2.LoaderBatch(loader_id='ld-1', cursor={'consumed_rows': 4, 'state': b's'})
+    with pytest.raises(ValueError, match='advantages'):
+        await model.forward_backward.aio(handle, advantages=[1.0])
+    with pytest.raises(ValueError, match='custom'):
+        await model.forward_backward_custom.aio(handle, lambda features, logps: None)
+    with pytest.raises(TypeError):
+        len(handle)
+    assert list(gateway.memory.operations) == [1]

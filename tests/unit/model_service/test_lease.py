@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.fake_estimator import FakeEstimator
 from fixtures.fake_trainer import BASE_MODEL, FakeStore, FakeTrainer
+from fixtures.journals import CODEC
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import NotBuiltYet
@@ -15,6 +16,7 @@ from services.model.application.create_adapter import AdapterCounts, CreateAdapt
 from services.model.application.residency import ResidencyBounds
 from services.model.application.verbs import Limits, Verbs, make_verbs
 from services.model.application.world import World
+from services.model.backends.data_client import NoDataService
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.errors import ReplicaLeased
 from services.model.domain.operation import Operation, Save, Verb, ZeroGrad
@@ -45,7 +47,9 @@ def world() -> World:
         store=FakeStore(),
         exporter=None,  # pyright: ignore[reportArgumentType] - nothing is exported here
         uploads=None,  # pyright: ignore[reportArgumentType] - nor uploaded
+        batches=NoDataService(),
         journal=MemoryJournal(),
+        codec=CODEC,
         clock=FakeClock(),
     )
 

@@ -8,11 +8,14 @@ from services.kit.errors import InvalidField, NotBuiltYet, UploadNotFound
 from services.kit.rpc.tensors import tensor_to_proto
 from services.model.api.convert_operation import operation_from_proto
 from services.model.api.read_operation import OperationReader
+from services.model.api.record_codec import ProtoRecordCodec
+from services.model.domain.loader_batch import LoadedBatch, LoaderCursor, LoaderPlace
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 
 ALICE, BOB = Caller(tenant_id='alice'), Caller(tenant_id='bob')
 VOCABULARY = 50
+PLACE = LoaderPlace(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, state=b's'))
 
 
 class Shelf:
@@ -67,6 +70,9 @@ async def test_other_tenant_s_upload_is_not_found():
         ({'upload_id': 'garbage'}, 'batch.upload_id'),
         ({'upload_id': 'hostile'}, 'batch.features.features[0].input_ids'),
         ({}, 'batch.source'),
+        ({'loader': {'loader_id': ''}}, 'batch.loader.loader_id'),
+        ({'loader': {'loader_id': 'ld', 'cursor': {'consumed_rows': -1}}}, 'batch.loader.cursor.consumed_rows'),
+        ({'loader': {'loader_id': 'ld', 'loaded': {}}}, 'batch.loader.loaded'),
     ],
 )
 async def test_batch_of_no_use_is_named(source, field):
@@ -77,11 +83,37 @@ async def test_batch_of_no_use_is_named(source, field):
     assert refusal.value.field == f'operation.forward_backward.{field}'
 
 
-async def test_batches_of_other_services_are_listed_as_not_built():
-    """A loader's batch is in the contract alone."""
+async def test_batches_of_the_sampler_are_listed_as_not_built():
+    """A sampler's batch is in the contract alone."""
     read = OperationReader(Shelf(), vocabulary_size=VOCABULARY)
     with pytest.raises(NotBuiltYet):
-        await read(ALICE, operation(loader={'loader_id': 'x'}), 'operation')
+        await read(ALICE, operation(samples={'sequence_ids': ['x']}), 'operation')
+
+
+async def test_loader_s_batch_is_fetched_later():
+    """The operation says where its batch is, and keeps its fingerprint once the batch is in it."""
+    read, codec = OperationReader(Shelf(), vocabulary_size=VOCABULARY), ProtoRecordCodec(vocabulary_size=VOCABULARY)
+    handle = {'loader_id': 'ld', 'cursor': {'consumed_rows': 2, 'state': b's'}}
+    asked = await read(ALICE, operation(loader=handle), 'operation')
+    assert (asked.place, asked.is_batch_missing) == (PLACE, True)
+    loaded = LoadedBatch(content=features().SerializeToString(), next_cursor=LoaderCursor(consumed_rows=3))
+    filled = codec.filled(asked, loaded)
+    np.testing.assert_array_equal(filled.verb.features[0]['input_ids'], [3] * 4)
+    kept = codec.operation_from_bytes(filled.payload)
+    for item in (filled, kept):
+        assert (item.fingerprint, item.place, item.next_cursor) == (asked.fingerprint, PLACE, loaded.next_cursor)
+    assert kept.payload == filled.payload != asked.payload
+
+
+async def test_loader_s_tokens_are_checked_as_inline_ones():
+    """A dataset of another tokenizer is named by the example, and no crash of the engine."""
+    read, codec = OperationReader(Shelf(), vocabulary_size=VOCABULARY), ProtoRecordCodec(vocabulary_size=VOCABULARY)
+    asked = await read(ALICE, operation(loader={'loader_id': 'ld'}), 'operation')
+    content = features(token=VOCABULARY).SerializeToString()
+    with pytest.raises(InvalidField) as refusal:
+        codec.filled(asked, LoadedBatch(content=content, next_cursor=LoaderCursor(consumed_rows=1)))
+    field = 'operation.forward_backward.batch.loader.loaded.features.features[0].input_ids'
+    assert refusal.value.field == field
 
 
 async def test_operation_without_a_verb_is_refused():

@@ -1,5 +1,6 @@
-"""Batches of a dataset, streamed from the data service."""
+"""Batches of a dataset, streamed from the data service or named by their places there."""
 
 from twinkle_client.dataloader.dataloader import DataLoader
+from twinkle_client.dataloader.handle import BatchHandle
 
-__all__ = ['DataLoader']
+__all__ = ['BatchHandle', 'DataLoader']

@@ -10,6 +10,7 @@ from twinkle.api.data.v1 import dataset_pb2, loader_service_pb2
 from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
 from twinkle.data_format import InputFeature
 from twinkle_client.convert import feature_from_proto, trajectory_from_proto
+from twinkle_client.dataloader.handle import BatchHandle, loader_state
 from twinkle_client.dataset import Dataset
 from twinkle_client.errors import RetryableError
 from twinkle_client.rpc import LoopThread, new_id, remote_method, remote_stream
@@ -22,7 +23,11 @@ _PREFETCH = 4
 
 
 class DataLoader:
-    """Iterate over it, with `for` or `async for`, to get lists of `InputFeature`s."""
+    """Iterate over it, with `for` or `async for`, to get lists of `InputFeature`s.
+
+    `for batch in loader.handles()` gives their places instead, which a model takes as it takes features: then the
+    examples go from the data service to the model service and never come here.
+    """
 
     def __init__(
         self,
@@ -100,13 +105,44 @@ class DataLoader:
                 if failures == MAX_FAILURES:
                     raise
 
+    @remote_stream
+    async def handles(self) -> AsyncIterator[BatchHandle]:
+        """Yield the places of the batches, as `batches` would give them; nothing is read for it.
+
+        Raises:
+            ValueError: the dataset was encoded for sampling, which has nothing to train on.
+            StateError: the dataset is not encoded.
+        """
+        begin, self._resume_from = self._resume_from or dataset_pb2.Cursor(), None
+        epoch_rows = await self._epoch_rows()
+        epochs = self._options['epoch_count']
+        consumed, state = begin.consumed_rows, begin.state
+        while epoch_rows and (not epochs or consumed < epochs * epoch_rows):
+            handle = self._handle(consumed, epoch_rows, state)
+            consumed, state = consumed + len(handle), b''
+            self._cursor = dataset_pb2.Cursor(consumed_rows=consumed)
+            yield handle
+
+    @remote_method
+    async def batch_at(self, consumed_train_samples: int = 0) -> BatchHandle:
+        """Return the place of the batch behind so many examples; a model takes it in the place of features.
+
+        Args:
+            consumed_train_samples: where a batch begins, counted over all epochs.
+
+        Raises:
+            ValueError: it is negative, or there are no batches.
+        """
+        if consumed_train_samples < 0:
+            raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')
+        epoch_rows = await self._epoch_rows()
+        if not epoch_rows:
+            raise ValueError('the loader has no batches')
+        return self._handle(consumed_train_samples, epoch_rows)
+
     def get_state(self) -> dict[str, Any]:
         """Return the place behind the batch handed out last, as plain JSON values."""
-        cursor = self._cursor or self._resume_from or dataset_pb2.Cursor()
-        return {
-            'consumed_train_samples': cursor.consumed_rows,
-            'cursor': base64.b64encode(cursor.state).decode('ascii'),
-        }
+        return loader_state(self._cursor or self._resume_from or dataset_pb2.Cursor())
 
     def resume_from_checkpoint(self, consumed_train_samples: int | Mapping[str, Any]) -> None:
         """Let the next iteration begin where a run stopped.
@@ -136,6 +172,19 @@ class DataLoader:
         if loader is not None:
             request = loader_service_pb2.CloseLoaderRequest(loader_id=loader.loader_id)
             await self._connection.unary(self._stub.CloseLoader, request)
+
+    def _handle(self, consumed: int, epoch_rows: int, state: bytes = b'') -> BatchHandle:
+        assert self._loader is not None  # noqa: S101 - it was opened to learn its rows
+        size = min(self._options['batch_size'], epoch_rows - consumed % epoch_rows)
+        return BatchHandle(loader_id=self._loader.loader_id, consumed_rows=consumed, cursor_state=state, size=size)
+
+    async def _epoch_rows(self) -> int:
+        """Return the examples of one epoch of the loader, opened if need be."""
+        if self._dataset.is_prompt_only:
+            raise ValueError('the dataset was encoded for sampling and has no labels; read its batches here')
+        await self._opened()
+        rows, batch_size = (await self._dataset.describe.aio()).row_count, self._options['batch_size']
+        return rows - rows % batch_size if self._options['is_last_partial_dropped'] else rows
 
     async def _opened(self) -> dataset_pb2.Loader:
         async with self._opening:

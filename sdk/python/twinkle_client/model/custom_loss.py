@@ -11,6 +11,7 @@ import numpy.typing as npt
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.data_format import IGNORE_INDEX
 from twinkle_client.convert import feature_from_proto, tensor_to_proto, vector
+from twinkle_client.dataloader.handle import BatchHandle
 from twinkle_client.model.forward import ForwardOutput, Inputs, forward_fields, forward_output, log_warnings
 from twinkle_client.model.handle import ModelHandle
 from twinkle_client.rpc import remote_method
@@ -52,9 +53,11 @@ class CustomLossVerbs(ModelHandle):
             The loss and metrics of `loss_fn`, the log-probabilities it saw, and what the forward pass cost.
 
         Raises:
-            ValueError: inputs are chats, or `loss_fn` gave nothing finite that fits; no gradient was added.
+            ValueError: inputs are chats or a handle, or `loss_fn` gave nothing finite that fits; no gradient was added.
             RuntimeError: torch is asked for and not installed.
         """
+        if isinstance(inputs, BatchHandle):
+            raise ValueError('inputs: a custom loss needs tokens; give features, not a handle')
         fields = forward_fields(inputs, options)
         features = _features_of(fields['batch'], [inputs] if isinstance(inputs, Mapping) else inputs)
         function = _torch_gradients if framework == 'torch' else _numpy_gradients

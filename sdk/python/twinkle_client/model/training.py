@@ -109,7 +109,8 @@ class TrainingVerbs(ModelHandle):
         """Compute loss and gradient, and add the gradient to the accumulated one.
 
         Args:
-            inputs: features, one or many. Chats are in the contract, not built yet at the server.
+            inputs: features, one or many, or a loader's `BatchHandle`, whose examples the service fetches itself.
+                Chats are in the contract, not built yet at the server.
             adapter_name: unset: the only adapter.
             options: `advantages`, `old_logps`, `ref_logps`, `returns`, `old_values`, `loss_weights` and what
                 else the loss reads: one entry an example, a number for all its labels, one number a

@@ -222,11 +222,11 @@ class _Launch:
         internal = with_port('127.0.0.1:0') if options.tls else ''
         self._start('checkpoint', {'base_models': list(options.base_models)})
         self._start('data', {'base_models': list(options.base_models)})
-        checkpoint = spawner.wait_for('checkpoint')
+        addresses = {f'{name}_address': spawner.wait_for(name) for name in ('checkpoint', 'data')}
         for base_model in options.base_models:
-            self._start_holders(base_model, checkpoint=checkpoint, gateway=internal or reachable(gateway))
+            self._start_holders(base_model, addresses, gateway=internal or reachable(gateway))
         for name in spawner.started:
-            if service_of(name) in {'data', 'model'}:
+            if service_of(name) == 'model':
                 spawner.wait_for(name)
         self._start('gateway', {**self._gateway_settings(gateway, http), 'internal_listen': internal})
         for name in spawner.started:
@@ -236,15 +236,16 @@ class _Launch:
         _wait_for_fleet(state)
         return state
 
-    def _start_holders(self, base_model: str, *, checkpoint: str, gateway: str) -> None:
-        """Start the services that hold one base model."""
+    def _start_holders(self, base_model: str, addresses: Mapping[str, str], *, gateway: str) -> None:
+        """Start the services that hold one base model, told the addresses of those that all share."""
         options, place = self._options, self._options.base_models.index(base_model)
-        model = {'base_model': base_model, 'checkpoint_address': checkpoint}
         # What is trained is what is sampled only where both load the same model.
         patches = {'patches': dict(options.patches)} if options.patches else {}
         threads = max(1, _trainer_threads() // len(options.base_models))
-        self._start(_numbered('model', place + 1), {**model, **patches, 'thread_count': threads})
-        sampler = {**model, 'engine': options.resolved_engine, 'gateways': [gateway]}
+        model = {'base_model': base_model, **addresses, **patches, 'thread_count': threads}
+        self._start(_numbered('model', place + 1), model)
+        shared = {'base_model': base_model, 'checkpoint_address': addresses['checkpoint_address']}
+        sampler = {**shared, 'engine': options.resolved_engine, 'gateways': [gateway]}
         sampler = {**sampler, 'torch': patches} if patches else sampler
         if place == 0:
             # Samplers that are added later take after it, also where there is none to begin with.

@@ -200,6 +200,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The checkpoint was replaced before its export was done. Metadata: checkpointId."""
     ERROR_REASON_PEER_NOT_TRUSTED: _ErrorReason.ValueType  # 170
     """PERMISSION_DENIED. Between services only, and what called showed no certificate of a service that may."""
+    ERROR_REASON_LOADER_AT_END: _ErrorReason.ValueType  # 201
+    """FAILED_PRECONDITION. The loader has no batch after the position: all its epochs are read. Metadata: loaderId,
+    consumedRows.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reasons. `metadata` keys that come with a reason are named in its comment."""
@@ -379,4 +383,8 @@ ERROR_REASON_CHECKPOINT_CHANGED: ErrorReason.ValueType  # 192
 """FAILED_PRECONDITION. The checkpoint was replaced before its export was done. Metadata: checkpointId."""
 ERROR_REASON_PEER_NOT_TRUSTED: ErrorReason.ValueType  # 170
 """PERMISSION_DENIED. Between services only, and what called showed no certificate of a service that may."""
+ERROR_REASON_LOADER_AT_END: ErrorReason.ValueType  # 201
+"""FAILED_PRECONDITION. The loader has no batch after the position: all its epochs are read. Metadata: loaderId,
+consumedRows.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -28,28 +28,71 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class LoadedBatch(_message.Message):
+    """What a loader gave, as the model service keeps it with the operation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEATURES_FIELD_NUMBER: _builtins.int
+    NEXT_CURSOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def features(self) -> _input_feature_pb2.FeatureBatch:
+        """The examples."""
+
+    @_builtins.property
+    def next_cursor(self) -> _dataset_pb2.Cursor:
+        """The position after them."""
+
+    def __init__(
+        self,
+        *,
+        features: _input_feature_pb2.FeatureBatch | None = ...,
+        next_cursor: _dataset_pb2.Cursor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "next_cursor", b"next_cursor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "next_cursor", b"next_cursor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadedBatch: _TypeAlias = LoadedBatch  # noqa: Y015
+
+@_typing.final
 class LoaderBatch(_message.Message):
-    """The next batch of a loader, so that no batch passes through the client."""
+    """A batch of a loader, so that no batch passes through the client. The model service fetches it from the data service
+    when it is the operation's turn, once: what it got is kept with the operation. Errors: NOT_FOUND
+    (ERROR_REASON_LOADER_NOT_FOUND) for a loader that is closed or not the caller's, FAILED_PRECONDITION
+    (ERROR_REASON_LOADER_AT_END) where nothing is left there, UNAVAILABLE while the data service is away; of these the
+    second alone uses up the number. UNIMPLEMENTED where the model service knows no data service.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOADER_ID_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    LOADED_FIELD_NUMBER: _builtins.int
     loader_id: _builtins.str
-    """A loader of the data service."""
+    """A loader of the data service. Required."""
     @_builtins.property
     def cursor(self) -> _dataset_pb2.Cursor:
-        """The batch after this position."""
+        """The batch after this position. Unset: the first one."""
+
+    @_builtins.property
+    def loaded(self) -> Global___LoadedBatch:
+        """Set by the model service in its journal; refused from callers. No part of the operation's content, which the loader
+        and the cursor say alone.
+        """
 
     def __init__(
         self,
         *,
         loader_id: _builtins.str = ...,
         cursor: _dataset_pb2.Cursor | None = ...,
+        loaded: Global___LoadedBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "loaded", b"loaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "loader_id", b"loader_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "loaded", b"loaded", "loader_id", b"loader_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -802,7 +845,8 @@ class Operation(_message.Message):
     those before it. The same number with the same content is answered from the record; with other
     content it is ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once the operation was
     accepted, even if running it failed; one that ended as CANCELLED, INVALID_ARGUMENT, NOT_FOUND,
-    ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE or UNIMPLEMENTED changed nothing and leaves it free.
+    ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE or UNIMPLEMENTED changed nothing and leaves it
+    free.
     """
     @_builtins.property
     def forward_only(self) -> Global___ForwardOnly:

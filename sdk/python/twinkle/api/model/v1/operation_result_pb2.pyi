@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.rpc import status_pb2 as _status_pb2
+from twinkle.api.data.v1 import dataset_pb2 as _dataset_pb2
 from twinkle.api.tensor.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -328,7 +329,7 @@ class Receipt(_message.Message):
     padding_token_count: _builtins.int
     """Tokens of padding computed."""
     request_bytes: _builtins.int
-    """Bytes of the request."""
+    """Bytes of the request, a batch that was fetched from a loader included."""
     pass_count: _builtins.int
     """Passes of the model it took part in."""
     pass_adapter_count: _builtins.int
@@ -378,6 +379,7 @@ class OperationResult(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     IS_REPLAYED_FIELD_NUMBER: _builtins.int
+    NEXT_CURSOR_FIELD_NUMBER: _builtins.int
     adapter_id: _builtins.str
     """The adapter."""
     sequence_number: _builtins.int
@@ -420,6 +422,10 @@ class OperationResult(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the owner should know: something had no effect, or not the effect one might expect."""
 
+    @_builtins.property
+    def next_cursor(self) -> _dataset_pb2.Cursor:
+        """Of an operation whose batch was a loader's: the position after it."""
+
     def __init__(
         self,
         *,
@@ -435,10 +441,11 @@ class OperationResult(_message.Message):
         receipt: Global___Receipt | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         is_replayed: _builtins.bool = ...,
+        next_cursor: _dataset_pb2.Cursor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "forward", b"forward", "load", b"load", "metric", b"metric", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "forward", b"forward", "load", b"load", "metric", b"metric", "next_cursor", b"next_cursor", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "error", b"error", "forward", b"forward", "is_replayed", b"is_replayed", "load", b"load", "metric", b"metric", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "sequence_number", b"sequence_number", "step", b"step", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "error", b"error", "forward", b"forward", "is_replayed", b"is_replayed", "load", b"load", "metric", b"metric", "next_cursor", b"next_cursor", "outcome", b"outcome", "publish", b"publish", "receipt", b"receipt", "save", b"save", "sequence_number", b"sequence_number", "step", b"step", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "forward", "step", "metric", "save", "publish", "load"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015

@@ -1,0 +1,126 @@
+"""What every source of batches behind the model service does, the fake of the tests included."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.data_service import ENCODE, chat, chats, ints_of, serving_data, set_template
+from fixtures.fake_batches import FakeBatches, FakeLoader
+from services.kit.caller import Caller
+from services.kit.errors import Code, DomainError, InvalidField
+from services.kit.rpc.channel import open_channel
+from services.kit.rpc.context import acting_for
+from services.model.backends.data_client import DataClient
+from services.model.domain.errors import LoaderAtEnd
+from services.model.domain.loader_batch import BatchSource, LoaderCursor, LoaderPlace
+from twinkle.api.data.v1.input_feature_pb2 import FeatureBatch
+from twinkle.data_format import InputFeature
+
+ALICE = Caller(tenant_id='alice', scopes=frozenset({'train', 'data'}))
+BOB = Caller(tenant_id='bob', scopes=frozenset({'train', 'data'}))
+TEXTS = ['a', 'two words', 'and three words', 'four', 'five and no more']
+
+
+@dataclass
+class Opened:
+    """A source, and a loader of alice's over five examples, two at a time."""
+
+    source: BatchSource
+    loader_id: str
+    examples: Sequence[list[int]]
+
+    async def load(self, cursor: LoaderCursor | None = None, caller: Caller = ALICE) -> tuple[object, LoaderCursor]:
+        """Return the token ids of a batch's examples, and the position behind it."""
+        with acting_for(caller):
+            loaded = await self.source.load(LoaderPlace(loader_id=self.loader_id, cursor=cursor))
+        batch = FeatureBatch.FromString(loaded.content)
+        return [ints_of(feature.input_ids) for feature in batch.features], loaded.next_cursor
+
+
+@pytest.fixture(params=['fake', 'data-service'])
+async def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Opened]:
+    """Each implementation in turn."""
+    if request.param == 'fake':
+        examples = [[index] * (index + 2) for index in range(5)]
+        features = [InputFeature(input_ids=np.array(ids), labels=np.array(ids)) for ids in examples]
+        fake = FakeBatches(loaders={'ld-1': FakeLoader('alice', features, 2)})
+        yield Opened(fake, 'ld-1', examples)
+        return
+    async with (
+        serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as data,
+        open_channel(data.address, service='data') as channel,
+    ):
+        source = chats(*(chat('question', text) for text in TEXTS))
+        dataset = await data.create(source, set_template(tiny_llama_dir), ENCODE)
+        loader = await data.open(dataset.dataset_id, 2)
+        examples = [ids for batch in await data.read_all(loader.loader_id) for ids in batch]
+        yield Opened(DataClient(channel), loader.loader_id, examples)
+
+
+async def test_cursors_lead_through_the_whole_loader(opened: Opened) -> None:
+    """Each batch tells where the next one begins, and all of them are the examples in their order."""
+    read: list[object] = []
+    cursor = None
+    for _ in range(3):
+        batch, cursor = await opened.load(cursor)
+        read.append(batch)
+    assert cursor is not None
+    assert cursor.consumed_rows == 5
+    assert read == [opened.examples[:2], opened.examples[2:4], opened.examples[4:]]
+
+
+async def test_same_place_is_the_same_batch(opened: Opened) -> None:
+    """Asking again, or with the count alone, gives the same examples and position."""
+    _, cursor = await opened.load()
+    first = await opened.load(cursor)
+    assert await opened.load(cursor) == first
+    assert await opened.load(LoaderCursor(consumed_rows=2)) == first
+
+
+async def test_end_is_an_error_that_names_the_place(opened: Opened) -> None:
+    """Behind the last batch there is none."""
+    with pytest.raises(LoaderAtEnd) as refusal:
+        await opened.load(LoaderCursor(consumed_rows=5))
+    assert refusal.value.metadata() == {'loaderId': opened.loader_id, 'consumedRows': '5'}
+
+
+async def test_foreign_loader_is_as_an_unknown_one(opened: Opened) -> None:
+    """Whose it is, is not told."""
+    unknown = Opened(opened.source, 'ld-nothing', [])
+    for asked, caller in ((opened, BOB), (unknown, ALICE)):
+        with pytest.raises(DomainError) as refusal:
+            await asked.load(caller=caller)
+        assert (refusal.value.code, refusal.value.reason) == (Code.NOT_FOUND, 'LOADER_NOT_FOUND')
+
+
+@pytest.mark.parametrize('cursor', [LoaderCursor(consumed_rows=1), LoaderCursor(consumed_rows=2, state=b'forged')])
+async def test_cursor_of_another_reading_is_refused(opened: Opened, cursor: LoaderCursor) -> None:
+    """A place where no batch begins, or of another loader, is named as the operation names it."""
+    with pytest.raises(InvalidField) as refusal:
+        await opened.load(cursor)
+    assert refusal.value.violations[0].field.startswith('batch.loader.cursor')
+
+
+async def test_service_that_is_away_is_tried_again(tmp_path: Path) -> None:
+    """Nobody at the address is UNAVAILABLE, with a time to try again."""
+    async with open_channel(f'unix:{tmp_path}/nobody', service='data') as channel:
+        with pytest.raises(DomainError) as refusal, acting_for(ALICE):
+            await DataClient(channel).load(LoaderPlace(loader_id='ld-1'))
+    assert (refusal.value.code, refusal.value.reason) == (Code.UNAVAILABLE, 'SERVICE_UNREACHABLE')
+    assert refusal.value.retry_after is not None
+
+
+async def test_batch_that_is_too_large_is_refused(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """The transport's limit keeps it out of memory, and the refusal says what to do."""
+    async with (
+        serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as data,
+        open_channel(data.address, service='data', message_bytes=64) as channel,
+    ):
+        dataset = await data.create(chats(chat('question', 'answer')), set_template(tiny_llama_dir), ENCODE)
+        loader = await data.open(dataset.dataset_id, 1)
+        with pytest.raises(InvalidField) as refusal, acting_for(ALICE):
+            await DataClient(channel).load(LoaderPlace(loader_id=loader.loader_id))
+    assert refusal.value.violations[0].field == 'batch.loader'

@@ -1,0 +1,169 @@
+"""Batches by handle: fetched once, when it is the operation's turn, and never for what is on record."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fixtures.fake_batches import FakeBatches, FakeLoader
+from fixtures.fake_trainer import VOCABULARY
+from fixtures.journals import CODEC
+from fixtures.model_verbs import FakeWorld, create_command, let_others_run
+from services.kit.caller import Caller
+from services.kit.errors import InvalidField, NotBuiltYet, ScopeMissing, ServiceUnreachable
+from services.kit.rpc.context import acting_for
+from services.model.api.convert_operation import operation_from_proto
+from services.model.application.fill_batch import FillBatch
+from services.model.application.find_operation import OperationState
+from services.model.backends.data_client import NoDataService
+from services.model.domain.errors import LoaderAtEnd, SequenceReused
+from services.model.domain.loader_batch import LoaderCursor
+from services.model.domain.operation import Operation, ZeroGrad
+from twinkle.api.model.v1 import operation_pb2
+from twinkle.data_format import InputFeature
+
+ALICE = Caller(tenant_id='alice', scopes=frozenset({'train', 'data'}))
+
+
+def example(token: int, length: int = 4) -> InputFeature:
+    """Return an example of one token again and again."""
+    ids = np.full(length, token)
+    return InputFeature(input_ids=ids, labels=ids)
+
+
+def by_handle(adapter_id: str, number: int, *, loader_id: str = 'ld', consumed: int = 0) -> Operation:
+    """Return forward_backward over the batch behind so many examples."""
+    batch = operation_pb2.Batch(loader={'loader_id': loader_id, 'cursor': {'consumed_rows': consumed}})
+    message = operation_pb2.Operation(
+        adapter_id=adapter_id, sequence_number=number, forward_backward=operation_pb2.ForwardBackward(batch=batch)
+    )
+    return operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY)
+
+
+class World(FakeWorld):
+    """Verbs that act for alice, who has a loader of five examples and an adapter."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        super().__init__()
+        self.batches.loaders['ld'] = FakeLoader('alice', [example(token) for token in range(3, 8)], 2)
+        self.served = self.verbs()
+
+    async def create(self) -> str:
+        """Return the id of a new adapter."""
+        return (await self.served.create_adapter(ALICE, create_command())).adapter_id
+
+    async def execute(self, operation: Operation, caller: Caller = ALICE):
+        """Carry an operation out."""
+        with acting_for(caller):
+            return await self.served.execute_operation(caller, operation, is_waiting_allowed=False)
+
+
+async def test_batch_is_fetched_and_the_next_place_told():
+    """The engine gets the loader's examples, the receipt counts their tokens, the result says where to go on."""
+    world = World()
+    adapter_id = await world.create()
+    result = await world.execute(by_handle(adapter_id, 1, consumed=2))
+    assert result.receipt.token_count == 8
+    assert result.next_cursor.consumed_rows == 4
+    journaled = (await world.journal.entries(adapter_id, after=0, until=1))[0].operation
+    assert [list(feature['input_ids']) for feature in journaled.verb.features] == [[5] * 4, [6] * 4]
+
+
+async def test_repeat_asks_nobody():
+    """What is on record is answered from it, also while the data service is away; another place is another content."""
+    world = World()
+    adapter_id = await world.create()
+    first = await world.execute(by_handle(adapter_id, 1))
+    del world.batches.loaders['ld']
+    assert await world.execute(by_handle(adapter_id, 1)) == replace(first, is_replayed=True)
+    assert len(world.batches.places) == 1
+    with pytest.raises(SequenceReused):
+        await world.execute(by_handle(adapter_id, 1, consumed=2))
+
+
+@pytest.mark.parametrize('failure', [ServiceUnreachable('data'), InvalidField('batch.loader.cursor', 'no')])
+async def test_refusal_leaves_the_number_free(failure):
+    """Nothing was applied; the same operation again is carried out."""
+    world = World()
+    adapter_id = await world.create()
+    world.batches.failures.append(failure)
+    with pytest.raises(type(failure)):
+        await world.execute(by_handle(adapter_id, 1))
+    assert not await world.journal.entries(adapter_id, after=0, until=0)
+    result = await world.execute(by_handle(adapter_id, 1))
+    assert (result.sequence_number, result.is_replayed) == (1, False)
+
+
+async def test_end_of_the_loader_uses_up_the_number_for_good():
+    """Its error is on record, and the next operation follows without a gap."""
+    world = World()
+    adapter_id = await world.create()
+    for _ in range(2):
+        with pytest.raises(LoaderAtEnd):
+            await world.execute(by_handle(adapter_id, 1, consumed=5))
+    assert len(world.batches.places) == 1
+    record = await world.served.find_operation(ALICE, adapter_id, 1)
+    assert record.state is OperationState.FAILED
+    await world.execute(replace(by_handle(adapter_id, 2), verb=ZeroGrad(), place=None))
+
+
+async def test_key_without_the_scope_reads_no_data():
+    """Training on a loader is reading it."""
+    world = World()
+    adapter_id = await world.create()
+    with pytest.raises(ScopeMissing):
+        await world.execute(by_handle(adapter_id, 1), Caller(tenant_id='alice', scopes=frozenset({'train'})))
+    assert not world.batches.places
+
+
+async def test_without_a_data_service_handles_are_refused():
+    """A service that was told no address says so, and leaves the number free."""
+    with pytest.raises(NotBuiltYet), acting_for(ALICE):
+        await NoDataService().load(by_handle('ad', 1).place)
+
+
+class CountingBatches(FakeBatches):
+    """Counts how many are being fetched at a time."""
+
+    def __init__(self, gate: asyncio.Event) -> None:
+        """Fetch while the gate is open."""
+        super().__init__({'ld': FakeLoader('alice', [example(token) for token in range(3, 8)], 1)})
+        self.gate, self.current, self.most = gate, 0, 0
+
+    async def load(self, place):
+        """Wait at the gate."""
+        self.current += 1
+        self.most = max(self.most, self.current)
+        await self.gate.wait()
+        self.current -= 1
+        return await super().load(place)
+
+
+async def test_what_waits_for_room_is_one_batch_of_each_tenant():
+    """One is fetched at a time, and the next once those under way leave room for it."""
+    gate = asyncio.Event()
+    batches = CountingBatches(gate)
+    with acting_for(ALICE):
+        size = len((await FakeBatches(batches.loaders).load(by_handle('ad', 1).place)).content)
+    fill = FillBatch(batches, CODEC, tenant_bytes=2 * size * 16 // 15 + 16)
+    release, filled = asyncio.Event(), []
+
+    async def use(consumed):
+        with acting_for(ALICE):
+            async with AsyncExitStack() as stack:
+                filled.append(await fill(stack, ALICE, by_handle('ad', 1, consumed=consumed)))
+                await release.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for consumed in range(4):
+            group.create_task(use(consumed))
+        gate.set()
+        await let_others_run()
+        assert (batches.most, len(filled)) == (1, 2)
+        assert len(batches.places) == 3
+        release.set()
+    assert sorted(item.next_cursor.consumed_rows for item in filled) == [1, 2, 3, 4]
+    assert filled[0].place.cursor == LoaderCursor(consumed_rows=0)
