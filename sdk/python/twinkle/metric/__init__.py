@@ -3,6 +3,7 @@
 from twinkle.metric.accuracy import Accuracy
 from twinkle.metric.base import FACT_NAMES, ForwardFacts, LabelFacts, Metric, MetricState, StepFacts
 from twinkle.metric.completion_reward import CompletionRewardMetric
+from twinkle.metric.counting import CountingMetric
 from twinkle.metric.dpo import DPOMetric
 from twinkle.metric.embedding import EmbeddingMetric
 from twinkle.metric.grpo import GRPOMetric
@@ -18,6 +19,7 @@ __all__ = [
     'Accuracy',
     'CISPOMetric',
     'CompletionRewardMetric',
+    'CountingMetric',
     'DPOMetric',
     'EmbeddingMetric',
     'ForwardFacts',

@@ -1,0 +1,36 @@
+"""A reward of one's own: `python -m examples.own_components.reward`."""
+
+from twinkle.reward import REWARDS, AnswerReward, build_reward
+
+
+class BriefAnswerReward(AnswerReward):
+    """1 for saying what is right, less for every word more."""
+
+    def __init__(self, ground_truth_key: str = 'ground_truth', *, price: float = 0.1) -> None:
+        super().__init__(ground_truth_key)
+        self.price = price
+
+    def score(self, completion: str, ground_truth: str) -> float:
+        """Return what one completion earned."""
+        words = completion.lower().replace('.', ' ').split()
+        return max(1 - self.price * (len(words) - 1), 0.0) if ground_truth.lower() in words else 0.0
+
+
+def main() -> None:
+    """Score three answers by the class, an object and a name."""
+    REWARDS.register('brief')(BriefAnswerReward)
+    answers = ('Paris.', 'I think that it is Paris.', 'Lyon.')
+    trajectories = [
+        {'messages': [{'role': 'assistant', 'content': answer}], 'user_data': [('ground_truth', 'Paris')]}
+        for answer in answers
+    ]
+    for way, reward in (
+        ('class', build_reward(BriefAnswerReward, price=0.2)),
+        ('object', BriefAnswerReward()),
+        ('name', build_reward('brief')),
+    ):
+        print(f'{way}: {[round(score, 2) for score in reward(trajectories)]}')
+
+
+if __name__ == '__main__':
+    main()

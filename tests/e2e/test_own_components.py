@@ -1,0 +1,86 @@
+"""Components of a user's own: ten lines each, and run as their examples say."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / 'examples' / 'own_components'
+COMPONENTS = ('advantage', 'loss', 'metric', 'preprocessor', 'reward', 'template')
+
+
+def run(name: str) -> dict[str, str]:
+    """Return what an example prints: the rest of each line by its first word or two."""
+    done = subprocess.run(
+        [sys.executable, '-m', f'examples.own_components.{name}'],
+        cwd=ROOT,
+        env={**os.environ, 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(': ', 1) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize('name', COMPONENTS)
+def test_a_component_takes_ten_lines(name: str) -> None:
+    """Docstrings and empty lines aside, the one class of each file has at most ten lines."""
+    text = (FOLDER / f'{name}.py').read_text()
+    (made,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    prose = {
+        line
+        for node in ast.walk(made)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    lines = range(made.lineno, (made.end_lineno or 0) + 1)
+    assert len([line for line in lines if line not in prose and text.splitlines()[line - 1].strip()]) <= 10
+
+
+def test_own_loss_is_learned_from() -> None:
+    """As class, object and name it falls; a higher focus counts less from the first step on."""
+    losses = {way: [float(number) for number in re.findall(r'[\d.]+', line)] for way, line in run('loss').items()}
+    assert set(losses) == {'class', 'object', 'name'}
+    assert all(last < first for first, last in losses.values())
+    assert losses['class'][0] > losses['name'][0] > losses['object'][0]
+
+
+def test_own_metric_reports() -> None:
+    """Perplexity falls from round to round, in training and in evaluation."""
+    rounds = [[float(number) for number in re.findall(r'[\d.]+', line)] for line in run('metric').values()]
+    assert len(rounds) == 3
+    for values in zip(*rounds, strict=True):
+        assert values[0] > values[1] > values[2] > 1
+
+
+def test_own_reward_scores() -> None:
+    """A brief answer earns most; a dearer word leaves nothing of a long one."""
+    scores = run('reward')
+    assert scores == {'class': '[1.0, 0.0, 0.0]', 'object': '[1.0, 0.5, 0.0]', 'name': '[1.0, 0.5, 0.0]'}
+
+
+def test_own_advantage_compares() -> None:
+    """One lucky completion does not move the baseline of its group."""
+    expected = str([0.0, 0.0, 0.0, 1.0, -0.25, -0.25, 0.25, 0.25])
+    assert run('advantage') == {'class': expected, 'object': expected, 'name': expected}
+
+
+def test_own_preprocessor_maps() -> None:
+    """Rows become chats, however it is given."""
+    assert set(run('preprocessor').values()) == {str(['What is "cat" in French?', 'chat'])}
+
+
+def test_own_template_encodes() -> None:
+    """What it writes into a chat is in the tokens; what is learned stays what the assistant says."""
+    for line in run('template').values():
+        encoded, learned = line.split(', of which is learned ')
+        assert '[1] Hello?' in encoded
+        assert '[2] Who?' in encoded
+        assert ast.literal_eval(learned) == 'Hello.<|im_end|>Twinkle.<|im_end|>'
