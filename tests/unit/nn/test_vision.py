@@ -163,8 +163,8 @@ def test_adapters_are_of_the_text_alone(folder):
 
 
 def test_images_that_do_not_fit_are_refused(folder, tiny_llama_dir):
-    """An image needs as many rows as it has tokens, and a model that reads images."""
-    span = MediaSpan(2, 7, 'image', draw_patches(), GRID)
+    """An image takes no more rows than it has tokens, and needs a model that reads images."""
+    span = MediaSpan(2, 9, 'image', draw_patches(), GRID)
     ids = draw_ids(2, 5, 2)
     arguments = {'sequences': [SequenceSpan(0, 9)], 'media': [span]}
     for each in (folder, tiny_llama_dir):

@@ -27,7 +27,7 @@ _POSITION_AXES = 3
 
 @dataclass(frozen=True)
 class MediaSpan:
-    """Rows `[begin_row, end_row)` of the pack are the tokens of one image or video."""
+    """Rows `[begin_row, end_row)` of the pack are the tokens of one image or video, or a piece of them."""
 
     begin_row: int
     end_row: int
@@ -35,6 +35,8 @@ class MediaSpan:
     patches_PC: Tensor
     """float32 [P, C], as the model's image processor makes them."""
     grid: Grid
+    first_token: int = 0
+    """Which of the image's tokens the first row is, where the rows hold a piece of it."""
 
 
 class VisionTower:
@@ -60,24 +62,26 @@ class VisionTower:
 
     @torch.no_grad()
     def rows(self, span: MediaSpan) -> Tensor:
-        """Return [N, D] for one image or video, the same bits whatever else is in the pass."""
+        """Return [N, D] for the rows of a span, the same bits whatever else is in the pass."""
         weight = self._visual.patch_embed.proj.weight
         # A copy of its own lies where torch aligns it, wherever in a batch the patches came from.
         patches_PC = span.patches_PC.to(device=weight.device, dtype=weight.dtype, copy=True)
         grid = torch.tensor([span.grid], device=weight.device)
-        return self._visual(patches_PC, grid_thw=grid).pooler_output
+        rows_ND = self._visual(patches_PC, grid_thw=grid).pooler_output
+        return rows_ND[span.first_token : span.first_token + span.end_row - span.begin_row]
 
     def embeddings(self, input_ids_T: Tensor, media: Sequence[MediaSpan]) -> Tensor:
         """Return [T, D]: the embedding of each token, and what the tower gives in the rows of images and videos.
 
         Raises:
-            PackError: a span reaches beyond the rows, or is not as long as its image has tokens.
+            PackError: a span reaches beyond the rows, or beyond its image.
         """
         embeddings_TD = self.language_model.embed_tokens(input_ids_T)
         for index, span in enumerate(media):
             count = self.spec.token_count(span.grid)
-            if span.begin_row < 0 or span.end_row > len(input_ids_T) or span.end_row - span.begin_row != count:
-                raise PackError(f'media[{index}] must take {count} rows of {len(input_ids_T)}, got {span.grid}')
+            is_within = 0 <= span.begin_row < span.end_row <= len(input_ids_T) and span.first_token >= 0
+            if not is_within or span.first_token + span.end_row - span.begin_row > count:
+                raise PackError(f'media[{index}] has {count} tokens, and {len(input_ids_T)} rows to be in, got {span}')
         if not media:
             return embeddings_TD
         rows = torch.cat([torch.arange(span.begin_row, span.end_row) for span in media]).to(embeddings_TD.device)

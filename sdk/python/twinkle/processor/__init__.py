@@ -2,10 +2,12 @@
 
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.input_processor import PROCESSORS, InputLimits, InputProcessor
+from twinkle.processor.media_fields import MEDIA_NAMES, MediaFields
 from twinkle.processor.needs import STREAM_NAMES, FeatureNeeds, LossNeeds, ignored_streams
 from twinkle.processor.packed_batch import PackedBatch, PackedMedia, join_positions
 
 __all__ = [
+    'MEDIA_NAMES',
     'PROCESSORS',
     'STREAM_NAMES',
     'FeatureNeeds',
@@ -13,6 +15,7 @@ __all__ = [
     'InputProcessor',
     'InvalidFeatures',
     'LossNeeds',
+    'MediaFields',
     'PackedBatch',
     'PackedMedia',
     'ignored_streams',

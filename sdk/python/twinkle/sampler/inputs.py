@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from twinkle.data_format import InputFeature, SamplingParams, Trajectory
+from twinkle.processor import MEDIA_NAMES
 from twinkle.sampler.base import SamplerInput
+from twinkle.sampler.errors import InvalidPrompt
 
 
 def split_inputs(inputs: SamplerInput | Sequence[SamplerInput]) -> list[SamplerInput]:
@@ -43,6 +45,17 @@ def prompt_feature(item: Any, encode: Callable[[Trajectory], InputFeature]) -> I
     elif _is_tokens(item):
         return InputFeature(input_ids=[int(token_id) for token_id in item])
     raise ValueError(f'an input is a chat with messages, a feature with input_ids or a list of token ids; got {item!r}')
+
+
+def refuse_media(feature: InputFeature) -> None:
+    """Refuse a prompt with images or videos.
+
+    Raises:
+        InvalidPrompt: names the field.
+    """
+    for name in MEDIA_NAMES:
+        if feature.get(name) is not None:
+            raise InvalidPrompt(f'{name} is given, but this engine reads text alone; the torch engine reads images')
 
 
 def _is_tokens(value: Any) -> bool:

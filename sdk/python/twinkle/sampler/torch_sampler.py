@@ -13,9 +13,10 @@ from twinkle.hub import resolve_model
 from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
 from twinkle.nn import LoraWeights, PackedCausalLM, load_adapter, replace_parameters, tensor_of
 from twinkle.sampler.base import Sampler, SamplerInput
-from twinkle.sampler.engine import EngineAdapter, EngineConfig, EngineEvent, SamplerEngine, TokenEvent
+from twinkle.sampler.engine import EngineAdapter, EngineConfig, EngineEvent, PromptMedia, SamplerEngine, TokenEvent
 from twinkle.sampler.errors import SamplerBusy, UnknownAdapter
 from twinkle.sampler.inputs import prompt_feature, split_inputs
+from twinkle.sampler.prompt_media import prompt_media
 from twinkle.sampler.received import ReceivedAdapters
 from twinkle.sampler.response import ResponseBuilder
 
@@ -138,12 +139,14 @@ class TorchSampler(Sampler):
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
         features = [prompt_feature(item, self.encode_trajectory) for item in split_inputs(inputs)]
         prompts = [[int(token_id) for token_id in feature['input_ids']] for feature in features]
+        media = [prompt_media(feature, self._model.media) for feature in features]
         for prompt in prompts:
             self._engine.admission.check(prompt, params)
         builders: dict[str, ResponseBuilder] = {}
         try:
-            for feature, prompt in zip(features, prompts, strict=True):
-                builders[self._add(prompt, params, adapter)] = ResponseBuilder(feature, params.num_samples)
+            for feature, prompt, shown in zip(features, prompts, media, strict=True):
+                request_id = self._add(prompt, params, adapter, media=shown)
+                builders[request_id] = ResponseBuilder(feature, params.num_samples)
             for request_id, builder in builders.items():
                 for event in self._events(request_id):
                     builder.take(event)
@@ -170,7 +173,8 @@ class TorchSampler(Sampler):
         (item,) = split_inputs(inputs)
         feature = prompt_feature(item, self.encode_trajectory)
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
-        request_id = self._add([int(token) for token in feature['input_ids']], params, adapter)
+        media = prompt_media(feature, self._model.media)
+        request_id = self._add([int(token) for token in feature['input_ids']], params, adapter, media=media)
         try:
             yield from (event for event in self._events(request_id) if isinstance(event, TokenEvent))
         finally:
@@ -221,9 +225,11 @@ class TorchSampler(Sampler):
             raise UnknownAdapter(name, sorted(self._adapters))
         return self._adapters[name]
 
-    def _add(self, prompt: list[int], params: SamplingParams, adapter: EngineAdapter | None) -> str:
+    def _add(
+        self, prompt: list[int], params: SamplingParams, adapter: EngineAdapter | None, *, media: PromptMedia | None
+    ) -> str:
         request_id = str(next(self._request_ids))
-        self._engine.add_request(request_id, prompt, params, adapter=adapter)
+        self._engine.add_request(request_id, prompt, params, adapter=adapter, media=media)
         self._inboxes[request_id] = deque()
         return request_id
 

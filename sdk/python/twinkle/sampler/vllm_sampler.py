@@ -18,7 +18,7 @@ from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.engine import EngineEvent, TokenEvent
 from twinkle.sampler.errors import UnknownAdapter
-from twinkle.sampler.inputs import prompt_feature, sampling_params_of, split_inputs
+from twinkle.sampler.inputs import prompt_feature, refuse_media, sampling_params_of, split_inputs
 from twinkle.sampler.loop_thread import LoopThread
 from twinkle.sampler.received import ReceivedAdapters
 from twinkle.sampler.response import ResponseBuilder
@@ -136,6 +136,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
         features = [prompt_feature(item, self.encode_trajectory) for item in split_inputs(inputs)]
         for feature in features:
+            refuse_media(feature)
             # All or none: nothing is sampled where one input is refused.
             self._engine.admission.check(_tokens(feature), replace(params, structured_output=None))
         builders = self._loop.run(self._gather(features, params, adapter))
@@ -158,8 +159,9 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         params = sampling_params_of(sampling_params, num_samples)
         (item,) = split_inputs(inputs)
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
-        events = self._events(prompt_feature(item, self.encode_trajectory), params, adapter)
-        for event in self._loop.iterate(events):
+        feature = prompt_feature(item, self.encode_trajectory)
+        refuse_media(feature)
+        for event in self._loop.iterate(self._events(feature, params, adapter)):
             if isinstance(event, TokenEvent):
                 yield event
 

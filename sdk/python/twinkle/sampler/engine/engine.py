@@ -25,6 +25,7 @@ from twinkle.sampler.engine.request import (
     EngineEvent,
     EngineLoad,
     EngineRequest,
+    PromptMedia,
     SequenceSoFar,
     TokenEvent,
 )
@@ -136,6 +137,7 @@ class SamplerEngine:
         params: SamplingParams,
         *,
         adapter: EngineAdapter | None = None,
+        media: PromptMedia | None = None,
         continued: TokenIds[SequenceSoFar] = (),
     ) -> None:
         """Let a request wait for its turn.
@@ -145,6 +147,7 @@ class SamplerEngine:
             prompt_token_ids: at least one token.
             params: how to draw.
             adapter: unset, the base model alone.
+            media: images and videos of the prompt, for a model that reads them.
             continued: empty, or one entry for each sequence of a request that another engine began: the events
                 that follow are those this engine would have brought after these tokens, to the bit.
 
@@ -165,6 +168,7 @@ class SamplerEngine:
             prompt_token_ids=prompt,
             params=params,
             adapter=adapter,
+            media=media,
             is_continued=bool(continued),
         )
         replays = self._replays(request, continued, max_new_tokens) if continued else None
@@ -287,7 +291,7 @@ class SamplerEngine:
     def _forward(self, plan: StepPlan) -> tuple[Tensor, list[range]]:
         """Return hidden states of all rows, and the rows of each decode and then each chunk."""
         items = [
-            PackItem(token_ids=sequence.tokens[-1:], cache=sequence.cache, adapter=sequence.group.request.adapter)
+            PackItem(token_ids=sequence.tokens[-1:], cache=sequence.cache, request=sequence.group.request)
             for sequence in plan.decodes
         ]
         for chunk in plan.replays:
@@ -295,15 +299,19 @@ class SamplerEngine:
             begin = len(sequence.tokens) - sequence.uncomputed_count
             token_ids = sequence.tokens[begin : begin + chunk.row_count]
             sequence.uncomputed_count -= chunk.row_count
-            adapter = sequence.group.request.adapter
-            items.append(PackItem(token_ids=token_ids, cache=sequence.cache, adapter=adapter, is_by_row=True))
+            request = sequence.group.request
+            items.append(PackItem(token_ids=token_ids, cache=sequence.cache, request=request, is_by_row=True))
         for chunk in plan.prefills:
             request = chunk.group.request
             token_ids = request.prompt_token_ids[chunk.begin : chunk.end]
-            items.append(PackItem(token_ids=token_ids, cache=chunk.group.cache, adapter=request.adapter))
+            items.append(PackItem(token_ids=token_ids, cache=chunk.group.cache, request=request))
         packed = pack(items, device=self._model.device)
         hidden_TD = self._model.hidden(
-            packed.input_ids, packed.position_ids, sequences=packed.sequences, adapters=packed.adapters
+            packed.input_ids,
+            packed.position_ids,
+            sequences=packed.sequences,
+            adapters=packed.adapters,
+            media=packed.media,
         )
         return hidden_TD, packed.item_rows
 

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twinkle.nn import AdapterSpan, KVCache, SequenceSpan
-from twinkle.sampler.engine.request import EngineAdapter
+from twinkle.nn import AdapterSpan, KVCache, MediaSpan, SequenceSpan
+from twinkle.processor import join_positions
+from twinkle.sampler.engine.request import EngineAdapter, EngineRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,8 @@ class PackItem:
 
     token_ids: Sequence[int]
     cache: KVCache
-    adapter: EngineAdapter | None
+    request: EngineRequest
+    """Whose sequence it is."""
     is_by_row: bool = False
     """Attend row by row, as when the tokens were drawn one after the other: to the bit the same keys and values."""
 
@@ -28,33 +32,41 @@ class Pack:
     input_ids: Tensor
     """int64 [T]."""
     position_ids: Tensor
-    """int64 [T]."""
+    """int64 [T], or [3, T] where a prompt has images."""
     sequences: list[SequenceSpan]
     adapters: list[AdapterSpan]
+    media: list[MediaSpan]
     item_rows: list[range]
     """Rows of each item, in the order the items were given."""
 
 
 def pack(items: Sequence[PackItem], *, device: str | torch.device) -> Pack:
     """Lay out `items` so that rows of one adapter version are contiguous."""
-    order = sorted(range(len(items)), key=lambda place: _adapter_key(items[place].adapter))
+    order = sorted(range(len(items)), key=lambda place: _adapter_key(items[place].request.adapter))
     token_ids: list[int] = []
-    positions: list[int] = []
+    positions: list[npt.NDArray[np.int64]] = []
+    media: list[MediaSpan] = []
     sequences: list[SequenceSpan] = []
     item_rows = [range(0)] * len(items)
     for place in order:
         item = items[place]
         rows = range(len(token_ids), len(token_ids) + len(item.token_ids))
         token_ids.extend(item.token_ids)
-        positions.extend(range(item.cache.length, item.cache.length + len(rows)))
+        begin, end = item.cache.length, item.cache.length + len(rows)
+        if item.request.media is None:
+            positions.append(np.arange(begin, end))
+        else:
+            positions.append(item.request.media.positions(begin, end))
+            media += item.request.media.pieces(begin, end, first_row=rows.start)
         step = 1 if item.is_by_row else max(len(rows), 1)
         sequences += [SequenceSpan(row, min(row + step, rows.stop), item.cache) for row in rows[::step]]
         item_rows[place] = rows
     return Pack(
         input_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-        position_ids=torch.tensor(positions, dtype=torch.int64, device=device),
+        position_ids=torch.as_tensor(join_positions(positions), dtype=torch.int64, device=device),
         sequences=sequences,
-        adapters=adapter_spans([(items[place].adapter, item_rows[place]) for place in order]),
+        adapters=adapter_spans([(items[place].request.adapter, item_rows[place]) for place in order]),
+        media=media,
         item_rows=item_rows,
     )
 

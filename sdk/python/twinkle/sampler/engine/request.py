@@ -1,12 +1,15 @@
 """What goes into the engine and what comes out of a step. Values only; the machine is in `engine.py`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from twinkle.data_format import SamplingParams, StopReason, VersionSpan
 
 if TYPE_CHECKING:
-    from twinkle.nn import LoraWeights
+    from twinkle.nn import LoraWeights, MediaSpan
 
 TopTokens = list[tuple[int, float]]
 """`(token_id, natural log-probability)`, most likely first."""
@@ -33,6 +36,36 @@ class SequenceSoFar:
     """Its end was told, too: nothing more is said of it."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PromptMedia:
+    """The images and videos of a prompt, and where its tokens stand."""
+
+    spans: 'tuple[MediaSpan, ...]'
+    """By the prompt's tokens as rows."""
+    positions_3T: npt.NDArray[np.int64]
+    """Of the prompt, in time, height and width."""
+
+    def positions(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Return [3, end - begin]; what is drawn stands behind the furthest of the prompt, on every axis."""
+        length = self.positions_3T.shape[1]
+        drawn = int(self.positions_3T.max()) + 1 + np.arange(max(begin - length, 0), max(end - length, 0))
+        own = self.positions_3T[:, begin : min(end, length)]
+        return np.concatenate([own, np.broadcast_to(drawn, (3, len(drawn)))], axis=1)
+
+    def pieces(self, begin: int, end: int, *, first_row: int) -> 'list[MediaSpan]':
+        """Return what of the media is among tokens `[begin, end)`, which are rows from `first_row` on."""
+        return [
+            replace(
+                span,
+                begin_row=max(span.begin_row, begin) - begin + first_row,
+                end_row=min(span.end_row, end) - begin + first_row,
+                first_token=max(begin - span.begin_row, 0),
+            )
+            for span in self.spans
+            if span.begin_row < end and begin < span.end_row
+        ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineRequest:
     """A prompt with everything needed to continue it."""
@@ -44,6 +77,8 @@ class EngineRequest:
     params: SamplingParams
     adapter: EngineAdapter | None = None
     """None: the base model alone."""
+    media: PromptMedia | None = None
+    """None: the prompt is text."""
     is_continued: bool = False
     """Another engine began it; its prompt is not told again."""
 

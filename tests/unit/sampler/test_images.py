@@ -1,0 +1,98 @@
+"""Sampling behind images on the torch engine."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from fixtures.tiny_vision import build_tiny_vision, picture
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.model import TransformersModel
+from twinkle.nn import PackedCausalLM
+from twinkle.sampler import TorchSampler
+from twinkle.sampler.engine import EngineConfig, SamplerEngine
+from twinkle.sampler.errors import InvalidPrompt
+from twinkle.sampler.inputs import refuse_media
+from twinkle.sampler.prompt_media import prompt_media
+from twinkle.template import Template
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=0)
+TEXT = {'messages': [{'role': 'user', 'content': 'hello there'}]}
+SHOWN = {
+    'messages': [{'role': 'user', 'content': 'a <image> b <video> c <image>?'}],
+    'images': [picture(64, 48), picture(32, 96, seed=1)],
+    'videos': [{'video': [picture(48, 32, seed=2), picture(48, 32, seed=3), picture(48, 32, seed=4)], 'fps': 1.0}],
+}
+
+
+@pytest.fixture(scope='session')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny vision-language model; read-only."""
+    return build_tiny_vision(tmp_path_factory.mktemp('vision') / 'tiny', seed=3)
+
+
+def generated(folder, feature):
+    """Return what transformers draws greedily."""
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
+    ids = torch.as_tensor(np.asarray(feature['input_ids']), dtype=torch.int64)[None]
+    media = {name: torch.as_tensor(feature[name]) for name in (
+        'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw', 'second_per_grid_ts'
+    )}  # fmt: skip
+    kinds = (ids == 5).int() + 2 * (ids == 6).int()
+    whole = model.generate(ids, **media, mm_token_type_ids=kinds, max_new_tokens=12, do_sample=False)
+    return whole[0, ids.shape[1] :].tolist()
+
+
+def test_greedy_tokens_equal_transformers(folder):
+    """Behind images and a video the engine draws what transformers' `generate` does, beside a text prompt, too."""
+    sampler = TorchSampler(str(folder))
+    prompt = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
+    alone = sampler.sample(SHOWN, GREEDY)[0].sequences[0]
+    assert alone.tokens == generated(folder, prompt)[: len(alone.tokens)]
+    beside = sampler.sample([TEXT, SHOWN], GREEDY)[1].sequences[0]
+    assert (beside.tokens, beside.logprobs) == (alone.tokens, alone.logprobs)
+
+
+def test_a_prompt_in_pieces_is_the_same_prompt(folder):
+    """An image that is cut by the pieces in which prompts are computed is read whole."""
+    model = PackedCausalLM.load(folder)
+    feature = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
+    drawn = []
+    for size in (512, 7):
+        engine = SamplerEngine(model, config=EngineConfig(prefill_chunk_tokens=size))
+        media = prompt_media(feature, model.media)
+        engine.add_request('it', feature['input_ids'], GREEDY, media=media)
+        tokens = []
+        while not engine.is_idle:
+            tokens += [token for event in engine.step() for token in getattr(event, 'tokens', [])]
+        drawn.append(tokens)
+    assert drawn[0] == drawn[1]
+
+
+def test_the_trainer_gives_sampled_tokens_the_probabilities_they_were_drawn_with(folder):
+    """A sampled turn goes into training with its pixels and positions, and its log-probabilities agree."""
+    model = TransformersModel(str(folder))
+    model.add_adapter_to_model('default', LoraConfig(r=4))
+    sampler = TorchSampler(str(folder))
+    sequence = sampler.sample(SHOWN, SamplingParams(max_tokens=8, temperature=1.0, seed=1, logprobs=0))[0].sequences[0]
+    feature = sequence.new_input_feature
+    (logps,) = model.forward_only([feature])['logps']
+    np.testing.assert_allclose(logps, feature['old_logps'], atol=1e-5)
+
+
+def test_prompts_that_do_not_fit_are_refused(folder, tiny_llama_dir):
+    """A text model, an engine that reads no images, and positions of another prompt refuse."""
+    feature = Template(str(folder)).encode(SHOWN, add_generation_prompt=True)
+    text = Template(str(folder)).encode(TEXT, add_generation_prompt=True)
+    refuse_media(text)
+    with pytest.raises(InvalidPrompt):
+        refuse_media(feature)
+    small = {name: feature[name] for name in ('pixel_values', 'image_grid_thw')}
+    for sampler, prompt in (
+        (TorchSampler(str(tiny_llama_dir)), {**text, **small}),
+        (TorchSampler(str(folder)), {**feature, 'position_ids': np.zeros((3, 4), np.int32)}),
+    ):
+        with pytest.raises(InvalidPrompt):
+            sampler.sample(prompt, GREEDY)
