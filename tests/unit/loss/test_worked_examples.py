@@ -167,7 +167,7 @@ def contrasted(embeddings: np.ndarray, **options: object) -> tuple[float, float]
 
 
 def test_infonce_of_what_cannot_be_told_apart_is_the_logarithm_of_the_choices():
-    """By arXiv 1807.03748, section 2.3: mutual information is at least log N less the loss, so here at least nothing."""
+    """By arXiv 1807.03748, section 2.3: at least log N less the loss is known, so here nothing."""
     loss, _ = contrasted(np.ones((8, 3)))
     assert loss == pytest.approx(math.log(4))
 

@@ -1,0 +1,92 @@
+"""Rewards against implementations of their papers' formulas that share nothing with them, on made-up texts."""
+
+import re
+import string
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinkle.reward import CountDownAccuracy, F1Reward, LengthReward
+
+Worth = tuple[str, Fraction | None, list[int]]
+"""An expression, its value (None where it divides by zero), and its numbers."""
+OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
+    '+': lambda a, b: a + b,
+    '-': lambda a, b: a - b,
+    '*': lambda a, b: a * b,
+    '/': lambda a, b: a / b,
+}
+
+
+def joined(parts: tuple[Worth, str, Worth]) -> Worth:
+    """Return two expressions in brackets with an operator between them, worked out beside them."""
+    (left, a, used), sign, (right, b, also) = parts
+    is_lost = a is None or b is None or (sign == '/' and b == 0)
+    value = None if is_lost else OPERATORS[sign](a, b)
+    return f'({left} {sign} {right})', value, used + also
+
+
+NUMBER = st.integers(0, 30).map(lambda number: (str(number), Fraction(number), [number]))
+EXPRESSION = st.recursive(
+    NUMBER, lambda inner: st.tuples(inner, st.sampled_from('+-*/'), inner).map(joined), max_leaves=6
+)
+WORDS = st.lists(
+    st.sampled_from(['The', 'a', 'red', 'Red,', 'car', 'car.', 'an', 'big', '"sea"', 'to-day']), max_size=8
+)
+
+
+@given(EXPRESSION, st.integers(-1, 1), st.sampled_from([[], [7]]))
+def test_countdown_is_arithmetic_over_fractions(made: Worth, off: int, others: list[int]) -> None:
+    """The answer counts where the value is the target and the numbers are those given, in any order."""
+    text, value, used = made
+    target = off if value is None or value.denominator != 1 else int(value) + off
+    given_numbers = sorted([*used, *others])
+    expected = float(value is not None and value == target and not others)
+    row = {'messages': [{'role': 'assistant', 'content': f'<answer>{text}</answer>'}]}
+    game = {'target': target, 'nums': given_numbers}
+    assert CountDownAccuracy()([{**row, 'user_data': game}]) == [expected]
+
+
+def squad_words(text: str) -> list[str]:
+    """Return the words of a text as SQuAD's evaluation normalizes it: case, punctuation, articles, blanks."""
+    text = ''.join(character for character in text.lower() if character not in set(string.punctuation))
+    return re.sub(r'\b(a|an|the)\b', ' ', text).split()
+
+
+def squad_f1(answer: str, truth: str) -> float:
+    """Return F1 by taking each word of the answer off the truth's as long as one is left."""
+    said, left = squad_words(answer), squad_words(truth)
+    if not said or not left:
+        return float(said == left)
+    wanted, shared = len(left), 0
+    for word in said:
+        if word in left:
+            left.remove(word)
+            shared += 1
+    return 0.0 if not shared else 2 * (shared / len(said)) * (shared / wanted) / (shared / len(said) + shared / wanted)
+
+
+@given(WORDS, st.lists(WORDS, min_size=1, max_size=3))
+def test_f1_is_the_best_overlap_of_words(said: list[str], truths: list[list[str]]) -> None:
+    """Of several truths."""
+    texts = [' '.join(truth) for truth in truths]
+    row: dict[str, Any] = {'messages': [{'role': 'assistant', 'content': f'<answer>{" ".join(said)}</answer>'}]}
+    assert F1Reward()([row], [texts]) == [pytest.approx(max(squad_f1(' '.join(said), text) for text in texts))]
+
+
+@given(st.integers(0, 400), st.integers(1, 200), st.data())
+def test_length_is_the_three_cases_of_dapo(length: int, longest: int, data: st.DataObject) -> None:
+    """By arXiv 2503.14476, equation 13, case by case."""
+    cache = data.draw(st.integers(1, longest))
+    if length <= longest - cache:
+        expected = 0.0
+    elif length <= longest:
+        expected = ((longest - cache) - length) / cache
+    else:
+        expected = -1.0
+    row: dict[str, Any] = {'messages': [{'role': 'assistant', 'content': ''}]}
+    assert LengthReward(longest, cache)([row], completion_lengths=[length]) == [pytest.approx(expected)]
