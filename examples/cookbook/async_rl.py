@@ -1,0 +1,140 @@
+"""Asynchronous reinforcement learning: the next batch is sampled while the last one trains.
+
+A thread samples with weights of its own, the main thread trains, and between two samplings the sampler takes the
+newest adapter. So a batch is up to `max_staleness` steps old when it is learnt from: each token says which version
+drew it, older samples than that would be dropped, and the loss weighs what is left by how likely the trainer itself
+finds it (truncated importance sampling). `--max-staleness 0` is the same loop with nothing beside anything.
+
+The model is rewarded for capital letters. Curves: `reward`; `staleness`, in steps; `sampler_ratio`, the trainer's
+probability of a token over the sampler's, which is 1 where the weights are the same.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.recipe import Recipe, read_recipe
+from twinkle.advantage import GRPOAdvantage
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import LoraConfig, SampledSequence, SamplingParams
+from twinkle.hub import BUILT_IN_MODELS
+from twinkle.model import TransformersModel
+from twinkle.reward import TextReward
+from twinkle.rollout import AsyncPipeline, as_sampler_logps, drop_stale
+from twinkle.sampler import TorchSampler
+
+TOPICS = ('the sea', 'bread', 'a cat', 'the moon', 'rain', 'a bridge', 'winter', 'music', 'a train', 'the colour blue')
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and rates."""
+
+    model: str
+    steps: int
+    prompts: int
+    """Of each step."""
+    samples: int
+    """Completions of each prompt; their rewards are compared with each other."""
+    max_tokens: int
+    lora_rank: int
+    learning_rate: float
+    max_staleness: int
+    """Most steps between a batch's sampling and its training."""
+
+
+CPU = Setting(
+    model=BUILT_IN_MODELS[0], steps=20, prompts=2, samples=8, max_tokens=12, lora_rank=8, learning_rate=1e-3,
+    max_staleness=1,
+)  # fmt: skip
+GPU = Setting(
+    model='Qwen/Qwen3-4B', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16, learning_rate=1e-5,
+    max_staleness=1,
+)  # fmt: skip
+
+
+class ShoutReward(TextReward):
+    """The share of capital letters."""
+
+    def score(self, completion: str) -> float:
+        """Return it of one completion."""
+        return sum(character.isupper() for character in completion) / max(len(completion), 1)
+
+
+class Loop:
+    """A trainer, and a sampler that may run beside it."""
+
+    def __init__(self, setting: Setting, *, seed: int) -> None:
+        self.setting, self.seed = setting, seed
+        self.model = TransformersModel(setting.model)
+        config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
+        self.model.add_adapter_to_model('default', config)
+        self.model.set_optimizer('AdamW', lr=setting.learning_rate, weight_decay=0.0)
+        self.model.set_loss('GRPOLoss', correction='truncated', correction_high=2.0)
+        self.sampler = TorchSampler(setting.model)
+        self.manager = CheckpointEngineManager(model=self.model, sampler=self.sampler)
+        self.newest = 0
+        """Version of the weights that the trainer has."""
+
+    def prompts(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the chats of each step."""
+        draw = np.random.default_rng(self.seed)
+        for _ in range(self.setting.steps):
+            topics = draw.choice(TOPICS, self.setting.prompts, replace=False)
+            texts = [f'In capital letters, write about {topic}.' for topic in topics]
+            yield [{'messages': [{'role': 'user', 'content': text}]} for text in texts]
+
+    def sample(self, index: int, chats: list[dict[str, Any]]) -> list[SampledSequence]:
+        """Return the completions of a step, side by side; runs in the pipeline's thread."""
+        params = SamplingParams(max_tokens=self.setting.max_tokens, seed=self.seed * self.setting.steps + index)
+        responses = self.sampler.sample(chats, params, num_samples=self.setting.samples)
+        return [sequence for response in responses for sequence in response.sequences]
+
+    def sync(self) -> None:
+        """Bring the trainer's weights to the sampler."""
+        self.newest = self.manager.sync_weights(merge_and_sync=False).version
+
+    def learn(self, samples: list[SampledSequence]) -> dict[str, float]:
+        """Take one step on what is young enough."""
+        group = self.setting.samples
+        fresh = drop_stale(samples, version=self.newest, max_staleness=self.setting.max_staleness, group_size=group)
+        features = [as_sampler_logps(sample.new_input_feature or {}) for sample in fresh.samples]
+        rewards = ShoutReward()(features)
+        advantages = GRPOAdvantage()(rewards, num_generations=group).tolist()
+        metrics = self.model.forward_backward(features, advantages=advantages)['metrics']
+        self.model.clip_grad_and_step()
+        numbers = fresh.numbers()
+        return {
+            'reward': float(np.mean(rewards)),
+            'staleness': numbers['staleness/max'],
+            'dropped': numbers['staleness/dropped'],
+            'sampler_ratio': metrics['sampler_ratio'],
+            'corrected_fraction': metrics['corrected_fraction'],
+        }
+
+
+def main() -> None:
+    """Run the recipe."""
+    train(read_recipe('async_rl', __doc__ or '', {'cpu': CPU, 'gpu': GPU}))
+
+
+def train(recipe: Recipe[Setting]) -> None:
+    """Train, record every step, and say how long it took."""
+    setting = recipe.setting
+    loop = Loop(setting, seed=recipe.seed)
+    title = f'asynchronous RL, seed {recipe.seed}, staleness up to {setting.max_staleness}'
+    plotted = ('reward', 'staleness', 'sampler_ratio')
+    pipeline = AsyncPipeline(loop.sample, loop.prompts(), sync=loop.sync, max_staleness=setting.max_staleness)
+    began = time.monotonic()
+    with Curves(recipe.out, title=title, total_steps=setting.steps, plotted=plotted) as curves, pipeline as batches:
+        for batch in batches:
+            curves.record(**loop.learn(batch.samples))
+    print(f'{setting.steps} steps in {time.monotonic() - began:.1f} s')
+
+
+if __name__ == '__main__':
+    main()
