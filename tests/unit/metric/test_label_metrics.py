@@ -244,6 +244,16 @@ def test_rewards_come_from_features_or_from_the_loop():
     )
 
 
+def test_loop_may_call_it_as_other_metrics_are_called():
+    """Inputs and outputs are None where a loop has measured by itself; what would not be read is refused."""
+    metric = CompletionRewardMetric()
+    metric.accumulate(None, None, completion_lengths=[7], rewards={'format': [1.0]})
+    assert metric.calculate()['train/format_reward'] == 1.0
+    for given in ([{'input_ids': [1]}], None), (None, {'logits': 1}):
+        with pytest.raises(TypeError, match='rewards='):
+            metric.accumulate(*given)
+
+
 def fed(name, *, clock=None):
     """Return a metric that has seen two batches and a step."""
     metric = METRICS.build(name, {'clock': clock} if clock else {})

@@ -34,6 +34,7 @@ class CompletionRewardMetric(CountingMetric):
     def accumulate(
         self,
         facts: ForwardFacts | None = None,
+        outputs: None = None,
         *,
         rewards: Mapping[str, Sequence[float]] | None = None,
         completion_lengths: Sequence[int] = (),
@@ -44,11 +45,17 @@ class CompletionRewardMetric(CountingMetric):
 
         Args:
             facts: of a batch.
+            outputs: nothing; loops that call every metric with inputs and outputs give None for both.
             rewards: one number for each completion, by the name of the reward.
             completion_lengths: in tokens.
             generate_time: seconds that sampling took.
             weight_sync_time: seconds until the sampler had the weights.
+
+        Raises:
+            TypeError: inputs or outputs are given, which this metric does not read.
         """
+        if outputs is not None or not isinstance(facts, ForwardFacts | None):
+            raise TypeError('inputs and outputs are not read here: give None, and rewards= and completion_lengths=')
         if facts is not None and facts.labels is not None and 'rewards' in facts.labels.streams:
             _, begins, lengths = np.unique(facts.labels.features_R, return_index=True, return_counts=True)
             self.add_moments(f'{_REWARD}total', facts.labels.streams['rewards'][begins].astype(np.float64))
