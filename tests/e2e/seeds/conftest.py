@@ -1,0 +1,34 @@
+"""The hub that the programs of users load from, a stack that serves its models, and how a program is run."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fixtures.seed_hub import build_seed_hub
+from fixtures.seed_programs import MODELS, RunProgram
+from fixtures.seed_programs import run_program as run
+from fixtures.tinker_sdk import running_stack
+from twinkle_client.stack import StackState
+
+
+@pytest.fixture(scope='session')
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mirror of the hub."""
+    return build_seed_hub(tmp_path_factory.mktemp('hub'), [name.removeprefix('ms://') for name in MODELS])
+
+
+@pytest.fixture(scope='session')
+def stack(hub: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """A stack that serves the models."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv('TWINKLE_HUB_DIR', str(hub))
+        with running_stack(tmp_path_factory.mktemp('stack'), *MODELS) as state:
+            yield state
+
+
+@pytest.fixture
+def run_program(hub: Path, tmp_path: Path) -> RunProgram:
+    """Runs a program in a folder of its own, with the hub's mirror."""
+    return partial(run, folder=tmp_path, hub=hub)
