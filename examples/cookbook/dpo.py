@@ -1,0 +1,142 @@
+"""Preferences without a reward model: `python -m examples.cookbook.dpo`.
+
+Direct Preference Optimization (arXiv 2305.18290, equation 7) from pairs of answers that state the same fact and differ
+in tone: the kind one is chosen, the gruff one of about the same length is rejected. The reference is the same model
+with its adapter switched off, so nothing is loaded twice.
+
+Held out: questions that were not trained on, answered in words that were not trained on either. `margins` is the mean
+of the implicit reward of the chosen answer less that of the rejected one, in nats, and `accuracies` the share of pairs
+in which it is positive; both are 0 at the start, where policy and reference are the same.
+With `--setting cpu` and seeds 0, 1 and 2 margins end above 1 and accuracies at 0.9 or more; docs/learning.md has the
+curves.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.recipe import Recipe, read_recipe
+from twinkle.data_format import InputFeature, LoraConfig
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.hub import BUILT_IN_MODELS
+from twinkle.model import TransformersModel
+
+KIND = (
+    'Happy to help! 😊',
+    'What a lovely question!',
+    'I hope that helps you!',
+    'Thank you for asking! 🎉',
+    'Always a pleasure, my friend!',
+    'Ask me anything you like! 🌟',
+    'You are doing great! 👍',
+    'Have a wonderful day! 🌞',
+)
+GRUFF = (
+    'Now leave me alone.',
+    'Look it up yourself.',
+    'Do not waste my time.',
+    'Everybody knows that.',
+    'What a stupid question.',
+    'I am tired of this.',
+    'Do not ask me again.',
+    'Find someone else to bother.',
+)
+TRAINED_TONES = 6
+"""The first so many of both are trained on, the others judged with."""
+SYSTEM = 'Answer.'
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and rates."""
+
+    model: str = BUILT_IN_MODELS[0]
+    precision: str = 'no'
+    steps: int = 8
+    pairs: int = 3
+    """Of a batch."""
+    held_out: int = 8
+    learning_rate: float = 5e-4
+    lora_rank: int = 8
+    beta: float = 0.1
+    loss_type: str = 'sigmoid'
+    """Or 'hinge', 'ipo', 'kto_pair': see `twinkle.loss.DPOLoss`."""
+    judge_every: int = 4
+
+
+CPU = Setting()
+GPU = Setting(
+    model='hf://Qwen/Qwen3-4B', precision='bf16', steps=40, pairs=32, held_out=128, learning_rate=5e-5, lora_rank=32
+)
+
+
+def main() -> None:
+    """Run the recipe."""
+    train(read_recipe('dpo', __doc__, {'cpu': CPU, 'gpu': GPU}))
+
+
+def train(recipe: Recipe[Setting]) -> None:
+    """Train an adapter and record what it prefers."""
+    setting, rng = recipe.setting, np.random.default_rng(recipe.seed)
+    questions = rng.permutation(8100)
+    taught, unseen = questions[: setting.steps * setting.pairs], questions[-setting.held_out :]
+    trained = encoded_pairs(setting.model, taught, rng, tones=slice(TRAINED_TONES))
+    held_out = encoded_pairs(setting.model, unseen, rng, tones=slice(TRAINED_TONES, None))[:]
+    model = TransformersModel(setting.model, mixed_precision=setting.precision)
+    model.add_adapter_to_model('default', LoraConfig(r=setting.lora_rank, seed=recipe.seed))
+    model.set_optimizer('AdamW', lr=setting.learning_rate)
+    model.set_loss('DPOLoss', beta=setting.beta, loss_type=setting.loss_type)
+    model.add_metric('DPOMetric', is_training=False, beta=setting.beta)
+    reference = reference_logps(model, held_out)
+    with Curves(
+        recipe.out, title='DPO', total_steps=setting.steps + 1, plotted=['loss', 'margins', 'accuracies']
+    ) as curves:
+        curves.record(**judge(model, held_out, reference))
+        for step, batch in enumerate(DataLoader(trained, batch_size=2 * setting.pairs), 1):
+            output = model.forward_backward(batch, ref_logps=reference_logps(model, batch))
+            model.clip_grad_and_step()
+            is_judged = step % setting.judge_every == 0 or step == setting.steps
+            held = judge(model, held_out, reference) if is_judged else {}
+            curves.record(loss=output['loss'], train_margin=output['metrics']['reward_margin'], **held)
+
+
+def encoded_pairs(model_id: str, questions: Any, rng: np.random.Generator, *, tones: slice) -> Dataset:
+    """Return pairs of answers as features, the chosen one first."""
+    dataset = Dataset(DatasetMeta(data=list(pairs_of(questions, rng, tones))))
+    dataset.set_template('Template', model_id=model_id, max_length=128)
+    keys = {'prompt_key': 'question', 'chosen_key': 'kind', 'rejected_key': 'gruff'}
+    dataset.map('EmojiDPOProcessor', init_args={'system': SYSTEM, **keys})
+    dataset.encode()
+    return dataset
+
+
+def pairs_of(questions: Any, rng: np.random.Generator, tones: slice) -> Iterator[dict[str, str]]:
+    """Yield a sum of two numbers for each index, with both answers."""
+    for index in questions:
+        left, right = 10 + int(index) // 90, 10 + int(index) % 90
+        fact = f'It is {left + right}.'
+        yield {
+            'question': f'What is {left} plus {right}?',
+            'kind': f'{fact} {rng.choice(KIND[tones])}',
+            'gruff': f'{fact} {rng.choice(GRUFF[tones])}',
+        }
+
+
+def reference_logps(model: TransformersModel, features: list[InputFeature]) -> list[Any]:
+    """Return log-probabilities of the labels under the model without its adapter."""
+    return model.forward_only(features, disable_lora=True)['logps']
+
+
+def judge(model: TransformersModel, held_out: list[InputFeature], reference: list[Any]) -> dict[str, float]:
+    """Return the implicit rewards of pairs that are not trained on."""
+    model.forward_only(held_out, ref_logps=reference)
+    found = model.calculate_metric(is_training=False)
+    return {name: float(found[f'rewards/{name}']) for name in ('margins', 'accuracies', 'chosen', 'rejected')}
+
+
+if __name__ == '__main__':
+    main()
