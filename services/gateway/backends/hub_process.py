@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from twinkle.hub import HubError, HubUnreachable, NotSupportedYet, UploadRefused, upload
+from twinkle.hub import HubError, HubUnreachable, upload
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def _carried_out(order: dict[str, Any]) -> dict[str, str]:
         made = upload(order['folder'], order['target'], token=order['token'], is_private=order['is_private'])
     except HubUnreachable:
         return {'failure': 'unreachable'}
-    except (UploadRefused, NotSupportedYet, HubError):
+    except HubError:
         return {'failure': 'refused'}
     return {'url': made.url, 'commit': made.commit}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.fake_hub import running_hub
-from twinkle.hub import HubError, HubUnreachable, NotSupportedYet, UploadRefused, upload, upload_later
+from twinkle.hub import HubError, HubUnreachable, UploadRefused, upload, upload_later
 
 FILES = {
     'config.json': b'{}',
@@ -121,9 +121,7 @@ def test_ids_that_name_no_repository_are_refused(folder: Path, hub_id: str) -> N
 
 
 def test_what_cannot_be_uploaded_is_said_before_anything_is_sent(folder: Path, tmp_path: Path) -> None:
-    """ModelScope as yet, no token, no folder, nothing in it."""
-    with pytest.raises(NotSupportedYet):
-        upload(folder, 'ms://org/name', token=TOKEN)
+    """No token, no folder, nothing in it."""
     for path, token in ((folder, ''), (tmp_path / 'none', TOKEN), (folder / 'deeper', TOKEN)):
         with pytest.raises(HubError):
             upload(path, 'hf://org/name', token=token, ignore=('config.json',))

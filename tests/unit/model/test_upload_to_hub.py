@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.fake_hub import running_hub
 from twinkle.data_format import LoraConfig
-from twinkle.hub import HubError, NotSupportedYet
+from twinkle.hub import HubError
 from twinkle.model import TransformersModel
 
 
@@ -38,7 +38,7 @@ def test_a_checkpoint_goes_up_without_what_it_takes_to_resume(
 def test_what_cannot_go_up_is_refused_at_once(
     trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown adapter, a folder that is not there, no token, no repository, ModelScope."""
+    """An unknown adapter, a folder that is not there, no token, no repository, a token of another hub."""
     monkeypatch.delenv('HF_TOKEN', raising=False)
     folder = trainer.save('final', str(tmp_path))
     for checkpoint_dir, target, token in (
@@ -48,7 +48,9 @@ def test_what_cannot_go_up_is_refused_at_once(
     ):
         with pytest.raises(HubError):
             trainer.upload_to_hub(checkpoint_dir, target, token)
-    with pytest.raises(NotSupportedYet):
-        trainer.upload_to_hub(folder, 'ms://org/name', 'ms_right')
+    monkeypatch.setenv('HF_TOKEN', 'hf_right')
+    monkeypatch.delenv('MODELSCOPE_API_TOKEN', raising=False)
+    with pytest.raises(HubError):
+        trainer.upload_to_hub(folder, 'ms://org/name')
     with pytest.raises(KeyError):
         trainer.upload_to_hub(folder, 'hf://org/name', 'hf_right', adapter_name='other')

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from twinkle.component import ComponentRegistry, InvalidComponent
+from twinkle.component import ComponentRegistry, InvalidComponent, UnknownComponent
 from twinkle.hub import PluginNotFound
 from twinkle.loss import Loss, build_loss
 from twinkle.plugin import (
@@ -19,7 +19,7 @@ from twinkle.plugin import (
 )
 from twinkle.preprocessor import build_filter, build_preprocessor
 from twinkle.reward import build_reward
-from twinkle.template import build_template
+from twinkle.template import UnknownTemplate, build_template
 
 
 class Shape:
@@ -215,8 +215,10 @@ def test_an_operator_lists_plugins_that_others_ask_for_by_name(hub: Path) -> Non
     shapes.load_plugins([plugin])
     built = shapes.build(plugin, {})
     assert (built.area(), shapes.name_of(built), shapes.names) == (4.0, plugin, (plugin,))
-    with pytest.raises(PluginRefused):
+    with pytest.raises(UnknownComponent):
         shapes.build(write(hub, 'me/other', shape(5.0)), {})
+    with pytest.raises(UnknownTemplate):
+        build_template(str(hub), model_id='org/model')
     digest = type(built).__module__.removeprefix('twinkle_plugin_')
     shapes.load_plugins([f'{plugin}@{digest}'])
     write(hub, 'me/square', shape(6.0))

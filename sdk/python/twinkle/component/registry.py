@@ -116,8 +116,7 @@ class ComponentRegistry(Generic[_Component]):
         offered = entry_points(group=self._plugin_group) if self._plugin_group else ()
         known = tuple(sorted({point.name for point in offered}))
         for name in sorted(set(allowed_names)):
-            if is_plugin_id(name):
-                self._load_plugin(name)
+            if self._load_plugin(name):
                 continue
             points = [point for point in offered if point.name == name]
             if not points:
@@ -126,10 +125,13 @@ class ComponentRegistry(Generic[_Component]):
                 raise InvalidComponent(self._kind, name, 'several packages offer it')
             self._add(name, points[0].load())
 
-    def _load_plugin(self, entry: str) -> None:
+    def _load_plugin(self, entry: str) -> bool:
         plugin = entry.partition('@')[0]
         with allowed_plugins(entry):
+            if not is_plugin_id(plugin):
+                return False
             self._add(plugin, Plugin.load_plugin(plugin, self._base))
+            return True
 
     def _add(self, name: str, cls: Any) -> None:
         if not (isinstance(cls, type) and issubclass(cls, self._base)) or inspect.isabstract(cls):

@@ -11,11 +11,11 @@ from twinkle.hub.errors import (
     HubError,
     HubUnreachable,
     ModelNotFound,
-    NotSupportedYet,
     PluginNotFound,
     UploadRefused,
 )
 from twinkle.hub.ids import HubId, local_path, without_alias
+from twinkle.hub.operation import HFHub, HubOperation, MSHub
 from twinkle.hub.resolve import (
     BUILT_IN_MODELS,
     get_model,
@@ -24,18 +24,20 @@ from twinkle.hub.resolve import (
     resolve_plugin,
     resolve_tokenizer,
 )
-from twinkle.hub.upload import UPLOAD_FILES, Uploaded, upload, upload_later
+from twinkle.hub.upload import UPLOAD_FILES, Uploaded, token_variable, upload, upload_later
 
 __all__ = [
     'BUILT_IN_MODELS',
     'UPLOAD_FILES',
     'DatasetNotFound',
     'DigestMismatch',
+    'HFHub',
     'HubError',
     'HubId',
+    'HubOperation',
     'HubUnreachable',
+    'MSHub',
     'ModelNotFound',
-    'NotSupportedYet',
     'PluginNotFound',
     'UploadRefused',
     'Uploaded',
@@ -46,6 +48,7 @@ __all__ = [
     'resolve_model',
     'resolve_plugin',
     'resolve_tokenizer',
+    'token_variable',
     'upload',
     'upload_later',
     'without_alias',

@@ -27,7 +27,3 @@ class DigestMismatch(HubError):
 
 class UploadRefused(HubError):
     """A hub does not take an upload, however often it is tried."""
-
-
-class NotSupportedYet(HubError):
-    """A hub cannot be used for this yet."""

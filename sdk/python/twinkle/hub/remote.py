@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from twinkle.hub import model_scope
 from twinkle.hub.errors import DatasetNotFound, HubUnreachable, ModelNotFound
 from twinkle.hub.ids import HubId
 
@@ -78,16 +79,16 @@ def _download_hugging_face(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] 
 
 
 def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None) -> Path:
-    client = _client('modelscope', hub_id, kind)
     try:
-        folder = client.snapshot_download(
-            hub_id.name,
-            repo_type=kind.removesuffix('s'),
-            allow_patterns=list(patterns) if patterns else None,
-        )
+        return model_scope.fetch(hub_id.name, repo_type=kind.removesuffix('s'), patterns=patterns)
+    except model_scope.RepositoryMissing as error:
+        missing = ModelNotFound if kind == 'models' else DatasetNotFound
+        raise missing(f'ModelScope has no {kind.removesuffix("s")} {hub_id.name} that you may read') from error
+    except ImportError as error:
+        reason = f"its client is not installed (pip install '{model_scope.INSTALL}')"
+        raise _unreachable(hub_id, kind, reason) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise _unreachable(hub_id, kind, f'ModelScope did not give it ({type(error).__name__})') from error
-    return Path(folder)
 
 
 def _client(library: str, hub_id: HubId, kind: Kind) -> Any:

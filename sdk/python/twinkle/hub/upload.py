@@ -1,7 +1,7 @@
 """A folder of this machine to a repository on a hub.
 
-Only what a model's folder is made of goes up: weights in safetensors, configuration, tokenizer, texts. Hugging Face
-is spoken to with its own client; ModelScope's is not wired up yet, and asking for it says so.
+Only what a model's folder is made of goes up: weights in safetensors, configuration, tokenizer, texts. Each hub is
+spoken to with its own client.
 """
 
 import importlib
@@ -12,8 +12,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from twinkle.hub.errors import HubError, HubUnreachable, NotSupportedYet, UploadRefused
+from twinkle.hub import model_scope
+from twinkle.hub.errors import HubError, HubUnreachable, UploadRefused
 from twinkle.hub.ids import HubId
+
+_TOKEN_VARIABLES = {'hf': 'HF_TOKEN', 'ms': 'MODELSCOPE_API_TOKEN'}
 
 UPLOAD_FILES = ('*.safetensors', '*.json', '*.txt', '*.model', '*.jinja', '*.md', 'LICENSE*')
 """What is uploaded: no pickles and no code."""
@@ -28,7 +31,19 @@ class Uploaded:
     url: str
     """Of the repository."""
     commit: str
-    """Digest of the commit that holds the files."""
+    """Digest of the commit that holds the files; empty where ModelScope did not say it."""
+
+
+def token_variable(hub_id: str) -> str:
+    """Return the variable in which the hub of an id has its users keep their token, so that none gets another's.
+
+    Raises:
+        HubError: the id is malformed or names no hub.
+    """
+    source = HubId.parse(hub_id).source
+    if source is None:
+        raise HubError(f'{hub_id!r} names no repository to upload to; write hf://org/name or ms://org/name')
+    return _TOKEN_VARIABLES[source]
 
 
 def upload(
@@ -45,21 +60,21 @@ def upload(
 
     Args:
         folder: What to upload; only read.
-        hub_id: `hf://org/name`. `HF_ENDPOINT` names another server that speaks the same.
+        hub_id: `hf://org/name` or `ms://org/name`. `HF_ENDPOINT` and `MODELSCOPE_ENDPOINT` name other servers that
+            speak the same.
         token: Of someone who may write there. It is neither kept nor logged.
         is_private: Whether a repository that is made can be seen by its owner only.
         ignore: Patterns of files to leave out.
 
     Raises:
         HubError: the id is malformed or names no hub, or the folder has nothing to upload.
-        NotSupportedYet: the hub is ModelScope.
         UploadRefused: the hub does not take it from this token or under this name, whenever it is asked.
         HubUnreachable: the hub did not answer, or its client is not installed; try again later.
 
     Idempotency: the same files again leave the repository as it is.
     """
     order = _order(folder, hub_id, token, ignore)
-    return _upload_hugging_face(order, token=token, is_private=is_private)
+    return _carry_out(order, token=token, is_private=is_private)
 
 
 def upload_later(
@@ -87,7 +102,7 @@ def upload_later(
     order = _order(folder, hub_id, token, ignore)
     thread = ThreadPoolExecutor(1, 'hub-upload')
     try:
-        return thread.submit(_upload_hugging_face, order, token=token, is_private=is_private)
+        return thread.submit(_carry_out, order, token=token, is_private=is_private)
     finally:
         thread.shutdown(wait=False)
 
@@ -105,9 +120,7 @@ class _Order:
 def _order(folder: str | os.PathLike[str], hub_id: str, token: str, ignore: tuple[str, ...]) -> _Order:
     target = HubId.parse(hub_id)
     if target.source is None or '/' not in target.name:
-        raise HubError(f'{hub_id!r} names no repository to upload to; write hf://org/name')
-    if target.source == 'ms':
-        raise NotSupportedYet(f'{hub_id}: uploading to ModelScope is not built yet; upload to hf://{target.name}')
+        raise HubError(f'{hub_id!r} names no repository to upload to; write hf://org/name or ms://org/name')
     if not token:
         raise HubError(f'uploading to {hub_id} needs a token that may write there')
     if not (token.isascii() and token.isprintable()):
@@ -128,6 +141,12 @@ def _names(folder: Path, ignore: tuple[str, ...]) -> list[str]:
 
 def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _carry_out(order: _Order, *, token: str, is_private: bool) -> Uploaded:
+    if order.target.source == 'hf':
+        return _upload_hugging_face(order, token=token, is_private=is_private)
+    return Uploaded(*model_scope.put(order.folder, order.names, order.target, token=token, is_private=is_private))
 
 
 def _upload_hugging_face(order: _Order, *, token: str, is_private: bool) -> Uploaded:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from twinkle.hub import resolve_plugin
 from twinkle.plugin.errors import PluginRefused
-from twinkle.plugin.policy import check_allowed, check_digest
+from twinkle.plugin.policy import are_plugins_kept_out, check_allowed, check_digest
 
 _Base = TypeVar('_Base')
 
@@ -26,8 +26,11 @@ _lock = threading.RLock()
 
 
 def is_plugin_id(text: str) -> bool:
-    """Return whether a component's name is the id of a plugin: one of a hub, or a path that is written as one."""
-    return text.startswith(_PREFIXES)
+    """Return whether a component's name is the id of a plugin: one of a hub, or a path that is written as one.
+
+    In a process that keeps plugins out none is.
+    """
+    return text.startswith(_PREFIXES) and not are_plugins_kept_out()
 
 
 class Plugin:

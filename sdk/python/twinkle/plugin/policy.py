@@ -12,6 +12,8 @@ from twinkle.plugin.errors import PluginRefused
 TRUST_VARIABLE = 'TWINKLE_TRUST_REMOTE_CODE'
 LIST_VARIABLE = 'TWINKLE_PLUGINS'
 
+_NONE = 'none'
+"""Of `TWINKLE_PLUGINS`: ids of plugins are not even known as such."""
 _DIGEST_MARK = '@'
 _LEAST_DIGITS = 12
 
@@ -35,7 +37,7 @@ def allow_plugins(*plugins: str) -> None:
         plugins: ids as they are asked for, each alone or with `@` and the beginning of the digest that its code must
             have, at least 12 digits: `ms://me/my-loss@3f5ab90c21d4`.
     """
-    os.environ[LIST_VARIABLE] = ','.join([*_listed(), *plugins])
+    os.environ[LIST_VARIABLE] = ','.join([*(entry for entry in _listed() if entry != _NONE), *plugins])
 
 
 @contextmanager
@@ -53,11 +55,17 @@ def allowed_plugins(*plugins: str) -> Generator[None]:
 
 
 def keep_plugins_out() -> None:
-    """Allow none, whatever the environment said; services call it, since strangers choose their components.
+    """Allow none, whatever the environment said, and know no ids of plugins: they are names that nothing has.
 
-    What an operator lists in a service's configuration is loaded before, by name.
+    Services call it, since strangers choose their components. What an operator lists in a service's configuration is
+    loaded all the same (`ComponentRegistry.load_plugins`).
     """
-    os.environ[TRUST_VARIABLE], os.environ[LIST_VARIABLE] = '0', ''
+    os.environ[TRUST_VARIABLE], os.environ[LIST_VARIABLE] = '0', _NONE
+
+
+def are_plugins_kept_out() -> bool:
+    """Return whether `keep_plugins_out` was called, here or in the process that started this one."""
+    return _listed() == [_NONE]
 
 
 def check_allowed(plugin: str) -> None:

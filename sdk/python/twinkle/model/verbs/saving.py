@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from twinkle.checkpoint_engine import export_merged
-from twinkle.hub import Uploaded, upload_later
+from twinkle.hub import Uploaded, token_variable, upload_later
 from twinkle.model.checkpoint_folder import TRAINER_STATE_FILE, read_checkpoint, write_checkpoint
 from twinkle.model.engine import AdapterSnapshot
 from twinkle.model.engine.snapshot import trainer_state
@@ -130,8 +130,8 @@ class SavingVerbs(ModelHandle):
 
         Args:
             checkpoint_dir: the folder that `save` returned. It must stay as it is until the upload is done.
-            hub_model_id: `hf://org/name`; a repository that is made there is private.
-            hub_token: of someone who may write there. Unset: `HF_TOKEN`.
+            hub_model_id: `hf://org/name` or `ms://org/name`; a repository that is made there is private.
+            hub_token: of someone who may write there. Unset: `HF_TOKEN`, or `MODELSCOPE_API_TOKEN` for `ms://`.
             async_upload: return at once, and upload in the background; a program that ends waits for it.
             adapter_name: makes no difference here, but must be known.
 
@@ -140,13 +140,12 @@ class SavingVerbs(ModelHandle):
 
         Raises:
             HubError: the id names no repository, there is no token, or the folder has nothing to upload.
-            NotSupportedYet: the hub is ModelScope.
             UploadRefused: the hub does not take it; with `async_upload`, `.result()` raises this.
             HubUnreachable: the hub did not answer; with `async_upload`, `.result()` raises this.
         """
         if adapter_name is not None:
             self._adapter(adapter_name)
-        token = hub_token or os.environ.get('HF_TOKEN', '')
+        token = hub_token or os.environ.get(token_variable(hub_model_id), '')
         uploading = upload_later(checkpoint_dir, hub_model_id, token=token, ignore=(TRAINER_STATE_FILE, '.*'))
         if not async_upload:
             uploading.result()

@@ -1,0 +1,162 @@
+"""ModelScope up and down, by its own client over a loopback socket."""
+
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from fixtures.fake_model_scope import FakeModelScope, running_model_scope
+from twinkle.hub import (
+    DatasetNotFound,
+    HFHub,
+    HubError,
+    HubOperation,
+    HubUnreachable,
+    ModelNotFound,
+    MSHub,
+    UploadRefused,
+    resolve_dataset,
+    resolve_model,
+    resolve_plugin,
+    resolve_tokenizer,
+    upload,
+)
+
+FILES = {'config.json': b'{}', 'tokenizer.json': b'{"a": 1}', 'model.safetensors': b'weights' * 99}
+TOKEN = 'ms_right'
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelScope]:
+    """Return a hub; nothing is in any cache or mirror, and nothing of the client's comes near this user's files."""
+    for name in ('TWINKLE_HUB_DIR', 'MODELSCOPE_API_TOKEN', 'TWINKLE_MODEL_ID_ALIASES'):
+        monkeypatch.delenv(name, raising=False)
+    for name in ('TWINKLE_CACHE_DIR', 'MODELSCOPE_CACHE', 'MODELSCOPE_HOME', 'HF_HOME', 'HOME'):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    with running_model_scope() as running:
+        monkeypatch.setenv('MODELSCOPE_ENDPOINT', running.url)
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a model's folder, with files that are none of its own."""
+    folder = tmp_path / 'model'
+    (folder / 'deeper').mkdir(parents=True)
+    for name, data in {**FILES, 'code.py': b'pass', 'deeper/config.json': b'deep'}.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return what is in a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+def test_a_folder_goes_up_and_comes_down_byte_by_byte(hub: FakeModelScope, folder: Path) -> None:
+    """As one commit of a private repository; a second time nothing is fetched."""
+    uploaded = upload(folder, 'ms://org/name', token=TOKEN)
+    assert hub.files == {'org/name': FILES}
+    assert (uploaded.url, uploaded.commit, hub.commits) == (f'{hub.url}/models/org/name', f'{1:040x}', 1)
+    assert hub.is_private == {'org/name': True}
+    hub.is_private['org/name'] = False
+    found = resolve_model('ms://org/name')
+    assert contents(found) == FILES
+    hub.requests.clear()
+    assert resolve_model('ms://org/name') == found
+    assert hub.requests == []
+
+
+def test_a_second_upload_replaces_files_of_the_same_name(hub: FakeModelScope, folder: Path) -> None:
+    """In the repository that is there; others stay, and weights that are there are not sent again."""
+    upload(folder, 'ms://org/name', token=TOKEN, is_private=False)
+    (folder / 'config.json').write_bytes(b'{"new": 1}')
+    (folder / 'tokenizer.json').unlink()
+    hub.requests.clear()
+    upload(folder, 'ms://org/name', token=TOKEN)
+    assert hub.files['org/name'] == {**FILES, 'config.json': b'{"new": 1}'}
+    assert (hub.commits, hub.is_private) == (2, {'org/name': False})
+    assert not [request for request in hub.requests if request.startswith('PUT')]
+
+
+@pytest.mark.parametrize(('target', 'token'), [('ms://org/name', 'ms_wrong'), ('ms://other/name', TOKEN)])
+def test_what_the_hub_refuses_is_refused(hub: FakeModelScope, folder: Path, target: str, token: str) -> None:
+    """Another's token, another's name; nothing of it is there then."""
+    with pytest.raises(UploadRefused):
+        upload(folder, target, token=token)
+    assert not any(hub.files.values())
+
+
+def test_a_tokenizer_comes_without_weights_and_a_dataset_whole(hub: FakeModelScope) -> None:
+    """What is fetched is what is asked for, and a part is not taken for the whole."""
+    hub.files['org/name'] = dict(FILES)
+    hub.files['datasets/org/rows'] = {'train.jsonl': b'{"x": 1}\n', 'more/notes.md': b'notes'}
+    hub.files['org/plugin'] = {'__init__.py': b'', 'notes.pdf': b''}
+    tokenizer = resolve_tokenizer('ms://org/name')
+    assert sorted(contents(tokenizer)) == ['config.json', 'tokenizer.json']
+    assert contents(resolve_model('ms://org/name')) == FILES
+    assert contents(resolve_dataset('ms://org/rows')) == hub.files['datasets/org/rows']
+    assert sorted(contents(resolve_plugin('ms://org/plugin'))) == ['__init__.py']
+
+
+def test_what_is_not_there_is_not_found(hub: FakeModelScope) -> None:
+    """By what was asked for."""
+    with pytest.raises(ModelNotFound):
+        resolve_model('ms://org/none')
+    with pytest.raises(DatasetNotFound):
+        resolve_dataset('ms://org/none')
+    assert hub.commits == 0
+
+
+def test_pushes_in_the_background_are_waited_for_together(hub: FakeModelScope, folder: Path) -> None:
+    """In the order of their beginning; one that failed is told when all are done, and then forgotten."""
+    pushes = [
+        MSHub.async_push_to_hub('org/one', folder, token=TOKEN),
+        HubOperation.async_push_to_hub('ms://other/two', folder, token=TOKEN),
+        MSHub.async_push_to_hub('ms://org/three', folder, token=TOKEN, ignore_patterns=['model.*']),
+    ]
+    with pytest.raises(UploadRefused):
+        HubOperation.wait_for()
+    assert not wait(pushes, 0).not_done
+    assert sorted(hub.files['org/three']) == ['config.json', 'tokenizer.json']
+    assert HubOperation.wait_for() == []
+    MSHub.async_push_to_hub('org/one', folder, token=TOKEN)
+    assert [done.url for done in HFHub.wait_for()] == [f'{hub.url}/models/org/one']
+    with pytest.raises(HubError):
+        MSHub.async_push_to_hub('hf://org/one', folder, token=TOKEN)
+    with pytest.raises(HubError):
+        HubOperation.push_to_hub('org/one', folder, token=TOKEN)
+
+
+def test_the_verbs_of_a_hub_take_ids_with_and_without_its_prefix(
+    hub: FakeModelScope, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders and aliases too."""
+    assert MSHub.push_to_hub('org/name', folder, token=TOKEN, private=False).url.endswith('/models/org/name')
+    monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'mine=ms://org/name')
+    places = [MSHub.download_model(text) for text in ('org/name', 'ms://org/name', 'mine', str(folder))]
+    assert [contents(Path(place)).keys() >= FILES.keys() for place in places] == [True] * 4
+    assert places[0] == places[1] == places[2]
+    assert sorted(contents(Path(MSHub.download_file('org/name', 'config.*')))) == ['config.json']
+    with pytest.raises(HubError):
+        MSHub.download_file('org/name', ['*.bin'])
+    hub.files['datasets/org/rows'] = {'train.jsonl': b'{"x": 1}\n{"x": 2}\n'}
+    assert list(MSHub.load_dataset('org/rows')['x']) == [1, 2]
+    with pytest.raises(DatasetNotFound):
+        MSHub.load_dataset('org/rows', split='test')
+    with pytest.raises(HubError):
+        HFHub.download_model('ms://org/name')
+
+
+def test_without_the_client_the_cure_is_named(folder: Path, without_client: None) -> None:
+    """The extra that brings it."""
+    for act in (lambda: upload(folder, 'ms://org/name', token=TOKEN), lambda: resolve_model('ms://org/name')):
+        with pytest.raises(HubUnreachable, match='modelscope'):
+            act()
+
+
+@pytest.fixture
+def without_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no client installed, as Python marks a module that is not to be imported."""
+    monkeypatch.setitem(__import__('sys').modules, 'modelscope_hub', None)
