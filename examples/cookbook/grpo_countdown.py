@@ -1,0 +1,235 @@
+"""Teach a chat model the countdown game, by GRPO's loss: `python -m examples.cookbook.grpo_countdown`.
+
+Two numbers and a target: `Make 8 of 3, 5` is answered by `<answer>3 + 5</answer>`. The reward is the mean of three, so
+it lies in [0, 1] and is shaped: the answer stands in its tags, it uses each number once, it reaches the target (this
+alone is `CountDownAccuracy`). Advantages are relative to the rest of the group (RLOO), and the clip range is wider
+upwards (DAPO). Games are split once: those held out are never trained on, and played every few steps; their mean
+reward is `held_out_reward`. Nothing here reads a clock, so a seed gives the same curve each time.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.recipe import Recipe, read_recipe
+from twinkle.advantage import RLOOAdvantage
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams, pack_value
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.hub import BUILT_IN_MODELS
+from twinkle.metric import CompletionRewardMetric
+from twinkle.model import TransformersModel
+from twinkle.reward import AnswerReward, CountDownAccuracy, TextReward
+from twinkle.rollout import staleness_of
+from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
+
+EXAMPLE = [
+    {'role': 'system', 'content': ' '},
+    {'role': 'user', 'content': 'Make 8 of 3, 5'},
+    {'role': 'assistant', 'content': '<answer>3 + 5</answer>'},
+]
+"""Every chat begins with one game that is played."""
+ANSWER = re.compile(r'<answer>([^<]*)</answer>')
+DIAGNOSTICS = ('train/approx_kl', 'train/token_ratio_mean', 'train/token_ratio_max', 'train/clip_ratio', 'grad_norm')
+"""Of what the trainer reports; none of them is a time, so a seed gives the same curve each time."""
+SPLIT_SEED = 7
+"""Which games are held out does not depend on the run's seed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and rates."""
+
+    model: str = BUILT_IN_MODELS[0]
+    engine: str = 'torch'
+    """What samples: 'torch' or 'vllm'."""
+    steps: int = 12
+    prompts: int = 4
+    """A step."""
+    completions: int = 8
+    """Of each prompt; their rewards are compared with each other."""
+    updates: int = 2
+    """Optimizer steps on what one step sampled, each on its own part of the groups."""
+    max_tokens: int = 14
+    """Of a completion."""
+    learning_rate: float = 1e-3
+    lora_rank: int = 16
+    largest: int = 9
+    """Of the two numbers."""
+    sums: float = 0.5
+    """Share of games whose target is the sum; the others' is the difference."""
+    held_out: int = 24
+    """Games that are never trained on."""
+    held_out_completions: int = 1
+    """Of each of them, at every evaluation."""
+    eval_every: int = 3
+
+
+CPU = Setting()
+GPU = Setting(engine='vllm', steps=200, prompts=32, completions=16, largest=99, held_out=256, eval_every=10)
+
+
+def main() -> None:
+    """Run it as the command line says."""
+    train(read_recipe('grpo_countdown', str(__doc__), {'cpu': CPU, 'gpu': GPU}))
+
+
+def train(recipe: Recipe[Setting]) -> None:
+    """Sample, reward, learn, and again; what came of it is in the curves."""
+    setting = recipe.setting
+    training, held_out = games(setting)
+    model = build_model(setting, seed=recipe.seed)
+    batches = forever(DataLoader(training, batch_size=setting.prompts, shuffle=True, seed=recipe.seed, drop_last=True))
+    plotted = ('held_out_reward', 'reward', 'train/approx_kl', 'train/clip_ratio', 'entropy')
+    with (
+        ExitStack() as stack,
+        Curves(recipe.out, title='GRPO: the countdown game', total_steps=setting.steps + 1, plotted=plotted) as curves,
+    ):
+        sampler = build_sampler(setting, stack)
+        manager = CheckpointEngineManager(model=model, sampler=sampler)
+        for step in range(setting.steps):
+            version = manager.sync_weights(merge_and_sync=False).version
+            numbers = evaluate(sampler, held_out, setting) if step % setting.eval_every == 0 else {}
+            seed = recipe.seed * 100_000 + step
+            groups = draw(sampler, next(batches), setting, seed=seed)
+            curves.record(**numbers, **learn(model, groups, setting, version=version))
+        manager.sync_weights(merge_and_sync=False)
+        curves.record(**evaluate(sampler, held_out, setting))
+
+
+class TaggedReward(TextReward):
+    """1 where an answer stands in its tags."""
+
+    def score(self, completion: str) -> float:
+        """Return it of one completion."""
+        return float(bool(ANSWER.search(completion)))
+
+
+class NumbersReward(AnswerReward):
+    """1 where the answer uses each number of the game once, whatever it does with them."""
+
+    def score(self, completion: str, ground_truth: list[int]) -> float:
+        """Return it of one completion."""
+        answers = ANSWER.findall(completion)
+        used = [int(number) for number in re.findall('[0-9]+', answers[-1])] if answers else []
+        return float(sorted(used) == sorted(ground_truth))
+
+
+def games(setting: Setting) -> tuple[Dataset, Dataset]:
+    """Return the games to train on, and those held out."""
+    numbers = range(1, setting.largest + 1)
+    pairs = [(left, right) for left in numbers for right in numbers]
+    dealer = random.Random(SPLIT_SEED)
+    dealer.shuffle(pairs)
+    rows = [game_row(left, right, is_sum=dealer.random() < setting.sums) for left, right in pairs]
+    held_out, training = rows[: setting.held_out], rows[setting.held_out :]
+    return Dataset(DatasetMeta(data=training)), Dataset(DatasetMeta(data=held_out))
+
+
+def game_row(left: int, right: int, *, is_sum: bool) -> dict[str, Any]:
+    """Return the game that makes the sum of two numbers, or their difference."""
+    target = left + right if is_sum else abs(left - right)
+    question = {'role': 'user', 'content': f'Make {target} of {left}, {right}'}
+    user_data = [pack_value('target', target), pack_value('nums', [left, right])]
+    return {'messages': [*EXAMPLE, question], 'user_data': user_data}
+
+
+def build_model(setting: Setting, *, seed: int) -> TransformersModel:
+    """Return a trainer with a fresh adapter."""
+    model = TransformersModel(setting.model)
+    config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
+    model.add_adapter_to_model('default', config)
+    model.set_optimizer('AdamW', lr=setting.learning_rate)
+    model.set_loss('GRPOLoss', epsilon=0.2, epsilon_high=0.28)
+    model.add_metric('GRPOMetric', epsilon=0.2, epsilon_high=0.28)
+    return model
+
+
+def build_sampler(setting: Setting, stack: ExitStack) -> Sampler:
+    """Return what samples; `stack` closes it."""
+    if setting.engine == 'torch':
+        return TorchSampler(setting.model)
+    arguments = {'max_model_len': 256, 'max_lora_rank': setting.lora_rank, 'max_loras': 2}
+    return stack.enter_context(vLLMSampler(setting.model, arguments))
+
+
+def forever(loader: DataLoader) -> Iterator[list[Any]]:
+    """Yield batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def draw(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: int) -> list[SampleResponse]:
+    """Return a response for each prompt, each with a group of completions."""
+    params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
+    return sampler.sample(prompts, params, num_samples=setting.completions)
+
+
+def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
+    """Return each completion's rewards by name; `total` is the mean of the others."""
+    parts = {
+        'accuracy': CountDownAccuracy()(features),
+        'numbers': NumbersReward('nums')(features),
+        'format': TaggedReward()(features),
+    }
+    return {**parts, 'total': [fmean(values) for values in zip(*parts.values(), strict=True)]}
+
+
+def learn(
+    model: TransformersModel, responses: Sequence[SampleResponse], setting: Setting, *, version: int
+) -> dict[str, float]:
+    """Update the adapter on what was sampled; return the step's numbers."""
+    sequences = [sequence for response in responses for sequence in response.sequences]
+    features = [sequence.new_input_feature for sequence in sequences]
+    rewards = score(features)
+    advantages = RLOOAdvantage()(rewards['total'], num_generations=setting.completions).tolist()
+    size = len(features) // setting.updates
+    for begin in range(0, size * setting.updates, size):
+        part = slice(begin, begin + size)
+        model.forward_backward(features[part], advantages=advantages[part])
+        model.clip_grad_and_step()
+    earned = CompletionRewardMetric()
+    earned.accumulate(rewards=rewards, completion_lengths=[len(sequence.tokens) for sequence in sequences])
+    trained = model.calculate_metric()
+    return {
+        'reward': sum(rewards['total']) / len(features),
+        **earned.calculate(),
+        'entropy': -trained['train/mean_old_logp'],
+        'staleness': max(staleness_of(sequence, version=version) for sequence in sequences),
+        **{name: trained[name] for name in DIAGNOSTICS},
+    }
+
+
+def evaluate(sampler: Sampler, held_out: Dataset, setting: Setting) -> dict[str, float]:
+    """Return the mean rewards of answers to the games held out: drawn as in training, and the likeliest ones."""
+    params = SamplingParams(max_tokens=setting.max_tokens)
+    # One call each, since prompts of one call share their random numbers.
+    drawn = [
+        response
+        for index, prompt in enumerate(held_out)
+        for response in sampler.sample(prompt, replace(params, seed=index), num_samples=setting.held_out_completions)
+    ]
+    greedy = sampler.sample(list(held_out), replace(params, temperature=0.0))
+    rewards, greedy_rewards = score(features_of(drawn)), score(features_of(greedy))
+    return {
+        'held_out_reward': fmean(rewards['total']),
+        'held_out_accuracy': fmean(rewards['accuracy']),
+        'held_out_numbers': fmean(rewards['numbers']),
+        'held_out_format': fmean(rewards['format']),
+        'held_out_greedy_reward': fmean(greedy_rewards['total']),
+    }
+
+
+def features_of(responses: Sequence[SampleResponse]) -> list[InputFeature]:
+    """Return all completions, each with its prompt, as features."""
+    return [sequence.new_input_feature for response in responses for sequence in response.sequences]
+
+
+if __name__ == '__main__':
+    main()
