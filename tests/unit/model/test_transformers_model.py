@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fixtures.peft_oracle import label_logprobs
+from fixtures.tiny_model import MAX_POSITIONS
 from twinkle import get_device_placement, get_logger
 from twinkle.data_format import LoraConfig, LossOutput
 from twinkle.dataloader import DataLoader
@@ -23,6 +24,7 @@ from twinkle.model import (
     TransformersModel,
     UnknownAdapter,
 )
+from twinkle.patch import PatchError
 from twinkle.preprocessor import SelfCognitionProcessor
 
 SEED_QUESTIONS = [
@@ -152,15 +154,37 @@ def test_which_adapter_is_meant_must_be_clear(trainer, draw_feature):
 
 
 def test_what_is_not_supported_yet_says_so(tiny_llama_dir, draw_feature):
-    """Full-parameter training, other strategies and patches are refused clearly."""
+    """Training without an adapter and other strategies are refused clearly."""
     model = TransformersModel(str(tiny_llama_dir))
     for call in (
         lambda: model.forward_backward(draw_feature()),
         lambda: TransformersModel(str(tiny_llama_dir), strategy='native_fsdp'),
-        lambda: model.apply_patch('SomePatch'),
     ):
         with pytest.raises(NotSupportedYet):
             call()
+
+
+def test_a_patch_is_in_a_model_before_its_adapters_and_undone_to_the_bit(tiny_llama_dir, draw_feature):
+    """Under adapters, which were made for the model as it is, nothing is changed."""
+    feature = draw_feature(length=40)
+
+    def logps(model):
+        model.add_adapter_to_model('a', LoraConfig(r=2, seed=1))
+        found = model.forward_only(feature)['logps']
+        model.remove_adapter('a')
+        return torch.as_tensor(np.concatenate(found))
+
+    model = TransformersModel(str(tiny_llama_dir))
+    plain = logps(model)
+    patch = model.apply_patch('RopeScalingPatch', factor=4.0)
+    assert not torch.equal(logps(model), plain)
+    assert model.engine.model.max_position_embeddings == 4 * MAX_POSITIONS
+    patch.unpatch()
+    assert torch.equal(logps(model), plain)
+    model.add_adapter_to_model('b', LoraConfig(r=2))
+    for refused, error in (('RopeScalingPatch', PatchError), ('NoPatch', PatchError)):
+        with pytest.raises(error):
+            model.apply_patch(refused, factor=4.0)
 
 
 def test_chats_need_a_template(trainer):

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from twinkle.component import InvalidComponentOptions, UnknownComponent
+from twinkle.component import InvalidComponentOptions, UnknownComponent, near_misses
 from twinkle.module import build_optimizer, load_optimizer_state, optimizer_names, optimizer_state
 from twinkle.module.optimizer_state import OptimizerState
 from twinkle.module.parameter_groups import matches
@@ -14,6 +14,17 @@ from twinkle.module.parameter_groups import matches
 HAS_8BIT = importlib.util.find_spec('bitsandbytes') is not None
 NAMES = [name for name in optimizer_names() if HAS_8BIT or name != 'AdamW8bit']
 LAYERS = ('model.layers.0.q_proj', 'model.layers.0.v_proj', 'model.layers.10.q_proj')
+
+
+@pytest.mark.parametrize(
+    ('asked', 'meant'), [('adamw', 'AdamW'), ('Adamw', 'AdamW'), ('AdaDelta', 'Adadelta'), ('Adam W', 'AdamW')]
+)
+def test_a_name_that_is_nearly_one_is_told_which(asked, meant):
+    """Whatever the case of its letters; a name that is like none has no guess."""
+    with pytest.raises(UnknownComponent) as raised:
+        build_optimizer(asked, lora_parameters(), {})
+    assert near_misses(raised.value.name, raised.value.known)[0] == meant
+    assert near_misses('MegatronDistributedOptimizer', optimizer_names()) == []
 
 
 def lora_parameters(seed=0):

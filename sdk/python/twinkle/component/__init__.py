@@ -7,6 +7,7 @@ from twinkle.component.registry import (
     InvalidComponentOptions,
     UnknownComponent,
     check_options,
+    near_misses,
 )
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     'MissingLibrary',
     'UnknownComponent',
     'check_options',
+    'near_misses',
 ]

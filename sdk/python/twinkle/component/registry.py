@@ -1,5 +1,6 @@
 """A table of components of one kind, and how one of them is asked for."""
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -13,11 +14,22 @@ _MISFITS = (TypeError, ArithmeticError, LookupError, AttributeError, AssertionEr
 """What constructors raise for values that they did not expect at all."""
 
 
+def near_misses(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that somebody who typed `name` may have meant, the nearest first, at most two.
+
+    Letters count whatever their case.
+    """
+    by_letters = {one.lower(): one for one in known}
+    return [by_letters[letters] for letters in difflib.get_close_matches(name.lower(), by_letters, n=2, cutoff=0.7)]
+
+
 class UnknownComponent(ValueError):
     """No component of that kind and name exists."""
 
     def __init__(self, kind: str, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f'there is no {kind} {name!r}; there are {", ".join(known) or "none"}')
+        meant = near_misses(name, known)
+        guess = f'did you mean {" or ".join(meant)}? There are' if meant else 'there are'
+        super().__init__(f'there is no {kind} {name!r}; {guess} {", ".join(known) or "none"}')
         self.kind, self.name, self.known = kind, name, known
 
     def __reduce__(self) -> tuple[type, tuple[str, str, tuple[str, ...]]]:

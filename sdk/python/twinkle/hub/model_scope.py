@@ -118,7 +118,7 @@ def _commit(api: Any, folder: Path, names: Sequence[str], target: HubId) -> str:
     """
     files = [_File.of(folder / name) for name in names]
     large = [{'oid': file.sha256, 'size': file.size_bytes} for file in files if file.is_large]
-    places = api.legacy.validate_blobs(target.name, 'model', large) if large else {}
+    places: dict[str, Any] = api.legacy.validate_blobs(target.name, 'model', large) if large else {}
     for file in files:
         # Two files of the same content are one object, which is sent once.
         place = places.pop(file.sha256, None) if file.is_large else None

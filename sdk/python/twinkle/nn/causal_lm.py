@@ -89,6 +89,11 @@ class PackedCausalLM:
         return cls(model.to(device), is_checkpointed=is_checkpointed)
 
     @property
+    def backbone(self) -> nn.Module:
+        """The frozen model without its output head, for whoever patches it; no pass may run meanwhile."""
+        return self._backbone
+
+    @property
     def seams(self) -> list[KernelSeam]:
         """Layers whose arithmetic another kernel may take over, in the model's order."""
         return [module for module in self._backbone.modules() if isinstance(module, KernelSeam)]

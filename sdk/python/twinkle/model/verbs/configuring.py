@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.data_format import LoraConfig
-from twinkle.infra import NotSupportedYet
 from twinkle.model.checkpoint_folder import read_checkpoint
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs.handle import ModelHandle
+from twinkle.patch import Patch, PatchError, apply_patch
 from twinkle.template import Template, build_template
 
 
@@ -113,13 +113,24 @@ class ConfiguringVerbs(ModelHandle):
         """Report one more metric; errors as `set_optimizer`."""
         self.engine.add_metric(self._adapter(adapter_name), metric_cls, is_training=is_training, **options)
 
-    def apply_patch(self, patch: Any, **options: Any) -> None:
-        """Refuse: patches are not supported yet.
+    def apply_patch(self, patch: Any, **options: Any) -> Patch:
+        """Change the base model, before there are adapters on it, and return the patch, to be undone with `unpatch`.
+
+        A sampler that is to agree has to load the model with the same patch.
+
+        Args:
+            patch: a name that `twinkle.patch` knows, a class or an instance.
+            options: of its constructor.
 
         Raises:
-            NotSupportedYet: always.
+            UnknownComponent: the name is not known.
+            InvalidComponentOptions: an option is unknown or out of range.
+            PatchError: the model is none this patch is for, or there are adapters, which were made for it as it is.
         """
-        raise NotSupportedYet(f'patches are not supported yet, got {patch!r} with {sorted(options)}')
+        if self.engine.adapter_ids:
+            name = patch if isinstance(patch, str) else getattr(patch, '__name__', type(patch).__name__)
+            raise PatchError(name, f'there are adapters already ({", ".join(self.engine.adapter_ids)}); patch before')
+        return apply_patch(self.engine.model.backbone, patch, **options)
 
     def get_train_configs(self, *, adapter_name: str | None = None) -> str:
         """Describe how the adapter is trained, for people."""
