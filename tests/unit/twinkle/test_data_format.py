@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from twinkle.data_format import (
     LoraConfig,
+    SampledSequence,
+    SampleResponse,
+    SampleResults,
     SamplingParams,
+    StopReason,
     TensorData,
     pack_user_data,
     pack_value,
@@ -134,3 +138,12 @@ def test_packed_user_data_serves_both_ways_of_reading() -> None:
     for user_data in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
         assert dict(user_data) == {'target': '24', 'nums': '[1, 2]'}
         assert (user_data[0].get('nums'), user_data[1].get('target'), user_data[0].get('absent', 0)) == ([1, 2], 24, 0)
+
+
+def test_samples_are_read_as_responses_or_as_one() -> None:
+    """One response a prompt, or the sequences of all; of mappings and of objects alike."""
+    sequences = [SampledSequence(stop_reason=StopReason.STOP, tokens=[token], decoded=str(token)) for token in range(3)]
+    results = SampleResults([SampleResponse(sequences=sequences[:2]), SampleResponse(sequences=sequences[2:])])
+    assert results.sequences == results.get('sequences') == sequences
+    assert [sequence.get('tokens') for response in results for sequence in response.sequences] == [[0], [1], [2]]
+    assert (results.get('absent', []), sequences[0].get('absent', 7)) == ([], 7)

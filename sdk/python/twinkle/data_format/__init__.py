@@ -13,6 +13,7 @@ from twinkle.data_format.model_output import LossOutput, ModelOutput
 from twinkle.data_format.sampling import (
     SampledSequence,
     SampleResponse,
+    SampleResults,
     SamplingParams,
     StopReason,
     StructuredOutput,
@@ -51,6 +52,7 @@ __all__ = [
     'Message',
     'ModelOutput',
     'SampleResponse',
+    'SampleResults',
     'SampledSequence',
     'SamplingParams',
     'StopReason',

@@ -171,7 +171,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledSequence:
-    """One completion."""
+    """One completion; its fields may also be had by `get`, as from a dict."""
 
     stop_reason: StopReason
     tokens: list[int]
@@ -186,6 +186,10 @@ class SampledSequence:
     new_input_feature: InputFeature | None = None
     """Prompt and completion as a training feature: labels on the completion only."""
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, else `default`."""
+        return getattr(self, name, default)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SampleResponse:
@@ -196,3 +200,16 @@ class SampleResponse:
     prompt_logprobs: list[float | None] | None = None
     """Per prompt token its natural log-probability given those before it; the first is None."""
     topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+
+
+class SampleResults(list[SampleResponse]):
+    """One response for each prompt, in the order of the prompts; may also be read as one response of them all."""
+
+    @property
+    def sequences(self) -> list[SampledSequence]:
+        """The completions of all prompts, those of the first prompt first."""
+        return [sequence for response in self for sequence in response.sequences]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return `sequences` by name, else `default`."""
+        return self.sequences if name == 'sequences' else default

@@ -6,7 +6,7 @@ from os import PathLike
 from typing import Any
 
 from twinkle.checkpoint_engine import BaseSource, PackedState
-from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams, Trajectory
+from twinkle.data_format import InputFeature, LoraConfig, SampleResults, SamplingParams, Trajectory
 from twinkle.template import Template, build_template
 
 SamplerInput = Trajectory | InputFeature | Sequence[int]
@@ -29,7 +29,7 @@ class Sampler(ABC):
         *,
         num_samples: int | None = None,
         use_base_model: bool = False,
-    ) -> list[SampleResponse]:
+    ) -> SampleResults:
         """Return the completions of each input, in order.
 
         Args:

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any
 
 from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
-from twinkle.data_format import LoraConfig, SampleResponse, SamplingParams
+from twinkle.data_format import LoraConfig, SampleResults, SamplingParams
 from twinkle.hub import resolve_model
 from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
 from twinkle.nn import LoraWeights, PackedCausalLM, load_adapter, replace_parameters, tensor_of
@@ -133,7 +133,7 @@ class TorchSampler(Sampler):
         *,
         num_samples: int | None = None,
         use_base_model: bool = False,
-    ) -> list[SampleResponse]:
+    ) -> SampleResults:
         """Return the completions of each input, in order; see `Sampler.sample`."""
         params = _params(sampling_params, num_samples)
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
@@ -153,7 +153,7 @@ class TorchSampler(Sampler):
         finally:
             for request_id in builders:
                 self._end(request_id)
-        return [builder.build(self.template) for builder in builders.values()]
+        return SampleResults(builder.build(self.template) for builder in builders.values())
 
     def sample_stream(
         self,

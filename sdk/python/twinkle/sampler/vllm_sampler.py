@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
-from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams
+from twinkle.data_format import InputFeature, LoraConfig, SampleResults, SamplingParams
 from twinkle.hub import resolve_model
 from twinkle.infra import DeviceMesh, refuse_many_ranks, remote_class
 from twinkle.sampler.base import Sampler, SamplerInput
@@ -130,7 +130,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         *,
         num_samples: int | None = None,
         use_base_model: bool = False,
-    ) -> list[SampleResponse]:
+    ) -> SampleResults:
         """Return the completions of each input, in order; see `Sampler.sample`."""
         params = sampling_params_of(sampling_params, num_samples)
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
@@ -140,7 +140,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
             # All or none: nothing is sampled where one input is refused.
             self._engine.admission.check(_tokens(feature), replace(params, structured_output=None))
         builders = self._loop.run(self._gather(features, params, adapter))
-        return [builder.build(self.template) for builder in builders]
+        return SampleResults(builder.build(self.template) for builder in builders)
 
     def sample_stream(
         self,

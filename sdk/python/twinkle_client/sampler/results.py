@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
-from twinkle.data_format import IGNORE_INDEX, InputFeature, SampleResponse, StopReason, VersionSpan
-from twinkle.data_format import SampledSequence as _SampledSequence
+from twinkle.data_format import IGNORE_INDEX, InputFeature, SampledSequence, SampleResponse, StopReason, VersionSpan
 from twinkle_client.convert import tensor_from_proto
 
 _STOP_REASONS: dict[int, StopReason] = {
@@ -17,27 +16,6 @@ _STOP_REASONS: dict[int, StopReason] = {
     sampling_pb2.STOP_REASON_STOP: StopReason.STOP,
     sampling_pb2.STOP_REASON_ABORT: StopReason.ABORT,
 }
-
-
-class SampledSequence(_SampledSequence):
-    """A completion; its fields may also be had by `get`, as from a dict."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, else `default`."""
-        return getattr(self, name, default)
-
-
-class SampleResults(list[SampleResponse]):
-    """One response for each prompt, in the order of the prompts."""
-
-    @property
-    def sequences(self) -> list[SampledSequence]:
-        """The completions of all prompts, those of the first prompt first."""
-        return [cast(SampledSequence, sequence) for response in self for sequence in response.sequences]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return `sequences` by name, else `default`."""
-        return self.sequences if name == 'sequences' else default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +76,7 @@ def end_from_proto(finished: sampling_pb2.SequenceFinished) -> SampleDelta:
     )
 
 
-def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: _SampledSequence) -> InputFeature:
+def completion_feature(prompt: Any, prompt_ids: npt.NDArray[Any], sequence: SampledSequence) -> InputFeature:
     """Return prompt and completion as a training example, token by token as the sampler of the library does.
 
     Labels, `completion_mask` and `old_logps` that a prompt brings, those of earlier turns, are kept; the new ones

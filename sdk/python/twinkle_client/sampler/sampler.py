@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.sampler.v1.sampler_service_pb2_grpc import SamplerServiceStub
-from twinkle.data_format import SampleResponse, SamplingParams
+from twinkle.data_format import SampleResponse, SampleResults, SamplingParams
 from twinkle_client import convert
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.convert.config import component_name
@@ -18,7 +18,6 @@ from twinkle_client.errors import RetryableError
 from twinkle_client.rpc import LoopThread, new_id, remote_method, remote_stream
 from twinkle_client.sampler.results import (
     SampleDelta,
-    SampleResults,
     delta_from_proto,
     end_from_proto,
     sample_response,
