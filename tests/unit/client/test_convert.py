@@ -240,3 +240,10 @@ def test_no_full_parameters_is_not_all_of_them() -> None:
     assert list(full_parameter_config(names=True).target_modules) == []
     assert list(full_parameter_config(names='mlp').target_modules) == ['mlp']
     assert list(full_parameter_config(names=('mlp', 'norm')).target_modules) == ['mlp', 'norm']
+
+
+def test_pixels_are_refused_by_name() -> None:
+    """A feature with an image is not sent without it."""
+    feature = {'input_ids': [1, 5], 'labels': [-100, -100], 'position_ids': [[0, 1]] * 3, 'pixel_values': [[0.0]]}
+    with pytest.raises(ValueError, match='pixel_values'):
+        features_to_proto([feature])

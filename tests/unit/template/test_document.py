@@ -1,4 +1,4 @@
-"""The program of docs/templates.md, run as it stands, on a tiny tokenizer."""
+"""The programs of docs/templates.md, run as they stand, on tiny models."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,18 @@ from typing import Any
 
 from fixtures.source_tree import ROOT
 from fixtures.tiny_model import build_tiny_tokenizer
+from fixtures.tiny_vision import build_tiny_vision
 
 
 def test_the_program_runs_as_it_stands(tmp_path: Path) -> None:
     """What the document shows gives what it says."""
     blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/templates.md').read_text(), re.DOTALL)
-    names: dict[str, Any] = {'MODEL': str(build_tiny_tokenizer(tmp_path))}
+    models = {'MODEL': build_tiny_tokenizer(tmp_path / 'text'), 'VISION_MODEL': build_tiny_vision(tmp_path / 'vision')}
+    names: dict[str, Any] = {name: str(folder) for name, folder in models.items()}
     exec(compile('\n'.join(blocks), 'docs/templates.md', 'exec'), names)
     assert [call['function'] for call in names['calls']] == [{'name': 'add', 'arguments': {'a': 1, 'b': 2}}]
     assert names['text'] == 'So.'
     assert names['template'].decode(names['feature']['input_ids']).endswith(names['said'])
     assert names['problem'] is not None
+    assert names['seen']['pixel_values'].tobytes() == names['same']['pixel_values'].tobytes()
+    assert list(names['film']['video_grid_thw'][0]) == [1, 6, 6]

@@ -6,7 +6,7 @@ from twinkle.template.base import Template, TemplateOptions
 
 
 class Qwen3_5Template(Template):  # noqa: N801 - the name users type
-    """Template of Qwen3 and Qwen3.5 chats; text only for now.
+    """Template of Qwen3 and Qwen3.5 chats, and of images and videos where the model's are read (docs/templates.md).
 
     The model's own chat template says how tools, thinking and turns are written, so this one adds little to
     `Template`: calls of tools are looked for in Qwen's style, whatever the chat template shows. Qwen3.5's generation

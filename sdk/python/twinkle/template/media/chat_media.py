@@ -37,11 +37,14 @@ class ChatMedia:
         Raises:
             InvalidTrajectory: placeholders and media do not match, or a text holds a token that stands for media.
         """
-        if not isinstance(trajectory, Mapping) or not isinstance(trajectory.get('messages'), Sequence):
-            return trajectory
-        changed = with_placeholders(cast('Mapping[str, Any]', trajectory))
-        for index, message in enumerate(changed['messages']):
-            text = str(message.get('content', '')) if isinstance(message, Mapping) else ''
+        if not isinstance(trajectory, Mapping):
+            return cast(Any, trajectory)
+        given = cast('Mapping[str, Any]', trajectory)
+        if not isinstance(given.get('messages'), Sequence) or isinstance(given['messages'], str | bytes):
+            return given
+        changed = with_placeholders(given)
+        for index, message in enumerate(cast('list[Any]', changed['messages'])):
+            text = str(cast('Mapping[str, Any]', message).get('content', '')) if isinstance(message, Mapping) else ''
             for token in self.reader.reserved:
                 if token in text:
                     raise InvalidTrajectory(f'messages[{index}].content', f'holds {token}, which stands for pixels')

@@ -106,7 +106,7 @@ class MediaLoader:
     def _bytes(self, source: Any, place: str) -> bytes:
         """Return a file's content."""
         if isinstance(source, bytes | bytearray | memoryview):
-            content = bytes(source)
+            content = bytes(cast(Any, source))
         elif isinstance(source, str | Path):
             content = self._named(str(source), place)
         elif isinstance(source, Mapping):

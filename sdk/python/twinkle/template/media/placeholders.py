@@ -62,7 +62,8 @@ def find_media(trajectory: Mapping[str, Any]) -> tuple[list[Any], list[FoundMedi
     """
     search = _Search({kind: _given(trajectory, name) for kind, name in MEDIA_FIELDS.items()})
     messages: list[Any] = []
-    for index, message in enumerate(cast('Sequence[Any]', trajectory.get('messages') or ())):
+    given: Any = trajectory.get('messages') or ()
+    for index, message in enumerate(cast('Sequence[Any]', given)):
         messages.append(_searched(message, f'messages[{index}].content', search))
     for kind, sources in search.given.items():
         shown = search.used.get(kind, 0)
@@ -88,7 +89,7 @@ def _given(trajectory: Mapping[str, Any], name: str) -> Sequence[Any]:
     if sources is None:
         return ()
     if isinstance(sources, str | bytes | Mapping) or not isinstance(sources, Sequence):
-        raise InvalidTrajectory(name, f'must be a list, got {type(sources).__name__}')
+        raise InvalidTrajectory(name, f'must be a list, got {type(cast(Any, sources)).__name__}')
     return cast('Sequence[Any]', sources)
 
 
@@ -105,10 +106,8 @@ def _searched(message: Any, path: str, search: _Search) -> Any:
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         return given
     parts = cast('Sequence[Any]', content)
-    if given.get('role') == 'assistant' or not any(_kind_of(part) for part in parts):
-        texts = [part.get('text') for part in parts if isinstance(part, Mapping)]
-        if given.get('role') != 'assistant' and all(isinstance(text, str) for text in texts):
-            _take_all(''.join(texts), path, search)
+    is_text = not any(_kind_of(part) for part in parts)
+    if given.get('role') == 'assistant' or (is_text and any(_text_of(part) is None for part in parts)):
         return given
     pieces = [_part(part, f'{path}[{index}]', search) for index, part in enumerate(parts)]
     return {**given, 'content': ''.join(pieces)}
@@ -124,12 +123,18 @@ def _kind_of(part: Any) -> str | None:
     return _PART_KINDS.get(kind) if isinstance(kind, str) else None
 
 
+def _text_of(part: Any) -> str | None:
+    fields = cast('Mapping[str, Any]', part) if isinstance(part, Mapping) else {}
+    text = fields.get('text') if fields.get('type') == 'text' else None
+    return text if isinstance(text, str) else None
+
+
 def _part(part: Any, path: str, search: _Search) -> str:
     kind = _kind_of(part)
     fields: Mapping[str, Any] = cast('Mapping[str, Any]', part) if isinstance(part, Mapping) else {}
     if kind is None:
-        text = fields.get('text') if fields.get('type') == 'text' else None
-        if not isinstance(text, str):
+        text = _text_of(fields)
+        if text is None:
             known = ', '.join(['text', *_PART_KINDS])
             raise InvalidTrajectory(path, f'must be a part of type {known}, got {fields.get("type")!r}')
         _take_all(text, path, search)
