@@ -24,8 +24,9 @@ class ModelConfig(ServiceConfig):
     thread_count: int = Field(default=0, ge=0)
     """Threads torch may use. 0: torch's own choice."""
     loss_plugins: tuple[str, ...] = ()
-    """Losses of packages installed beside the service that tenants may choose, by their names among the entry
-    points `twinkle.losses`. Their code runs in this process; nothing of a package is imported unless named here."""
+    """Losses that tenants may choose beside the built-in ones: of packages installed beside the service, by their names
+    among the entry points `twinkle.losses`, and plugins, by id, such as `ms://me/my-loss@DIGEST` (docs/parts.md).
+    Their code runs in this process; nothing is fetched or imported unless named here."""
     patches: Mapping[str, Mapping[str, JsonValue]] = {}
     """Changes to the base model as it is loaded: options by the name of the patch, in order. The samplers of the
     same base model need the same ones to agree with what is trained."""

@@ -1,0 +1,36 @@
+"""The programs of docs/parts.md run as they stand there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import twinkle
+from twinkle.kernel import BACKENDS, OPERATIONS
+
+DOCUMENT = (Path(__file__).parents[3] / 'docs' / 'parts.md').read_text(encoding='utf-8')
+PROGRAMS = re.findall(r'^```python\n(.*?)^```$', DOCUMENT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def _places(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / 'models' / 'org').mkdir(parents=True)
+    (tmp_path / 'models' / 'org' / 'tiny').symlink_to(tiny_llama_dir)
+    monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path))
+    monkeypatch.setenv('TWINKLE_PLUGINS', '')
+    monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '0')
+    yield
+    twinkle.initialize()
+
+
+@pytest.mark.parametrize('program', PROGRAMS, ids=range(len(PROGRAMS)))
+def test_program_runs(program: str) -> None:
+    """Each by itself; what it asserts holds."""
+    exec(compile(program, 'docs/parts.md', 'exec'), {})
+
+
+def test_the_document_names_every_kernel() -> None:
+    """Operations and backends; and none of its programs was missed."""
+    assert [name for name in (*OPERATIONS, *BACKENDS) if name not in DOCUMENT] == []
+    assert len(PROGRAMS) == 6
