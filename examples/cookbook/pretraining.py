@@ -29,6 +29,8 @@ class Setting:
     """Sizes and rates."""
 
     model: str = BUILT_IN_MODELS[0]
+    precision: str = 'no'
+    """'bf16' holds the base model in bfloat16."""
     text: str = 'docs'
     """Folder of Markdown or plain text files."""
     steps: int = 24
@@ -43,7 +45,16 @@ class Setting:
 
 
 CPU = Setting()
-GPU = Setting(steps=300, batch_size=8, pack_tokens=2048, held_out_packs=16, evaluate_every=20, learning_rate=2e-4)
+GPU = Setting(
+    model='hf://Qwen/Qwen3-4B-Base',
+    precision='bf16',
+    steps=300,
+    batch_size=8,
+    pack_tokens=2048,
+    held_out_packs=16,
+    evaluate_every=20,
+    learning_rate=2e-4,
+)
 
 
 def main() -> None:
@@ -58,7 +69,7 @@ def train(recipe: Recipe[Setting]) -> None:
     format_ = {'model_id': setting.model, 'pack_tokens': setting.pack_tokens}
     packs = packed([text for number, text in enumerate(texts) if number % HELD_OUT], **format_)
     held_out = packed(texts[::HELD_OUT], **format_)[: setting.held_out_packs]
-    model = TransformersModel(setting.model)
+    model = TransformersModel(setting.model, mixed_precision=setting.precision)
     model.add_adapter_to_model(
         'default', LoraConfig(r=setting.lora_rank, lora_alpha=setting.lora_rank, seed=recipe.seed)
     )

@@ -6,27 +6,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from twinkle_client import TwinkleClient
+from twinkle_client import TwinkleClient, init_twinkle_client
 from twinkle_client.stack import StackOptions, StackState, default_state_dir, start_stack, stop_stack
 
 
 @contextmanager
 def connected(model: str) -> Iterator[TwinkleClient]:
-    """Give a client of services that train and sample `model`.
+    """Give a client of services that train and sample `model`; handles use it where they are given none.
 
     It is the server at TWINKLE_SERVER_URL, else what `twinkle up` runs on this machine, else five services that are
     started now, with the torch engine, and stopped at the end.
     """
     running = StackState.load(default_state_dir())
     if os.environ.get('TWINKLE_SERVER_URL') or (running is not None and running.is_running()):
-        with TwinkleClient() as client:
+        with init_twinkle_client() as client:
             yield client
         return
     with tempfile.TemporaryDirectory(prefix='twinkle-recipe-') as folder:
         options = StackOptions(state_dir=Path(folder), base_model=model, engine='torch')
         stack = start_stack(options, report=lambda service, event: print(f'{service} is {event}', flush=True))
         try:
-            with TwinkleClient(stack.url, stack.read_api_key()) as client:
+            with init_twinkle_client(stack.url, stack.read_api_key()) as client:
                 yield client
         finally:
             stop_stack(options.state_dir, report=lambda *_: None)

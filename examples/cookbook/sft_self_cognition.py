@@ -1,0 +1,157 @@
+"""Supervised fine-tuning: teach a chat model its name, in process or against the services.
+
+The data are questions about who it is, in examples/data/self_cognition.jsonl. Asked before and after: questions that
+are not among them; what is counted is how many answers have the name.
+
+`--where services` runs the same loop on the services that run (TWINKLE_SERVER_URL, `twinkle up`), or on some of its
+own. `train` does not know where it runs: `in_process` and `services` bring the same names from different packages, and
+with the reference engines both give the same losses to the bit.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.recipe import Recipe, read_recipe
+from twinkle.data_format import LoraConfig
+from twinkle.hub import BUILT_IN_MODELS
+
+DATA = 'examples/data/self_cognition.jsonl'
+NAME, AUTHOR = 'Twinkle', 'the Twinkle team'
+HELD_OUT = ('And you are?', 'So who is this, then?', 'Under what name do they run you?', 'Whom do I speak with?')
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and rates."""
+
+    model: str = BUILT_IN_MODELS[0]
+    precision: str = 'no'
+    """'bf16' holds the base model in bfloat16; the services have a setting of their own."""
+    where: str = 'in-process'
+    """Or 'services'."""
+    examples: int = 32
+    """Of the file's."""
+    epochs: int = 4
+    batch_size: int = 8
+    lora_rank: int = 8
+    learning_rate: float = 2e-3
+
+
+CPU = Setting()
+GPU = Setting(
+    model='hf://Qwen/Qwen3-4B',
+    precision='bf16',
+    examples=103,
+    epochs=6,
+    batch_size=16,
+    learning_rate=2e-4,
+    lora_rank=16,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the loop is made of; the same names in `twinkle` and in `twinkle_client`."""
+
+    model: Any
+    sampler: Any
+    Dataset: Any
+    DatasetMeta: Any
+    DataLoader: Any
+    CheckpointEngineManager: Any
+
+
+@contextmanager
+def in_process(setting: Setting) -> Iterator[Parts]:
+    """Import the parts from the library: everything happens here."""
+    # Here, since a client of the services has no need of torch.
+    from twinkle.checkpoint_engine import CheckpointEngineManager  # noqa: PLC0415
+    from twinkle.dataloader import DataLoader  # noqa: PLC0415
+    from twinkle.dataset import Dataset, DatasetMeta  # noqa: PLC0415
+    from twinkle.model import MultiLoraTransformersModel  # noqa: PLC0415
+    from twinkle.sampler import TorchSampler  # noqa: PLC0415
+
+    model = MultiLoraTransformersModel(setting.model, mixed_precision=setting.precision)
+    yield Parts(
+        model=model,
+        sampler=TorchSampler(setting.model, model=model.engine.model),
+        Dataset=Dataset,
+        DatasetMeta=DatasetMeta,
+        DataLoader=DataLoader,
+        CheckpointEngineManager=CheckpointEngineManager,
+    )
+
+
+@contextmanager
+def services(setting: Setting) -> Iterator[Parts]:
+    """Import the parts from the client: data, training and sampling happen where the services are."""
+    from examples.cookbook.serving import connected  # noqa: PLC0415
+    from twinkle_client.checkpoint_engine import CheckpointEngineManager  # noqa: PLC0415
+    from twinkle_client.dataloader import DataLoader  # noqa: PLC0415
+    from twinkle_client.dataset import Dataset, DatasetMeta  # noqa: PLC0415
+    from twinkle_client.model import MultiLoraTransformersModel  # noqa: PLC0415
+    from twinkle_client.sampler import Sampler  # noqa: PLC0415
+
+    with connected(setting.model):
+        yield Parts(
+            model=MultiLoraTransformersModel(setting.model),
+            sampler=Sampler(setting.model),
+            Dataset=Dataset,
+            DatasetMeta=DatasetMeta,
+            DataLoader=DataLoader,
+            CheckpointEngineManager=CheckpointEngineManager,
+        )
+
+
+PLACES = {'in-process': in_process, 'services': services}
+
+
+def main() -> None:
+    """Read the command line and train there."""
+    recipe = read_recipe('sft_self_cognition', __doc__ or '', {'cpu': CPU, 'gpu': GPU})
+    if recipe.setting.where not in PLACES:
+        raise SystemExit(f'--where must be one of {", ".join(PLACES)}, got {recipe.setting.where!r}')
+    with PLACES[recipe.setting.where](recipe.setting) as parts:
+        train(recipe, parts)
+
+
+def train(recipe: Recipe[Setting], parts: Parts) -> None:
+    """Ask, train, and ask again."""
+    setting, model = recipe.setting, parts.model
+    dataset = parts.Dataset(parts.DatasetMeta(DATA, data_slice=range(setting.examples)))
+    dataset.set_template('Template', model_id=setting.model, max_length=256)
+    dataset.map('SelfCognitionProcessor', init_args={'model_name': NAME, 'model_author': AUTHOR})
+    dataset.encode()
+    steps = setting.epochs * (len(dataset) // setting.batch_size)
+    model.add_adapter_to_model('default', LoraConfig(r=setting.lora_rank, lora_alpha=16, seed=recipe.seed))
+    model.set_optimizer('AdamW', lr=setting.learning_rate)
+    model.set_lr_scheduler('CosineWarmupScheduler', num_warmup_steps=2, num_training_steps=steps + 2)
+    manager = parts.CheckpointEngineManager(model=model, sampler=parts.sampler)
+    with Curves(recipe.out, title='SFT: its name', total_steps=steps + 2, plotted=['loss', 'named']) as curves:
+        curves.record(named=ask(parts))
+        for epoch in range(setting.epochs):
+            seed = 1000 * recipe.seed + epoch
+            options = {'batch_size': setting.batch_size, 'shuffle': True, 'seed': seed, 'drop_last': True}
+            for batch in parts.DataLoader(dataset, **options):
+                output = model.forward_backward(batch)
+                model.clip_grad_and_step(1.0)
+                curves.record(loss=output['loss'])
+        manager.sync_weights(merge_and_sync=False)
+        curves.record(named=ask(parts))
+
+
+def ask(parts: Parts) -> float:
+    """Ask what was not trained on; return the share of answers that have the name."""
+    chats = [{'messages': [{'role': 'user', 'content': question}]} for question in HELD_OUT]
+    responses = parts.sampler.sample(chats, {'max_tokens': 24, 'temperature': 0.0})
+    answers = [response.sequences[0].decoded for response in responses]
+    for question, answer in zip(HELD_OUT, answers, strict=True):
+        print(f'  {question}  {answer!r}')
+    return sum(NAME in answer for answer in answers) / len(answers)
+
+
+if __name__ == '__main__':
+    main()
