@@ -7,11 +7,13 @@ import numpy as np
 import peft
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from fixtures.peft_oracle import label_logprobs
 from fixtures.tiny_model import MAX_POSITIONS
 from twinkle import get_device_placement, get_logger
+from twinkle.component import UnknownComponent
 from twinkle.data_format import LoraConfig, LossOutput
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
@@ -143,7 +145,7 @@ def test_peft_configuration_is_taken(tiny_llama_dir):
 
 
 def test_which_adapter_is_meant_must_be_clear(trainer, draw_feature):
-    """One adapter needs no name, several do, none means full-parameter training, which is not there yet."""
+    """One adapter needs no name, several do."""
     trainer.forward_only(draw_feature())
     trainer.add_adapter_to_model('second', LoraConfig(r=2))
     with pytest.raises(InvalidArgument, match='adapter_name'):
@@ -162,6 +164,26 @@ def test_what_is_not_supported_yet_says_so(tiny_llama_dir, draw_feature):
     ):
         with pytest.raises(NotSupportedYet):
             call()
+
+
+def test_an_optimizer_without_an_adapter_is_for_the_model_itself(tiny_llama_dir, draw_feature, tmp_path):
+    """As with `full_parameters=True`: other weights are saved; an optimizer that is refused begins nothing."""
+    model = TransformersModel(str(tiny_llama_dir))
+    with pytest.raises(UnknownComponent):
+        model.set_optimizer('NoSuchOptimizer')
+    assert list(model.engine.adapter_ids) == []
+    model.set_optimizer('AdamW', lr=1e-2)
+    model.forward_backward(draw_feature())
+    model.clip_grad_and_step()
+    name = 'model.layers.0.mlp.up_proj.weight'
+    saved = load_file(Path(model.save('whole', output_dir=str(tmp_path))) / 'model.safetensors')[name]
+    assert not np.array_equal(saved, load_file(tiny_llama_dir / 'model.safetensors')[name])
+
+
+def test_a_shared_model_is_not_trained_by_mistake(tiny_llama_dir):
+    """Where tenants share it, forgetting the adapter is refused."""
+    with pytest.raises(NotSupportedYet):
+        MultiLoraTransformersModel(str(tiny_llama_dir)).set_optimizer('AdamW', lr=1e-2)
 
 
 def test_a_patch_is_in_a_model_before_its_adapters_and_undone_to_the_bit(tiny_llama_dir, draw_feature):

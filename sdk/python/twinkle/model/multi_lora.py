@@ -20,6 +20,8 @@ class MultiLoraTransformersModel(TransformersModel):
         options: of `TransformersModel`.
     """
 
+    _may_train_whole_model = False
+
     def __init__(
         self, model_id: str, *, max_loras: int = 5, max_r: int = 32, max_length: int | None = None, **options: Any
     ) -> None:

@@ -1,15 +1,20 @@
 """Verbs that say what is trained and how."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from twinkle.data_format import LoraConfig
+from twinkle.infra import get_logger
 from twinkle.model.checkpoint_folder import read_checkpoint
 from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs.handle import ModelHandle
 from twinkle.patch import Patch, PatchError, apply_patch
 from twinkle.template import Template, build_template
+
+_WHOLE_MODEL = 'default'
+"""What the run is called that trains the model itself because nobody added an adapter."""
 
 
 class ConfiguringVerbs(ModelHandle):
@@ -70,6 +75,9 @@ class ConfiguringVerbs(ModelHandle):
     def set_optimizer(self, optimizer_cls: Any = 'AdamW', *, adapter_name: str | None = None, **options: Any) -> None:
         """Replace the optimizer.
 
+        Where no adapter was added, this begins to train the model itself, as `add_adapter_to_model` does with
+        `full_parameters=True`; the run is called 'default'.
+
         Args:
             optimizer_cls: a name that `twinkle.module` knows, or a class.
             adapter_name: may be left out while there is one adapter.
@@ -79,7 +87,13 @@ class ConfiguringVerbs(ModelHandle):
             UnknownComponent: the name is not known.
             InvalidComponentOptions: an option is unknown or out of range.
         """
-        self.engine.set_optimizer(self._adapter(adapter_name), optimizer_cls, **options)
+        with ExitStack() as undo:
+            if adapter_name is None and not self.engine.adapter_ids and self._may_train_whole_model:
+                get_logger().info('no adapter was added: the weights of %s itself are trained', self.model_id)
+                self.add_adapter_to_model(_WHOLE_MODEL, full_parameters=True)
+                undo.callback(self.remove_adapter, _WHOLE_MODEL)
+            self.engine.set_optimizer(self._adapter(adapter_name), optimizer_cls, **options)
+            undo.pop_all()
 
     def set_lr_scheduler(self, scheduler_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
         """Replace the schedule, given by name or class; arguments and errors as `set_optimizer`."""

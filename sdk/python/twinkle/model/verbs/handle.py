@@ -15,6 +15,9 @@ from twinkle.template import Template
 class ModelHandle:
     """An engine, the templates of its adapters, and the folder of its base model."""
 
+    _may_train_whole_model = True
+    """Whether an optimizer without an adapter is for the model itself; not where several tenants share it."""
+
     def __init__(self, engine: TrainerEngine, *, model_id: str, folder: Path) -> None:
         self.engine = engine
         self.model_id = model_id
