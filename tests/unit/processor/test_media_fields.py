@@ -58,6 +58,13 @@ def test_a_token_that_the_model_said_is_text():
         pack({**said, 'labels': [-100, 2, -100]})
 
 
+def test_what_pixels_were_read_from_may_stand_beside_them():
+    """Rows of a dataset keep the images they came with; images that nothing was read from are refused."""
+    assert len(pack(image_feature(images=['cat.png', 'dog.png'], videos=[])).media) == 2
+    with pytest.raises(InvalidFeatures):
+        pack({**TEXT, 'images': ['cat.png']})
+
+
 REFUSED = {
     'no pixels': (image_feature(pixel_values=None), 'pixel_values'),
     'no grid': (image_feature(image_grid_thw=None), 'input_ids'),

@@ -64,7 +64,7 @@ class FeatureReader:
         Raises:
             InvalidFeatures: names the field and the cure.
         """
-        unknown = sorted(set(self.feature) - _FIELDS - set(self.needs.streams))
+        unknown = sorted(set(self.feature) - _FIELDS - set(self.needs.streams) - self._sources)
         if unknown:
             raise self._refusal('', f'has unknown fields {unknown}, which would have no effect; remove them')
         input_ids = self._token_ids('input_ids')
@@ -92,6 +92,14 @@ class FeatureReader:
             streams={name: self._stream(name, length) for name in self.needs.streams if name in self.feature},
             media=self._media(input_ids, labels, kept),
         )
+
+    @property
+    def _sources(self) -> set[str]:
+        """Columns of a dataset's row that stand beside the pixels read from them."""
+        sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos'}
+        # A column of both kinds of rows is empty where a row has none of its kind.
+        given = {name: self.feature.get(name) for name in sources}
+        return {name for name, one in given.items() if sources[name] in self.feature or one is None or not len(one)}
 
     def _media(self, input_ids: Ints, labels: Ints, kept: Ints) -> tuple[PackedMedia, ...]:
         is_produced = np.append(False, labels[:-1] == input_ids[1:])
