@@ -11,18 +11,18 @@ from fixtures.source_tree import ROOT
 BLOCK = re.compile(r'^```python\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
 
-def run(model: Path) -> dict[str, Any]:
+def run(model: Path, folder: Path) -> dict[str, Any]:
     """Return what the names of the document stand for in the end."""
-    names: dict[str, Any] = {'MODEL': str(model), '__name__': 'document'}
+    names: dict[str, Any] = {'MODEL': str(model), 'FOLDER': str(folder), '__name__': 'document'}
     blocks = BLOCK.findall((ROOT / 'docs' / 'rollouts.md').read_text())
     exec(compile('\n'.join(blocks), 'docs/rollouts.md', 'exec'), names)
     return names
 
 
 @pytest.mark.timeout(300)
-def test_the_documents_programs_run_and_repeat_to_the_bit(tiny_llama_dir: Path) -> None:
+def test_the_documents_programs_run_and_repeat_to_the_bit(tiny_llama_dir: Path, tmp_path: Path) -> None:
     """Chats have turns and rewards, no batch is older than allowed, and a second run gives the same curve."""
-    first, second = run(tiny_llama_dir), run(tiny_llama_dir)
+    first, second = run(tiny_llama_dir, tmp_path / 'first'), run(tiny_llama_dir, tmp_path / 'second')
     assert first['first'].turn_count >= 1
     assert [numbers['staleness/max'] for numbers in first['curve']] == [0.0, 1.0, 1.0, 1.0]
     assert [numbers['staleness/dropped'] for numbers in first['curve']] == [0.0] * 4

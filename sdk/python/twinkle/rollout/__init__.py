@@ -7,6 +7,7 @@ from twinkle.rollout.diagnostics import as_sampler_logps, rollout_numbers
 from twinkle.rollout.env import Env, EnvFactory, EnvStep, SingleTurn
 from twinkle.rollout.episode import EndReason, Rollout
 from twinkle.rollout.errors import (
+    CallbackFailed,
     ChatCannotGoOn,
     InvalidArguments,
     InvalidTool,
@@ -25,6 +26,7 @@ from twinkle.rollout.tool_manager import ToolManager
 
 __all__ = [
     'AsyncPipeline',
+    'CallbackFailed',
     'ChatCannotGoOn',
     'EndReason',
     'Env',

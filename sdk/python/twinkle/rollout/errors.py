@@ -37,6 +37,18 @@ class UnknownVersion(RolloutError, ValueError):
         return type(self), (self.index,)
 
 
+class CallbackFailed(RolloutError, RuntimeError):
+    """A callback that was given to a rollout raised; its own error is the cause."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(f'{name} raised {type(error).__name__}: {error}')
+        self.name, self.error = name, error
+        """Which option it was given as, and what it raised."""
+
+    def __reduce__(self) -> tuple[type, tuple[str, BaseException]]:
+        return type(self), (self.name, self.error)
+
+
 class PipelineClosed(RolloutError, RuntimeError):
     """The pipeline was closed; make another."""
 

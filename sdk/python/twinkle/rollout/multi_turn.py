@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from twinkle.rollout.env import EnvFactory, SingleTurn
 from twinkle.rollout.episode import EndReason, Episode, Rollout
 from twinkle.rollout.tool_env import ParseCalls, ToolEnv
 from twinkle.rollout.tool_manager import ToolManager
+from twinkle.rollout.tracing import RolloutTracing
 
 
 class TokenSampler(Protocol):
@@ -49,6 +51,12 @@ class RolloutOptions(TypedDict, total=False):
     """As of `Sampler.sample`. Unset: the one received from a trainer."""
     env_threads: int
     """Worlds that may answer at once. Results do not depend on it. Unset: 1."""
+    trace_dir: str | PathLike[str]
+    """Folder whose `rollouts.jsonl` gets a line for each rollout. Unset: nothing is written."""
+    trace_callback: Callable[[Rollout], object]
+    """Called with each rollout of a call, in order, at its end."""
+    success_callback: Callable[[Rollout], object]
+    """Says of a rollout whether it succeeded; becomes its fact `success`, 1 or 0."""
 
 
 class MultiTurnRollout:
@@ -101,6 +109,9 @@ class MultiTurnRollout:
         self._num_samples = _at_least_one('num_samples', options.get('num_samples', self._params.num_samples))
         self._adapter_name = options.get('adapter_name', '')
         self._env_threads = _at_least_one('env_threads', options.get('env_threads', 1))
+        self._trace = RolloutTracing(
+            options.get('trace_dir'), options.get('trace_callback'), options.get('success_callback')
+        )
         self._make_env = options.get('env') or self._env_of(tool_manager, options.get('parse_tool_call'))
 
     def __call__(
@@ -120,6 +131,7 @@ class MultiTurnRollout:
         Raises:
             ValueError: there are no trajectories, or a chat, an answer or a number is malformed.
             ChatCannotGoOn, TemplateError: the chat template cannot show an answer.
+            CallbackFailed: a callback raised.
             Whatever an environment or the sampler raises; all environments are closed first.
         """
         chats: list[Any] = [trajectories] if isinstance(trajectories, Mapping) else list(trajectories)
@@ -143,7 +155,8 @@ class MultiTurnRollout:
                     ),
                     drawn,
                 )
-            return [one.result() for one in episodes]
+            rollouts = [one.result() for one in episodes]
+        return self._trace(rollouts)
 
     def _turn(
         self, episodes: Sequence[Episode], limit: '_Limit', *, seed: int | None, turn: int
