@@ -64,15 +64,15 @@ class Setting:
     """Of the two numbers."""
     sums: float = 0.5
     """Share of games whose target is the sum; the others' is the difference."""
-    held_out: int = 24
-    """Games that are never trained on."""
+    held_out: int = 12
+    """Pairs of numbers that are never trained on, in either order."""
     held_out_completions: int = 1
-    """Of each of them, at every evaluation."""
+    """Of each prompt that is held out, at every evaluation."""
     eval_every: int = 3
 
 
 CPU = Setting()
-GPU = Setting(engine='vllm', steps=200, prompts=32, completions=16, largest=99, held_out=256, eval_every=10)
+GPU = Setting(engine='vllm', steps=200, prompts=32, completions=16, largest=99, held_out=128, eval_every=10)
 
 
 def main() -> None:
@@ -122,22 +122,27 @@ class NumbersReward(AnswerReward):
 
 
 def games(setting: Setting) -> tuple[Dataset, Dataset]:
-    """Return the games to train on, and those held out."""
+    """Return the games to train on, and those held out; two numbers in either order are on the same side."""
     numbers = range(1, setting.largest + 1)
-    pairs = [(left, right) for left in numbers for right in numbers]
+    pairs = [(left, right) for left in numbers for right in numbers if left <= right]
     dealer = random.Random(SPLIT_SEED)
     dealer.shuffle(pairs)
-    rows = [game_row(left, right, is_sum=dealer.random() < setting.sums) for left, right in pairs]
-    held_out, training = rows[: setting.held_out], rows[setting.held_out :]
-    return Dataset(DatasetMeta(data=training)), Dataset(DatasetMeta(data=held_out))
+    held_out, training = pairs[: setting.held_out], pairs[setting.held_out :]
+    return (
+        Dataset(DatasetMeta(data=rows_of(training, dealer, setting))),
+        Dataset(DatasetMeta(data=rows_of(held_out, dealer, setting))),
+    )
 
 
-def game_row(left: int, right: int, *, is_sum: bool) -> dict[str, Any]:
-    """Return the game that makes the sum of two numbers, or their difference."""
-    target = left + right if is_sum else abs(left - right)
-    question = {'role': 'user', 'content': f'Make {target} of {left}, {right}'}
-    user_data = [pack_value('target', target), pack_value('nums', [left, right])]
-    return {'messages': [*EXAMPLE, question], 'user_data': user_data}
+def rows_of(pairs: Sequence[tuple[int, int]], dealer: random.Random, setting: Setting) -> list[dict[str, Any]]:
+    """Return a game for each pair in either order: to make the sum, or the difference."""
+    rows: list[dict[str, Any]] = []
+    for left, right in [ordered for pair in pairs for ordered in sorted({pair, pair[::-1]})]:
+        target = left + right if dealer.random() < setting.sums else abs(left - right)
+        question = {'role': 'user', 'content': f'Make {target} of {left}, {right}'}
+        user_data = [pack_value('target', target), pack_value('nums', [left, right])]
+        rows.append({'messages': [*EXAMPLE, question], 'user_data': user_data})
+    return rows
 
 
 def build_model(setting: Setting, *, seed: int) -> TransformersModel:

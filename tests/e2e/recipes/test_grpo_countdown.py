@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_reward_on_held_out_games_rises_within_five_steps(tmp_path: Path) -> None:
     """By more than 0.15 of 1 on twelve games that are never trained on, and the tags are learned first."""
-    options = ('--steps', '5', '--held-out', '12', '--held-out-completions', '1', '--eval-every', '5')
+    options = ('--steps', '5', '--held-out', '6', '--held-out-completions', '1', '--eval-every', '5')
     curve = run_recipe('grpo_countdown', tmp_path, options=options)
     first, last = column(curve, 'held_out_reward')
     assert last > first + 0.15
