@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from twinkle.data_format import MediaSpec
+from twinkle.data_format import VisionSpec
 from twinkle.processor import InputLimits, InputProcessor, InvalidFeatures
 
-SPEC = MediaSpec(
+SPEC = VisionSpec(
     image_token_id=5, video_token_id=6, merge_size=2, patch_width=12, temporal_patch_size=1, tokens_per_second=2.0
 )
 LIMITS = InputLimits(vocab_size=50, max_tokens=32, media=SPEC)

@@ -8,7 +8,7 @@ may be imported anywhere. Tokenising lives in `twinkle.template`, computing in
 from twinkle.data_format.boxed import boxed_answers
 from twinkle.data_format.input_feature import IGNORE_INDEX, InputFeature
 from twinkle.data_format.lora import LoraConfig
-from twinkle.data_format.media import VISION_MODEL_TYPES, Grid, MediaKind, MediaSpec
+from twinkle.data_format.media import AudioSpec, Grid, MediaKind, MediaSpec, VisionSpec, media_spec
 from twinkle.data_format.model_output import LossOutput, ModelOutput
 from twinkle.data_format.sampling import (
     SampledSequence,
@@ -40,7 +40,7 @@ __all__ = [
     'EXTRA_STREAMS',
     'IGNORE_INDEX',
     'STREAMS',
-    'VISION_MODEL_TYPES',
+    'AudioSpec',
     'FunctionCall',
     'FunctionSpec',
     'Grid',
@@ -64,7 +64,9 @@ __all__ = [
     'Trajectory',
     'UserDatum',
     'VersionSpan',
+    'VisionSpec',
     'boxed_answers',
+    'media_spec',
     'pack_user_data',
     'pack_value',
     'user_data_get',

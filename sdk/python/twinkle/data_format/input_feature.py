@@ -67,6 +67,10 @@ class InputFeature(TypedDict, total=False):
     """int [N, 3]. Steps of time, rows and columns of patches of each video."""
     second_per_grid_ts: FloatArray
     """float [N]. Seconds that one step of each video's time takes; its positions say the same."""
+    input_features: npt.NDArray[np.floating[Any]]
+    """float [N, M, F]. Mel bands of all clips of audio, silence behind each up to F frames."""
+    feature_attention_mask: npt.NDArray[np.integer[Any]]
+    """int [N, F]. 1 for the frames of each clip that are sound, which come first, 0 for the silence behind."""
     messages: list[dict[str, Any]]
     """The chat this feature was encoded from, kept for rewards. Never sent to the trainer."""
     user_data: list[tuple[str, str]]

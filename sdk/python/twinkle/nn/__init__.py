@@ -17,9 +17,9 @@ from twinkle.nn.kv_cache import KVCache
 from twinkle.nn.layer_update import AdapterWeights, LayerDraw, LayerUpdate
 from twinkle.nn.lora_factors import LoraFactors
 from twinkle.nn.lora_weights import LoraWeights
+from twinkle.nn.media import MediaSpan
 from twinkle.nn.peft_files import load_adapter, save_adapter, tensor_data_of, tensor_of, tensor_view_of
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
-from twinkle.nn.vision import MediaSpan
 
 __all__ = [
     'AdapterSpan',

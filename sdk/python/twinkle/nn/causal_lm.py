@@ -22,10 +22,10 @@ from twinkle.nn.head import HeadOutputs, run_head
 from twinkle.nn.head_weights import HeadAdapter, HeadWeights
 from twinkle.nn.kernel_seam import KernelSeam
 from twinkle.nn.lora_linear import LoraLinear
+from twinkle.nn.media import MediaInputs, MediaSpan, load_pretrained
 from twinkle.nn.rows import pad_rows, padded_row_count
 from twinkle.nn.spans import AdapterSpan, SequenceSpan, check_spans
 from twinkle.nn.targets import TargetLayers
-from twinkle.nn.vision import MediaSpan, VisionTower, axes_of, load_pretrained
 
 
 class PackedCausalLM:
@@ -45,8 +45,8 @@ class PackedCausalLM:
         self._head, self.head_path = _head_of(model, self.config)
         self.base_parameters = dict(model.named_parameters())
         """The frozen weights by the model's own names, tied ones once."""
-        self._vision = VisionTower.of(model)
-        text = model if self._vision is None else self._vision.language_model
+        self._media = MediaInputs.of(model)
+        text = model if self._media is None else self._media.language_model
         fuse_layers(text)
         self.layers = _wrap_linears(model, self._active, within=text)
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
@@ -55,7 +55,7 @@ class PackedCausalLM:
         self._widths = {width for widths in self.layers.values() for width in widths}
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
-        self._backbone = model.eval().base_model if self._vision is None else text
+        self._backbone = model.eval().base_model if self._media is None else text
         if is_checkpointed:
             checkpoint_layers(text, self._active)
 
@@ -120,8 +120,8 @@ class PackedCausalLM:
 
     @property
     def media(self) -> MediaSpec | None:
-        """How images and videos are read; None where only text is."""
-        return None if self._vision is None else self._vision.spec
+        """How images, videos or audio are read; None where only text is."""
+        return None if self._media is None else self._media.spec
 
     @property
     def parameter_count(self) -> int:
@@ -176,7 +176,7 @@ class PackedCausalLM:
         row_count = input_ids_T.shape[0]
         if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:
             raise PackError('input_ids and position_ids must be equally long and not empty')
-        if self._vision is None and (media or position_ids_T.dim() != 1):
+        if self._media is None and (media or position_ids_T.dim() != 1):
             raise PackError('the model reads text alone; leave media out, and give one position a token')
         check_spans(row_count, sequences, adapters)
         padded_count = padded_row_count(row_count, self._widths)
@@ -188,10 +188,9 @@ class PackedCausalLM:
 
     def _inputs(self, ids: Tensor, position_ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
         """Return what the backbone takes for padded ids."""
-        if self._vision is None:
+        if self._media is None:
             return {'input_ids': ids[None], 'position_ids': pad_rows(position_ids, len(ids))[None]}
-        positions_3T = pad_rows(axes_of(position_ids).T, len(ids)).T
-        return {'inputs_embeds': self._vision.embeddings(ids, media)[None], 'position_ids': positions_3T[:, None]}
+        return self._media(ids, position_ids, media)
 
     def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
         """Return float32 [R, V] for rows of `hidden`'s result. For few rows: all are held at once.

@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from twinkle.data_format import Grid, InputFeature, MediaSpec
+from twinkle.data_format import Grid, InputFeature, VisionSpec
 from twinkle.template.errors import InvalidTrajectory, TemplateError
 from twinkle.template.media.limits import MediaLimits
 from twinkle.template.media.placeholders import FoundMedia, find_media, with_placeholders
@@ -116,7 +116,7 @@ class ChatMedia:
         return self.reader.read_image(opened, place) if media.kind == 'image' else self.reader.read_video(opened, place)
 
 
-def placed(feature: InputFeature, spec: MediaSpec) -> InputFeature:
+def placed(feature: InputFeature, spec: VisionSpec) -> InputFeature:
     """Return a feature with positions in time, height and width; one without media as it is.
 
     Raises:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.data_format import Grid, MediaKind, MediaSpec
+from twinkle.data_format import Grid, MediaKind, VisionSpec
 
 
 def media_positions(
     input_ids: npt.ArrayLike,
-    spec: MediaSpec,
+    spec: VisionSpec,
     *,
     image_grids: Sequence[Grid] = (),
     video_grids: Sequence[Grid] = (),

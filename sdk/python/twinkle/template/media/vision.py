@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from twinkle.data_format import Grid, MediaKind, MediaSpec
+from twinkle.data_format import Grid, MediaKind, VisionSpec, media_spec
 from twinkle.template.errors import InvalidTrajectory, TemplateError
 from twinkle.template.media.loading import Video
 from twinkle.template.tokenizer import ChatTokenizer
@@ -41,7 +41,7 @@ class VisionReader:
     Concurrency: safe to share between threads.
     """
 
-    def __init__(self, spec: MediaSpec, folder: Path, tokenizer: ChatTokenizer, names: dict[str, str]) -> None:
+    def __init__(self, spec: VisionSpec, folder: Path, tokenizer: ChatTokenizer, names: dict[str, str]) -> None:
         self.spec = spec
         self._folder = folder
         self._names = names
@@ -56,8 +56,8 @@ class VisionReader:
         if not (folder / 'config.json').is_file() or not (folder / 'preprocessor_config.json').is_file():
             return None
         config = json.loads((folder / 'config.json').read_text())
-        spec = MediaSpec.of_config(config)
-        if spec is None:
+        spec = media_spec(config)
+        if not isinstance(spec, VisionSpec):
             return None
         ids = {
             'open': int(config.get('vision_start_token_id', 151652)),

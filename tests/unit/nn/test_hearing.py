@@ -1,0 +1,100 @@
+"""Packs with audio against plain transformers + peft, and against themselves in other packings."""
+
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from transformers import Qwen2AudioForConditionalGeneration
+
+from fixtures.tiny_audio import build_tiny_audio
+from twinkle.data_format import LoraConfig
+from twinkle.nn import AdapterSpan, LoraWeights, MediaSpan, PackedCausalLM, PackError, SequenceSpan
+
+HEARD, FRAMES, BANDS = 61, 200, 16
+
+
+@pytest.fixture(scope='session')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny audio-language model; read-only."""
+    return build_tiny_audio(tmp_path_factory.mktemp('audio') / 'tiny')
+
+
+def draw_clip():
+    """Return mel bands of one clip, [F, M]."""
+    return torch.randn(FRAMES, BANDS, generator=torch.Generator().manual_seed(1))
+
+
+def draw_ids(before, clip, after):
+    """Return text, the tokens of a clip, and text."""
+    text = torch.randint(6, 320, (before + after,), generator=torch.Generator().manual_seed(2))
+    return torch.cat([text[:before], torch.full((clip,), 5), text[before:]])
+
+
+def test_logits_and_gradients_equal_transformers_and_peft(folder):
+    """What a clip does to logits and LoRA gradients is what transformers says."""
+    model = PackedCausalLM.load(folder)
+    weights = LoraWeights.create(model.layers, LoraConfig(r=4, lora_alpha=8), seed=0)
+    for factors in weights.factors.values():
+        factors.b.copy_(0.1 * torch.randn(factors.b.shape, generator=torch.Generator().manual_seed(3)))
+    weights.requires_grad_(is_trainable=True)
+    grid = (HEARD, FRAMES, 1)
+    count = model.media.token_count(grid)
+    ids, clip = draw_ids(5, count, 9), draw_clip()
+    plain = Qwen2AudioForConditionalGeneration.from_pretrained(folder, attn_implementation='eager')
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=r'.*language_model.*\.(q|k|v|o|gate|up|down)_proj')
+    oracle = peft.get_peft_model(plain, config).eval()
+    state = {name: one.clone() for name, one in weights.peft_state().items()}
+    assert not peft.set_peft_model_state_dict(oracle, state).unexpected_keys
+    mask = (torch.arange(FRAMES) < HEARD).long()[None]
+    expected = oracle(
+        input_ids=ids[None],
+        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+        input_features=clip.T[None],
+        feature_attention_mask=mask,
+    ).logits[0]
+    hidden = model.hidden(
+        ids,
+        torch.arange(len(ids)),
+        sequences=[SequenceSpan(0, len(ids))],
+        adapters=[AdapterSpan(0, len(ids), weights)],
+        media=[MediaSpan(5, 5 + count, 'audio', clip, grid)],
+    )
+    logits = model.logits(hidden)
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
+    for given in (logits, expected):
+        given.log_softmax(-1)[:, 9].mean().backward()
+    wanted = {name.replace('.default.', '.'): one.grad for name, one in oracle.named_parameters() if one.requires_grad}
+    assert weights.named_parameters().keys() == wanted.keys()
+    for name, parameter in weights.named_parameters().items():
+        torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_clip_beside_text_changes_no_bit(folder):
+    """Text gets the bits it gets alone, and so does the clip."""
+    model = PackedCausalLM.load(folder)
+    grid, text = (HEARD, FRAMES, 1), draw_ids(8, 0, 14)
+    ids = draw_ids(5, model.media.token_count(grid), 9)
+
+    def run(parts):
+        spans, media, row = [], [], 0
+        for part in parts:
+            spans.append(SequenceSpan(row, row + len(part)))
+            if part is ids:
+                media.append(MediaSpan(row + 5, row + len(part) - 9, 'audio', draw_clip(), grid))
+            row += len(part)
+        positions = torch.cat([torch.arange(len(part)) for part in parts])
+        return model.hidden(torch.cat(parts), positions, sequences=spans, media=media).split([len(x) for x in parts])
+
+    with torch.no_grad():
+        beside_text, beside_clip = run([text, ids])
+        assert torch.equal(run([text])[0], beside_text)
+        assert torch.equal(run([ids])[0], beside_clip)
+
+
+def test_positions_on_three_axes_are_refused(folder):
+    """A model that hears has one position a token."""
+    with pytest.raises(PackError):
+        PackedCausalLM.load(folder).hidden(
+            torch.tensor([7, 8]), torch.zeros((3, 2), dtype=torch.int64), sequences=[SequenceSpan(0, 2)]
+        )
