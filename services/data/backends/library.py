@@ -57,7 +57,7 @@ class LibraryEngine:
     async def read_file(self, path: str, file_format: str) -> Table:
         """Return an uploaded file's rows."""
         with facts_of_source('source.upload'):
-            return Table(rows=await self._threads.run(read_rows, Path(path), file_format))
+            return Table(rows=list(await self._threads.run(read_rows, Path(path), file_format)))
 
     async def mix(self, tables: Sequence[Table], *, is_interleaved: bool) -> Table:
         """Return one table of several."""
@@ -76,7 +76,7 @@ class LibraryEngine:
             data_slice=slice(source.begin_row, source.end_row),
         )
         with facts_of_source('source.hub', hub_id=source.dataset_id):
-            return Table(rows=load_rows(meta, is_local_allowed=is_local))
+            return Table(rows=list(load_rows(meta, is_local_allowed=is_local)))
 
     def _is_readable_path(self, dataset_id: str) -> bool:
         path = local_path(dataset_id)

@@ -1,8 +1,11 @@
 """Datasets and loaders: uploads that resume, steps that travel, cursors that are exact."""
 
+from io import BytesIO
 from pathlib import Path
 
+import datasets
 import grpc
+import pyarrow.parquet as pq
 import pytest
 
 from fixtures.fake_gateway import FakeGateway
@@ -142,3 +145,25 @@ async def test_prompts_have_no_handles(client: TwinkleClient) -> None:
     await dataset.encode.aio(add_generation_prompt=True)
     with pytest.raises(ValueError, match='sampling'):
         await DataLoader(dataset).batch_at.aio(0)
+
+
+async def test_rows_of_hugging_face_travel_in_their_types(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A table as Parquet, a slice and a split of it as well; a stream as JSON lines."""
+    given = datasets.Dataset.from_list([{'n': number, 'b': b'\x00'} for number in range(4)])
+    sources: list[DatasetMeta] = [
+        DatasetMeta(data=given, data_slice=slice(1, 3)),
+        DatasetMeta(data=datasets.DatasetDict(test=given), split='test', data_slice=[2, 0, 9]),
+    ]
+    numbers = []
+    for meta in sources:
+        await Dataset(meta, client=client).describe.aio()
+        upload = gateway.calls['CreateDataset'][-1].source.upload
+        assert upload.format == dataset_pb2.FILE_FORMAT_PARQUET
+        numbers.append(pq.read_table(BytesIO(gateway.uploads[upload.upload_id]))['n'].to_pylist())
+    assert numbers == [[1, 2], [2, 0]]
+    stream = given.select_columns(['n']).to_iterable_dataset()
+    await Dataset(DatasetMeta(data=stream, data_slice=range(2)), client=client).describe.aio()
+    upload = gateway.calls['CreateDataset'][-1].source.upload
+    assert gateway.uploads[upload.upload_id] == b'{"n": 0}\n{"n": 1}\n'
+    with pytest.raises(ValueError, match='train'):
+        await Dataset(DatasetMeta(data=datasets.DatasetDict(test=given)), client=client).describe.aio()

@@ -75,7 +75,7 @@ def write_parquet(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
     Raises:
         UnreadableFile: rows have no columns, or a column holds values of types that do not go together.
     """
-    pa_parquet.write_table(_table_of(rows, batch_rows), path)
+    pa_parquet.write_table(table_of(rows, batch_rows), path)
 
 
 def write_csv(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
@@ -84,14 +84,14 @@ def write_csv(path: Path, rows: Iterable[Row], batch_rows: int) -> None:
     Raises:
         UnreadableFile: as `write_parquet`, or a column holds lists or objects.
     """
-    table = _table_of(rows, batch_rows)
+    table = table_of(rows, batch_rows)
     nested = [str(column.name) for column in table.schema if pa.types.is_nested(column.type)]
     if nested:
         raise UnreadableFile(f'columns {nested} hold lists or objects, which CSV cannot; write jsonl or parquet')
     pa_csv.write_csv(table, path)
 
 
-def _table_of(rows: Iterable[Row], batch_rows: int) -> Any:
+def table_of(rows: Iterable[Row], batch_rows: int) -> Any:
     """Build a table piece by piece: as Python objects, all rows at once take ten times the memory.
 
     It has the columns of all rows, in the order they are first met in; a row without one has null there.

@@ -3,10 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from twinkle.dataset.errors import DatasetError, NotReady
 from twinkle.dataset.files import Row, write_rows
+from twinkle.dataset.hints import ExecutionHints, check_hints
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import log_report
 from twinkle.dataset.recording import RowRecorder
@@ -25,17 +26,6 @@ Decode = Callable[[Any], Any] | Literal[False]
 """What a column's values become; False: they stay as they are stored."""
 SaveMode = Literal['immediate', 'training']
 RowsT = TypeVar('RowsT', bound=Iterable[Any])
-
-
-class ExecutionHints(TypedDict, total=False):
-    """Options of other dataset libraries that mean nothing here: nothing is cached, all work is batched."""
-
-    batched: bool
-    batch_size: int | None
-    keep_in_memory: bool | None
-    load_from_cache_file: bool | None
-    num_proc: int | None
-    desc: str | None
 
 
 @remote_class()
@@ -123,12 +113,14 @@ class BaseDataset(ABC, Generic[RowsT]):
             preprocess_func: a registered name, a class, an instance, or a function of columns.
             dataset_meta: which of several added datasets. Unset: the only one.
             init_args: arguments of its constructor, for names and classes.
+            hints: options of other libraries' `map`; those without effect here are logged.
 
         Raises:
             PreprocessorError: it is unknown, its arguments are wrong, or a row cannot be read.
+            DatasetError: `batched=False`, which a function of columns is not.
             NotReady: the rows are encoded, or there are several datasets and none is named.
         """
-        self._check_hints(hints)
+        check_hints('map', hints, is_batched=True)
         self._refuse_encoded('map')
         function = build_preprocessor(preprocess_func, init_args)
         self._replace(dataset_meta, lambda rows: self._mapped(rows, function))
@@ -148,7 +140,7 @@ class BaseDataset(ABC, Generic[RowsT]):
             PreprocessorError: it is unknown, its arguments are wrong, or a row cannot be read.
             NotReady: there are several datasets and none is named.
         """
-        self._check_hints(hints)
+        check_hints('filter', hints, is_batched=False)
         function = build_filter(filter_func, init_args)
         self._replace(dataset_meta, lambda rows: self._filtered(rows, function))
         log_report(function)
@@ -182,7 +174,7 @@ class BaseDataset(ABC, Generic[RowsT]):
             NotReady: there is no template, or the rows are encoded already.
             InvalidExample: a row is no chat, or too long under `truncation_strategy='raise'`.
         """
-        self._check_hints(hints)
+        check_hints('encode', hints, is_batched=None)
         self._refuse_encoded('encode')
         report: list[str] = []
         template = self._template()
@@ -199,7 +191,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         Raises:
             NotReady: there is no template, or the rows are encoded already.
         """
-        self._check_hints(hints)
+        check_hints('check', hints, is_batched=None)
         self._refuse_encoded('check')
         problems: list[str] = []
         template = self._template()
@@ -216,7 +208,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Write the rows to a file.
 
         Args:
-            format: 'jsonl', 'parquet' or 'csv'. Unset: what the suffix says.
+            format: 'jsonl', 'parquet', 'csv' or 'arrow' (for `Dataset.from_file` of `datasets`). Unset: the suffix.
             batch_size: rows written together, at least 1.
             mode: 'immediate' works all rows out and writes them now. 'training' writes each row when it is
                 first read, so the file holds what was trained on; `flush_save` completes it.
@@ -248,6 +240,14 @@ class BaseDataset(ABC, Generic[RowsT]):
             raise NotReady("nothing is being recorded; save_as(..., mode='training') first")
         recorder, self._recorder = self._recorder, None
         recorder.close()
+
+    @abstractmethod
+    def to_hf(self) -> Any:
+        """Return the rows as an object of Hugging Face `datasets`, which has to be installed.
+
+        Raises:
+            DatasetError: it is not.
+        """
 
     @abstractmethod
     def _load(self, meta: DatasetMeta) -> RowsT: ...
@@ -320,12 +320,6 @@ class BaseDataset(ABC, Generic[RowsT]):
 
     def _refuse_template(self, template: Template) -> None:
         """Refuse a template that this kind of dataset cannot follow."""
-
-    @staticmethod
-    def _check_hints(hints: Mapping[str, Any]) -> None:
-        unknown = sorted(set(hints) - set(ExecutionHints.__annotations__))
-        if unknown:
-            raise TypeError(f'unknown arguments {unknown}')
 
 
 def _as_stored(value: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any, overload
 
 from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.files import Row
+from twinkle.dataset.hf import dataset_of
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.mixing import mixed_order
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
@@ -44,6 +45,15 @@ class Dataset(BaseDataset[Sequence[Row]]):
 
     def __iter__(self) -> Iterator[Row]:
         return (self._read(index, row) for index, row in enumerate(self._rows))
+
+    def to_hf(self) -> Any:
+        """Return the rows as a `datasets.Dataset`: the same table where they are one, else a new one.
+
+        Raises:
+            DatasetError: `datasets` is not installed.
+            UnreadableFile: a column holds values of types that do not go together.
+        """
+        return dataset_of(self._rows_to_save())
 
     def _load(self, meta: DatasetMeta) -> Sequence[Row]:
         return load_rows(meta)

@@ -12,7 +12,7 @@ from twinkle.dataset.errors import UnreadableFile
 
 Row = dict[str, Any]
 
-FORMATS = ('jsonl', 'json', 'parquet', 'csv')
+FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
 """Formats by name; also the suffixes of their files."""
 
 
@@ -22,8 +22,8 @@ def format_of(path: Path) -> str | None:
     return suffix if suffix in FORMATS else None
 
 
-def read_rows(path: Path, file_format: str | None = None) -> list[Row]:
-    """Return the rows of a file.
+def read_rows(path: Path, file_format: str | None = None) -> Sequence[Row]:
+    """Return the rows of a file; those of an Arrow file stay there until they are read.
 
     Args:
         file_format: one of `FORMATS`. Unset: what the suffix says.
@@ -60,7 +60,7 @@ def write_rows(
     """Write rows to a file, replacing it in one step.
 
     Args:
-        file_format: 'jsonl', 'parquet' or 'csv'. Unset: what the suffix says.
+        file_format: 'jsonl', 'parquet', 'csv' or 'arrow'. Unset: what the suffix says.
         batch_rows: rows turned into columns together, where the format has columns.
 
     Raises:
@@ -147,6 +147,14 @@ def _read_csv(path: Path) -> list[Row]:
     return _arrow_files().read_csv(path)
 
 
+def _read_arrow(path: Path) -> Sequence[Row]:
+    return _arrow_rows().read_arrow(path)
+
+
+def _stream_arrow(path: Path) -> Iterator[Row]:
+    yield from _arrow_rows().stream_arrow(path)
+
+
 def _stream_parquet(path: Path) -> Iterator[Row]:
     yield from _arrow_files().stream_parquet(path)
 
@@ -169,6 +177,17 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -
     _arrow_files().write_csv(path, map(plain, rows), batch_rows)
 
 
+def _write_arrow(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:
+    module = _arrow_rows()
+    module.write_arrow(path, rows if isinstance(rows, module.ArrowRows) else map(plain, rows), batch_rows)
+
+
+def _arrow_rows() -> ModuleType:
+    from twinkle.dataset import arrow_rows  # noqa: PLC0415 - as below
+
+    return arrow_rows
+
+
 def _arrow_files() -> ModuleType:
     # Loaded where such a file is met: pyarrow costs more memory than the rest of this library together.
     from twinkle.dataset import arrow_files  # noqa: PLC0415 - see above
@@ -176,20 +195,23 @@ def _arrow_files() -> ModuleType:
     return arrow_files
 
 
-_READERS: dict[str, Callable[[Path], list[Row]]] = {
+_READERS: dict[str, Callable[[Path], Sequence[Row]]] = {
     'jsonl': _read_jsonl,
     'json': _read_json,
     'parquet': _read_parquet,
     'csv': _read_csv,
+    'arrow': _read_arrow,
 }
 _STREAMS: dict[str, Callable[[Path], Iterable[Row]]] = {
     'jsonl': _stream_jsonl,
     'json': _read_json,
     'parquet': _stream_parquet,
     'csv': _stream_csv,
+    'arrow': _stream_arrow,
 }
 _WRITERS: dict[str, Callable[[Path, Iterable[Mapping[str, Any]], int], None]] = {
     'jsonl': _write_jsonl,
     'parquet': _write_parquet,
     'csv': _write_csv,
+    'arrow': _write_arrow,
 }

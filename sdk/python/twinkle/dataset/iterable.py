@@ -5,10 +5,11 @@ from typing import Any
 
 from twinkle.dataset.base import BaseDataset
 from twinkle.dataset.files import Row
+from twinkle.dataset.hf import stream_of
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import begin_pass, log_report, remembers_rows
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows
-from twinkle.dataset.sources import find_files, refuse_backwards, stream_rows
+from twinkle.dataset.sources import find_files, refuse_backwards, refuse_iterator, stream_rows
 from twinkle.dataset.streams import BATCH_ROWS, BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved
 from twinkle.infra import get_logger
 from twinkle.preprocessor import FilterFunction, MapFunction
@@ -42,8 +43,17 @@ class IterableDataset(BaseDataset[Stream]):
         for position, item in enumerate(self._rows):
             yield item if isinstance(item, RefusedRow) else self._read(position, item)
 
+    def to_hf(self) -> Any:
+        """Return the rows as a `datasets.IterableDataset`; each iteration of it is a pass of this one.
+
+        Raises:
+            DatasetError: `datasets` is not installed.
+        """
+        return stream_of(lambda: iter(self))
+
     def _load(self, meta: DatasetMeta) -> Stream:
         refuse_backwards(meta)
+        refuse_iterator(meta)
         # What is not there is said now, not at the first row.
         files = find_files(meta) if meta.data is None else ()
         return Stream(lambda: iter(stream_rows(meta, files)))

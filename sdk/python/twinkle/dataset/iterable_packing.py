@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from twinkle.dataset.errors import NotReady
 from twinkle.dataset.files import Row
+from twinkle.dataset.hints import tell_of_processes
 from twinkle.dataset.iterable import IterableDataset
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.streams import Stream, repeated
@@ -29,13 +30,13 @@ class IterablePackingDataset(IterableDataset):
 
         Args:
             packing_interval: examples that are packed together, at least 1. More waste less and hold more.
-            packing_num_proc: at least 1. Packing is one quick pass, so it means nothing here.
+            packing_num_proc: at least 1. Packing is one quick pass, so more are told to have no effect.
             cyclic: whether packs go on with the first row when the rows end, without end.
         """
         super().__init__(dataset_meta, template=template)
-        for name, value in {'packing_interval': packing_interval, 'packing_num_proc': packing_num_proc}.items():
-            if value < 1:
-                raise ValueError(f'{name} must be at least 1, got {value}')
+        tell_of_processes('packing_num_proc', packing_num_proc)
+        if packing_interval < 1:
+            raise ValueError(f'packing_interval must be at least 1, got {packing_interval}')
         self._packing_interval = packing_interval
         self._is_cyclic = cyclic
         self._is_prompt = False

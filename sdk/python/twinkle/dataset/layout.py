@@ -4,6 +4,7 @@ A `configs` entry in the README's front matter decides, as on the hubs; without 
 names of folders and files do.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ from twinkle.dataset.files import format_of
 
 DEFAULT_SUBSET = 'default'
 _SPLITS = ('train', 'validation', 'valid', 'val', 'dev', 'test')
+_SAVED_SPLITS, _SAVED_STATE = 'dataset_dict.json', 'state.json'
+"""What `save_to_disk` of `datasets` writes beside its files, of several splits and of one dataset."""
 _SPLIT_WORD = re.compile(rf'(?<![a-z])({"|".join(_SPLITS)})(?![a-z])')
 
 
@@ -28,6 +31,8 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     configs = _read_configs(folder)
     if configs:
         return _files_of_config(folder, configs, subset_name, split)
+    if (folder / _SAVED_SPLITS).is_file() or (folder / _SAVED_STATE).is_file():
+        return _saved_files(folder, split)
     root = folder
     if subset_name != DEFAULT_SUBSET:
         root = folder / subset_name
@@ -48,6 +53,28 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
         return by_split['']
     there = ', '.join(sorted(name or 'files that name no split' for name in by_split)) or 'no files of rows'
     raise DatasetError(f'split {split!r} is not in {folder.name}; there are {there}')
+
+
+def _saved_files(folder: Path, split: str) -> list[Path]:
+    """Return the files of a folder that `save_to_disk` of `datasets` wrote, of one dataset or of several splits."""
+    if (folder / _SAVED_SPLITS).is_file():
+        splits = cast('list[str]', _read_json(folder / _SAVED_SPLITS)['splits'])
+        if split not in splits:
+            raise DatasetError(f'split {split!r} is not in {folder.name}; there are {", ".join(splits)}')
+        folder = folder / Path(split).name
+    listed = cast('list[dict[str, str]]', _read_json(folder / _SAVED_STATE)['_data_files'])
+    files = [folder / Path(entry['filename']).name for entry in listed]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise DatasetError(f'{folder.name} was saved with files that are not there: {", ".join(missing) or "none"}')
+    return files
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return cast('dict[str, Any]', json.loads(path.read_text(encoding='utf-8')))
+    except (OSError, ValueError) as error:
+        raise DatasetError(f'{path.parent.name}/{path.name} cannot be read; save the dataset again') from error
 
 
 def _data_files(paths: Iterable[Path]) -> list[Path]:

@@ -1,6 +1,6 @@
 """Which rows a dataset is made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ class DatasetMeta:
     """Split, where the dataset has several."""
     data_slice: range | slice | Sequence[int] | None = None
     """Row indices to take, in this order; those past the end are left out with a warning. Unset: all."""
-    data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
-    """Rows, or columns, given here."""
+    data: Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
+    """Rows, or columns, given here; or a `datasets.Dataset`, a `datasets.IterableDataset` or a dict of their splits."""
 
     def __post_init__(self) -> None:
         """Refuse a meta that names no rows or two sources of them.

@@ -10,6 +10,7 @@ from twinkle.dataset.bin_packing import pack_best_fit
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import InvalidExample, NotReady
 from twinkle.dataset.files import Row
+from twinkle.dataset.hints import tell_of_processes
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.infra import remote_class
 from twinkle.template import Template
@@ -42,11 +43,10 @@ class PackingDataset(Dataset):
         """Load the rows.
 
         Args:
-            packing_num_proc: at least 1. Packing is one quick pass, so it means nothing here.
+            packing_num_proc: at least 1. Packing is one quick pass, so more are told to have no effect.
         """
         super().__init__(dataset_meta, template=template)
-        if packing_num_proc < 1:
-            raise ValueError(f'packing_num_proc must be at least 1, got {packing_num_proc}')
+        tell_of_processes('packing_num_proc', packing_num_proc)
         self.is_packed = False
         """Whether rows are packs."""
 

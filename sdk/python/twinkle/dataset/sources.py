@@ -3,17 +3,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twinkle.dataset.errors import DatasetError
-from twinkle.dataset.files import Row, iter_rows, read_rows
+from twinkle.dataset.files import Row, format_of, iter_rows, read_rows
+from twinkle.dataset.hf import is_stream, is_table, rows_of_stream, rows_of_table, split_of
 from twinkle.dataset.layout import files_of
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.hub import resolve_dataset
 from twinkle.infra import get_logger
 
+if TYPE_CHECKING:
+    from twinkle.dataset.arrow_rows import ArrowRows
 
-def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Row]:
+
+def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[Row]:
     """Return the rows of a dataset, sliced as the meta says.
 
     Args:
@@ -23,7 +27,7 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Row]:
         HubError: the dataset cannot be had.
         DatasetError: it has no such subset or split, or a file cannot be read.
     """
-    rows = _rows_given(meta.data) if meta.data is not None else _rows_found(meta, is_local_allowed=is_local_allowed)
+    rows = _rows_given(meta) if meta.data is not None else _rows_found(meta, is_local_allowed=is_local_allowed)
     return _sliced(rows, meta)
 
 
@@ -37,9 +41,7 @@ def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
     Raises:
         DatasetError: a file cannot be read, once iterated.
     """
-    stream = (
-        _given_one_by_one(meta.data) if meta.data is not None else (row for file in files for row in iter_rows(file))
-    )
+    stream = _given_one_by_one(meta) if meta.data is not None else (row for file in files for row in iter_rows(file))
     wanted = meta.data_slice
     if wanted is None:
         yield from stream
@@ -75,8 +77,23 @@ def find_files(meta: DatasetMeta, *, is_local_allowed: bool = True) -> list[Path
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
 
 
-def _given_one_by_one(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> Iterator[Row]:
-    return iter(_rows_given(data)) if isinstance(data, Mapping) else (dict(row) for row in data)
+def refuse_iterator(meta: DatasetMeta) -> None:
+    """Refuse rows that can be read once alone, where they are read in each pass.
+
+    Raises:
+        DatasetError: says so.
+    """
+    if isinstance(meta.data, Iterator):
+        raise DatasetError('data can be read once only, and a stream is read anew in each pass; give a list')
+
+
+def _given_one_by_one(meta: DatasetMeta) -> Iterator[Row]:
+    data: Any = split_of(meta.data, meta.split)
+    if is_stream(data):
+        return rows_of_stream(data)
+    if is_table(data) or isinstance(data, Mapping):
+        return iter(_rows_given(meta))
+    return (dict(row) for row in data)
 
 
 def _taken(stream: Iterator[Row], meta: DatasetMeta, wanted: Sequence[int]) -> Iterator[Row]:
@@ -90,28 +107,49 @@ def _taken(stream: Iterator[Row], meta: DatasetMeta, wanted: Sequence[int]) -> I
         yield row
 
 
-def _rows_found(meta: DatasetMeta, *, is_local_allowed: bool) -> list[Row]:
-    return [row for file in find_files(meta, is_local_allowed=is_local_allowed) for row in read_rows(file)]
+def _rows_found(meta: DatasetMeta, *, is_local_allowed: bool) -> Sequence[Row]:
+    files = find_files(meta, is_local_allowed=is_local_allowed)
+    if files and all(format_of(file) == 'arrow' for file in files):
+        from twinkle.dataset.arrow_rows import joined, read_arrow  # noqa: PLC0415 - loaded where such a file is met
+
+        return joined([read_arrow(file) for file in files])
+    return [row for file in files for row in read_rows(file)]
 
 
-def _rows_given(data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> list[Row]:
-    if not isinstance(data, Mapping):
-        return [dict(row) for row in data]
+def _rows_given(meta: DatasetMeta) -> Sequence[Row]:
+    data: Any = split_of(meta.data, meta.split)
+    if is_table(data):
+        return rows_of_table(data)
+    if is_stream(data):
+        return list(rows_of_stream(data))
+    if isinstance(data, Mapping):
+        return _rows_of_columns(cast('Mapping[str, Sequence[Any]]', data))
+    return [dict(row) for row in data]
+
+
+def _rows_of_columns(data: Mapping[str, Sequence[Any]]) -> list[Row]:
     lengths = {name: len(values) for name, values in data.items()}
     if len(set(lengths.values())) > 1:
         raise DatasetError(f'data has columns of different lengths: {lengths}')
     return [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)]
 
 
-def _sliced(rows: list[Row], meta: DatasetMeta) -> list[Row]:
+def _sliced(rows: Sequence[Row], meta: DatasetMeta) -> Sequence[Row]:
     if meta.data_slice is None:
         return rows
     if isinstance(meta.data_slice, slice):
-        return rows[meta.data_slice]
+        return _taken_of(rows, meta.data_slice)
     wanted = [index for index in meta.data_slice if -len(rows) <= index < len(rows)]
     if len(wanted) < len(meta.data_slice):
         get_logger().warning(
             '%s has %d rows; data_slice asked for %d, of which %d are there',
             meta.name, len(rows), len(meta.data_slice), len(wanted),
         )  # fmt: skip
-    return [rows[index] for index in wanted]
+    return _taken_of(rows, [index % len(rows) for index in wanted])
+
+
+def _taken_of(rows: Sequence[Row], wanted: slice | Sequence[int]) -> Sequence[Row]:
+    if not isinstance(rows, list):
+        # A table's: those that lie together are not copied.
+        return cast('ArrowRows', rows).taken(wanted)
+    return rows[wanted] if isinstance(wanted, slice) else [rows[index] for index in wanted]

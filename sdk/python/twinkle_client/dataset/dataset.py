@@ -22,8 +22,15 @@ _TRUNCATIONS: dict[str, dataset_pb2.TruncationStrategy.ValueType] = {
     'delete': dataset_pb2.TRUNCATION_STRATEGY_DELETE,
 }
 
-_SPEED_HINTS = frozenset({'batched', 'batch_size', 'keep_in_memory', 'load_from_cache_file', 'num_proc'})
-"""What the library's verbs take to be faster in process; the result is the same."""
+_HINTS: dict[str, tuple[Any, ...]] = {
+    'batched': (None, True),
+    'batch_size': (None,),
+    'keep_in_memory': (None,),
+    'load_from_cache_file': (None, False),
+    'num_proc': (None, 0, 1),
+    'desc': (None,),
+}
+"""Options of the library's verbs, and what they may say without a word: that is so at the server anyway."""
 
 
 class Dataset:
@@ -113,7 +120,7 @@ class Dataset:
         Args:
             preprocess_func: its name, its class, or an object of a class that the server has, too.
             init_args: its constructor's arguments, where a name or class is given.
-            options: `batched`, `num_proc` and other hints of the library's `map` to speed; they change nothing.
+            options: `batched`, `num_proc` and other options of the library's `map`; those without effect are logged.
 
         Raises:
             TypeError: the object's arguments cannot be read back from it, or an option is unknown.
@@ -138,7 +145,7 @@ class Dataset:
 
         Args:
             add_generation_prompt: end with the opening of an assistant turn, without labels, for sampling.
-            options: hints to speed, as for `map`.
+            options: as for `map`.
 
         Raises:
             StateError: there is no template yet.
@@ -210,9 +217,12 @@ class PackingDataset(Dataset):
 
 
 def _check_hints(options: Mapping[str, Any]) -> None:
-    unknown = sorted(set(options) - _SPEED_HINTS)
+    unknown = sorted(set(options) - set(_HINTS))
     if unknown:
-        raise TypeError(f'unknown options {unknown}; known are {sorted(_SPEED_HINTS)}')
+        raise TypeError(f'unknown options {unknown}; known are {sorted(_HINTS)}')
+    for name, value in options.items():
+        if value not in _HINTS[name]:
+            _log.warning('%s=%r has no effect: the data service decides how it works', name, value)
 
 
 def _component(component: Any, init_args: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:

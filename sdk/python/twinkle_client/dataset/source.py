@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
+from twinkle_client.dataset.hugging_face import is_table, split_of
 from twinkle_client.errors import RetryableError
 from twinkle_client.rpc import Connection, new_id
 from twinkle_client.transfer import MAX_FAILURES, file_chunks
@@ -49,8 +50,9 @@ class DatasetMeta:
     split: str = 'train'
     data_slice: range | slice | Sequence[int] | None = None
     """Take these rows only: a range for hub datasets, any row numbers for rows in memory and JSONL files."""
-    data: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
-    """Rows, or columns, in memory, instead of an id."""
+    data: Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None
+    """Rows, or columns, in memory, instead of an id; or a `datasets.Dataset`, `IterableDataset` or dict of their
+    splits."""
 
 
 async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.DatasetSource:
@@ -59,8 +61,11 @@ async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.
     Raises:
         ValueError: there is neither an id nor rows, or the slice cannot be taken there.
     """
-    if meta.data is not None:
-        lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in _rows(meta.data)]
+    data = split_of(meta.data, meta.split)
+    if is_table(data):
+        return await _upload_table(connection, data, meta.data_slice)
+    if data is not None:
+        lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in _rows(data)]
         return await _upload_lines(connection, _sliced(lines, meta.data_slice))
     if not meta.dataset_id:
         raise ValueError('dataset_id is empty; give an id, a file, or rows as data=')
@@ -123,6 +128,19 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return cast(Any, value).tolist()
     raise ValueError(f'data: {type(value).__name__} has no JSON form')
+
+
+async def _upload_table(connection: Connection, data: Any, wanted: Any) -> dataset_pb2.DatasetSource:
+    """Upload a `datasets.Dataset` in its own types."""
+    if wanted is not None:
+        places = range(len(data))
+        data = data.select(places[wanted] if isinstance(wanted, slice) else [row for row in wanted if row in places])
+    if not len(data):
+        raise ValueError('data: there are no rows')
+    with tempfile.TemporaryDirectory(prefix='twinkle-') as folder:
+        path = Path(folder) / 'rows.parquet'
+        data.to_parquet(str(path))
+        return await _upload_file(connection, path, dataset_pb2.FILE_FORMAT_PARQUET)
 
 
 async def _upload_lines(connection: Connection, lines: list[str]) -> dataset_pb2.DatasetSource:
