@@ -1,5 +1,7 @@
 """The quick start's programs that need no services run as they are written."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -8,6 +10,31 @@ from fixtures.seed_programs import RunProgram
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 DIALECTS = ('english', 'chinese')
+IN_ONE_PROCESS = {
+    'from twinkle.model.megatron import MegatronModel': 'from twinkle.model import TransformersModel',
+    'MegatronModel(': 'TransformersModel(',
+    'from twinkle.sampler import vLLMSampler': 'from twinkle.sampler import TorchSampler as vLLMSampler',
+    "mode='ray', nproc_per_node=NUM_GPUS, groups=device_groups, lazy_collect=False": 'groups=device_groups',
+    "device_type='GPU'": "device_type='auto'",
+    "model.set_optimizer('default', ": "model.set_optimizer('AdamW', ",
+    "'default', lr_decay_steps=MAX_STEPS, max_lr=LEARNING_RATE": (
+        "'CosineWarmupScheduler', num_warmup_steps=0, num_training_steps=MAX_STEPS"
+    ),
+    "'gpu_memory_utilization': 0.8,": '',
+    "'max_lora_rank': 32, # save as lora_config": '',
+    "'enable_lora': True,": '',
+}
+"""What of the Ray program is for Megatron, vLLM and several devices, and what is said instead."""
+SMALL = {
+    'MODEL_GPUS': '1',
+    'SAMPLER_GPUS': '1',
+    'MAX_STEPS': '4',
+    'BATCH_SIZE': '2',
+    'NUM_GENERATIONS': '4',
+    'MINI_BATCH_SIZE': '4',
+    'MAX_NEW_TOKENS': '64',
+}
+"""Numbers that the program lets its environment choose."""
 
 
 @pytest.mark.parametrize('dialect', DIALECTS)
@@ -29,3 +56,22 @@ def test_single_device_program_trains_its_adapter(dialect: str, run_program: Run
     learned = [array for name, array in weights.items() if 'lora_B' in name]
     assert learned
     assert all(np.any(array != 0) for array in learned)
+
+
+def test_single_device_program_trains_the_model_itself_without_its_adapter(run_program: RunProgram, hub: Path) -> None:
+    """The line that adds one may be commented, as its comment says; then a whole model is saved."""
+    run = run_program('english/single_device_sft', replaced={'model.add_adapter_to_model(': '# ('})
+    assert run.code == 0, run.out
+    (saved,) = run.folder.rglob('last-checkpoint/model.safetensors')
+    before = load_file(hub / 'models' / 'Qwen' / 'Qwen3.5-4B' / 'model.safetensors')
+    after = load_file(saved)
+    assert all(np.any(after[name] != array) for name, array in before.items())
+
+
+@pytest.mark.parametrize('dialect', DIALECTS)
+def test_ray_program_runs_in_one_process(dialect: str, run_program: RunProgram) -> None:
+    """With what is for several devices said otherwise, the loop itself stays as it is."""
+    run = run_program(f'{dialect}/ray_grpo', replaced=IN_ONE_PROCESS, **SMALL)
+    assert run.code == 0, run.out
+    assert 'Training completed. optim_steps=4' in run.out
+    assert list(run.folder.rglob('grpo-gsm8k-checkpoint/adapter_model.safetensors'))
