@@ -40,6 +40,8 @@ class AdapterState:
     trainer: Mapping[str, TensorData] = field(default_factory=dict[str, TensorData])
     """Optimizer, schedule, counters, random state; empty where not asked for."""
     step_count: int = 0
+    left_out: tuple[str, ...] = ()
+    """What the adapter has and this state has not: a value head goes with the trainer's part alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

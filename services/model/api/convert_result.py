@@ -104,10 +104,13 @@ def record_to_proto(record: OperationRecord, adapter_id: str, sequence_number: i
 def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.Outcome) -> None:
     match outcome:
         case domain.ForwardResult():
-            logprobs = [tensor_to_proto(array) for array in outcome.logprobs]
             message.forward.CopyFrom(
                 operation_result_pb2.ForwardResult(
-                    loss=outcome.loss, label_count=outcome.label_count, logprobs=logprobs, metrics=outcome.metrics
+                    loss=outcome.loss,
+                    label_count=outcome.label_count,
+                    logprobs=[tensor_to_proto(array) for array in outcome.logprobs],
+                    metrics=outcome.metrics,
+                    values=[tensor_to_proto(array) for array in outcome.values],
                 )
             )
         case domain.StepResult():

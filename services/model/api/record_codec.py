@@ -113,9 +113,12 @@ def _outcome(message: wire.OperationResult) -> domain.Outcome:
 
 def _forward(message: wire.ForwardResult) -> domain.ForwardResult:
     # Not `tensor_from_proto`: what the model gave may be infinite, and was given to the caller so.
-    arrays = [tensor_data_from_proto(tensor, 'logprobs').to_numpy() for tensor in message.logprobs]
     return domain.ForwardResult(
-        loss=message.loss, label_count=message.label_count, logprobs=arrays, metrics=dict(message.metrics)
+        loss=message.loss,
+        label_count=message.label_count,
+        logprobs=[tensor_data_from_proto(tensor, 'logprobs').to_numpy() for tensor in message.logprobs],
+        metrics=dict(message.metrics),
+        values=[tensor_data_from_proto(tensor, 'values').to_numpy() for tensor in message.values],
     )
 
 

@@ -84,7 +84,8 @@ class StateVerbs:
         made = await self._world.store.save(
             adapter.adapter_id, state, base_model=adapter.base_model, save=verb, request_id=request_id
         )
-        return StateChange(run=VerbRun(outcome=made))
+        warnings = tuple(f'{part} is not in it: save it with the optimizer to keep that too' for part in state.left_out)
+        return StateChange(run=VerbRun(outcome=made, warnings=warnings))
 
     async def _publish(self, adapter: Adapter, verb: PublishVersion) -> StateChange:
         trained = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)

@@ -19,6 +19,8 @@ class ForwardResult:
     logprobs: Sequence[npt.NDArray[np.float32]] = ()
     """float32 [T] for each example, natural, 0.0 where the label is ignored; [T, K] where the loss has K targets."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    values: Sequence[npt.NDArray[np.float32]] = ()
+    """float32 [T] for each example, 0.0 where the label is ignored; of adapters with a value head alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,9 +66,11 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Of its log-probabilities."""
+        """Of its log-probabilities and values."""
         outcome = None if self.result is None else self.result.outcome
-        return sum(array.nbytes for array in outcome.logprobs) if isinstance(outcome, ForwardResult) else 0
+        if not isinstance(outcome, ForwardResult):
+            return 0
+        return sum(array.nbytes for array in (*outcome.logprobs, *outcome.values))
 
 
 class OperationSequence:

@@ -29,6 +29,7 @@ OUTCOMES = [
         loss=float('nan'), label_count=3, logprobs=[np.array([-1, -np.inf, 0], np.float32)], metrics={'a': 1e-300}
     ),
     ForwardResult(loss=0.1, label_count=0),
+    ForwardResult(loss=0.1, label_count=2, values=[np.array([0.5, -0.0], np.float32)]),
     StepResult(is_applied=False, learning_rate=0.0, step_count=0),
     StepResult(
         is_applied=True,

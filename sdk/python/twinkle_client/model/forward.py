@@ -30,6 +30,9 @@ class ForwardOutput(TypedDict):
     """N arrays [T], natural; 0.0 where the label is ignored. Empty where not asked for."""
     metrics: dict[str, float]
     """What the loss reports."""
+    values: list[npt.NDArray[np.float32]]
+    """N arrays [T] of an adapter with a value head, as `set_loss('PPOValueLoss')` gives it; 0.0 where the label is
+    ignored. Empty without one, and where `logps` are not asked for."""
     receipt: Receipt
     """What it cost."""
     next_cursor: dict[str, Any] | None
@@ -91,6 +94,7 @@ def forward_output(result: operation_result_pb2.OperationResult) -> ForwardOutpu
         num_tokens=forward.label_count,
         logps=[cast(Any, tensor_from_proto(logprobs)) for logprobs in forward.logprobs],
         metrics=dict(forward.metrics),
+        values=[cast(Any, tensor_from_proto(values)) for values in forward.values],
         receipt=receipt_of(result),
         next_cursor=loader_state(result.next_cursor) if result.HasField('next_cursor') else None,
     )

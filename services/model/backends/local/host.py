@@ -114,11 +114,11 @@ class EngineHost:
 
     def _item_of(self, work: BatchWork) -> BatchItem:
         self._check_size(work.verb)
-        self._engine.adapter(work.adapter_id)
+        learns_values = self._engine.adapter(work.adapter_id).value_head is not None
         return BatchItem(
             adapter_id=work.adapter_id,
             features=work.verb.features,
-            options=forward_options(work.verb.options),
+            options=forward_options(work.verb.options, learns_values=learns_values),
             is_training=isinstance(work.verb, verbs.ForwardBackward),
             loss=None if work.verb.loss is None else batch_loss(work.verb.loss),
         )

@@ -22,6 +22,7 @@ def state_of(snapshot: AdapterSnapshot) -> AdapterState:
         adapter=snapshot.adapter,
         trainer=snapshot.trainer or {},
         step_count=snapshot.step_count,
+        left_out=('the value head',) if snapshot.value_head is not None and snapshot.trainer is None else (),
     )
 
 

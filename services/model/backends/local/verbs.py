@@ -8,9 +8,13 @@ from services.model.domain import result as results
 from twinkle.model.engine import ForwardOptions, ForwardResult, StepOptions, StepResult, TrainerEngine
 
 
-def forward_options(options: verbs.ForwardOptions) -> ForwardOptions:
-    """Return the engine's options."""
-    return ForwardOptions(temperature=options.temperature, is_adapter_disabled=options.is_adapter_disabled)
+def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> ForwardOptions:
+    """Return the engine's options; an adapter that learns values gives them wherever it gives log-probabilities."""
+    return ForwardOptions(
+        temperature=options.temperature,
+        is_adapter_disabled=options.is_adapter_disabled,
+        more_outputs=('values',) if learns_values and options.is_logprobs_returned else (),
+    )
 
 
 def forward_outcome(result: ForwardResult, options: verbs.ForwardOptions | None) -> results.ForwardResult:
@@ -21,6 +25,7 @@ def forward_outcome(result: ForwardResult, options: verbs.ForwardOptions | None)
         label_count=result.num_tokens,
         logprobs=result.logps if is_wanted else (),
         metrics=result.metrics,
+        values=result.outputs.get('values', ()) if is_wanted else (),
     )
 
 
@@ -32,7 +37,9 @@ def run_forward(
     match verb:
         case verbs.Forward():
             options = verb.options
-            result = engine.forward(adapter_id, verb.features, options=forward_options(options))
+            learns_values = engine.adapter(adapter_id).value_head is not None
+            chosen = forward_options(options, learns_values=learns_values)
+            result = engine.forward(adapter_id, verb.features, options=chosen)
         case verbs.CalculateLoss():
             result = engine.calculate_loss(adapter_id)
         case verbs.Backward():

@@ -52,6 +52,7 @@ class ForwardResult(_message.Message):
     LABEL_COUNT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
     """The loss as the configured loss defines it over the batch: a weighted sum, unless its reduction
     is MEAN.
@@ -68,6 +69,12 @@ class ForwardResult(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers the loss reports, by name."""
 
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]:
+        """What the value head gives at the row that predicts each label: float32 [T] for each example; 0.0 where the label
+        is ignored. Empty where the adapter has no value head, and where log-probabilities are not asked for.
+        """
+
     def __init__(
         self,
         *,
@@ -75,10 +82,11 @@ class ForwardResult(_message.Message):
         label_count: _builtins.int = ...,
         logprobs: _abc.Iterable[_tensor_pb2.Tensor] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        values: _abc.Iterable[_tensor_pb2.Tensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label_count", b"label_count", "logprobs", b"logprobs", "loss", b"loss", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label_count", b"label_count", "logprobs", b"logprobs", "loss", b"loss", "metrics", b"metrics", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
