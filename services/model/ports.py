@@ -94,12 +94,10 @@ class TrainerBackend(Protocol):
     ) -> AdapterDescription:
         """Make an adapter with fresh weights, or train the base model's own where `full_parameters` is given.
 
-        The base model's own, those that a name chooses or all without one, are trained only while no other
-        adapter is there; deleting the adapter puts them back.
+        The base model's own, those that a name chooses or all, need it alone; deleting the adapter puts them back.
 
         Raises:
-            InvalidField, UnknownComponent: a part of the configuration is of no use; fields are named
-                from `lora_config` or `training_config`.
+            InvalidField, UnknownComponent: a part is of no use; named from `lora_config` or `training_config`.
         """
         ...
 
