@@ -137,6 +137,14 @@ def test_arguments_without_effect_are_refused(tiny_llama_dir):
         TorchSampler(str(tiny_llama_dir), device_mesh=DeviceMesh.from_sizes(world_size=2, dp_size=2))
 
 
+def test_a_model_of_another_device_is_refused(tiny_llama_dir):
+    """Whoever names a device samples on it."""
+    model = PackedCausalLM.load(tiny_llama_dir)
+    with pytest.raises(ValueError, match='meta'):
+        TorchSampler(str(tiny_llama_dir), model=model, device='meta')
+    assert TorchSampler(str(tiny_llama_dir), model=model, device='cpu', remote_group='default').model_id
+
+
 def test_torch_sampler_is_a_sampler():
     """All samplers share one face."""
     assert issubclass(TorchSampler, Sampler)

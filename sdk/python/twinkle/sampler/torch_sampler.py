@@ -7,6 +7,8 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+import torch
+
 from twinkle.checkpoint_engine import BaseSource, DigestMismatch, PackedState, state_digest, unpack_state
 from twinkle.data_format import LoraConfig, SampleResults, SamplingParams
 from twinkle.hub import resolve_model
@@ -46,6 +48,7 @@ class TorchSampler(Sampler):
         device_mesh: DeviceMesh | None = None,
         *,
         model: PackedCausalLM | None = None,
+        device: str | None = None,
     ) -> None:
         """Load a model.
 
@@ -55,18 +58,21 @@ class TorchSampler(Sampler):
                 'max_num_batched_tokens', 'max_model_len', 'kv_cache_memory_bytes'.
             device_mesh: one rank; more are not supported yet.
             model: use this model, already loaded from `model_id`, such as a trainer's.
+            device: as 'device' of `engine_args`, which goes before it; unset: that of its group.
 
         Raises:
-            ValueError: an engine argument is unknown or out of range.
+            ValueError: an engine argument is unknown or out of range, or `model` is on another device.
             NotSupportedYet: the mesh has more than one rank.
             HubError: the model cannot be had.
         """
         refuse_many_ranks(device_mesh)
-        args = dict(engine_args or {})
+        args = {**({} if device is None else {'device': device}), **(engine_args or {})}
         unknown = sorted(set(args) - {*_ENGINE_ARGS, *_MODEL_ARGS})
         if unknown:
             known = [*_MODEL_ARGS, *_ENGINE_ARGS]
             raise ValueError(f'engine_args {unknown} have no effect on the torch engine; known are {known}')
+        if model is not None and torch.device(args.get('device', model.device)).type != model.device.type:
+            raise ValueError(f'device is {args["device"]!r}, but the model is on {model.device}; leave device out')
         self.model_id = model_id
         model_args = {name: args[name] for name in _MODEL_ARGS if name in args}
         folder = resolve_model(model_id)
