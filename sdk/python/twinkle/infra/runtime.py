@@ -72,7 +72,9 @@ def initialize(
     if mode not in ('local', 'ray'):
         raise ValueError(f"mode must be 'local' or 'ray', got {mode!r}")
     if mode == 'ray':
-        raise NotSupportedYet("mode='ray' is not supported yet; use mode='local', or train through `twinkle up`")
+        raise NotSupportedYet(
+            "mode='ray' is not supported yet; use mode='local' and one device, or train through `twinkle up`"
+        )
     if ray_options:
         raise ValueError(f"{sorted(ray_options)} mean something under mode='ray' only; leave them out")
     refuse_many_ranks(global_device_mesh)
@@ -90,8 +92,11 @@ def refuse_many_ranks(device_mesh: DeviceMesh | None) -> None:
         NotSupportedYet: it has more than one rank.
     """
     if device_mesh is not None and device_mesh.world_size > 1:
+        sizes = zip(device_mesh.mesh_dim_names, device_mesh.mesh.shape, strict=True)
+        axes = ' x '.join(f'{name}={size}' for name, size in sizes if size > 1)
         raise NotSupportedYet(
-            f'a mesh of {device_mesh.world_size} ranks is not supported yet; leave device_mesh out to run on one device'
+            f'a mesh of {device_mesh.world_size} ranks ({axes}) needs torchrun or Ray, and neither is supported yet; '
+            'leave the mesh out to run on one device, or train through `twinkle up`'
         )
 
 
