@@ -96,7 +96,7 @@ class FeatureReader:
     @property
     def _sources(self) -> set[str]:
         """Columns of a dataset's row that stand beside the pixels read from them."""
-        sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos'}
+        sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos', 'audios': 'input_features'}
         # A column of both kinds of rows is empty where a row has none of its kind.
         given = {name: self.feature.get(name) for name in sources}
         return {name for name, one in given.items() if sources[name] in self.feature or one is None or not len(one)}
@@ -207,7 +207,7 @@ class FeatureReader:
     def _positions(self, mask: npt.NDArray[np.bool_], kept: Ints) -> Ints:
         """Return [K], or [3, K] where they were given so to a model that reads images."""
         given = self._array('position_ids', np.cumsum(mask) - 1)
-        if self.media is None or given.ndim != 2:
+        if self.media is None or not self.media.has_axes or given.ndim != 2:
             positions = self._integers('position_ids', np.cumsum(mask) - 1)[kept]
             self._check_positions(positions)
             return positions

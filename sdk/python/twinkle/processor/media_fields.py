@@ -1,6 +1,7 @@
-"""The images and videos of one feature, checked against its tokens.
+"""The images, videos and audio of one feature, checked against its tokens.
 
-Legend: K kept tokens of the feature, P patches, C numbers of a patch, N images or videos.
+Legend: K kept tokens of the feature, P patches of an image or frames of a clip, C numbers of each, N images or clips,
+M mel bands, F frames of every clip.
 """
 
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from twinkle.processor.packed_batch import Ints, PackedMedia
 _NAMES: dict[MediaKind, tuple[str, str]] = {
     'image': ('pixel_values', 'image_grid_thw'),
     'video': ('pixel_values_videos', 'video_grid_thw'),
+    'audio': ('input_features', 'feature_attention_mask'),
 }
-MEDIA_NAMES = (*_NAMES['image'], *_NAMES['video'], 'second_per_grid_ts')
+MEDIA_NAMES = (*_NAMES['image'], *_NAMES['video'], 'second_per_grid_ts', *_NAMES['audio'])
 """Fields of a feature that text models do not read."""
+_LEAST_FRAMES = 3
+"""Of a clip, for one token."""
 Refuse = Callable[[str, str], Exception]
 """Makes the refusal of a field: `refuse(field, problem)`."""
 
@@ -47,34 +51,37 @@ class MediaFields:
         Raises:
             InvalidFeatures: the model reads none, or tokens, grids and patches do not fit together.
         """
-        given = [name for name in MEDIA_NAMES if self.feature.get(name) is not None]
-        if self.spec is None:
-            if given:
-                raise self.refuse(given[0], 'is given, but the model reads text alone; leave it out')
-            return ()
+        kinds = () if self.spec is None else self.spec.kinds
+        read = {name for kind in kinds for name in _NAMES[kind]}
+        if 'video' in kinds:
+            read.add('second_per_grid_ts')
+        unread = [name for name in MEDIA_NAMES if self.feature.get(name) is not None and name not in read]
+        if unread:
+            reads = ', '.join(('text', *kinds))
+            raise self.refuse(unread[0], f'is given, but the model reads {reads} alone; leave it out')
         found = [
             media
-            for kind in _NAMES
+            for kind in kinds
             for media in self._of_kind(kind, np.flatnonzero(input_ids_K == self.spec.token_id(kind)), is_produced_K)
         ]
-        if found and np.ndim(self.feature.get('position_ids', ())) != 2:
+        if found and self.spec.has_axes and np.ndim(self.feature.get('position_ids', ())) != 2:
             raise self.refuse('position_ids', 'must be [3, T] with images; Template.set_mm_position_ids gives them')
         return tuple(sorted(found, key=lambda media: media.begin_row))
 
     def _of_kind(self, kind: MediaKind, rows: Ints, is_produced_K: npt.NDArray[np.bool_]) -> list[PackedMedia]:
         name, grid_name = _NAMES[kind]
-        grids = self._grids(grid_name)
+        grids = self._clips(grid_name) if kind == 'audio' else self._grids(grid_name)
+        sizes = [grid[1] if kind == 'audio' else int(np.prod(grid)) for grid in grids]
         counts = [self.spec.token_count(grid) for grid in grids]
         spare = rows[sum(counts) :]
         if len(rows) < sum(counts) or not is_produced_K[spare].all():
             raise self.refuse(
                 'input_ids', f'must hold {sum(counts)} tokens for the {kind}s of {grid_name}, got {len(rows)}'
             )
-        patches_PC = self._patches(name, sum(int(np.prod(grid)) for grid in grids))
+        patches_PC = self._frames(name, len(grids)) if kind == 'audio' else self._patches(name, sum(sizes))
         media: list[PackedMedia] = []
-        for grid, count in zip(grids, counts, strict=True):
+        for grid, count, size in zip(grids, counts, sizes, strict=True):
             own, rows = rows[:count], rows[count:]
-            size = int(np.prod(grid))
             if own[-1] - own[0] != count - 1:
                 raise self.refuse('input_ids', f'must hold the {count} tokens of a {kind} side by side')
             media.append(PackedMedia(int(own[0]), int(own[-1]) + 1, kind, patches_PC[:size], grid))
@@ -91,6 +98,31 @@ class MediaFields:
         if given.size and ((given < 1).any() or (given > 2**15).any() or (given[:, 1:] % side).any()):
             raise self.refuse(name, f'must hold frames, and rows and columns in multiples of {side}')
         return [(int(frames), int(rows), int(columns)) for frames, rows, columns in given]
+
+    def _clips(self, name: str) -> list[Grid]:
+        """Return how many frames of each clip are sound, and how many there are."""
+        given, count = self._array(name), self.spec.frame_count
+        if given is None:
+            return []
+        if given.ndim != 2 or given.shape[1] != count or given.dtype.kind not in 'iub':
+            raise self.refuse(name, f'must be integers [N, {count}], got {given.dtype} {list(given.shape)}')
+        heard = given.astype(np.int64).sum(axis=1)
+        if (given != (np.arange(count) < heard[:, None])).any() or (heard < _LEAST_FRAMES).any():
+            raise self.refuse(name, f'must begin with at least {_LEAST_FRAMES} ones in each clip, zeros behind them')
+        return [(int(own), count, 1) for own in heard]
+
+    def _frames(self, name: str, clips: int) -> npt.NDArray[np.float32]:
+        """Return [N F, M] of [N, M, F]."""
+        given, shape = self._array(name), (clips, self.spec.patch_width, self.spec.frame_count)
+        if given is None and not clips:
+            return np.empty((0, shape[1]), np.float32)
+        if given is None or given.shape != shape or given.dtype.kind not in 'iuf':
+            found = 'nothing' if given is None else f'{given.dtype} {list(given.shape)}'
+            raise self.refuse(name, f'must be numbers {list(shape)}, got {found}')
+        frames = np.ascontiguousarray(given.transpose(0, 2, 1), np.float32).reshape(-1, shape[1])
+        if not np.isfinite(frames).all():
+            raise self.refuse(name, 'must be finite')
+        return frames
 
     def _patches(self, name: str, count: int) -> npt.NDArray[np.float32]:
         given = self._array(name)

@@ -26,12 +26,15 @@ def prompt_media(feature: InputFeature, spec: MediaSpec | None) -> PromptMedia |
     found = MediaFields(feature, spec, _refusal).read(ids, is_produced)
     if not found:
         return None
-    positions_3T = np.asarray(feature.get('position_ids'))
-    if positions_3T.shape != (3, len(ids)) or positions_3T.dtype.kind not in 'iu' or positions_3T.min() < 0:
-        raise InvalidPrompt(f'position_ids must be integers [3, {len(ids)}] of at least 0')
     spans = [
         MediaSpan(one.begin_row, one.end_row, one.kind, torch.from_numpy(one.patches_PC), one.grid) for one in found
     ]
+    if not spec.has_axes:
+        counted = np.broadcast_to(np.arange(len(ids)), (3, len(ids)))
+        return PromptMedia(spans=tuple(spans), positions_3T=counted, has_axes=False)
+    positions_3T = np.asarray(feature.get('position_ids'))
+    if positions_3T.shape != (3, len(ids)) or positions_3T.dtype.kind not in 'iu' or positions_3T.min() < 0:
+        raise InvalidPrompt(f'position_ids must be integers [3, {len(ids)}] of at least 0')
     return PromptMedia(spans=tuple(spans), positions_3T=positions_3T.astype(np.int64))
 
 

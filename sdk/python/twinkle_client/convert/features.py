@@ -20,7 +20,9 @@ _CARRIED = frozenset(
     {'messages', 'tools', 'user_data', 'samples', 'length', 'attention_mask', 'prompt', 'images', 'videos', 'audios'}
 )
 """Keys of a feature that are the program's own and do not travel."""
-_MEDIA = ('pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw', 'second_per_grid_ts')
+_MEDIA = (
+    'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw', 'second_per_grid_ts', 'input_features'
+)  # fmt: skip
 """Keys that a model reads and the wire does not carry yet."""
 
 
@@ -61,7 +63,9 @@ def _feature_to_proto(feature: Mapping[str, Any], per_label: Mapping[str, Any], 
         raise ValueError(f'{field}.input_ids is missing')
     for name in _MEDIA:
         if feature.get(name) is not None:
-            raise ValueError(f'{field}.{name}: images and videos do not travel to services yet; train them in process')
+            raise ValueError(
+                f'{field}.{name}: images, videos and audio do not travel to services yet; train them in process'
+            )
     tokens = vector(feature['input_ids'], np.int32, field=f'{field}.input_ids')
     is_kept = _kept(feature, len(tokens), field)
     tensors = {'input_ids': tensor_to_proto(tokens[is_kept])}

@@ -43,14 +43,20 @@ class PromptMedia:
     spans: 'tuple[MediaSpan, ...]'
     """By the prompt's tokens as rows."""
     positions_3T: npt.NDArray[np.int64]
-    """Of the prompt, in time, height and width."""
+    """Of the prompt, in time, height and width; the same on each axis where a model has one."""
+    has_axes: bool = True
+    """Whether the model has three."""
 
     def positions(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return [3, end - begin]; what is drawn stands behind the furthest of the prompt, on every axis."""
+        """Return [3, end - begin], or [end - begin] where the model has one axis.
+
+        What is drawn stands behind the furthest of the prompt, on every axis.
+        """
         length = self.positions_3T.shape[1]
         drawn = int(self.positions_3T.max()) + 1 + np.arange(max(begin - length, 0), max(end - length, 0))
         own = self.positions_3T[:, begin : min(end, length)]
-        return np.concatenate([own, np.broadcast_to(drawn, (3, len(drawn)))], axis=1)
+        positions_3T = np.concatenate([own, np.broadcast_to(drawn, (3, len(drawn)))], axis=1)
+        return positions_3T if self.has_axes else positions_3T[0]
 
     def pieces(self, begin: int, end: int, *, first_row: int) -> 'list[MediaSpan]':
         """Return what of the media is among tokens `[begin, end)`, which are rows from `first_row` on."""

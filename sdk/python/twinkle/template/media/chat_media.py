@@ -1,34 +1,56 @@
-"""The images and videos of chats on their way into features: shown, read, and given tokens and positions."""
+"""The images, videos and audio of chats on their way into features: shown, read, and given tokens and positions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from twinkle.data_format import Grid, InputFeature, VisionSpec
+from twinkle.data_format import Grid, InputFeature, MediaKind, MediaSpec, VisionSpec
 from twinkle.template.errors import InvalidTrajectory, TemplateError
 from twinkle.template.media.limits import MediaLimits
 from twinkle.template.media.placeholders import FoundMedia, find_media, with_placeholders
 from twinkle.template.media.positions import media_positions
-from twinkle.template.media.vision import ReadMedia, VisionReader
+from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.tokenizer import TokenizedText
 
 Load = Callable[[Any, str], Any]
 """Opens what a chat names: `load(source, place)`."""
-_VISION_KINDS: tuple[Literal['image', 'video'], ...] = ('image', 'video')
+
+
+class Reader(Protocol):
+    """How one model's images, videos or audio are read; `VisionReader` and `AudioReader` are."""
+
+    spec: MediaSpec
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Texts of tokens that no message may hold."""
+        ...
+
+    def shown(self, kind: MediaKind) -> str:
+        """Return the text that stands for one of them in a rendered chat."""
+        ...
+
+    def read(self, kind: MediaKind, opened: Any, place: str) -> ReadMedia:
+        """Return what was opened as numbers."""
+        ...
+
+    def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
+        """Return what a feature says of them; at least one."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatMedia:
-    """How one model's chats show images and videos.
+    """How one model's chats show what is not text.
 
     Args:
         reader: of the model.
         limits: of one chat.
     """
 
-    reader: VisionReader
+    reader: Reader
     limits: MediaLimits = field(default_factory=MediaLimits)
 
     def formatted(self, trajectory: Any) -> Any:
@@ -80,7 +102,7 @@ class ChatMedia:
         """
         spec, ids = self.reader.spec, np.asarray(tokens.token_ids, np.int64)
         counts = np.ones(len(ids), np.int64)
-        for kind in _VISION_KINDS:
+        for kind in spec.kinds:
             places = np.flatnonzero(ids == spec.token_id(kind))
             own = [spec.token_count(item.grid) for item in media if item.kind == kind]
             if len(own) != len(places):
@@ -89,31 +111,17 @@ class ChatMedia:
         offsets = np.repeat(np.asarray(tokens.offsets, np.int64).reshape(-1, 2), counts, axis=0)
         return TokenizedText(np.repeat(ids, counts).tolist(), [(int(begin), int(end)) for begin, end in offsets])
 
-    def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
-        """Return what a feature says of its images and videos; nothing where there are none."""
-        fields = InputFeature()
-        images = [item for item in media if item.kind == 'image']
-        videos = [item for item in media if item.kind == 'video']
-        if images:
-            fields['pixel_values'] = np.concatenate([item.patches_PC for item in images])
-            fields['image_grid_thw'] = np.asarray([item.grid for item in images], np.int64)
-        if videos:
-            fields['pixel_values_videos'] = np.concatenate([item.patches_PC for item in videos])
-            fields['video_grid_thw'] = np.asarray([item.grid for item in videos], np.int64)
-            fields['second_per_grid_ts'] = np.asarray([item.seconds for item in videos], np.float32)
-        return fields
-
     def _shown(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message['content']
-        for kind in _VISION_KINDS:
+        for kind in self.reader.spec.kinds:
             content = content.replace(f'<{kind}>', self.reader.shown(kind))
         return {**message, 'content': content}
 
     def _read(self, media: FoundMedia, place: str, load: Mapping[str, Load]) -> ReadMedia:
-        if media.kind not in load:
+        kind = next((kind for kind in self.reader.spec.kinds if kind == media.kind), None)
+        if kind is None:
             raise InvalidTrajectory(place, f'is {media.kind}, which the model does not read; leave it out')
-        opened = load[media.kind](media.source, place)
-        return self.reader.read_image(opened, place) if media.kind == 'image' else self.reader.read_video(opened, place)
+        return self.reader.read(kind, load[kind](media.source, place), place)
 
 
 def placed(feature: InputFeature, spec: VisionSpec) -> InputFeature:

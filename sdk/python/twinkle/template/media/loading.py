@@ -14,6 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from twinkle.template.errors import InvalidTrajectory
 from twinkle.template.media.limits import MediaLimits
+from twinkle.template.media.sound import Sound, sound_of_array, sound_of_wav
 
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'GIF', 'BMP')
 """What is decoded. Formats that run programs or nest others are not among them."""
@@ -72,6 +73,18 @@ class MediaLoader:
         if getattr(opened, 'n_frames', 1) > 1:
             raise InvalidTrajectory(place, 'has several frames; give them as a video')
         return _decoded(opened, place)
+
+    def sound(self, source: Any, place: str) -> Sound:
+        """Return a clip of audio.
+
+        Args:
+            source: a WAV file as a path, `data:` address or bytes, or `{'array': ..., 'sampling_rate': ...}`.
+            place: of the field, for refusals.
+
+        Raises:
+            InvalidTrajectory: names the field.
+        """
+        return sound_of_array(source, place) or sound_of_wav(self._bytes(source, place), place)
 
     def video(self, source: Any, place: str) -> Video:
         """Return a video as frames.

@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from twinkle.data_format import Grid, MediaKind, VisionSpec, media_spec
+from twinkle.data_format import Grid, InputFeature, MediaKind, VisionSpec
 from twinkle.template.errors import InvalidTrajectory, TemplateError
 from twinkle.template.media.loading import Video
+from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.tokenizer import ChatTokenizer
 
 _PROCESSORS = ('Qwen2VLImageProcessor', 'Qwen2VLImageProcessorFast', 'Qwen2VLImageProcessorPil')
@@ -22,17 +23,6 @@ _ARGUMENTS = (
     'do_convert_rgb', 'do_normalize', 'do_rescale', 'do_resize', 'image_mean', 'image_std', 'max_pixels', 'merge_size',
     'min_pixels', 'patch_size', 'resample', 'rescale_factor', 'size', 'temporal_patch_size',
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ReadMedia:
-    """One image or video as the model reads it."""
-
-    kind: MediaKind
-    patches_PC: npt.NDArray[np.float32]
-    grid: Grid
-    seconds: float
-    """That one step of its time takes; 0 for images."""
 
 
 class VisionReader:
@@ -51,14 +41,8 @@ class VisionReader:
             raise TemplateError(f'{folder.name} has no tokens {missing}, which its images need')
 
     @classmethod
-    def of(cls, folder: Path, tokenizer: ChatTokenizer) -> 'VisionReader | None':
-        """Return the reader of a model's folder; None where the model reads text alone, or has no image processor."""
-        if not (folder / 'config.json').is_file() or not (folder / 'preprocessor_config.json').is_file():
-            return None
-        config = json.loads((folder / 'config.json').read_text())
-        spec = media_spec(config)
-        if not isinstance(spec, VisionSpec):
-            return None
+    def of(cls, spec: VisionSpec, config: Mapping[str, Any], folder: Path, tokenizer: ChatTokenizer) -> 'VisionReader':
+        """Return the reader of a model's folder."""
         ids = {
             'open': int(config.get('vision_start_token_id', 151652)),
             'close': int(config.get('vision_end_token_id', 151653)),
@@ -75,6 +59,24 @@ class VisionReader:
     def reserved(self) -> tuple[str, ...]:
         """Texts of tokens that no message may hold, for the model would take them for an image."""
         return self._names['image'], self._names['video']
+
+    def read(self, kind: MediaKind, opened: Any, place: str) -> ReadMedia:
+        """Return an opened image or video as patches; raises as `read_image`."""
+        return self.read_image(opened, place) if kind == 'image' else self.read_video(opened, place)
+
+    def fields(self, media: Sequence[ReadMedia]) -> InputFeature:
+        """Return what a feature says of its images and videos."""
+        fields = InputFeature()
+        images = [item for item in media if item.kind == 'image']
+        videos = [item for item in media if item.kind == 'video']
+        if images:
+            fields['pixel_values'] = np.concatenate([item.patches_PC for item in images])
+            fields['image_grid_thw'] = np.asarray([item.grid for item in images], np.int64)
+        if videos:
+            fields['pixel_values_videos'] = np.concatenate([item.patches_PC for item in videos])
+            fields['video_grid_thw'] = np.asarray([item.grid for item in videos], np.int64)
+            fields['second_per_grid_ts'] = np.asarray([item.seconds for item in videos], np.float32)
+        return fields
 
     def read_image(self, image: Image.Image, place: str) -> ReadMedia:
         """Return an image as patches.

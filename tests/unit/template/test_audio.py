@@ -1,0 +1,127 @@
+"""Chats with audio as features, on to training and sampling."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
+
+from fixtures.tiny_audio import RATE, build_tiny_audio, sound, wav
+from fixtures.tiny_vision import build_tiny_vision, picture
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.model import TransformersModel
+from twinkle.processor import InvalidFeatures
+from twinkle.sampler import TorchSampler
+from twinkle.template import InvalidFeature, InvalidTrajectory, Template
+
+PITCHES = {'low': 300.0, 'high': 3000.0}
+
+
+@pytest.fixture(scope='session')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny audio-language model; read-only."""
+    return build_tiny_audio(tmp_path_factory.mktemp('audio') / 'tiny')
+
+
+@pytest.fixture(scope='session')
+def template(folder: Path) -> Template:
+    """Its template; read-only."""
+    return Template(str(folder))
+
+
+def chat(content, answer='low', **fields):
+    """Return a chat that asks about something and is told."""
+    return {'messages': [{'role': 'user', 'content': content}, {'role': 'assistant', 'content': answer}], **fields}
+
+
+def test_a_clip_becomes_as_many_tokens_as_it_has(template, folder, tmp_path):
+    """Bands are those of transformers' own extractor, whether a clip is a file, bytes, an array or a part."""
+    clip = sound(1.0)
+    file = wav(clip)
+    (tmp_path / 'clip.wav').write_bytes(file)
+    feature = template.encode(chat('Hear <audio>!', audios=[file]))
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    samples = np.frombuffer(file[44:], '<i2').astype(np.float32) / 32768
+    expected = extractor(
+        [samples], sampling_rate=RATE, padding='max_length', return_attention_mask=True, return_tensors='np'
+    )
+    np.testing.assert_allclose(feature['input_features'], expected['input_features'], atol=1e-6)
+    np.testing.assert_array_equal(feature['feature_attention_mask'], expected['attention_mask'])
+    heard = int(expected['attention_mask'].sum())
+    assert (np.asarray(feature['input_ids']) == 5).sum() == ((heard - 1) // 2 + 1 - 2) // 2 + 1
+    assert list(feature['position_ids']) == list(range(feature['length']))
+    for source in (str(tmp_path / 'clip.wav'), {'array': samples, 'sampling_rate': RATE}, wav(clip, channels=2)):
+        part = {'type': 'audio', 'audio': source}
+        other = template.encode(chat([{'type': 'text', 'text': 'Hear '}, part, {'type': 'text', 'text': '!'}]))
+        np.testing.assert_allclose(other['input_features'], feature['input_features'], atol=1e-4)
+
+
+REFUSED = [
+    (chat('<audio>', audios=[b'RIFF no wave']), 'audios[0]'),
+    (chat('<audio>', audios=[wav(sound(1.0))[:40]]), 'audios[0]'),
+    (chat('<audio>', audios=[wav(sound(1.0), rate=44100)]), 'audios[0]'),
+    (chat('<audio>', audios=[wav(sound(2.5))]), 'audios[0]'),
+    (chat('<audio>', audios=[{'array': np.zeros((2, 5)), 'sampling_rate': RATE}]), 'audios[0]'),
+    (chat('<audio>', audios=[{'array': sound(1.0), 'sampling_rate': 0}]), 'audios[0].sampling_rate'),
+    (chat('<audio>', audios=['http://localhost/clip.wav']), 'audios[0]'),
+    (chat('<image>', images=[picture(8, 8)]), 'images[0]'),
+    (chat('a <|AUDIO|>'), 'messages[0].content'),
+]
+
+
+@pytest.mark.parametrize(('given', 'field'), REFUSED)
+def test_what_cannot_be_heard_is_refused_by_its_field(template, given, field):
+    """Broken, foreign, remote and overlong clips are named, and so are images."""
+    with pytest.raises(InvalidTrajectory) as refused:
+        template.encode(given)
+    assert refused.value.field == field
+
+
+def test_an_adapter_learns_what_only_the_sound_says(template, folder):
+    """Two chats with the same text and other tones get other answers, and a sampler hears them, too."""
+    model = TransformersModel(str(folder))
+    model.add_adapter_to_model('default', LoraConfig(r=8, lora_alpha=16, seed=0))
+    model.set_optimizer('AdamW', lr=0.01)
+    clips = [{'array': sound(0.5, pitch=pitch), 'sampling_rate': RATE} for pitch in PITCHES.values()]
+    chats = [chat('<audio>', answer=name, audios=[clip]) for name, clip in zip(PITCHES, clips, strict=True)]
+    features = template.batch_encode(chats)
+    for _ in range(30):
+        model.forward_backward(features)
+        model.clip_grad_and_step(1.0)
+    swapped = template.batch_encode([{**one, 'audios': [clips[1 - index]]} for index, one in enumerate(chats)])
+    right, wrong = (
+        sum(float(np.sum(logps)) for logps in model.forward_only(given)['logps']) for given in (features, swapped)
+    )
+    assert right > wrong + 2
+
+
+def test_the_trainer_gives_sampled_tokens_the_probabilities_they_were_drawn_with(folder):
+    """A turn that was sampled behind a clip goes into training with it."""
+    asked = {'messages': [{'role': 'user', 'content': '<audio>?'}], 'audios': [wav(sound(1.0))]}
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, logprobs=0)
+    feature = TorchSampler(str(folder)).sample(asked, params)[0].sequences[0].new_input_feature
+    model = TransformersModel(str(folder))
+    model.add_adapter_to_model('default', LoraConfig(r=4))
+    np.testing.assert_allclose(model.forward_only([feature])['logps'][0], feature['old_logps'], atol=1e-5)
+
+
+def test_clips_that_do_not_fit_are_refused(template, folder, tmp_path):
+    """Frames, masks and models must be those of the clip; positions have no axes."""
+    feature = template.encode(chat('<audio>', audios=[wav(sound(1.0))]))
+    model = TransformersModel(str(folder))
+    model.add_adapter_to_model('default', LoraConfig(r=4))
+    mask = np.asarray(feature['feature_attention_mask'])
+    for name, value in (
+        ('input_features', feature['input_features'][:, :, :50]),
+        ('feature_attention_mask', mask[:, ::-1]),
+        ('feature_attention_mask', mask[:, :9]),
+        ('pixel_values', np.zeros((4, 384))),
+    ):
+        with pytest.raises(InvalidFeatures) as refused:
+            model.forward_only([{**feature, name: value}])
+        assert refused.value.field == name
+    with pytest.raises(InvalidFeature):
+        template.set_mm_position_ids(feature)
+    seeing = Template(str(build_tiny_vision(tmp_path / 'vision')))
+    with pytest.raises(InvalidTrajectory):
+        seeing.encode(chat('<audio>', audios=[wav(sound(1.0))]))
