@@ -117,18 +117,36 @@ def test_two_plugins_of_one_layout_do_not_mix(hub: Path) -> None:
     assert (Plugin.load_plugin(one, Shape)().area(), first().area()) == (9.0, 1.0)
 
 
-def test_only_the_code_that_was_allowed_runs(hub: Path) -> None:
-    """A digest beside the id fixes the code; its beginning has to be long enough to mean something."""
-    plugin = write(hub, 'me/square', shape(4.0))
-    with allowed_plugins(plugin):
-        digest = Plugin.load_plugin(plugin, Shape).__module__.removeprefix('twinkle_plugin_')
+def test_only_the_code_that_was_allowed_runs(hub: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A digest beside the id, as the log told it, fixes the code; a beginning too short to mean something does not."""
+    plugin = write(hub, 'me/square', shape(4.25))
+    with allowed_plugins(plugin), caplog.at_level('INFO', logger='twinkle'):
+        Plugin.load_plugin(plugin, Shape)
+    (told,) = [record.args for record in caplog.records]
+    assert told[0] == plugin
+    digest = told[1]
     with allowed_plugins(f'{plugin}@{digest[:12]}'):
-        assert Plugin.load_plugin(plugin, Shape)().area() == 4.0
+        assert Plugin.load_plugin(plugin, Shape)().area() == 4.25
         write(hub, 'me/square', shape(5.0))
         with pytest.raises(PluginRefused, match=digest[:12]):
             Plugin.load_plugin(plugin, Shape)
-    write(hub, 'me/square', shape(4.0))
+    write(hub, 'me/square', shape(4.25))
     with allowed_plugins(f'{plugin}@{digest[:4]}'), pytest.raises(PluginRefused):
+        Plugin.load_plugin(plugin, Shape)
+
+
+def test_what_code_reads_is_part_of_it_and_compiled_code_is_none(hub: Path) -> None:
+    """A table beside the code changes what it does; what nobody can read is not run."""
+    plugin = write(hub, 'me/square', shape(4.0))
+    folder = hub / 'models' / 'me' / 'square'
+    allow_plugins(plugin)
+    first = Plugin.load_plugin(plugin, Shape)
+    (folder / 'README.md').write_text('hello')
+    assert Plugin.load_plugin(plugin, Shape) is first
+    (folder / 'table.json').write_text('{}')
+    assert Plugin.load_plugin(plugin, Shape) is not first
+    (folder / 'side.so').write_bytes(b'code')
+    with pytest.raises(PluginRefused, match=r'side\.so'):
         Plugin.load_plugin(plugin, Shape)
 
 

@@ -16,6 +16,7 @@ from twinkle.hub.errors import (
 )
 from twinkle.hub.ids import HubId, local_path, without_alias
 from twinkle.hub.operation import HFHub, HubOperation, MSHub
+from twinkle.hub.remote import PLUGIN_FILES
 from twinkle.hub.resolve import (
     BUILT_IN_MODELS,
     get_model,
@@ -28,6 +29,7 @@ from twinkle.hub.upload import UPLOAD_FILES, Uploaded, token_variable, upload, u
 
 __all__ = [
     'BUILT_IN_MODELS',
+    'PLUGIN_FILES',
     'UPLOAD_FILES',
     'DatasetNotFound',
     'DigestMismatch',

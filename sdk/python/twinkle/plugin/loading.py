@@ -7,6 +7,7 @@ is another module, and the same code is loaded once.
 import hashlib
 import importlib.util
 import inspect
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from twinkle.hub import resolve_plugin
+from twinkle.hub import PLUGIN_FILES, resolve_plugin
 from twinkle.plugin.errors import PluginRefused
 from twinkle.plugin.policy import are_plugins_kept_out, check_allowed, check_digest
 
 _Base = TypeVar('_Base')
 
 _PREFIXES = ('hf://', 'ms://', '/', './', '../', '~/')
+_SUFFIXES = frozenset(pattern.removeprefix('*') for pattern in PLUGIN_FILES)
+_COMPILED = frozenset({'.pyc', '.pyd', '.so'})
 _PACKAGE = 'twinkle_plugin_'
 _lock = threading.RLock()
 
@@ -81,7 +84,10 @@ def _load(plugin: str) -> ModuleType:
     check_digest(plugin, digest)
     name = f'{_PACKAGE}{digest[:32]}'
     with _lock:
-        return sys.modules.get(name) or _run(name, folder)
+        if name in sys.modules:
+            return sys.modules[name]
+        logging.getLogger('twinkle').info('plugin %s: its code runs here, its digest is %s', plugin, digest)
+        return _run(name, folder)
 
 
 def _run(name: str, folder: Path) -> ModuleType:
@@ -105,9 +111,17 @@ def _run(name: str, folder: Path) -> ModuleType:
 
 
 def _digest(folder: Path) -> str:
-    """Return the sha256 of all its Python files, names and contents."""
+    """Return the sha256 of all that a plugin is made of, names and contents.
+
+    Raises:
+        PluginRefused: it holds compiled code, which nobody can read and no hub is asked for.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob('*.py')):
+    paths = sorted(path for path in folder.rglob('*') if path.is_file() and path.parent.name != '__pycache__')
+    compiled = [path.name for path in paths if path.suffix in _COMPILED]
+    if compiled:
+        raise PluginRefused(str(folder), f'holds compiled code ({compiled[0]}); a plugin is made of Python files')
+    for path in (path for path in paths if path.suffix in _SUFFIXES):
         for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes()):
             digest.update(len(part).to_bytes(8, 'big') + part)
     return digest.hexdigest()
