@@ -1,14 +1,12 @@
 """Preferences without a reward model: `python -m examples.cookbook.dpo`.
 
-Direct Preference Optimization (arXiv 2305.18290, equation 7) from pairs of answers that state the same fact and differ
-in tone: the kind one is chosen, the gruff one of about the same length is rejected. The reference is the same model
-with its adapter switched off, so nothing is loaded twice.
+Direct Preference Optimization (arXiv 2305.18290, equation 7) from pairs of answers that state the same fact: the kind
+one is chosen, the gruff one of about the same length rejected. The reference is the model with its adapter off.
 
-Held out: questions that were not trained on, answered in words that were not trained on either. `margins` is the mean
-of the implicit reward of the chosen answer less that of the rejected one, in nats, and `accuracies` the share of pairs
-in which it is positive; both are 0 at the start, where policy and reference are the same.
-With `--setting cpu` and seeds 0, 1 and 2 margins end above 1 and accuracies at 0.9 or more; docs/learning.md has the
-curves.
+Held out: other questions, answered in words not trained on either. `margins` is the mean of the chosen answers'
+implicit rewards less the rejected ones', in nats, `accuracies` the share of pairs with a positive one; both begin at 0,
+where policy and reference are the same. With `--setting cpu` and seeds 0, 1 and 2 margins end above 1 and accuracies
+at 0.9 or more; docs/learning.md has the curves.
 """
 
 from collections.abc import Iterator

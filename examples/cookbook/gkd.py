@@ -1,12 +1,9 @@
 """Distillation on the student's own words: `python -m examples.cookbook.gkd`.
 
 Generalized Knowledge Distillation (arXiv 2306.13649, algorithm 1): the student answers, the teacher says which tokens
-it would have thought of at each place of that answer, and the student moves towards that: their generalised
-Jensen-Shannon divergence falls (equation 1, `beta`). Only the teacher's `top_k` likeliest tokens travel.
-
-The teacher is any model with the student's tokens. With `--setting cpu` it is the same small model, told to be a
-pirate, which the student is not: what the instruction does goes into the student's weights. With `--setting gpu` it is
-a larger model, and nobody is told anything.
+it would have thought of at each place of that answer, and their generalised Jensen-Shannon divergence falls (equation
+1). The teacher is any model with the same tokens: with `--setting gpu` a larger one, with `--setting cpu` the same one
+told to talk like a pirate, which the student is not: what the instruction does goes into the student's weights.
 
 Held out: `divergence`, the mean over the tokens of the teacher's own answers to questions that are not trained on.
 With `--setting cpu` and seeds 0, 1 and 2 it falls to less than 0.6 of its start; docs/learning.md has the curves.
