@@ -7,6 +7,14 @@ from typing import Protocol
 from services.data.domain import Dataset, HubSource, Loader, Row, Step, Table
 
 
+class RowReader(Protocol):
+    """Reads single rows of a stored dataset."""
+
+    async def read(self, indices: Sequence[int]) -> list[Row]:
+        """Return the rows at these indices, in this order."""
+        ...
+
+
 class RowEngine(Protocol):
     """Makes and changes rows."""
 
@@ -45,12 +53,11 @@ class RowEngine(Protocol):
         """
         ...
 
+    def working_out(self, dataset: Dataset, reader: RowReader) -> RowReader:
+        """Return a reader of what a lazy dataset's steps make of its rows; the same rows each time.
 
-class RowReader(Protocol):
-    """Reads single rows of a stored dataset."""
-
-    async def read(self, indices: Sequence[int]) -> list[Row]:
-        """Return the rows at these indices, in this order."""
+        Its `read` raises InvalidField where a row cannot be worked out; names it.
+        """
         ...
 
 

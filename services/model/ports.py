@@ -269,11 +269,7 @@ class RecordCodec(Protocol):
         ...
 
     def filled(self, operation: Operation, loaded: LoadedBatch) -> Operation:
-        """Return an operation with what its loader gave in its verb and payload, its fingerprint as it was.
-
-        Raises:
-            InvalidField: an example cannot be used.
-        """
+        """Return an operation with what its loader gave, its fingerprint as it was, or raise InvalidField."""
         ...
 
     def outcome_to_bytes(self, outcome: OperationResult | DomainError) -> bytes:

@@ -121,6 +121,28 @@ def test_loop_that_stopped_goes_on_behind_its_last_batch(stack: StackState, clie
     assert rest == losses[4:]
 
 
+def test_loop_by_handles_has_the_bits_of_the_loop_by_batches(stack: StackState, client: TwinkleClient) -> None:
+    """Shuffled over two epochs; a state taken in the middle leads the other way on."""
+    dataset = Dataset(DatasetMeta(data=CHATS), client=client)
+    dataset.set_template('Template', model_id=stack.base_model, max_length=128)
+    dataset.encode()
+    losses: dict[str, list[float]] = {}
+    for name in ('batches', 'handles'):
+        model = MultiLoraTransformersModel(stack.base_model, client=client)
+        model.add_adapter_to_model(name, LoraConfig(r=4, seed=1, lora_dropout=0.1))
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, seed=5, epochs=2)
+        outputs = []
+        for batch in loader.batches() if name == 'batches' else loader.handles():
+            outputs.append(model.forward_backward(batch))
+            model.clip_grad_and_step()
+        losses[name] = [output['loss'] for output in outputs]
+    assert losses['handles'] == losses['batches']
+    assert [output['next_cursor']['consumed_train_samples'] for output in outputs] == [4, 6, 10, 12]
+    again = DataLoader(dataset, batch_size=4, shuffle=True, seed=5, epochs=2)
+    again.resume_from_checkpoint(outputs[2]['next_cursor'])
+    assert len(list(again)) == 1
+
+
 def test_checkpoint_is_saved_found_fetched_and_resumed(
     stack: StackState, client: TwinkleClient, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def create_order_from_proto(request: wire.CreateDatasetRequest) -> CreateOrder:
         fingerprint=fingerprint_of(request),
         source=_source_from_proto(request.source),
         steps=steps_from_proto(request.steps),
+        is_lazy=request.is_lazy,
     )
 
 
@@ -125,6 +126,7 @@ def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
         steps=[step_to_proto(step) for step in dataset.steps],
         warnings=dataset.warnings,
         create_time=timestamp_to_proto(dataset.create_time),
+        is_lazy=dataset.is_lazy,
     )
 
 

@@ -1,6 +1,6 @@
 """Create a dataset."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.data.application.ownership import dataset_of
 from services.data.application.turns import Turns
@@ -23,6 +23,8 @@ class CreateOrder:
     """Digest of the request's content."""
     source: Source
     steps: tuple[Step, ...]
+    is_lazy: bool = False
+    """See `Table`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class CreateDataset:
             table = await self._read(caller, order.source)
             if len(table.rows) > self._limits.rows:
                 raise QuotaExceeded('dataset_rows', self._limits.rows)
-            table = await self._engine.apply(table, order.steps)
+            table = await self._engine.apply(_as_asked(table, order), order.steps)
             empty = new_dataset(new_id('ds'), tenant_id=caller.tenant_id, create_time=self._clock.now())
             dataset = empty.changed(table, order.steps, (order.request_id, order.fingerprint))
             return await self._store.save(dataset, table)
@@ -103,3 +105,9 @@ class CreateDataset:
             problem = f'is not whole: {upload.committed_bytes} of {upload.size_bytes} bytes are here; go on uploading'
             raise InvalidField('source.upload.upload_id', problem)
         return await self._engine.read_file(upload.path, source.file_format)
+
+
+def _as_asked(table: Table, order: CreateOrder) -> Table:
+    if order.is_lazy and table.is_encoded:
+        raise InvalidField('is_lazy', 'must be false: the parts of the mixture are encoded already')
+    return replace(table, is_lazy=order.is_lazy)

@@ -33,9 +33,14 @@ class ExportDataset:
 
         Raises:
             DatasetNotFound: not the caller's.
-            InvalidField: the format cannot hold the rows, or the offset is beyond the end.
+            InvalidField: the dataset is lazy, the format cannot hold the rows, or the offset is beyond the end.
         """
-        file = await self._store.export(dataset_of(self._store, caller, dataset_id), file_format)
+        dataset = dataset_of(self._store, caller, dataset_id)
+        if dataset.is_lazy:
+            raise InvalidField(
+                'dataset_id', 'is lazy: its rows are worked out when a loader reads them; export an eager one'
+            )
+        file = await self._store.export(dataset, file_format)
         if offset > file.size_bytes:
             raise InvalidField('offset', f'must be at most {file.size_bytes}, the size of the file')
         for begin in range(offset, file.size_bytes, CHUNK_BYTES):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from services.data.application.ownership import dataset_of, loader_of
 from services.data.domain import MAX_CREDITS, Cursor, Loader, Row
-from services.data.ports import DatasetStore, LoaderStore, RowReader
+from services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
 from services.kit.caller import Caller
 from services.kit.errors import InvalidField, StreamOutOfOrder
 from twinkle.dataloader import epoch_order
@@ -57,9 +57,9 @@ class StreamBatches:
     transport, and at most `MAX_CREDITS` batches are ever under way to it.
     """
 
-    def __init__(self, store: DatasetStore, loaders: LoaderStore) -> None:
-        """Read what `loaders` are open."""
-        self._store, self._loaders = store, loaders
+    def __init__(self, store: DatasetStore, loaders: LoaderStore, engine: RowEngine) -> None:
+        """Read what `loaders` are open; `engine` does what is still to be done to rows."""
+        self._store, self._loaders, self._engine = store, loaders, engine
 
     async def __call__(
         self, caller: Caller, requests: AsyncIterator[StreamStart | Credits]
@@ -72,7 +72,8 @@ class StreamBatches:
         Raises:
             StreamOutOfOrder: the start is not first, or comes again.
             LoaderNotFound: not the caller's.
-            InvalidField: the cursor fits another loader, or there are too many credits.
+            InvalidField: the cursor fits another loader, there are too many credits, or a row of a lazy dataset
+                cannot be worked out; names it.
         """
         start = await anext(requests, None)
         if not isinstance(start, StreamStart):
@@ -81,7 +82,10 @@ class StreamBatches:
         dataset = dataset_of(self._store, caller, loader.dataset_id)
         if start.is_trajectory_included and dataset.is_packed:
             raise InvalidField('start.is_trajectory_included', 'must be false: a pack holds several chats')
-        reading = _Reading(loader, self._store.reader(dataset), start)
+        reader = self._store.reader(dataset)
+        if dataset.is_lazy:
+            reader = self._engine.working_out(dataset, reader)
+        reading = _Reading(loader, reader, start)
         async for item in reading.follow(requests):
             yield item
 

@@ -67,6 +67,6 @@ def make_verbs(ports: Ports, limits: Limits) -> Verbs:
         delete_dataset=DeleteDataset(store, loaders, turns=turns),
         export_dataset=ExportDataset(store),
         open_loader=OpenLoader(store, loaders, limit=limits.loaders),
-        stream_batches=StreamBatches(store, loaders),
+        stream_batches=StreamBatches(store, loaders, engine),
         close_loader=CloseLoader(loaders),
     )

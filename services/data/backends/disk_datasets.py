@@ -5,6 +5,7 @@ that makes them current. What a crash leaves behind is cleared away at the next 
 """
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,6 +54,8 @@ class DiskDatasets:
             dataset_id=dataset.dataset_id,
             is_encoded=dataset.is_encoded,
             is_packed=dataset.is_packed,
+            is_lazy=dataset.is_lazy,
+            pending=dataset.pending,
             template=dataset.template,
         )
 
@@ -84,7 +87,7 @@ class DiskDatasets:
         rows_folder = self._rows_of(dataset)
         shutil.rmtree(rows_folder, ignore_errors=True)
         rows_folder.mkdir(parents=True)
-        saved = replace(dataset, content_digest=write_rows(rows_folder, table))
+        saved = replace(dataset, content_digest=_write_content(rows_folder, table))
         sync_folder(rows_folder)
         self._records.write(rows_folder.parent / _RECORD, saved)
         sync_folder(self._root)
@@ -111,6 +114,15 @@ class DiskDatasets:
                 self._clear_revisions(self._known[folder.name])
             elif folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_content(folder: Path, table: Table) -> str:
+    """Write a table's rows, and return the digest of all that a loader gives of them."""
+    if not table.is_lazy:
+        return write_rows(folder, table)
+    raw = write_rows(folder, replace(table, is_encoded=False))
+    steps = repr((raw, table.template, table.pending))
+    return hashlib.blake2s(steps.encode()).hexdigest()
 
 
 class DiskRows:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from services.data.backends.lazy_rows import LazyReader, apply_lazily
 from services.data.backends.library_errors import facts_of_source, facts_of_step
 from services.data.domain import (
     CheckStep,
+    Dataset,
     EncodeStep,
     FilterStep,
     HubSource,
@@ -19,6 +21,7 @@ from services.data.domain import (
     Table,
     TemplateStep,
 )
+from services.data.ports import RowReader
 from services.kit.errors import InvalidField
 from services.kit.worker import Threads
 from twinkle.data_format import IGNORE_INDEX
@@ -65,7 +68,13 @@ class LibraryEngine:
 
     async def apply(self, table: Table, steps: Sequence[Step]) -> Table:
         """Return what the steps make of a table."""
+        if table.is_lazy:
+            return await self._threads.run(apply_lazily, table, steps, self._template)
         return await self._threads.run(self._apply, table, steps)
+
+    def working_out(self, dataset: Dataset, reader: RowReader) -> RowReader:
+        """Return a reader of what a lazy dataset's steps make of its rows."""
+        return LazyReader(dataset, reader, self._threads, self._template)
 
     def _read_hub(self, source: HubSource) -> Table:
         is_local = self._is_readable_path(source.dataset_id)
@@ -176,6 +185,8 @@ def _problem_of(labels: Any) -> str | None:
 
 def _mix(tables: Sequence[Table], *, is_interleaved: bool) -> Table:
     first = tables[0]
+    if any(table.is_lazy for table in tables):
+        raise InvalidField('source.mixture.dataset_ids', 'must not be lazy; mix first, and say is_lazy of the mixture')
     states = {(table.is_encoded, table.is_packed) for table in tables}
     if len(states) > 1:
         problem = 'the parts of a mixture must all be encoded, all be packed, or all be neither'

@@ -25,6 +25,10 @@ class Table:
     """Dataset they were loaded from; empty for new rows."""
     is_encoded: bool = False
     is_packed: bool = False
+    is_lazy: bool = False
+    """Whether rows are kept as they came, and `pending` is done to each when it is read."""
+    pending: tuple[Step, ...] = ()
+    """Steps to be done to rows that are read."""
     template: TemplateStep | None = None
     """How chats become tokens; None until chosen."""
     warnings: list[str] = field(default_factory=list[str])
@@ -38,7 +42,7 @@ class Table:
     @property
     def token_count(self) -> int:
         """Tokens in all rows; 0 until encoded."""
-        return sum(len(row['input_ids']) for row in self.rows) if self.is_encoded else 0
+        return sum(len(row['input_ids']) for row in self.rows) if self.is_encoded and not self.is_lazy else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,10 @@ class Dataset:
     """`(request_id, fingerprint)` of the requests that made and changed it, oldest first."""
     revision: int = 0
     """Grows by one with each change of the rows."""
+    is_lazy: bool = False
+    """See `Table`."""
+    pending: tuple[Step, ...] = ()
+    """See `Table`."""
     content_digest: str = ''
     """Of all that a loader reads; set by the store that holds the rows."""
 
@@ -79,6 +87,8 @@ class Dataset:
             is_packed=table.is_packed,
             token_count=table.token_count,
             template=table.template,
+            is_lazy=table.is_lazy,
+            pending=table.pending,
             steps=(*self.steps, *steps),
             warnings=(*self.warnings, *table.warnings),
             requests=(*self.requests, request)[-_REMEMBERED_REQUESTS:],

@@ -13,7 +13,7 @@ from fixtures.fake_wire import failure
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle_client import TwinkleClient
 from twinkle_client.dataloader import DataLoader
-from twinkle_client.dataset import Dataset, DatasetMeta
+from twinkle_client.dataset import Dataset, DatasetMeta, IterableDataset, IterablePackingDataset, LazyDataset
 
 UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_seconds=0.01)
 
@@ -167,3 +167,14 @@ async def test_rows_of_hugging_face_travel_in_their_types(gateway: FakeGateway, 
     assert gateway.uploads[upload.upload_id] == b'{"n": 0}\n{"n": 1}\n'
     with pytest.raises(ValueError, match='train'):
         await Dataset(DatasetMeta(data=datasets.DatasetDict(test=given)), client=client).describe.aio()
+
+
+async def test_lazy_dataset_asks_for_one(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Its verbs travel as steps; streams are refused by name."""
+    dataset = LazyDataset('org/name', client=client)
+    await dataset.encode.aio()
+    await Dataset('org/name', client=client).describe.aio()
+    assert [request.is_lazy for request in gateway.calls['CreateDataset']] == [True, False]
+    for kind in (IterableDataset, IterablePackingDataset):
+        with pytest.raises(NotImplementedError, match=kind.__name__):
+            kind('org/name', client=client)

@@ -246,7 +246,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Return the rows as an object of Hugging Face `datasets`, which has to be installed.
 
         Raises:
-            DatasetError: it is not.
+            MissingLibrary: it is not.
         """
 
     @abstractmethod

@@ -50,7 +50,7 @@ class Dataset(BaseDataset[Sequence[Row]]):
         """Return the rows as a `datasets.Dataset`: the same table where they are one, else a new one.
 
         Raises:
-            DatasetError: `datasets` is not installed.
+            MissingLibrary: `datasets` is not installed.
             UnreadableFile: a column holds values of types that do not go together.
         """
         return dataset_of(self._rows_to_save())

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from twinkle.component import MissingLibrary
 from twinkle.dataset.errors import DatasetError
 from twinkle.dataset.files import Row, plain
 
@@ -65,7 +66,7 @@ def dataset_of(rows: Iterable[Row]) -> Any:
     """Return rows as a `datasets.Dataset`; a table is shared, other rows become one.
 
     Raises:
-        DatasetError: `datasets` is not installed.
+        MissingLibrary: `datasets` is not installed.
         UnreadableFile: a column holds values of types that do not go together.
     """
     from twinkle.dataset.arrow_files import table_of  # noqa: PLC0415 - pyarrow is loaded where a table is met
@@ -80,7 +81,7 @@ def stream_of(opened: Callable[[], Iterator[Row]]) -> Any:
     """Return a `datasets.IterableDataset` that begins a pass each time it is iterated over.
 
     Raises:
-        DatasetError: `datasets` is not installed.
+        MissingLibrary: `datasets` is not installed.
     """
     return _library().IterableDataset.from_generator(_Passes(opened))
 
@@ -108,4 +109,4 @@ def _library() -> Any:
     try:
         return importlib.import_module('datasets')
     except ModuleNotFoundError as error:
-        raise DatasetError('to_hf() makes an object of Hugging Face datasets: pip install datasets') from error
+        raise MissingLibrary('datasets', 'datasets>=4') from error

@@ -47,7 +47,7 @@ class IterableDataset(BaseDataset[Stream]):
         """Return the rows as a `datasets.IterableDataset`; each iteration of it is a pass of this one.
 
         Raises:
-            DatasetError: `datasets` is not installed.
+            MissingLibrary: `datasets` is not installed.
         """
         return stream_of(lambda: iter(self))
 

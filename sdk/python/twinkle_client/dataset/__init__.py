@@ -1,6 +1,12 @@
 """Datasets held by the data service."""
 
-from twinkle_client.dataset.dataset import Dataset, PackingDataset
+from twinkle_client.dataset.dataset import (
+    Dataset,
+    IterableDataset,
+    IterablePackingDataset,
+    LazyDataset,
+    PackingDataset,
+)
 from twinkle_client.dataset.source import DatasetMeta
 
-__all__ = ['Dataset', 'DatasetMeta', 'PackingDataset']
+__all__ = ['Dataset', 'DatasetMeta', 'IterableDataset', 'IterablePackingDataset', 'LazyDataset', 'PackingDataset']

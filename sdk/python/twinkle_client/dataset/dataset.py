@@ -199,7 +199,9 @@ class Dataset:
         if self._meta is None:
             raise ValueError('dataset_meta is missing: say what to read')
         request = dataset_service_pb2.CreateDatasetRequest(
-            request_id=new_id('rq'), source=await dataset_source(self._connection, self._meta)
+            request_id=new_id('rq'),
+            source=await dataset_source(self._connection, self._meta),
+            is_lazy=isinstance(self, LazyDataset),
         )
         return (await self._connection.unary(self._stub.CreateDataset, request)).dataset
 
@@ -210,6 +212,34 @@ class Dataset:
         for warning in self._state.warnings[len(before.warnings) :]:
             _log.warning('dataset: %s', warning)
         return self._state
+
+
+class LazyDataset(Dataset):
+    """A dataset whose rows are kept as they came, and worked out each time a loader reads them.
+
+    `map`, `encode` and `check` are noted and return at once; each has to make one row of one. What is wrong with a row
+    is raised by reading it, by its number. `filter` is done at once.
+    """
+
+
+class IterableDataset(Dataset):
+    """Not served: the data service keeps rows on its disk and reads them by index."""
+
+    def __init__(self, dataset_meta: MetaLike | str | None = None, *, client: TwinkleClient | None = None) -> None:
+        """Refuse.
+
+        Raises:
+            NotImplementedError: always; says what to use.
+        """
+        del dataset_meta, client
+        name = type(self).__name__
+        raise NotImplementedError(
+            f'{name} is not served; LazyDataset works rows out as they are read, twinkle.dataset.{name} is in process'
+        )
+
+
+class IterablePackingDataset(IterableDataset):
+    """Not served, as `IterableDataset`."""
 
 
 class PackingDataset(Dataset):

@@ -518,6 +518,7 @@ class Dataset(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    IS_LAZY_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
     """Chosen by the service."""
     row_count: _builtins.int
@@ -526,6 +527,8 @@ class Dataset(_message.Message):
     """Whether rows are tokens, ready to be loaded."""
     token_count: _builtins.int
     """Tokens in all rows; 0 until encoded."""
+    is_lazy: _builtins.bool
+    """Whether steps are done to rows when they are read; then `token_count` is 0, and columns are those of the stored rows."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the columns now."""
@@ -553,10 +556,11 @@ class Dataset(_message.Message):
         steps: _abc.Iterable[Global___DatasetStep] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        is_lazy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "create_time", b"create_time", "dataset_id", b"dataset_id", "is_encoded", b"is_encoded", "row_count", b"row_count", "steps", b"steps", "token_count", b"token_count", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "create_time", b"create_time", "dataset_id", b"dataset_id", "is_encoded", b"is_encoded", "is_lazy", b"is_lazy", "row_count", b"row_count", "steps", b"steps", "token_count", b"token_count", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from twinkle.api.data.v1 import dataset_pb2 as twinkle_dot_api_dot_data_dot_v1_d
 from twinkle.api.tensor.v1 import tensor_pb2 as twinkle_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)twinkle/api/data/v1/dataset_service.proto\x12\x13twinkle.api.data.v1\x1a!twinkle/api/data/v1/dataset.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\x8f\x01\n\x14\x43reateDatasetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\x06source\x18\x02 \x01(\x0b\x32\".twinkle.api.data.v1.DatasetSource\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\"F\n\x15\x43reateDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"5\n\x0cUploadHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x81\x01\n\rUploadRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.UploadHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"Q\n\x0eUploadResponse\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\"%\n\x10GetUploadRequest\x12\x11\n\tupload_id\x18\x01 \x01(\t\"A\n\x11GetUploadResponse\x12\x17\n\x0f\x63ommitted_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"g\n\x0c\x41pplyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndataset_id\x18\x02 \x01(\t\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\">\n\rApplyResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"\'\n\x11GetDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"C\n\x12GetDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"<\n\x13ListDatasetsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x14ListDatasetsResponse\x12.\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x14\x44\x65leteDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteDatasetResponse\"k\n\x14\x45xportDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12/\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\x1f.twinkle.api.data.v1.FileFormat\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"J\n\x15\x45xportDatasetResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunk2\xa3\x06\n\x0e\x44\x61tasetService\x12\x66\n\rCreateDataset\x12).twinkle.api.data.v1.CreateDatasetRequest\x1a*.twinkle.api.data.v1.CreateDatasetResponse\x12S\n\x06Upload\x12\".twinkle.api.data.v1.UploadRequest\x1a#.twinkle.api.data.v1.UploadResponse(\x01\x12_\n\tGetUpload\x12%.twinkle.api.data.v1.GetUploadRequest\x1a&.twinkle.api.data.v1.GetUploadResponse\"\x03\x90\x02\x01\x12N\n\x05\x41pply\x12!.twinkle.api.data.v1.ApplyRequest\x1a\".twinkle.api.data.v1.ApplyResponse\x12\x62\n\nGetDataset\x12&.twinkle.api.data.v1.GetDatasetRequest\x1a\'.twinkle.api.data.v1.GetDatasetResponse\"\x03\x90\x02\x01\x12h\n\x0cListDatasets\x12(.twinkle.api.data.v1.ListDatasetsRequest\x1a).twinkle.api.data.v1.ListDatasetsResponse\"\x03\x90\x02\x01\x12\x66\n\rDeleteDataset\x12).twinkle.api.data.v1.DeleteDatasetRequest\x1a*.twinkle.api.data.v1.DeleteDatasetResponse\x12m\n\rExportDataset\x12).twinkle.api.data.v1.ExportDatasetRequest\x1a*.twinkle.api.data.v1.ExportDatasetResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)twinkle/api/data/v1/dataset_service.proto\x12\x13twinkle.api.data.v1\x1a!twinkle/api/data/v1/dataset.proto\x1a\"twinkle/api/tensor/v1/tensor.proto\"\xa0\x01\n\x14\x43reateDatasetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\x06source\x18\x02 \x01(\x0b\x32\".twinkle.api.data.v1.DatasetSource\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\x12\x0f\n\x07is_lazy\x18\x04 \x01(\x08\"F\n\x15\x43reateDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"5\n\x0cUploadHeader\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\x81\x01\n\rUploadRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.twinkle.api.data.v1.UploadHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunkH\x00\x42\x06\n\x04part\"Q\n\x0eUploadResponse\x12\x11\n\tupload_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ommitted_bytes\x18\x02 \x01(\x03\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\"%\n\x10GetUploadRequest\x12\x11\n\tupload_id\x18\x01 \x01(\t\"A\n\x11GetUploadResponse\x12\x17\n\x0f\x63ommitted_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"g\n\x0c\x41pplyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndataset_id\x18\x02 \x01(\t\x12/\n\x05steps\x18\x03 \x03(\x0b\x32 .twinkle.api.data.v1.DatasetStep\">\n\rApplyResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"\'\n\x11GetDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"C\n\x12GetDatasetResponse\x12-\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\"<\n\x13ListDatasetsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x14ListDatasetsResponse\x12.\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1c.twinkle.api.data.v1.Dataset\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x14\x44\x65leteDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteDatasetResponse\"k\n\x14\x45xportDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12/\n\x06\x66ormat\x18\x02 \x01(\x0e\x32\x1f.twinkle.api.data.v1.FileFormat\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"J\n\x15\x45xportDatasetResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".twinkle.api.tensor.v1.TensorChunk2\xa3\x06\n\x0e\x44\x61tasetService\x12\x66\n\rCreateDataset\x12).twinkle.api.data.v1.CreateDatasetRequest\x1a*.twinkle.api.data.v1.CreateDatasetResponse\x12S\n\x06Upload\x12\".twinkle.api.data.v1.UploadRequest\x1a#.twinkle.api.data.v1.UploadResponse(\x01\x12_\n\tGetUpload\x12%.twinkle.api.data.v1.GetUploadRequest\x1a&.twinkle.api.data.v1.GetUploadResponse\"\x03\x90\x02\x01\x12N\n\x05\x41pply\x12!.twinkle.api.data.v1.ApplyRequest\x1a\".twinkle.api.data.v1.ApplyResponse\x12\x62\n\nGetDataset\x12&.twinkle.api.data.v1.GetDatasetRequest\x1a\'.twinkle.api.data.v1.GetDatasetResponse\"\x03\x90\x02\x01\x12h\n\x0cListDatasets\x12(.twinkle.api.data.v1.ListDatasetsRequest\x1a).twinkle.api.data.v1.ListDatasetsResponse\"\x03\x90\x02\x01\x12\x66\n\rDeleteDataset\x12).twinkle.api.data.v1.DeleteDatasetRequest\x1a*.twinkle.api.data.v1.DeleteDatasetResponse\x12m\n\rExportDataset\x12).twinkle.api.data.v1.ExportDatasetRequest\x1a*.twinkle.api.data.v1.ExportDatasetResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,39 +42,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATASETSERVICE'].methods_by_name['ExportDataset']._loaded_options = None
   _globals['_DATASETSERVICE'].methods_by_name['ExportDataset']._serialized_options = b'\220\002\001'
   _globals['_CREATEDATASETREQUEST']._serialized_start=138
-  _globals['_CREATEDATASETREQUEST']._serialized_end=281
-  _globals['_CREATEDATASETRESPONSE']._serialized_start=283
-  _globals['_CREATEDATASETRESPONSE']._serialized_end=353
-  _globals['_UPLOADHEADER']._serialized_start=355
-  _globals['_UPLOADHEADER']._serialized_end=408
-  _globals['_UPLOADREQUEST']._serialized_start=411
-  _globals['_UPLOADREQUEST']._serialized_end=540
-  _globals['_UPLOADRESPONSE']._serialized_start=542
-  _globals['_UPLOADRESPONSE']._serialized_end=623
-  _globals['_GETUPLOADREQUEST']._serialized_start=625
-  _globals['_GETUPLOADREQUEST']._serialized_end=662
-  _globals['_GETUPLOADRESPONSE']._serialized_start=664
-  _globals['_GETUPLOADRESPONSE']._serialized_end=729
-  _globals['_APPLYREQUEST']._serialized_start=731
-  _globals['_APPLYREQUEST']._serialized_end=834
-  _globals['_APPLYRESPONSE']._serialized_start=836
-  _globals['_APPLYRESPONSE']._serialized_end=898
-  _globals['_GETDATASETREQUEST']._serialized_start=900
-  _globals['_GETDATASETREQUEST']._serialized_end=939
-  _globals['_GETDATASETRESPONSE']._serialized_start=941
-  _globals['_GETDATASETRESPONSE']._serialized_end=1008
-  _globals['_LISTDATASETSREQUEST']._serialized_start=1010
-  _globals['_LISTDATASETSREQUEST']._serialized_end=1070
-  _globals['_LISTDATASETSRESPONSE']._serialized_start=1072
-  _globals['_LISTDATASETSRESPONSE']._serialized_end=1167
-  _globals['_DELETEDATASETREQUEST']._serialized_start=1169
-  _globals['_DELETEDATASETREQUEST']._serialized_end=1211
-  _globals['_DELETEDATASETRESPONSE']._serialized_start=1213
-  _globals['_DELETEDATASETRESPONSE']._serialized_end=1236
-  _globals['_EXPORTDATASETREQUEST']._serialized_start=1238
-  _globals['_EXPORTDATASETREQUEST']._serialized_end=1345
-  _globals['_EXPORTDATASETRESPONSE']._serialized_start=1347
-  _globals['_EXPORTDATASETRESPONSE']._serialized_end=1421
-  _globals['_DATASETSERVICE']._serialized_start=1424
-  _globals['_DATASETSERVICE']._serialized_end=2227
+  _globals['_CREATEDATASETREQUEST']._serialized_end=298
+  _globals['_CREATEDATASETRESPONSE']._serialized_start=300
+  _globals['_CREATEDATASETRESPONSE']._serialized_end=370
+  _globals['_UPLOADHEADER']._serialized_start=372
+  _globals['_UPLOADHEADER']._serialized_end=425
+  _globals['_UPLOADREQUEST']._serialized_start=428
+  _globals['_UPLOADREQUEST']._serialized_end=557
+  _globals['_UPLOADRESPONSE']._serialized_start=559
+  _globals['_UPLOADRESPONSE']._serialized_end=640
+  _globals['_GETUPLOADREQUEST']._serialized_start=642
+  _globals['_GETUPLOADREQUEST']._serialized_end=679
+  _globals['_GETUPLOADRESPONSE']._serialized_start=681
+  _globals['_GETUPLOADRESPONSE']._serialized_end=746
+  _globals['_APPLYREQUEST']._serialized_start=748
+  _globals['_APPLYREQUEST']._serialized_end=851
+  _globals['_APPLYRESPONSE']._serialized_start=853
+  _globals['_APPLYRESPONSE']._serialized_end=915
+  _globals['_GETDATASETREQUEST']._serialized_start=917
+  _globals['_GETDATASETREQUEST']._serialized_end=956
+  _globals['_GETDATASETRESPONSE']._serialized_start=958
+  _globals['_GETDATASETRESPONSE']._serialized_end=1025
+  _globals['_LISTDATASETSREQUEST']._serialized_start=1027
+  _globals['_LISTDATASETSREQUEST']._serialized_end=1087
+  _globals['_LISTDATASETSRESPONSE']._serialized_start=1089
+  _globals['_LISTDATASETSRESPONSE']._serialized_end=1184
+  _globals['_DELETEDATASETREQUEST']._serialized_start=1186
+  _globals['_DELETEDATASETREQUEST']._serialized_end=1228
+  _globals['_DELETEDATASETRESPONSE']._serialized_start=1230
+  _globals['_DELETEDATASETRESPONSE']._serialized_end=1253
+  _globals['_EXPORTDATASETREQUEST']._serialized_start=1255
+  _globals['_EXPORTDATASETREQUEST']._serialized_end=1362
+  _globals['_EXPORTDATASETRESPONSE']._serialized_start=1364
+  _globals['_EXPORTDATASETRESPONSE']._serialized_end=1438
+  _globals['_DATASETSERVICE']._serialized_start=1441
+  _globals['_DATASETSERVICE']._serialized_end=2244
 # @@protoc_insertion_point(module_scope)

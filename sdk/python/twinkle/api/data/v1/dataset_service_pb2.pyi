@@ -29,9 +29,15 @@ class CreateDatasetRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    IS_LAZY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller; the same id again returns the same dataset, with other content it is
     ABORTED (ERROR_REASON_REQUEST_ID_REUSED). Required.
+    """
+    is_lazy: _builtins.bool
+    """Keep the rows as they came and do `map`, `encode` and `check` to a row each time a loader reads it. Each has to make
+    one row of one; what is wrong with a row is then told by the loader's stream. `filter` is done at once; `pack`,
+    truncation by splitting and export are refused (INVALID_ARGUMENT).
     """
     @_builtins.property
     def source(self) -> _dataset_pb2.DatasetSource:
@@ -47,10 +53,11 @@ class CreateDatasetRequest(_message.Message):
         request_id: _builtins.str = ...,
         source: _dataset_pb2.DatasetSource | None = ...,
         steps: _abc.Iterable[_dataset_pb2.DatasetStep] | None = ...,
+        is_lazy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "source", b"source", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_lazy", b"is_lazy", "request_id", b"request_id", "source", b"source", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
