@@ -61,12 +61,6 @@ class Square(Shape):
 """
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Tests are imported by their files; plugins find this one by its name.
-    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, sys.modules['__main__']))
-
-
 def plugin_modules() -> set[str]:
     """Return the names of what was loaded for plugins."""
     return {name for name in sys.modules if name.startswith('twinkle_plugin_')}
