@@ -134,6 +134,20 @@ def test_the_weights_alone_bring_the_value_head(tiny_llama_dir, tmp_path: Path, 
         assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
 
 
+def test_a_head_in_the_trainers_part_alone_is_found(tiny_llama_dir, tmp_path: Path, features):
+    """As the checkpoint service saves it: weights that are loaded without the optimizer bring the same values."""
+    first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
+    for critic in (first, second):
+        critic.add_adapter_to_model('critic', CONFIG)
+        critic.set_optimizer('AdamW', lr=1e-2)
+    learn(first, features, 3)
+    folder = Path(first.save('whole', str(tmp_path), save_optimizer=True))
+    (folder / 'value_head.safetensors').unlink()
+    second.load('whole', str(tmp_path))
+    assert np.array_equal(values(first, features), values(second, features))
+    assert values(first, features).any()
+
+
 def test_a_checkpoint_that_does_not_fit_changes_no_critic(tiny_llama_dir, tmp_path: Path, features):
     """A head of another width and a folder of another kind are refused; values stay as they were."""
     critic = TransformersValueModel(str(tiny_llama_dir))

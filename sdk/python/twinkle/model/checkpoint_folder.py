@@ -30,6 +30,8 @@ TRAINER_STATE_FILE = 'trainer_state.safetensors'
 VALUE_HEAD_FILE = 'value_head.safetensors'
 """The value head of an adapter that has one: `value_head.weight` [1, D] and `value_head.bias` [1], float32."""
 
+_HEAD = 'value_head.'
+
 
 def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str, base_folder: Path) -> None:
     """Write a checkpoint, replacing one of the same name.
@@ -63,6 +65,8 @@ def read_checkpoint(folder: Path, *, whole: tuple[str, ...] | None = None) -> Ad
         head, trainer = _read(folder / VALUE_HEAD_FILE), _read(folder / TRAINER_STATE_FILE)
     except (InvalidPeftFolder, InvalidModelFolder) as error:
         raise SnapshotMismatch(f'{folder} is no checkpoint: {error}') from error
+    # The checkpoint service keeps a head in the trainer's part alone.
+    head = head or {name: data for name, data in (trainer or {}).items() if name.startswith(_HEAD)} or None
     targets = None if whole is None else ()
     snapshot = AdapterSnapshot(config, weights, trainer, 0, targets, head)
     if trainer is None:
