@@ -34,10 +34,10 @@ class Setting:
     """Or 'services'."""
     examples: int = 32
     """Of the file's."""
-    epochs: int = 4
+    epochs: int = 3
     batch_size: int = 8
     lora_rank: int = 8
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
 
 
 CPU = Setting()

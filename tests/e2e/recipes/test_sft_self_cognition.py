@@ -1,4 +1,4 @@
-"""A tiny model learns sentences about itself in both places, with the same bits."""
+"""A model learns its name: the small real one in process, and a tiny one in both places with the same bits."""
 
 from pathlib import Path
 
@@ -8,6 +8,15 @@ from fixtures.recipe_runs import column, run_recipe
 from fixtures.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.timeout(300)
+
+
+def test_it_says_its_name_where_it_was_not_asked_before(tmp_path: Path) -> None:
+    """Questions that were not trained on are answered with the name by most of the answers, by none before."""
+    curve = run_recipe('sft_self_cognition', tmp_path)
+    named, losses = column(curve, 'named'), column(curve, 'loss')
+    assert named[0] == 0
+    assert named[-1] >= 0.5
+    assert losses[-1] < losses[0] / 2
 
 
 def test_services_compute_what_the_process_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

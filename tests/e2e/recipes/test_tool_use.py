@@ -1,0 +1,20 @@
+"""The small real model learns to ask a tool, as the recipe runs it."""
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.recipe_runs import column, run_recipe
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_right_calls_become_frequent(tmp_path: Path) -> None:
+    """More held-out chats call the tool and pass its answer on, and nothing that the tool said was trained on."""
+    curve = run_recipe('tool_use', tmp_path, options=('--rounds', '2'))
+    called, right = column(curve, 'called'), column(curve, 'right')
+    assert right[-1] >= right[0] + 0.3
+    assert called[-1] >= right[-1]
+    learned = column(curve, 'learned_tokens')
+    assert len(learned) == 2
+    assert learned == [step['drawn_tokens'] for step in curve if 'learned_tokens' in step]
