@@ -1,13 +1,14 @@
 """Teach a chat model to answer sums in a required form, by GRPO: `python -m examples.cookbook.grpo_arithmetic`.
 
 One process, two models: a trainer, and a sampler that gets the trainer's adapter before every step. `7 + 2` is to be
-answered by `#### 9`, as one example in the chat shows. Half of the reward is for a marked number, half for the right
-one, so it lies in [0, 1]. Sums are split once: those held out are never trained on, and answered every few steps, drawn
-as in training with seeds of their own (`held_out_reward`) and by the likeliest tokens (`held_out_greedy_reward`).
-Nothing here reads a clock, so a seed gives the same curve each time.
+answered by `<answer>9</answer>`, as one example in the chat shows. Half of the reward is for a number in its tags, half
+for the right one, so it lies in [0, 1]. Sums are split once: those held out are never trained on, and answered every
+few steps, drawn as in training with seeds of their own (`held_out_reward`) and by the likeliest tokens
+(`held_out_greedy_reward`). Nothing here reads a clock, so a seed gives the same curve each time.
 """
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,16 +25,17 @@ from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.hub import BUILT_IN_MODELS
 from twinkle.metric import CompletionRewardMetric
 from twinkle.model import TransformersModel
-from twinkle.reward import GSM8KAccuracyReward, GSM8KFormatReward
+from twinkle.reward import AnswerReward, TextReward
 from twinkle.rollout import staleness_of
 from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
 
 EXAMPLE = [
     {'role': 'system', 'content': ' '},
     {'role': 'user', 'content': '2 + 2'},
-    {'role': 'assistant', 'content': '#### 4'},
+    {'role': 'assistant', 'content': '<answer>4</answer>'},
 ]
 """Every chat begins with one sum that is answered."""
+ANSWER = re.compile(r'<answer>(-?[0-9]+)</answer>')
 DIAGNOSTICS = ('train/approx_kl', 'train/token_ratio_mean', 'train/token_ratio_max', 'train/clip_ratio', 'grad_norm')
 """Of what the trainer reports; none of them is a time, so a seed gives the same curve each time."""
 SPLIT_SEED = 7
@@ -47,24 +49,24 @@ class Setting:
     model: str = BUILT_IN_MODELS[0]
     engine: str = 'torch'
     """What samples: 'torch' or 'vllm'."""
-    steps: int = 12
+    steps: int = 10
     prompts: int = 4
     """A step."""
     completions: int = 8
     """Of each prompt; their rewards are compared with each other."""
     updates: int = 2
     """Optimizer steps on what one step sampled, each on its own part of the groups."""
-    max_tokens: int = 8
+    max_tokens: int = 12
     """Of a completion."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     lora_rank: int = 16
     largest: int = 9
     """Of the numbers that are added."""
     held_out: int = 12
     """Pairs of numbers that are never trained on, in either order."""
-    held_out_completions: int = 2
+    held_out_completions: int = 1
     """Of each prompt that is held out, at every evaluation."""
-    eval_every: int = 4
+    eval_every: int = 5
 
 
 CPU = Setting()
@@ -99,6 +101,22 @@ def train(recipe: Recipe[Setting]) -> None:
         curves.record(**evaluate(sampler, held_out, setting))
 
 
+class TaggedReward(TextReward):
+    """1 where a number stands in its tags."""
+
+    def score(self, completion: str) -> float:
+        """Return it of one completion."""
+        return float(bool(ANSWER.search(completion)))
+
+
+class SumReward(AnswerReward):
+    """1 where the last number in tags is the sum."""
+
+    def score(self, completion: str, ground_truth: int) -> float:
+        """Return it of one completion."""
+        return float(ANSWER.findall(completion)[-1:] == [str(ground_truth)])
+
+
 def sums(setting: Setting) -> tuple[Dataset, Dataset]:
     """Return the sums to train on, and those held out; a sum and its mirror are on the same side."""
     numbers = range(1, setting.largest + 1)
@@ -113,7 +131,7 @@ def rows_of(pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     return [
         {
             'messages': [*EXAMPLE, {'role': 'user', 'content': f'{left} + {right}'}],
-            'user_data': [pack_value('ground_truth', str(left + right))],
+            'user_data': [pack_value('ground_truth', left + right)],
         }
         for pair in pairs
         for left, right in sorted({pair, pair[::-1]})
@@ -153,7 +171,7 @@ def draw(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: in
 
 def score(features: Sequence[InputFeature]) -> dict[str, list[float]]:
     """Return each completion's rewards by name; `total` is the mean of the others."""
-    accuracy, form = GSM8KAccuracyReward()(features), GSM8KFormatReward()(features)
+    accuracy, form = SumReward()(features), TaggedReward()(features)
     return {'accuracy': accuracy, 'format': form, 'total': [(a + f) / 2 for a, f in zip(accuracy, form, strict=True)]}
 
 

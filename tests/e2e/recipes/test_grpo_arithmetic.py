@@ -8,24 +8,25 @@ from fixtures.recipe_runs import column, run_recipe
 from fixtures.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.timeout(300)
-SHORT = ('--steps', '2', '--prompts', '2', '--completions', '4', '--held-out', '1', '--eval-every', '1')
+SHORT = ('--steps', '2', '--prompts', '2', '--completions', '6', '--held-out', '1', '--eval-every', '2')
 
 
-def test_reward_on_held_out_sums_rises_within_six_steps(tmp_path: Path) -> None:
-    """By more than 0.1 of 1 on twelve sums that are never trained on; what is learned from first is on policy."""
-    curve = run_recipe('grpo_arithmetic', tmp_path, options=('--steps', '6', '--held-out', '6', '--eval-every', '6'))
+def test_reward_on_held_out_sums_rises_within_five_steps(tmp_path: Path) -> None:
+    """By more than 0.1 of 1 on sums that are never trained on, from samples that are never stale."""
+    curve = run_recipe('grpo_arithmetic', tmp_path, options=('--steps', '5', '--held-out', '6', '--eval-every', '5'))
     first, last = column(curve, 'held_out_reward')
     assert last > first + 0.1
-    assert column(curve, 'staleness') == [0.0] * 6
+    assert column(curve, 'staleness') == [0.0] * 5
     assert all(0.0 <= reward <= 1.0 for reward in column(curve, 'reward'))
     assert all(0.5 < ratio < 2.0 for ratio in column(curve, 'train/token_ratio_mean'))
 
 
 def test_a_seed_gives_the_same_curve_to_the_bit(tmp_path: Path) -> None:
-    """Two processes write the same bytes; another seed writes others."""
+    """Two processes that learn write the same bytes; another seed writes others."""
     places = [(tmp_path / 'first', 5), (tmp_path / 'again', 5), (tmp_path / 'other', 6)]
     for place, seed in places:
-        run_recipe('grpo_arithmetic', place, seed=seed, options=SHORT)
+        curve = run_recipe('grpo_arithmetic', place, seed=seed, options=SHORT)
+        assert min(column(curve, 'grad_norm')) > 0.1
     first, again, other = ((place / 'curves.jsonl').read_bytes() for place, _ in places)
     assert first == again != other
 
