@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
 
+import numpy as np
+
 from twinkle.data_format import InputFeature, Message, SampledSequence, StopReason, Trajectory, VersionSpan
 from twinkle.rollout.bridge import ChatFormat, bridge_tokens
 from twinkle.rollout.env import Env, EnvStep
 from twinkle.rollout.token_track import TokenTrack
+from twinkle.template import positions_behind
 
 
 class EndReason(StrEnum):
@@ -97,9 +100,11 @@ class Episode:
 
     def model_input(self) -> InputFeature:
         """Return what the sampler is to go on from: tokens, with images and their like as the template made them."""
-        ids = list(self.track.token_ids)
         others = {name: value for name, value in self.prompt.items() if name not in _OF_TOKENS}
-        return cast('InputFeature', {**others, 'input_ids': ids})
+        if not self.is_text_alone:
+            # Labels tell a token that the model drew from one that stands for an image.
+            return cast('InputFeature', {**others, **self._tokens()})
+        return cast('InputFeature', {**others, 'input_ids': list(self.track.token_ids)})
 
     def take(self, sequence: SampledSequence, *, turns_left: int, room: int | None) -> None:
         """Add a turn of the model and its answer.
@@ -148,7 +153,7 @@ class Episode:
     def result(self) -> Rollout:
         """Return what is left of a chat that ended."""
         assert self.end_reason is not None  # noqa: S101 - only ended chats are asked
-        feature = self.track.feature()
+        feature = self._tokens()
         others = {name: value for name, value in self.prompt.items() if name not in {*_OF_TOKENS, 'messages'}}
         messages: list[Any] = self.messages
         return Rollout(
@@ -162,6 +167,13 @@ class Episode:
             trajectory_index=self.trajectory_index,
             sample_index=self.sample_index,
         )
+
+    def _tokens(self) -> InputFeature:
+        """Return the track; behind images, text goes on from the furthest of their positions."""
+        feature, positions = self.track.feature(), np.asarray(self.prompt.get('position_ids', ()))
+        if positions.ndim > 1:
+            feature['position_ids'] = positions_behind(positions, len(self.track) - positions.shape[1])
+        return feature
 
 
 _BROKEN: Mapping[StopReason, EndReason] = {StopReason.ABORT: EndReason.ABORT, StopReason.ERROR: EndReason.ERROR}

@@ -1,6 +1,7 @@
 """Chats to tokens and back, as the model's own tokenizer and chat template say. Loads no torch."""
 
 from twinkle.template.base import EncodedChat, Template, TemplateOptions, TruncationStrategy
+from twinkle.template.continuation import positions_behind
 from twinkle.template.errors import (
     ExampleTooLong,
     InvalidFeature,
@@ -32,5 +33,6 @@ __all__ = [
     'UnknownTemplate',
     'UnknownToolCallParser',
     'build_template',
+    'positions_behind',
     'template_names',
 ]

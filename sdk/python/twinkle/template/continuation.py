@@ -37,13 +37,24 @@ def continued(prompt_feature: InputFeature, new_tokens: Sequence[int]) -> InputF
     joined = InputFeature(**prompt_feature)
     joined.update(token_fields(ids))
     if np.ndim(prompt_feature.get('position_ids', ())) > 1:
-        joined['position_ids'] = _further(np.asarray(prompt_feature.get('position_ids')), len(prompt), len(new))
+        positions = np.asarray(prompt_feature.get('position_ids'))
+        if positions.shape != (3, len(prompt)):
+            problem = f'must be [3, {len(prompt)}], got {list(positions.shape)}'
+            raise InvalidFeature('prompt_feature.position_ids', problem)
+        joined['position_ids'] = positions_behind(positions, len(new))
     joined.update({'labels': labels, 'completion_mask': mask})
     for name in old.keys() & {*STREAMS, 'loss_weights'}:
         cast('dict[str, Any]', joined)[name] = _extended(old[name], len(new), filler=name == 'loss_weights')
     if 'loss_weights' in joined:
         np.asarray(joined['loss_weights'])[first : first + len(new)] = 1
     return joined
+
+
+def positions_behind(positions: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """Return a prompt's positions [3, T] with those of `count` text tokens behind it: on from the furthest."""
+    first = int(positions.max()) + 1
+    more = np.arange(first, first + count, dtype=positions.dtype)
+    return np.concatenate([positions, np.broadcast_to(more, (3, count))], axis=1)
 
 
 def _token_ids(given: Any, field: str) -> IntVector:
@@ -73,15 +84,6 @@ def _labelled(rows: Mapping[str, npt.NDArray[Any]], count: int) -> IntVector:
     if 'labels' in rows:
         asked[1:] = rows['labels'][:-1] != IGNORE_INDEX
     return asked
-
-
-def _further(positions: npt.NDArray[Any], count: int, new_count: int) -> npt.NDArray[Any]:
-    """Return a prompt's positions [3, T] with those of text behind it: on from the furthest, on every axis."""
-    if positions.shape != (3, count):
-        raise InvalidFeature('prompt_feature.position_ids', f'must be [3, {count}], got {list(positions.shape)}')
-    first = int(positions.max()) + 1
-    more = np.arange(first, first + new_count, dtype=positions.dtype)
-    return np.concatenate([positions, np.broadcast_to(more, (3, new_count))], axis=1)
 
 
 def _extended(array: npt.NDArray[Any], count: int, *, filler: float) -> npt.NDArray[Any]:
