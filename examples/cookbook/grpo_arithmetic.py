@@ -49,7 +49,7 @@ class Setting:
     model: str = BUILT_IN_MODELS[0]
     engine: str = 'torch'
     """What samples: 'torch' or 'vllm'."""
-    steps: int = 10
+    steps: int = 8
     prompts: int = 4
     """A step."""
     completions: int = 8
@@ -66,7 +66,7 @@ class Setting:
     """Pairs of numbers that are never trained on, in either order."""
     held_out_completions: int = 1
     """Of each prompt that is held out, at every evaluation."""
-    eval_every: int = 5
+    eval_every: int = 4
 
 
 CPU = Setting()

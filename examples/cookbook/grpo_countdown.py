@@ -49,7 +49,7 @@ class Setting:
     model: str = BUILT_IN_MODELS[0]
     engine: str = 'torch'
     """What samples: 'torch' or 'vllm'."""
-    steps: int = 8
+    steps: int = 6
     prompts: int = 4
     """A step."""
     completions: int = 8
@@ -68,7 +68,7 @@ class Setting:
     """Pairs of numbers that are never trained on, in either order."""
     held_out_completions: int = 1
     """Of each prompt that is held out, at every evaluation."""
-    eval_every: int = 4
+    eval_every: int = 3
 
 
 CPU = Setting()

@@ -11,12 +11,12 @@ pytestmark = pytest.mark.timeout(300)
 SHORT = ('--steps', '2', '--prompts', '2', '--completions', '6', '--held-out', '1', '--eval-every', '2')
 
 
-def test_reward_on_held_out_sums_rises_within_five_steps(tmp_path: Path) -> None:
+def test_reward_on_held_out_sums_rises_within_four_steps(tmp_path: Path) -> None:
     """By more than 0.1 of 1 on sums that are never trained on, from samples that are never stale."""
-    curve = run_recipe('grpo_arithmetic', tmp_path, options=('--steps', '5', '--held-out', '6', '--eval-every', '5'))
+    curve = run_recipe('grpo_arithmetic', tmp_path, options=('--steps', '4', '--held-out', '6', '--eval-every', '4'))
     first, last = column(curve, 'held_out_reward')
     assert last > first + 0.1
-    assert column(curve, 'staleness') == [0.0] * 5
+    assert column(curve, 'staleness') == [0.0] * 4
     assert all(0.0 <= reward <= 1.0 for reward in column(curve, 'reward'))
     assert all(0.5 < ratio < 2.0 for ratio in column(curve, 'train/token_ratio_mean'))
 
