@@ -1,11 +1,13 @@
 """The five services as `twinkle up` starts them, with a tiny model: found, used, stopped, and honest about failure."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from fixtures.tiny_model import MAX_POSITIONS, build_tiny_model
 from twinkle.data_format import LoraConfig
+from twinkle.dataset import Dataset as LocalDataset
 from twinkle.telemetry import read_spans
 from twinkle_client import NotFoundError, TwinkleClient, UsageError
 from twinkle_client.cli import app
@@ -141,6 +144,21 @@ def test_loop_by_handles_has_the_bits_of_the_loop_by_batches(stack: StackState, 
     again = DataLoader(dataset, batch_size=4, shuffle=True, seed=5, epochs=2)
     again.resume_from_checkpoint(outputs[2]['next_cursor'])
     assert len(list(again)) == 1
+
+
+def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient, tmp_path: Path) -> None:
+    """At the service as in process: the same rows in the same order, mapped apart."""
+    kept = []
+    for kind, options in ((Dataset, {'client': client}), (LocalDataset, {})):
+        parts = [DatasetMeta(data=[{'n': number} for number in range(begin, begin + 3)]) for begin in (0, 10)]
+        dataset: Any = kind(parts[0], **options)
+        dataset.add_dataset(parts[1])
+        dataset.mix_dataset(interleave=True)
+        path = tmp_path / f'{kind.__module__}.jsonl'
+        dataset.save_as(path)
+        kept.append([json.loads(line)['n'] for line in path.read_text().splitlines()])
+        assert len(dataset) == 6
+    assert kept[0] == kept[1] == [0, 10, 1, 11, 2, 12]
 
 
 def test_checkpoint_is_saved_found_fetched_and_resumed(

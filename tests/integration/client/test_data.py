@@ -178,3 +178,37 @@ async def test_lazy_dataset_asks_for_one(gateway: FakeGateway, client: TwinkleCl
     for kind in (IterableDataset, IterablePackingDataset):
         with pytest.raises(NotImplementedError, match=kind.__name__):
             kind('org/name', client=client)
+
+
+async def test_added_datasets_are_changed_apart_and_mixed(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Each is made of its own; after mixing there is one, and what it was mixed of is gone."""
+    first, second = DatasetMeta('org/one'), DatasetMeta('org/two')
+    dataset = LazyDataset(first, client=client)
+    dataset.add_dataset(second)
+    with pytest.raises(ValueError, match='several'):
+        await dataset.map.aio('AlpacaProcessor')
+    with pytest.raises(ValueError, match='not added'):
+        await dataset.map.aio('AlpacaProcessor', DatasetMeta('org/two'))
+    await dataset.map.aio('AlpacaProcessor', second)
+    await dataset.mix_dataset.aio(interleave=False)
+    await dataset.encode.aio()
+    made = gateway.calls['CreateDataset']
+    assert [request.source.hub.dataset_id for request in made] == ['org/two', 'org/one', '']
+    assert [request.is_lazy for request in made] == [False, False, True]
+    assert made[2].source.mixture == dataset_pb2.MixtureSource(dataset_ids=['ds-2', 'ds-1'], is_interleaved=False)
+    assert [request.dataset_id for request in gateway.calls['DeleteDataset']] == ['ds-2', 'ds-1']
+    assert [request.dataset_id for request in gateway.calls['Apply']] == ['ds-1', 'ds-3']
+    with pytest.raises(ValueError, match='nothing to mix'):
+        await Dataset(client=client).mix_dataset.aio()
+
+
+async def test_rows_are_saved_here_despite_a_cut(gateway: FakeGateway, client: TwinkleClient, tmp_path: Path) -> None:
+    """The stream goes on where it stopped, and the file is there when it is whole."""
+    dataset = Dataset('org/name', client=client)
+    gateway.fail('AfterExportChunk', UNREACHABLE)
+    await dataset.save_as.aio(tmp_path / 'deep' / 'rows.jsonl')
+    assert [request.offset for request in gateway.calls['ExportDataset']] == [0, 5]
+    assert [path.name for path in (tmp_path / 'deep').iterdir()] == ['rows.jsonl']
+    assert (tmp_path / 'deep' / 'rows.jsonl').read_text() == '{"n": 0}\n{"n": 1}\n'
+    with pytest.raises(ValueError, match='jsonl'):
+        await dataset.save_as.aio(tmp_path / 'rows.xml')

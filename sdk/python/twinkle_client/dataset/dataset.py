@@ -4,12 +4,15 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.convert.config import component_name, struct
+from twinkle_client.dataset.saving import save_dataset
 from twinkle_client.dataset.source import DatasetMeta, MetaLike, dataset_source
 from twinkle_client.rpc import LoopThread, new_id, remote_method
 
@@ -49,8 +52,9 @@ class Dataset:
         self._client = current_client(client)
         self._connection = self._client.connection
         self._stub = DatasetServiceStub(self._connection.channel)
-        self._meta = DatasetMeta(dataset_meta) if isinstance(dataset_meta, str) else dataset_meta
-        self._state: dataset_pb2.Dataset | None = None
+        self._parts: list[_Part] = []
+        if dataset_meta is not None:
+            self.add_dataset(dataset_meta)
         self._making = asyncio.Lock()
         self._is_prompt = False
         self._model_id = ''
@@ -69,6 +73,51 @@ class Dataset:
     def is_prompt_only(self) -> bool:
         """Whether it was encoded for sampling, with `add_generation_prompt`."""
         return self._is_prompt
+
+    def add_dataset(self, dataset_meta: MetaLike | str) -> None:
+        """Add another dataset's rows; `mix_dataset` joins them to the others.
+
+        Args:
+            dataset_meta: what to read; a plain string is its id.
+        """
+        self._parts.append(_Part(DatasetMeta(dataset_meta) if isinstance(dataset_meta, str) else dataset_meta))
+
+    @remote_method
+    async def mix_dataset(self, *, interleave: bool = True) -> None:
+        """Join the added datasets into one.
+
+        Args:
+            interleave: rows alternate between them, and what is left of the longer ones follows. False: one after
+                the other.
+
+        Raises:
+            ValueError: nothing was added.
+            UsageError: some are encoded and some are not, or one is lazy already.
+        """
+        if not self._parts:
+            raise ValueError('there is nothing to mix; add_dataset() first')
+        # A mixture is lazy; what it is mixed of is not.
+        ids = [(await self._made(part, is_lazy=False)).dataset_id for part in self._parts]
+        mixture = dataset_pb2.MixtureSource(dataset_ids=ids, is_interleaved=interleave)
+        state = await self._create(dataset_pb2.DatasetSource(mixture=mixture), is_lazy=isinstance(self, LazyDataset))
+        self._parts = [_Part(self._parts[0].meta, state)]
+        for part_id in ids:
+            await self._delete(part_id)
+
+    @remote_method
+    async def save_as(self, output_path: str | Path, format: str | None = None) -> None:  # noqa: A002 - as users type
+        """Write the rows to a file of this machine, whole or not at all.
+
+        Args:
+            output_path: where.
+            format: 'jsonl', 'parquet' or 'csv'. Unset: what the suffix says.
+
+        Raises:
+            ValueError: the format is unknown.
+            UsageError: it cannot hold these rows, or the dataset is lazy.
+        """
+        dataset_id = (await self._made()).dataset_id
+        await save_dataset(self._connection, dataset_id, Path(output_path), file_format=format)
 
     @remote_method
     async def describe(self) -> dataset_pb2.Dataset:
@@ -114,11 +163,19 @@ class Dataset:
         await self._apply(dataset_pb2.DatasetStep(set_template=template))
 
     @remote_method
-    async def map(self, preprocess_func: Any, *, init_args: Mapping[str, Any] | None = None, **options: Any) -> None:
+    async def map(
+        self,
+        preprocess_func: Any,
+        dataset_meta: MetaLike | None = None,
+        *,
+        init_args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         """Rewrite the rows by a preprocessor.
 
         Args:
             preprocess_func: its name, its class, or an object of a class that the server has, too.
+            dataset_meta: which of several added datasets. Unset: the only one.
             init_args: its constructor's arguments, where a name or class is given.
             options: `batched`, `num_proc` and other options of the library's `map`; those without effect are logged.
 
@@ -129,15 +186,22 @@ class Dataset:
         _check_hints(options)
         name, arguments = _component(preprocess_func, init_args)
         step = dataset_pb2.MapStep(preprocessor=name, init_args=struct(arguments, field=name))
-        await self._apply(dataset_pb2.DatasetStep(map=step))
+        await self._apply(dataset_pb2.DatasetStep(map=step), meta=dataset_meta)
 
     @remote_method
-    async def filter(self, filter_func: Any, *, init_args: Mapping[str, Any] | None = None, **options: Any) -> None:
+    async def filter(
+        self,
+        filter_func: Any,
+        dataset_meta: MetaLike | None = None,
+        *,
+        init_args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         """Keep the rows that a filter accepts; arguments as for `map`."""
         _check_hints(options)
         name, arguments = _component(filter_func, init_args)
         step = dataset_pb2.FilterStep(filter=name, init_args=struct(arguments, field=name))
-        await self._apply(dataset_pb2.DatasetStep(filter=step))
+        await self._apply(dataset_pb2.DatasetStep(filter=step), meta=dataset_meta)
 
     @remote_method
     async def encode(self, *, add_generation_prompt: bool = False, **options: Any) -> None:
@@ -177,10 +241,10 @@ class Dataset:
         Raises:
             StateError: a loader still reads it.
         """
-        if self._state is not None:
-            request = dataset_service_pb2.DeleteDatasetRequest(dataset_id=self._state.dataset_id)
-            await self._connection.unary(self._stub.DeleteDataset, request)
-            self._state = None
+        for part in self._parts:
+            if part.state is not None:
+                await self._delete(part.state.dataset_id)
+                part.state = None
 
     def __len__(self) -> int:
         return self.describe().row_count
@@ -189,29 +253,49 @@ class Dataset:
         """Return its id at the server, making it if need be. On the client's own loop only."""
         return (await self._made()).dataset_id
 
-    async def _made(self) -> dataset_pb2.Dataset:
+    async def _made(self, part: '_Part | None' = None, *, is_lazy: bool | None = None) -> dataset_pb2.Dataset:
+        part = part or self._part_of(None)
         async with self._making:
-            if self._state is None:
-                self._state = await self._create()
-            return self._state
+            if part.state is None:
+                is_lazy = isinstance(self, LazyDataset) if is_lazy is None else is_lazy
+                part.state = await self._create(await dataset_source(self._connection, part.meta), is_lazy=is_lazy)
+            return part.state
 
-    async def _create(self) -> dataset_pb2.Dataset:
-        if self._meta is None:
-            raise ValueError('dataset_meta is missing: say what to read')
-        request = dataset_service_pb2.CreateDatasetRequest(
-            request_id=new_id('rq'),
-            source=await dataset_source(self._connection, self._meta),
-            is_lazy=isinstance(self, LazyDataset),
-        )
+    async def _create(self, source: dataset_pb2.DatasetSource, *, is_lazy: bool) -> dataset_pb2.Dataset:
+        request = dataset_service_pb2.CreateDatasetRequest(request_id=new_id('rq'), source=source, is_lazy=is_lazy)
         return (await self._connection.unary(self._stub.CreateDataset, request)).dataset
 
-    async def _apply(self, *steps: dataset_pb2.DatasetStep) -> dataset_pb2.Dataset:
-        before = await self._made()
+    async def _delete(self, dataset_id: str) -> None:
+        request = dataset_service_pb2.DeleteDatasetRequest(dataset_id=dataset_id)
+        await self._connection.unary(self._stub.DeleteDataset, request)
+
+    async def _apply(self, *steps: dataset_pb2.DatasetStep, meta: MetaLike | None = None) -> dataset_pb2.Dataset:
+        part = self._part_of(meta)
+        # What is changed before it is mixed is changed at once: the mixture is what is lazy.
+        before = await self._made(part, is_lazy=False if meta is not None and len(self._parts) > 1 else None)
         request = dataset_service_pb2.ApplyRequest(request_id=new_id('rq'), dataset_id=before.dataset_id, steps=steps)
-        self._state = (await self._connection.unary(self._stub.Apply, request)).dataset
-        for warning in self._state.warnings[len(before.warnings) :]:
+        part.state = after = (await self._connection.unary(self._stub.Apply, request)).dataset
+        for warning in after.warnings[len(before.warnings) :]:
             _log.warning('dataset: %s', warning)
-        return self._state
+        return after
+
+    def _part_of(self, meta: MetaLike | None) -> '_Part':
+        if not self._parts:
+            raise ValueError('dataset_meta is missing: say what to read')
+        if meta is None and len(self._parts) > 1:
+            raise ValueError('there are several datasets here; say which by dataset_meta, or call mix_dataset() first')
+        for part in self._parts:
+            if meta is None or part.meta is meta:
+                return part
+        raise ValueError('dataset_meta was not added to this dataset')
+
+
+@dataclass(eq=False)
+class _Part:
+    """A dataset that was added, and what the server knows of it; None until it is made."""
+
+    meta: MetaLike
+    state: dataset_pb2.Dataset | None = None
 
 
 class LazyDataset(Dataset):
