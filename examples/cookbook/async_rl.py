@@ -75,7 +75,7 @@ class Loop:
         self.model.add_adapter_to_model('default', config)
         self.model.set_optimizer('AdamW', lr=setting.learning_rate, weight_decay=0.0)
         self.model.set_loss('GRPOLoss', correction='truncated', correction_high=2.0)
-        self.sampler = TorchSampler(setting.model)
+        self.sampler = TorchSampler(setting.model, {'device': str(self.model.engine.model.device)})
         self.manager = CheckpointEngineManager(model=self.model, sampler=self.sampler)
         self.newest = 0
         """Version of the weights that the trainer has."""
