@@ -21,7 +21,10 @@ Load = Callable[[Any, str], Any]
 class Reader(Protocol):
     """How one model's images, videos or audio are read; `VisionReader` and `AudioReader` are."""
 
-    spec: MediaSpec
+    @property
+    def spec(self) -> MediaSpec:
+        """How the model's configuration says that they are read."""
+        ...
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -60,7 +63,7 @@ class ChatMedia:
             InvalidTrajectory: placeholders and media do not match, or a text holds a token that stands for media.
         """
         if not isinstance(trajectory, Mapping):
-            return cast(Any, trajectory)
+            return trajectory
         given = cast('Mapping[str, Any]', trajectory)
         if not isinstance(given.get('messages'), Sequence) or isinstance(given['messages'], str | bytes):
             return given
@@ -118,7 +121,8 @@ class ChatMedia:
         return {**message, 'content': content}
 
     def _read(self, media: FoundMedia, place: str, load: Mapping[str, Load]) -> ReadMedia:
-        kind = next((kind for kind in self.reader.spec.kinds if kind == media.kind), None)
+        kinds: tuple[MediaKind, ...] = self.reader.spec.kinds
+        kind = next((kind for kind in kinds if kind == media.kind), None)
         if kind is None:
             raise InvalidTrajectory(place, f'is {media.kind}, which the model does not read; leave it out')
         return self.reader.read(kind, load[kind](media.source, place), place)

@@ -45,20 +45,20 @@ class AudioReader:
         """Texts of tokens that no message may hold, for the model would take them for sound."""
         return (self._piece,)
 
-    def read(self, kind: MediaKind, sound: Sound, place: str) -> ReadMedia:
+    def read(self, kind: MediaKind, opened: Sound, place: str) -> ReadMedia:
         """Return a clip as mel bands.
 
         Raises:
             InvalidTrajectory: it has another rate than the model hears, is too short or too long.
         """
         rate = int(self._extractor.sampling_rate)
-        if sound.rate != rate:
-            raise InvalidTrajectory(place, f'has {sound.rate} samples a second, the model hears {rate}; resample it')
-        if len(sound.samples) > self._extractor.n_samples:
+        if opened.rate != rate:
+            raise InvalidTrajectory(place, f'has {opened.rate} samples a second, the model hears {rate}; resample it')
+        if len(opened.samples) > self._extractor.n_samples:
             seconds = self._extractor.n_samples / rate
-            raise InvalidTrajectory(place, f'has {len(sound.samples) / rate:.1f} seconds, more than {seconds:.1f}')
+            raise InvalidTrajectory(place, f'has {len(opened.samples) / rate:.1f} seconds, more than {seconds:.1f}')
         read = self._extractor(
-            [sound.samples], sampling_rate=rate, padding='max_length', return_attention_mask=True, return_tensors='np'
+            [opened.samples], sampling_rate=rate, padding='max_length', return_attention_mask=True, return_tensors='np'
         )
         heard = int(np.asarray(read['attention_mask'])[0].sum())
         if heard < 3:

@@ -124,8 +124,8 @@ def _kind_of(part: Any) -> str | None:
 
 
 def _text_of(part: Any) -> str | None:
-    fields = cast('Mapping[str, Any]', part) if isinstance(part, Mapping) else {}
-    text = fields.get('text') if fields.get('type') == 'text' else None
+    fields: Mapping[str, Any] = cast('Mapping[str, Any]', part) if isinstance(part, Mapping) else {}
+    text: Any = fields.get('text') if fields.get('type') == 'text' else None
     return text if isinstance(text, str) else None
 
 
