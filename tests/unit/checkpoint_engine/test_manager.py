@@ -11,7 +11,14 @@ from transformers import AutoModelForCausalLM
 
 from fixtures.peft_oracle import build_peft_model
 from fixtures.tiny_model import build_tiny_model
-from twinkle.checkpoint_engine import CheckpointEngineManager, DigestMismatch, unpack_state
+from twinkle.checkpoint_engine import (
+    CheckpointEngine,
+    CheckpointEngineManager,
+    DigestMismatch,
+    PackedState,
+    WeightReceiver,
+    unpack_state,
+)
 from twinkle.data_format import InputFeature, LoraConfig, SamplingParams
 from twinkle.model import InvalidArgument, MultiLoraTransformersModel, TransformersModel, UnknownAdapter
 from twinkle.nn import tensor_of
@@ -74,6 +81,39 @@ def test_a_synced_adapter_gives_the_trainer_s_bits(trainer, sampler):
         assert [span.version for span in response.sequences[0].version_spans] == [version]
         learn(trainer)
     assert scores(sampler).tobytes() != trained_scores(trainer).tobytes()
+
+
+class FileEngine(CheckpointEngine):
+    """Carries weights through a file, as a program of one's own may; it can spoil them on the way."""
+
+    def __init__(self, path: Path, *, is_spoiling: bool = False) -> None:
+        self.path = path
+        self.is_spoiling = is_spoiling
+        self.carried: list[str] = []
+
+    def carry(self, state: PackedState, receiver: WeightReceiver, *, adapter_name: str = '') -> int:
+        """Write the state, read it back, and hand it over."""
+        self.path.write_bytes(bytes(state.data))
+        content = bytearray(self.path.read_bytes())
+        content[-1] ^= self.is_spoiling
+        self.carried.append(adapter_name)
+        return receiver.receive_weights(
+            replace(state, data=memoryview(content).toreadonly()), adapter_name=adapter_name
+        )
+
+
+def test_weights_may_be_carried_in_a_way_of_one_s_own(trainer, sampler, tmp_path):
+    """What went through a file gives the trainer's bits; what it spoiled is refused, and nothing changes."""
+    engine = FileEngine(tmp_path / 'weights')
+    CheckpointEngineManager(trainer, sampler, engine=engine).sync_weights(merge_and_sync=False)
+    assert engine.carried == ['policy']
+    before = scores(sampler).tobytes()
+    assert before == trained_scores(trainer).tobytes()
+    learn(trainer)
+    spoiling = CheckpointEngineManager(trainer, sampler, engine=FileEngine(tmp_path / 'weights', is_spoiling=True))
+    with pytest.raises(DigestMismatch):
+        spoiling.sync_weights(merge_and_sync=False)
+    assert scores(sampler).tobytes() == before
 
 
 def test_merged_weights_are_those_of_peft(trainer, sampler, tiny_llama_dir):

@@ -10,6 +10,7 @@ from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier
 from twinkle.checkpoint_engine.base_source import BaseSource
 from twinkle.checkpoint_engine.chunks import CHUNK_BYTES, StateChunk, chunk_checksum, iter_chunks
 from twinkle.checkpoint_engine.delta import apply_delta, encode_delta, is_delta_possible
+from twinkle.checkpoint_engine.engine import CheckpointEngine, HostMemoryEngine, WeightReceiver
 from twinkle.checkpoint_engine.errors import (
     AdapterMismatch,
     ChunkCorrupt,
@@ -63,6 +64,7 @@ __all__ = [
     'AdapterMismatch',
     'Assembler',
     'BaseSource',
+    'CheckpointEngine',
     'CheckpointEngineManager',
     'ChunkCorrupt',
     'ChunkOutOfOrder',
@@ -70,6 +72,7 @@ __all__ = [
     'ChunkVerifier',
     'DigestMismatch',
     'FileEntry',
+    'HostMemoryEngine',
     'ImportedAdapter',
     'InvalidDelta',
     'InvalidManifest',
@@ -88,6 +91,7 @@ __all__ = [
     'SyncedWeights',
     'TensorEntry',
     'WeightManifest',
+    'WeightReceiver',
     'WeightsOutOfRange',
     'adapter_config_json',
     'apply_delta',

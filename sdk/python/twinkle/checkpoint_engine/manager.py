@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from twinkle.checkpoint_engine.base_source import BaseSource
+from twinkle.checkpoint_engine.engine import CheckpointEngine, HostMemoryEngine, WeightReceiver
 from twinkle.checkpoint_engine.packing import PackedState
 
 _PLATFORMS = ('CPU', 'GPU')
@@ -35,19 +36,6 @@ class TrainedModel(Protocol):
 
     def export_base(self) -> PackedState:
         """Copy the base model's own weights."""
-        ...
-
-
-class WeightReceiver(Protocol):
-    """What is asked of a sampler."""
-
-    @property
-    def base_source(self) -> BaseSource:
-        """Where the base weights it samples with come from."""
-        ...
-
-    def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
-        """Take weights, whole and verified or not at all; return the version that tokens drawn with them carry."""
         ...
 
 
@@ -75,13 +63,21 @@ class CheckpointEngineManager:
     Concurrency: for the thread that drives the trainer and the sampler.
     """
 
-    def __init__(self, model: TrainedModel, sampler: WeightReceiver, platform: str = 'GPU') -> None:
+    def __init__(
+        self,
+        model: TrainedModel,
+        sampler: WeightReceiver,
+        platform: str = 'GPU',
+        *,
+        engine: CheckpointEngine | None = None,
+    ) -> None:
         """Connect a trainer and a sampler; nothing is sent yet.
 
         Args:
             model: a trainer of this process.
             sampler: a sampler of this process. One that shares the trainer's own model can take adapters only.
             platform: 'GPU' or 'CPU'. Weights go through host memory on either.
+            engine: how weights are carried. Unset: `HostMemoryEngine`.
 
         Raises:
             ValueError: another platform.
@@ -90,6 +86,7 @@ class CheckpointEngineManager:
             raise ValueError(f'platform {platform!r} is not supported; it is one of {_PLATFORMS}')
         self._model = model
         self._sampler = sampler
+        self._engine = engine or HostMemoryEngine()
         self._base_digest = ''
 
     def sync_weights(self, merge_and_sync: bool = True, *, adapter_name: str | None = None) -> SyncedWeights:  # noqa: FBT001, FBT002 - an established name and place
@@ -120,7 +117,7 @@ class CheckpointEngineManager:
             name = ''
         else:
             base_bytes = self._sync_base()
-        version = self._sampler.receive_weights(state, adapter_name=name)
+        version = self._engine.carry(state, self._sampler, adapter_name=name)
         return SyncedWeights(
             adapter_name=name,
             version=version,
@@ -136,6 +133,6 @@ class CheckpointEngineManager:
         if held == self._model.base_source or (held.digest and held.digest == self._base_digest):
             return 0
         state = self._model.export_base()
-        self._sampler.receive_weights(state)
+        self._engine.carry(state, self._sampler)
         self._base_digest = state.manifest.digest
         return state.manifest.size_bytes
