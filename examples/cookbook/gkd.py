@@ -42,6 +42,7 @@ class Setting:
     student_system: str = 'Answer.'
     teacher_system: str = 'Talk like a pirate, with "Arrr" and "matey".'
     precision: str = 'no'
+    device: str = 'cpu'
     steps: int = 6
     prompts: int = 5
     """Of a step."""
@@ -61,6 +62,7 @@ GPU = Setting(
     teacher='hf://Qwen/Qwen3-8B',
     teacher_system='Answer.',
     precision='bf16',
+    device='cuda',
     steps=60,
     prompts=32,
     max_tokens=256,
@@ -102,12 +104,13 @@ def main() -> None:
 def train(recipe: Recipe[Setting]) -> None:
     """Train the student and record how far from the teacher it is."""
     setting, rng = recipe.setting, np.random.default_rng(recipe.seed)
-    model = TransformersModel(setting.model, mixed_precision=setting.precision)
+    model = TransformersModel(setting.model, mixed_precision=setting.precision, device=setting.device)
     model.add_adapter_to_model('default', LoraConfig(r=setting.lora_rank, seed=recipe.seed))
     model.set_optimizer('AdamW', lr=setting.learning_rate)
     model.set_loss('GKDLoss', beta=setting.beta)
-    sampler = TorchSampler(setting.model)
-    teacher_sampler = sampler if setting.teacher == setting.model else TorchSampler(setting.teacher)
+    engine = {'device': setting.device, 'dtype': 'bfloat16' if setting.precision == 'bf16' else 'float32'}
+    sampler = TorchSampler(setting.model, model=model.engine.model)
+    teacher_sampler = sampler if setting.teacher == setting.model else TorchSampler(setting.teacher, engine)
     params = SamplingParams(max_tokens=setting.max_tokens)
     student = Speaker(sampler, setting.student_system, params, is_base=False)
     teacher = Speaker(teacher_sampler, setting.teacher_system, params, is_base=True)
