@@ -22,6 +22,8 @@ from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
 from twinkle.data_format import LoraConfig
 from twinkle_client import TwinkleClient
 from twinkle_client.cli import app
+from twinkle_client.dataloader import DataLoader
+from twinkle_client.dataset import Dataset, DatasetMeta
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import SERVICES, StackOptions, StackState, revive_stack, service_of, start_stack, stop_stack
@@ -53,10 +55,13 @@ def test_trained_adapter_is_sampled_through_it(stack: StackState) -> None:
         assert client.health_check()
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         model.add_adapter_to_model('default', LoraConfig(r=4, seed=7))
-        feature = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
+        chat = {'messages': [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]}
+        dataset = Dataset(DatasetMeta(data=[chat]), client=client)
+        dataset.set_template('Template', model_id=stack.base_model)
+        dataset.encode()
         losses = []
-        for _ in range(4):
-            losses.append(model.forward_backward(feature)['loss'])
+        for handle in DataLoader(dataset, epochs=4).handles():
+            losses.append(model.forward_backward(handle)['loss'])
             model.clip_grad_and_step(1.0)
         assert losses[-1] < losses[0]
         version = model.publish_version()
