@@ -121,11 +121,9 @@ class ChatMedia:
         return {**message, 'content': content}
 
     def _read(self, media: FoundMedia, place: str, load: Mapping[str, Load]) -> ReadMedia:
-        kinds: tuple[MediaKind, ...] = self.reader.spec.kinds
-        kind = next((kind for kind in kinds if kind == media.kind), None)
-        if kind is None:
+        if media.kind not in self.reader.spec.kinds:
             raise InvalidTrajectory(place, f'is {media.kind}, which the model does not read; leave it out')
-        return self.reader.read(kind, load[kind](media.source, place), place)
+        return self.reader.read(media.kind, load[media.kind](media.source, place), place)
 
 
 def placed(feature: InputFeature, spec: VisionSpec) -> InputFeature:
