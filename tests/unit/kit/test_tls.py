@@ -50,7 +50,7 @@ def _settings(folder: Path, service: str = 'data', **other: Path | str) -> list[
 def test_good_files_are_taken(folder: Path) -> None:
     """What `twinkle certs` makes can be used, with the identity of every caller."""
     config = load_config(DataConfig, [part for item in _settings(folder) for part in ('--set', item)])
-    assert config.peers() == {'twinkle://gateway'}
+    assert config.peers() == {'twinkle://gateway', 'twinkle://model'}
     assert load_material(config.tls).expire_time is not None
 
 
@@ -112,7 +112,7 @@ def test_trust_without_means_to_check_it_is_refused(
     ('config', 'callers'),
     [
         (CheckpointConfig, {'gateway', 'model', 'sampler'}),
-        (DataConfig, {'gateway'}),
+        (DataConfig, {'gateway', 'model'}),
         (GatewayConfig, {'sampler'}),
         (ModelConfig, {'gateway'}),
         (SamplerConfig, {'gateway', 'sampler'}),
