@@ -321,7 +321,7 @@ async def _serving_http(gateway: Gateway, config: GatewayConfig) -> AsyncIterato
         yield
         return
     try:
-        await gateway.http.start()
+        await gateway.http.start(grpc_ports=lambda: gateway.server.ports)
     except OSError as error:
         text = f'http_listen: cannot serve on {config.http_listen}; give a free HOST:PORT of this machine'
         raise SystemExit(f'{config.service}: {text}') from error

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from twinkle_client.rpc.address import Address
+from twinkle_client.rpc.discovery import grpc_address
 from twinkle_client.stack.state import StackState, default_state_dir
 
 
@@ -38,6 +39,7 @@ def find_endpoint(base_url: str | None, api_key: str | None, ca: str | None = No
         ValueError: there is no address anywhere, or an authority is given for one without TLS.
     """
     address = base_url or os.environ.get('TWINKLE_SERVER_URL', '')
+    address = grpc_address(address) if address else ''
     key = api_key or os.environ.get('TWINKLE_API_KEY', '')
     authority = ca or os.environ.get('TWINKLE_CA', '')
     if not (address and key):

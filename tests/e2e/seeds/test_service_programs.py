@@ -1,7 +1,7 @@
 """The quick start's programs that train through services run as they are written.
 
-The pages name port 8000; the stack here has free ports, which are put in its place, as its key is in that of
-'your-api-key'.
+The pages name one address for all of them, with port 8000; where the stack here serves HTTP is put in its place, as its
+key is in that of 'your-api-key'.
 """
 
 import ast
@@ -24,7 +24,7 @@ _EPOCHS = 3
 @pytest.mark.parametrize('dialect', DIALECTS)
 def test_grpo_program_trains_on_right_answers(dialect: str, stack: StackState, run_program: RunProgram) -> None:
     """Right answers score one, what was drawn is what is trained on, and four batches make a step of the optimizer."""
-    own_url = f'http://localhost:{stack.address.rpartition(":")[2]}'
+    own_url = stack.http_url.replace('127.0.0.1', 'localhost')
     run = run_program(f'{dialect}/client_grpo', replaced={_PAGE_URL: own_url}, TWINKLE_STATE_DIR=str(stack.state_dir))
     assert run.code == 0, run.out
     steps = _logged_steps(run)

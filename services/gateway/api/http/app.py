@@ -25,7 +25,11 @@ def make_app(routers: Iterable[Iterable[Route]], guard: Guard) -> Starlette:
     async def show_health(request: Request) -> Response:
         del request
         status = HTTPStatus.SERVICE_UNAVAILABLE if guard.is_draining else HTTPStatus.OK
-        return JSONResponse({'status': 'draining' if guard.is_draining else 'serving'}, status_code=status)
+        health: dict[str, Any] = {'status': 'draining' if guard.is_draining else 'serving'}
+        # A client of the gRPC API that knows this address alone learns from it where to go.
+        if ports := guard.grpc_ports():
+            health['grpc_port'] = ports[0]
+        return JSONResponse(health, status_code=status)
 
     app = Starlette(
         routes=[*routes, StarletteRoute('/healthz', show_health, methods=['GET'])],

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,6 +60,8 @@ class Guard:
         self._counts: Counter[str] = Counter()
         self._active: dict[asyncio.Future[None], HttpCall] = {}
         self.is_draining = False
+        self.grpc_ports: Callable[[], Sequence[int]] = tuple
+        """Where this process serves gRPC, the clients' port first; empty where nobody is told."""
 
     def around(self, route: Route) -> _GuardedRoute:
         """Return the ASGI app that serves one route."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,14 +91,18 @@ class HttpServer:
         """Where it listens, 'host:port'; known once started."""
         return f'{self._host}:{self._port}'
 
-    async def start(self) -> None:
+    async def start(self, *, grpc_ports: Callable[[], Sequence[int]] = tuple) -> None:
         """Listen.
+
+        Args:
+            grpc_ports: where this process serves gRPC, once it does; `/healthz` tells the first.
 
         Raises:
             OSError: the address is taken or not this machine's.
         """
         listener = _bound_socket(self._host.strip('[]'), self._port)
         self._port = listener.getsockname()[1]
+        self._guard.grpc_ports = grpc_ports
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         await self._server.is_listening.wait()
 
