@@ -1,5 +1,6 @@
 """Plugins run only where they are allowed, each under a name of its own."""
 
+import py_compile
 import sys
 from pathlib import Path
 
@@ -141,6 +142,58 @@ def test_what_code_reads_is_part_of_it_and_compiled_code_is_none(hub: Path) -> N
     assert Plugin.load_plugin(plugin, Shape) is not first
     (folder / 'side.so').write_bytes(b'code')
     with pytest.raises(PluginRefused, match=r'side\.so'):
+        Plugin.load_plugin(plugin, Shape)
+
+
+def test_a_digest_holds_where_all_are_allowed_and_an_empty_one_allows_nothing(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote a digest meant it; whoever lost it did not mean all code."""
+    plugin = write(hub, 'me/square', shape(4.5))
+    monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '1')
+    for entry in (f'{plugin}@{"0" * 12}', f'{plugin}@'):
+        with allowed_plugins(entry), pytest.raises(PluginRefused):
+            Plugin.load_plugin(plugin, Shape)
+    with pytest.raises(PluginRefused, match='comma'):
+        allow_plugins('./a,hf://you/other')
+
+
+def test_what_runs_is_what_the_digest_is_of(hub: Path) -> None:
+    """Code in a cache's folder counts; what was compiled of other code, or changed since, does not run."""
+    code = f'from {__name__} import Shape\nfrom .__pycache__.side import SIDE\n'
+    code += 'class Square(Shape):\n    def area(self):\n        from . import late\n        return SIDE + late.LATE\n'
+    plugin = write(hub, 'me/cached', code, late='LATE = 0.5\n')
+    folder = hub / 'models' / 'me' / 'cached'
+    (folder / '__pycache__').mkdir()
+    (folder / '__pycache__' / 'side.py').write_text('SIDE = 1.0\n')
+    (folder / 'late.py').write_text('LATE = 100.0\n')
+    py_compile.compile(str(folder / 'late.py'), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    (folder / 'late.py').write_text('LATE = 0.5\n')
+    allow_plugins(plugin)
+    first = Plugin.load_plugin(plugin, Shape)
+    (folder / 'late.py').write_text('LATE = 7.0\n')
+    assert first().area() == 1.5
+    (folder / '__pycache__' / 'side.py').write_text('SIDE = 2.0\n')
+    assert Plugin.load_plugin(plugin, Shape)().area() == 9.0
+
+
+def test_modules_of_a_plugin_are_found_in_its_folders_alone(hub: Path, tmp_path: Path) -> None:
+    """Packages, and folders that are none, hold modules; a link out of the plugin is refused."""
+    code = f'from {__name__} import Shape\nfrom .inner.deep import SIDE\nfrom .plain import more\n'
+    code += 'class Square(Shape):\n    def area(self):\n        return SIDE + more.MORE\n'
+    plugin = write(hub, 'me/folders', code)
+    folder = hub / 'models' / 'me' / 'folders'
+    for name, text in {'inner/__init__.py': '', 'inner/deep.py': 'SIDE = 1\n', 'plain/more.py': 'MORE = 2\n'}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    allow_plugins(plugin)
+    assert Plugin.load_plugin(plugin, Shape)().area() == 3
+    write(hub, 'me/folders', 'from . import absent\n')
+    with pytest.raises(ImportError):
+        Plugin.load_plugin(plugin, Shape)
+    (tmp_path / 'elsewhere').mkdir()
+    (folder / 'side').symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(PluginRefused, match='side'):
         Plugin.load_plugin(plugin, Shape)
 
 

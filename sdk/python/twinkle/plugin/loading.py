@@ -4,27 +4,26 @@ The code of a plugin is loaded as a package named after its digest: two plugins 
 is another module, and the same code is loaded once.
 """
 
-import hashlib
-import importlib.util
 import inspect
 import logging
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from importlib.abc import Loader
+from importlib.util import module_from_spec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from twinkle.hub import PLUGIN_FILES, resolve_plugin
+from twinkle.hub import resolve_plugin
+from twinkle.plugin.code import PluginCode, PluginFinder
 from twinkle.plugin.errors import PluginRefused
 from twinkle.plugin.policy import are_plugins_kept_out, check_allowed, check_digest
 
 _Base = TypeVar('_Base')
 
 _PREFIXES = ('hf://', 'ms://', '/', './', '../', '~/')
-_SUFFIXES = frozenset(pattern.removeprefix('*') for pattern in PLUGIN_FILES)
-_COMPILED = frozenset({'.pyc', '.pyd', '.so'})
 _PACKAGE = 'twinkle_plugin_'
+_finder = PluginFinder()
 _lock = threading.RLock()
 
 
@@ -79,52 +78,31 @@ def load_function(plugin: str, name: str) -> Callable[..., Any]:
 
 def _load(plugin: str) -> ModuleType:
     check_allowed(plugin)
-    folder = resolve_plugin(plugin)
-    digest = _digest(folder)
+    code = PluginCode.read(resolve_plugin(plugin))
+    digest = code.digest
     check_digest(plugin, digest)
     name = f'{_PACKAGE}{digest[:32]}'
     with _lock:
         if name in sys.modules:
             return sys.modules[name]
         logging.getLogger('twinkle').info('plugin %s: its code runs here, its digest is %s', plugin, digest)
-        return _run(name, folder)
+        return _run(name, code)
 
 
-def _run(name: str, folder: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        name, folder / '__init__.py', submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None:
-        raise PluginRefused(str(folder), 'its __init__.py cannot be loaded')
-    module = importlib.util.module_from_spec(spec)
+def _run(name: str, code: PluginCode) -> ModuleType:
+    spec = _finder.add(name, code)
+    module = module_from_spec(spec)
     # Before it runs, so that its own modules can be imported relative to it.
     sys.modules[name] = module
     is_whole = False
     try:
-        spec.loader.exec_module(module)
+        cast('Loader', spec.loader).exec_module(module)
         is_whole = True
     finally:
         if not is_whole:
             for loaded in [key for key in sys.modules if key == name or key.startswith(f'{name}.')]:
                 del sys.modules[loaded]
     return module
-
-
-def _digest(folder: Path) -> str:
-    """Return the sha256 of all that a plugin is made of, names and contents.
-
-    Raises:
-        PluginRefused: it holds compiled code, which nobody can read and no hub is asked for.
-    """
-    digest = hashlib.sha256()
-    paths = sorted(path for path in folder.rglob('*') if path.is_file() and path.parent.name != '__pycache__')
-    compiled = [path.name for path in paths if path.suffix in _COMPILED]
-    if compiled:
-        raise PluginRefused(str(folder), f'holds compiled code ({compiled[0]}); a plugin is made of Python files')
-    for path in (path for path in paths if path.suffix in _SUFFIXES):
-        for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes()):
-            digest.update(len(part).to_bytes(8, 'big') + part)
-    return digest.hexdigest()
 
 
 def _own_classes(module: ModuleType) -> list[type]:

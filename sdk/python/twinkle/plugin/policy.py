@@ -36,7 +36,13 @@ def allow_plugins(*plugins: str) -> None:
     Args:
         plugins: ids as they are asked for, each alone or with `@` and the beginning of the digest that its code must
             have, at least 12 digits: `ms://me/my-loss@3f5ab90c21d4`.
+
+    Raises:
+        PluginRefused: one holds a comma, which would be read as the end of its name.
     """
+    for plugin in plugins:
+        if ',' in plugin:
+            raise PluginRefused(plugin, 'holds a comma, which parts plugins in a list; give each alone')
     os.environ[LIST_VARIABLE] = ','.join([*(entry for entry in _listed() if entry != _NONE), *plugins])
 
 
@@ -88,15 +94,21 @@ def check_digest(plugin: str, digest: str) -> None:
     Raises:
         PluginRefused: every listed entry of the plugin names another digest.
     """
-    wanted = [entry.partition(_DIGEST_MARK)[2] for entry in _entries(plugin)]
-    if trust_remote_code() or '' in wanted:
+    entries = _entries(plugin)
+    wanted = [entry.rpartition(_DIGEST_MARK)[2] for entry in entries if entry != plugin]
+    # A digest that somebody gave holds even where all plugins are allowed.
+    if plugin in entries or (not wanted and trust_remote_code()):
         return
     if not any(len(start) >= _LEAST_DIGITS and digest.startswith(start) for start in wanted):
-        raise PluginRefused(plugin, f'its code has the digest {digest}, and {LIST_VARIABLE} allows {wanted} only')
+        raise PluginRefused(
+            plugin,
+            f'its code has the digest {digest}, and {LIST_VARIABLE} allows {wanted} only, each of at least '
+            f'{_LEAST_DIGITS} digits',
+        )
 
 
 def _entries(plugin: str) -> list[str]:
-    return [entry for entry in _listed() if entry.partition(_DIGEST_MARK)[0] == plugin]
+    return [entry for entry in _listed() if entry == plugin or entry.rpartition(_DIGEST_MARK)[0] == plugin]
 
 
 def _listed() -> list[str]:
