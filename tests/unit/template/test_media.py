@@ -2,7 +2,9 @@
 
 import base64
 import io
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +32,16 @@ def template(folder: Path) -> Template:
     return Template(str(folder))
 
 
-def png(image: Image.Image) -> bytes:
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     """Return an image as a file."""
-    held = io.BytesIO()
-    image.save(held, 'PNG')
-    return held.getvalue()
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    return content.getvalue()
+
+
+def png(image: Image.Image) -> bytes:
+    """Return an image as a PNG file."""
+    return encoded(image, 'PNG')
 
 
 def chat(content, **fields):
@@ -75,6 +82,8 @@ def test_parts_and_placeholders_are_the_same(template, tmp_path):
         {'type': 'image', 'image': np.asarray(image)},
         {'type': 'image', 'image': {'bytes': png(image), 'path': None}},
         {'type': 'image_url', 'image_url': {'url': address}},
+        {'type': 'image', 'base64': address.partition(',')[2]},
+        {'type': 'image', 'image': {'base64': address}},
     ]
     for part in parts:
         content = [{'type': 'text', 'text': 'Look: '}, part, {'type': 'text', 'text': ' So?'}]
@@ -143,6 +152,7 @@ def test_sampled_tokens_go_on_behind_the_furthest_position(template):
         template.concat_input_feature({**prompt, 'position_ids': np.zeros((3, 2), np.int32)}, [40])
 
 
+MOVING = encoded(picture(32, 32), 'GIF', save_all=True, append_images=[picture(32, 32, seed=1)])
 BOMB = b'BM' + bytes(12) + (40).to_bytes(4, 'little') + (60000).to_bytes(4, 'little') * 2 + b'\1\0\x18\0' + bytes(24)
 REFUSED = [
     (chat('<image>'), 'messages[0].content'),
@@ -156,6 +166,11 @@ REFUSED = [
     (chat('<image>', images=[np.zeros((2, 2), np.uint8)]), 'images[0]'),
     (chat('<image>', images=[picture(900, 2)]), 'images[0]'),
     (chat('<image>', images=[17]), 'images[0]'),
+    (chat('<image>', images=['http://[']), 'images[0]'),
+    (chat('<image>', images=[{'base64': '/etc/hostname'}]), 'images[0]'),
+    (chat('<image>', images=[Image.new('I;16', (32, 32))]), 'images[0]'),
+    (chat('<image>', images=[MOVING]), 'images[0]'),
+    (chat('<image>', images=[Image.open(io.BytesIO(MOVING))]), 'images[0]'),
     (chat('<image>', images='cat.png'), 'images'),
     (chat([{'type': 'image', 'url': 'http://localhost/cat.png'}]), 'messages[0].content[0]'),
     (chat([{'type': 'image', 'image': b'x', 'path': 'y'}]), 'messages[0].content[0]'),
@@ -166,6 +181,7 @@ REFUSED = [
     (chat('<video>', videos=['film.mp4']), 'videos[0]'),
     (chat('<video>', videos=[[picture(32, 32), picture(32, 64)]]), 'videos[0][1]'),
     (chat('<video>', videos=[{'video': [picture(32, 32)], 'fps': 0}]), 'videos[0].fps'),
+    (chat('<video>', videos=[{'video': [picture(32, 32)], 'fps': 1e-300}]), 'videos[0].fps'),
     (chat('<audio>', audios=[b'RIFF']), 'audios[0]'),
     (chat('what is <|image_pad|>?'), 'messages[0].content'),
 ]
@@ -177,6 +193,27 @@ def test_what_cannot_be_read_is_refused_by_its_field(template, given, field):
     with pytest.raises(InvalidTrajectory) as refused:
         template.encode(given)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize('kind', ['PNG', 'JPEG', 'WEBP', 'GIF', 'BMP'])
+def test_broken_files_are_refused_or_read(kind):
+    """Files cut off anywhere, or with bytes changed, end in an image or in the refusal of their field."""
+    draw, exif = random.Random(0), Image.Exif()
+    exif[274], exif[270] = 6, 'turned'
+    moving = {'save_all': True, 'append_images': [picture(33, 17, seed=1)]} if kind in ('GIF', 'WEBP', 'PNG') else {}
+    whole = [encoded(picture(33, 17), kind, **({'exif': exif} if kind in ('JPEG', 'WEBP', 'PNG') else {}))]
+    whole += [encoded(picture(33, 17), kind, **moving)]
+    outcomes = set()
+    for _ in range(400):
+        content = bytearray(draw.choice(whole))
+        for _ in range(draw.randrange(1, 6)):
+            content[draw.randrange(len(content))] = draw.choice((0, 255, draw.randrange(256)))
+        content = content[: draw.choice((len(content), draw.randrange(len(content))))]
+        try:
+            outcomes.add(MediaLoader().image(bytes(content), 'images[0]').mode)
+        except InvalidTrajectory as refused:
+            outcomes.add(refused.field)
+    assert outcomes == {'RGB', 'images[0]'}
 
 
 @pytest.mark.parametrize('limits', [MediaLimits(max_pixels=1000), MediaLimits(max_bytes=100), MediaLimits(max_side=20)])

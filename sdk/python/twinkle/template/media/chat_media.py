@@ -92,7 +92,7 @@ class ChatMedia:
         """
         found, named = find_media(chat)[1], find_media(given)[1]
         if len(found) > self.limits.max_items:
-            problem = f'shows {len(found)} images and videos, more than max_items {self.limits.max_items}'
+            problem = f'shows {len(found)} images, videos and clips, more than max_items {self.limits.max_items}'
             raise InvalidTrajectory('messages', problem)
         places = [media.place for media in (named if len(named) == len(found) else found)]
         return [self._read(media, place, load) for media, place in zip(found, places, strict=True)]

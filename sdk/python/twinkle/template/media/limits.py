@@ -8,7 +8,7 @@ class MediaLimits:
     """Most of everything in one chat."""
 
     max_items: int = 64
-    """Images and videos."""
+    """Images, videos and clips of audio."""
     max_bytes: int = 32 * 2**20
     """Of one file, before it is decoded."""
     max_pixels: int = 2**25

@@ -3,6 +3,8 @@
 import base64
 import binascii
 import io
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +21,13 @@ from twinkle.template.media.sound import Sound, sound_of_array, sound_of_wav
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'GIF', 'BMP')
 """What is decoded. Formats that run programs or nest others are not among them."""
 _BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, OverflowError, MemoryError, IndexError)
-"""What Pillow raises for files that are cut off or wrong."""
+_BROKEN = (
+    OSError, SyntaxError, ValueError, EOFError, ArithmeticError, MemoryError, LookupError, TypeError, AttributeError,
+    RuntimeError, UserWarning, struct.error, zlib.error,
+)  # fmt: skip
+"""What Pillow raises for files that are cut off or wrong, and warns of where a program has made warnings errors."""
+_LEAST_RATE = 0.001
+"""Frames a second: positions count time, and below this those of a long video are of no model."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,7 @@ class MediaLoader:
             InvalidTrajectory: names the field: it cannot be had, or is no image, or larger than the limits.
         """
         if isinstance(source, Image.Image):
-            self._check_size(source, place)
-            return _decoded(source, place)
+            return self._checked(source, place)
         if isinstance(source, np.ndarray):
             return self.image(_of_array(cast('np.ndarray[Any, Any]', source), place), place)
         content = self._bytes(source, place)
@@ -69,10 +75,7 @@ class MediaLoader:
             raise InvalidTrajectory(place, f'is no image of {", ".join(FORMATS)}') from None
         except _BROKEN as error:
             raise InvalidTrajectory(place, f'is broken: {type(error).__name__}') from None
-        self._check_size(opened, place)
-        if getattr(opened, 'n_frames', 1) > 1:
-            raise InvalidTrajectory(place, 'has several frames; give them as a video')
-        return _decoded(opened, place)
+        return self._checked(opened, place)
 
     def sound(self, source: Any, place: str) -> Sound:
         """Return a clip of audio.
@@ -98,8 +101,8 @@ class MediaLoader:
         """
         fields = cast('Mapping[str, Any]', source) if isinstance(source, Mapping) else {'video': source}
         rate: Any = fields.get('fps', 2.0)
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1000:
-            raise InvalidTrajectory(f'{place}.fps', f'must be frames a second, above 0, got {rate!r}')
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not _LEAST_RATE <= rate <= 1000:
+            raise InvalidTrajectory(f'{place}.fps', f'must be frames a second, {_LEAST_RATE} to 1000, got {rate!r}')
         frames: Any = fields.get('video')
         if isinstance(frames, str | bytes | Mapping) or not isinstance(frames, Sequence) or not frames:
             raise InvalidTrajectory(place, 'must be a list of frames; no decoder of video files is installed')
@@ -124,10 +127,12 @@ class MediaLoader:
             content = self._named(str(source), place)
         elif isinstance(source, Mapping):
             fields = cast('Mapping[str, Any]', source)
-            held = [fields[name] for name in ('bytes', 'url', 'path', 'base64') if fields.get(name) is not None]
-            if not held or isinstance(held[0], Mapping):
+            name = next((one for one in ('bytes', 'url', 'path', 'base64') if fields.get(one) is not None), '')
+            held = fields.get(name)
+            if held is None or isinstance(held, Mapping):
                 raise InvalidTrajectory(place, 'must hold bytes, url, path or base64')
-            return self._bytes(held[0], place)
+            is_bare = name == 'base64' and isinstance(held, str) and not held.startswith('data:')
+            return self._bytes(f'data:;base64,{held}' if is_bare else held, place)
         else:
             raise InvalidTrajectory(
                 place, f'must be a path, bytes, data: address or image, got {type(source).__name__}'
@@ -138,7 +143,10 @@ class MediaLoader:
     def _named(self, name: str, place: str) -> bytes:
         if name.startswith('data:'):
             return self._of_data(name, place)
-        scheme = urlsplit(name).scheme
+        try:
+            scheme = urlsplit(name).scheme
+        except ValueError:
+            raise InvalidTrajectory(place, 'is neither a path nor an address') from None
         if len(scheme) > 1 and scheme != 'file':
             raise InvalidTrajectory(place, f'is an address of {scheme}:, and nothing is fetched; give the bytes')
         if not self.is_path_allowed:
@@ -169,6 +177,16 @@ class MediaLoader:
         if count > self.limits.max_bytes:
             raise InvalidTrajectory(place, f'has {count} bytes, more than max_bytes {self.limits.max_bytes}')
 
+    def _checked(self, image: Image.Image, place: str) -> Image.Image:
+        """Return an opened image as RGB, having measured it first."""
+        self._check_size(image, place)
+        if _frame_count(image, place) > 1:
+            raise InvalidTrajectory(place, 'has several frames; give them as a video')
+        if image.mode[0] in 'IF':
+            # Pillow would cut such numbers off at 255.
+            raise InvalidTrajectory(place, f'has pixels of mode {image.mode}; give 8 bits a channel')
+        return _decoded(image, place)
+
     def _check_size(self, image: Image.Image, place: str) -> None:
         width, height = image.size
         if width * height > self.limits.max_pixels:
@@ -177,6 +195,13 @@ class MediaLoader:
             )
         if not 0 < max(width, height) <= self.limits.max_side or not min(width, height):
             raise InvalidTrajectory(place, f'has {width} x {height} pixels; its sides are 1 to {self.limits.max_side}')
+
+
+def _frame_count(image: Image.Image, place: str) -> int:
+    try:
+        return int(getattr(image, 'n_frames', 1))
+    except _BROKEN as error:
+        raise InvalidTrajectory(place, f'is broken: {type(error).__name__}') from None
 
 
 def _decoded(image: Image.Image, place: str) -> Image.Image:

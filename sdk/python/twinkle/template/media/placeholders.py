@@ -140,7 +140,7 @@ def _part(part: Any, path: str, search: _Search) -> str:
         _take_all(text, path, search)
         return text
     names = (str(fields['type']), kind, *_SOURCE_KEYS)
-    sources = [fields[name] for name in dict.fromkeys(names) if fields.get(name) is not None]
+    sources = [_source(name, fields[name]) for name in dict.fromkeys(names) if fields.get(name) is not None]
     if len(sources) > 1:
         raise InvalidTrajectory(path, f'brings its {kind} more than once; give one of {", ".join(names)}')
     if not sources:
@@ -149,3 +149,8 @@ def _part(part: Any, path: str, search: _Search) -> str:
         source = {**fields, kind: sources[0]} if kind == 'video' else sources[0]
         search.found.append(FoundMedia(kind, source, path))
     return f'<{kind}>'
+
+
+def _source(name: str, given: Any) -> Any:
+    # Alone, such a text would be taken for a path.
+    return {name: given} if name == 'base64' else given
