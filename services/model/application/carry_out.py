@@ -107,7 +107,9 @@ class CarryOut:
             raise
         finally:
             if outcome is not None:
-                await self._use_up(adapter, operation, outcome)
+                # As it is by now: it may have been parked, or saved, while its batch was on the way.
+                current = self._directory.find(adapter.adapter_id) or adapter
+                await self._use_up(current, operation, outcome)
 
     # Compute verbs: written down while they run
 

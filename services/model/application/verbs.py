@@ -86,17 +86,23 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     queues = Queues(world.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
     dispatcher = Dispatcher(world.backend, scheduler, world.clock, batch_seconds=limits.batch_seconds)
-    fill_batch = FillBatch(world.batches, world.codec, tenant_bytes=limits.queue.request_bytes)
+    fill_batch = FillBatch(
+        world.batches,
+        world.codec,
+        tenant_bytes=limits.queue.request_bytes,
+        is_alone=residency.lease.is_held_by,
+    )
     carry_out = CarryOut(
         world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run, fill_batch=fill_batch
     )
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
     create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, most=limits.adapters)
 
-    delete = DeleteAdapter(directory, queues, dispatcher, residency, world.journal)
+    delete = DeleteAdapter(directory, queues, dispatcher, fill_batch, residency, world.journal)
 
     async def close() -> None:
         residency.turn_all_away()
+        fill_batch.close()
         await dispatcher.close()
         await queues.close()
         await delete.close()
@@ -111,7 +117,7 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
         execute_operation=execute,
         find_operation=FindOperation(directory, queues, dispatcher),
         watch_operations=WatchOperations(directory, queues),
-        cancel_operation=CancelOperation(directory, queues, dispatcher),
+        cancel_operation=CancelOperation(directory, queues, dispatcher, fill_batch),
         train_stream=TrainStream(execute, queues),
         upload_batch=UploadBatch(world.uploads),
         read_upload=ReadUpload(world.uploads),

@@ -2,14 +2,14 @@
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from services.kit.errors import DomainError
-from services.model.domain.result import OperationResult
+from services.model.domain.result import ForwardResult, OperationResult, Outcome
 
 Array = npt.NDArray[Any]
 _TIMES = ('seconds', 'per_second')
@@ -20,12 +20,20 @@ def first_difference(recorded: OperationResult | DomainError, found: OperationRe
     """Return where a replayed outcome parts from the one on record, and both values; None where it does not.
 
     Receipts, warnings and metrics of time are no part of it: they tell of the run, not of the adapter. Errors are the
-    same if their codes and reasons are.
+    same if their codes and reasons are. Values of a critic are compared where they are on record: journals that were
+    written before results had them have none.
     """
     if isinstance(recorded, DomainError) or isinstance(found, DomainError):
         one, other = _kind(recorded), _kind(found)
         return None if one == other else f'outcome: recorded {one}, found {other}'
-    return _difference('outcome', recorded.outcome, found.outcome)
+    return _difference('outcome', recorded.outcome, _as_recorded(recorded.outcome, found.outcome))
+
+
+def _as_recorded(recorded: Outcome, found: Outcome) -> Outcome:
+    """Return an outcome without what results of its kind did not have when the other one was recorded."""
+    if isinstance(recorded, ForwardResult) and isinstance(found, ForwardResult) and not recorded.values:
+        return replace(found, values=())
+    return found
 
 
 def _kind(outcome: OperationResult | DomainError) -> str:

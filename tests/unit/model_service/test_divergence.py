@@ -25,6 +25,15 @@ def test_what_is_the_same_is_the_same():
     assert first_difference(LossNotFinite('ad-1', 1), LossNotFinite('ad-1', 2)) is None
 
 
+def test_values_are_compared_where_they_are_on_record():
+    """Journals from before results had them are no other than what is found; one that has them has to agree."""
+    critic = replace(FORWARD, outcome=replace(FORWARD.outcome, values=[np.zeros(12, np.float32)]))
+    other = replace(FORWARD, outcome=replace(FORWARD.outcome, values=[np.full(12, -0.0, np.float32)]))
+    assert first_difference(FORWARD, critic) is None
+    assert first_difference(critic, other).startswith('outcome.values[0][0]: recorded ')
+    assert first_difference(critic, FORWARD).startswith('outcome.values: recorded ')
+
+
 @pytest.mark.parametrize(
     ('change', 'path'),
     [

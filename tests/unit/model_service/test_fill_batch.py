@@ -12,7 +12,15 @@ from fixtures.fake_trainer import VOCABULARY
 from fixtures.journals import CODEC
 from fixtures.model_verbs import FakeWorld, create_command, let_others_run
 from services.kit.caller import Caller
-from services.kit.errors import InvalidField, NotBuiltYet, ScopeMissing, ServiceUnreachable
+from services.kit.errors import (
+    AdapterNotFound,
+    Cancelled,
+    Draining,
+    InvalidField,
+    NotBuiltYet,
+    ScopeMissing,
+    ServiceUnreachable,
+)
 from services.kit.rpc.context import acting_for
 from services.model.api.convert_operation import operation_from_proto
 from services.model.application.fill_batch import FillBatch
@@ -125,6 +133,11 @@ async def test_without_a_data_service_handles_are_refused():
         await NoDataService().load(by_handle('ad', 1).place)
 
 
+def fill_of(batches: FakeBatches, *, tenant_bytes: int, alone: str = '') -> FillBatch:
+    """Return what fills operations, of which one adapter may have the replica for itself."""
+    return FillBatch(batches, CODEC, tenant_bytes=tenant_bytes, is_alone=lambda adapter_id: adapter_id == alone)
+
+
 class CountingBatches(FakeBatches):
     """Counts how many are being fetched at a time."""
 
@@ -148,13 +161,13 @@ async def test_what_waits_for_room_is_one_batch_of_each_tenant():
     batches = CountingBatches(gate)
     with acting_for(ALICE):
         size = len((await FakeBatches(batches.loaders).load(by_handle('ad', 1).place)).content)
-    fill = FillBatch(batches, CODEC, tenant_bytes=2 * size * 16 // 15 + 16)
+    fill = fill_of(batches, tenant_bytes=2 * size * 16 // 15 + 16)
     release, filled = asyncio.Event(), []
 
     async def use(consumed):
         with acting_for(ALICE):
             async with AsyncExitStack() as stack:
-                filled.append(await fill(stack, ALICE, by_handle('ad', 1, consumed=consumed)))
+                filled.append(await fill(stack, ALICE, by_handle(f'ad-{consumed}', 1, consumed=consumed)))
                 await release.wait()
 
     async with asyncio.TaskGroup() as group:
@@ -167,3 +180,117 @@ async def test_what_waits_for_room_is_one_batch_of_each_tenant():
         release.set()
     assert sorted(item.next_cursor.consumed_rows for item in filled) == [1, 2, 3, 4]
     assert filled[0].place.cursor == LoaderCursor(consumed_rows=0)
+
+
+class SlowWorld(World):
+    """A world whose data service takes its time."""
+
+    def __init__(self) -> None:
+        """Begin with the gate shut."""
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.batches = CountingBatches(self.gate)
+        self.served = self.verbs()
+
+    async def begin(self, operation: Operation) -> asyncio.Task:
+        """Return an operation under way, whose batch is waited for."""
+        task = asyncio.create_task(self.execute(operation))
+        await let_others_run()
+        assert self.batches.current == 1
+        return task
+
+
+async def test_what_is_fetched_can_be_cancelled():
+    """Nothing was applied; the number is free, and the tenant's next batch is fetched."""
+    world = SlowWorld()
+    adapter_id = await world.create()
+    task = await world.begin(by_handle(adapter_id, 1))
+    assert await world.served.cancel_operation(ALICE, adapter_id, 1)
+    with pytest.raises(Cancelled):
+        await task
+    world.gate.set()
+    result = await world.execute(by_handle(adapter_id, 1))
+    assert (result.sequence_number, result.is_replayed) == (1, False)
+    assert not await world.served.cancel_operation(ALICE, adapter_id, 1)
+
+
+async def test_deletion_does_not_wait_for_a_batch():
+    """The adapter is gone at once, however long the data service takes; the operation finds it so."""
+    world = SlowWorld()
+    adapter_id = await world.create()
+    task = await world.begin(by_handle(adapter_id, 1))
+    await world.served.delete_adapter(ALICE, adapter_id)
+    with pytest.raises(AdapterNotFound):
+        await task
+
+
+async def test_end_of_the_service_does_not_wait_for_a_batch():
+    """What is fetched then is to be tried again, and so is what comes after."""
+    world = SlowWorld()
+    adapter_id = await world.create()
+    task = await world.begin(by_handle(adapter_id, 1))
+    await world.served.close()
+    with pytest.raises(Draining):
+        await task
+    with pytest.raises(Draining):
+        await world.execute(by_handle(adapter_id, 1))
+
+
+async def test_caller_that_goes_away_leaves_the_operation_to_its_end():
+    """Its batch is fetched all the same, and a repeat gets the result."""
+    world = SlowWorld()
+    adapter_id = await world.create()
+    task = await world.begin(by_handle(adapter_id, 1))
+    task.cancel()
+    await asyncio.wait([task])
+    repeat = asyncio.create_task(world.execute(by_handle(adapter_id, 1)))
+    world.gate.set()
+    assert (await repeat).next_cursor.consumed_rows == 1
+    assert len(world.batches.places) == 1
+
+
+async def test_tenants_do_not_wait_for_each_others_batches():
+    """One that is slow holds up its own tenant's alone."""
+    gate = asyncio.Event()
+    batches = CountingBatches(gate)
+    fill = fill_of(batches, tenant_bytes=1 << 20)
+    bob = Caller(tenant_id='bob', scopes=ALICE.scopes)
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        for caller, adapter_id in ((ALICE, 'a1'), (ALICE, 'a2'), (bob, 'b1')):
+            with acting_for(ALICE):
+                group.create_task(fill(stack, caller, by_handle(adapter_id, 1)))
+        await let_others_run()
+        assert batches.current == 2
+        gate.set()
+
+
+async def test_adapter_that_is_alone_waits_for_no_room():
+    """Those that hold all room may be waiting for its end, which would never come."""
+    gate = asyncio.Event()
+    gate.set()
+    fill = fill_of(CountingBatches(gate), tenant_bytes=16, alone='alone')
+    async with AsyncExitStack() as held:
+        with acting_for(ALICE):
+            await fill(held, ALICE, by_handle('first', 1))
+            waiting = asyncio.create_task(fill(held, ALICE, by_handle('second', 1)))
+            await let_others_run()
+            filled = await fill(held, ALICE, by_handle('alone', 1))
+        assert not filled.is_batch_missing
+        assert not waiting.done()
+        fill.cancel('second')
+        with pytest.raises(Cancelled):
+            await waiting
+
+
+async def test_number_is_used_up_on_the_adapter_as_it_is_by_then():
+    """What became of the adapter while its batch was on the way stays known."""
+    world = SlowWorld()
+    adapter_id = await world.create()
+    task = await world.begin(by_handle(adapter_id, 1, consumed=5))
+    directory = world.served.directory
+    directory.renew(replace(directory.get(ALICE, adapter_id), checkpoint_path='twinkle://saved'))
+    world.gate.set()
+    with pytest.raises(LoaderAtEnd):
+        await task
+    adapter = directory.get(ALICE, adapter_id)
+    assert (adapter.sequence_number, adapter.checkpoint_path) == (1, 'twinkle://saved')
