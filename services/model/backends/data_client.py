@@ -1,5 +1,6 @@
 """The data service as the source of batches that the client has never seen."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -15,6 +16,8 @@ from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
 
 MOST_BYTES = 256 << 20
 """Of one batch: more than the engine computes on at once, by far."""
+_THREAD_BYTES = 1 << 20
+"""Larger batches are serialised beside the event loop."""
 _PATIENCE = timedelta(seconds=60)
 """For one batch, which takes milliseconds."""
 _PASSED_ON = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.INTERNAL})
@@ -33,7 +36,9 @@ class DataClient:
         call = self._stub.StreamBatches(_requests(place), timeout=_PATIENCE.total_seconds())
         try:
             async for response in call:
-                return _loaded(place, response)
+                if response.ByteSize() < _THREAD_BYTES:
+                    return _loaded(place, response)
+                return await asyncio.to_thread(_loaded, place, response)
         except grpc.aio.AioRpcError as error:
             raise _error_of(error) from error
         finally:
@@ -78,9 +83,13 @@ def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
             'batch.loader', f'its batch has more than {MOST_BYTES} bytes; open a loader of smaller ones'
         )
     if fact.code is Code.INVALID_ARGUMENT and fact.violations:
-        # As the data service names it, 'start.cursor': here the batch says where to start.
-        field = fact.violations[0].field.replace('start', 'batch.loader', 1)
-        return InvalidField(field, fact.violations[0].problem)
+        return InvalidField(_field_here(fact.violations[0].field), fact.violations[0].problem)
     if fact.code in _PASSED_ON or fact.retry_after is not None:
         return fact
     return ServiceUnreachable('data')
+
+
+def _field_here(field: str) -> str:
+    """Return what the data service calls 'start.cursor' as the operation calls it; rows of the dataset stay so."""
+    part, dot, rest = field.partition('.')
+    return f'batch.loader{dot}{rest}' if part == 'start' else field
