@@ -18,10 +18,12 @@ from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite import SqliteJournal
 from services.model.config import ModelConfig
 from services.model.ports import TrainerBackend
+from twinkle.plugin import keep_plugins_out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay, and return the exit status."""
+    keep_plugins_out()
     parser = argparse.ArgumentParser(prog='python -m services.model.replay', description='Replays a journal.')
     parser.add_argument('--journal', type=Path, required=True, metavar='FOLDER', help='a copy of <state_dir>/journal')
     parser.add_argument('--config', type=Path, metavar='FILE', help='of the model service')

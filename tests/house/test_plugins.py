@@ -7,10 +7,10 @@ import pytest
 from fixtures.source_tree import ROOT
 
 
-@pytest.mark.parametrize('service', ['data', 'model', 'sampler'])
-def test_service_begins_by_keeping_plugins_out(service: str) -> None:
+@pytest.mark.parametrize('program', ['data/__main__.py', 'model/__main__.py', 'model/replay.py', 'sampler/__main__.py'])
+def test_service_begins_by_keeping_plugins_out(program: str) -> None:
     """Before its configuration is read, and so before any process of its own is started, which inherits it."""
-    tree = ast.parse((ROOT / 'services' / service / '__main__.py').read_text())
+    tree = ast.parse((ROOT / 'services' / program).read_text())
     (main,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == 'main']
     first = next(node for node in main.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
     assert ast.unparse(first) == 'keep_plugins_out()'
