@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.data.backends.library_errors import facts_of_step
+from services.data.backends.row_files import as_kept
 from services.data.domain import (
     CheckStep,
     Dataset,
@@ -110,7 +111,7 @@ class LazyReader:
     def _row(self, view: LazyDataset, place: int, index: int) -> Row:
         try:
             with facts_of_step(0, self._dataset.pending[-1], Table(rows=[])):
-                return view[place]
+                return as_kept(view[place])
         except InvalidField as error:
             # The batch counts from 0; its owner counts from the first row of the dataset.
             field = error.field.replace(f'rows[{place}]', f'rows[{index}]', 1)

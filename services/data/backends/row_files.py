@@ -88,6 +88,14 @@ class RowFiles:
         self._lines.close()
 
 
+def as_kept(row: Row) -> Row:
+    """Return an encoded row of one sample as it is read where it was written."""
+    left_out = {*TOKEN_COLUMNS, *_IMPLIED_COLUMNS}
+    others = {name: plain(value) for name, value in row.items() if name not in left_out}
+    names = (name for name in TOKEN_COLUMNS if name in row and name != 'position_ids')
+    return {**others, **{name: np.asarray(row[name], dtype=_DTYPES[name]) for name in names}}
+
+
 def _token_columns(table: Table) -> list[str]:
     if not table.is_encoded or not table.rows:
         return []

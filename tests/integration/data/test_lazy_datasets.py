@@ -67,6 +67,25 @@ async def test_lazy_rows_are_those_of_an_eager_dataset(service: RunningData, tin
         assert await service.read_all(loaders[1].loader_id, item.cursor) == whole[index + 1 :]
 
 
+async def test_lazy_features_and_chats_are_those_of_an_eager_dataset(
+    service: RunningData, tiny_llama_dir: Path
+) -> None:
+    """Every tensor and every chat, with what its row holds beside them."""
+    steps = [set_template(tiny_llama_dir), ENCODE]
+    turns = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'two words'}]
+    source = rows(*({'messages': turns, 'level': level, 'tags': ['x', {'y': level}]} for level in (1, 2)))
+    eager, lazy = await service.create(source, *steps), await create(service, source, *steps)
+    read: list[Any] = []
+    for dataset in (eager, lazy):
+        loader = await service.open(dataset.dataset_id, 2)
+        begin = start(loader.loader_id, is_trajectory_included=True)
+        read.extend([item async for item in service.stream(begin, credits_for(1))])
+    assert len(read) == 2
+    assert read[1].batch == read[0].batch
+    assert read[1].trajectories == read[0].trajectories
+    assert read[1].trajectories[1].user_data['level'].number_value == 2
+
+
 async def test_lazy_dataset_outlives_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """Steps are kept with the rows; a cursor goes on, and one of other steps does not fit."""
     fields = {'base_models': (str(tiny_llama_dir),)}
