@@ -55,6 +55,12 @@ def test_experts_divide_the_ranks_of_a_stage_anew() -> None:
     assert [mesh.axis_rank('ep', rank) for rank in range(16)] == [0, 1, 2, 3] * 4
     assert [mesh.axis_rank('ep_fsdp', rank) for rank in range(8)] == [0] * 4 + [1] * 4
     assert (mesh.ep_world_size, mesh.etp_world_size, mesh.world_size) == (4, 1, 16)
+    assert mesh.get_dim_ranks('ep', 9) == [8, 9, 10, 11]
+    assert mesh.get_dim_ranks('ep_fsdp', 9) == [9, 13]
+    assert mesh.get_dim_ranks('etp', 9) == [9]
+    copied = DeviceMesh.from_sizes(dp_size=8, ep_size=2, etp_size=2)
+    assert copied.get_dim_ranks('ep', 5) == [5, 7]
+    assert copied.get_dim_ranks('etp', 5) == [4, 5]
     with pytest.raises(ValueError, match='ep_size 3'):
         DeviceMesh.from_sizes(dp_size=8, ep_size=3)
 
@@ -81,6 +87,13 @@ def test_a_mesh_may_be_written_out() -> None:
     for wrong, names in (([0, 0], ('dp',)), ([0, 1], ('dp', 'tp')), ([0, 1], ('rows',)), ([-1, 0], ('dp',))):
         with pytest.raises(ValueError, match='mesh'):
             DeviceMesh(wrong, names)
+    with pytest.raises(ValueError, match='expert_sizes'):
+        DeviceMesh([0, 1], ('dp',), expert_sizes=(('dp', 2),))
+    with pytest.raises(ValueError, match='vpp_size'):
+        DeviceMesh([0, 1], ('dp',), vpp_size=0)
+    for ask in (mesh.axis_size, mesh.axis_rank, mesh.get_dim_ranks):
+        with pytest.raises(ValueError, match='experts'):
+            ask('experts')
     with pytest.raises(ValueError, match='stage'):
         mesh.get_pp_stage_ranks(1)
     with pytest.raises(ValueError, match='rank'):

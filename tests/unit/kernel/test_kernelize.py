@@ -100,10 +100,11 @@ def test_a_block_puts_back_what_was_there(model):
         {'rotary': 'torch'},
         {'geglu': 'torch'},
         {'rms_norm': KernelChoice(('liger',))},
+        {'rms_norm': nn.RMSNorm(4)},
     ],
 )
 def test_what_cannot_run_here_is_refused_and_changes_nothing(model, mapping):
-    """Liger on a CPU, unknown names, and operations that the model does not have, also beside one that fits."""
+    """Liger on a CPU, unknown names, modules, operations that the model does not have; also beside one that fits."""
     with pytest.raises(KernelError, match=next(iter(mapping))):
         kernelize(model, {'swiglu': lambda gate, up: gate, **mapping})
     assert set(kernels_of(model).values()) == {None}

@@ -121,6 +121,27 @@ def test_of_several_patches_all_are_applied_or_none(folder):
     assert torch.equal(logits(model), plain)
 
 
+def test_a_patch_that_breaks_takes_the_others_with_it(folder):
+    """Whatever it raises, the model is as it was, and the patches in it before stay."""
+
+    class Crashing(RopeScalingPatch):
+        def apply(self, model):
+            raise RuntimeError(type(model).__name__)
+
+    model = load(folder)
+    plain = logits(model)
+    with pytest.raises(RuntimeError):
+        apply_patches(model, [('RopeScalingPatch', {'factor': 2.0}), (Crashing, {'factor': 2.0})])
+    assert (patches_of(model), torch.equal(logits(model), plain)) == ((), True)
+    with (
+        apply_context(model, RopeScalingPatch, factor=2),
+        pytest.raises(RuntimeError),
+        apply_context(model, Crashing(2)),
+    ):
+        raise AssertionError
+    assert (patches_of(model), torch.equal(logits(model), plain)) == ((), True)
+
+
 def test_a_patch_is_in_one_model_at_a_time(folder):
     """It keeps what it has to put back."""
     patch = RopeScalingPatch(2.0)

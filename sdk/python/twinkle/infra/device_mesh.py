@@ -106,6 +106,11 @@ class DeviceMesh:
         self._check_experts()
 
     def _check_experts(self) -> None:
+        sizes = [*self.expert_sizes, ('vpp', self.vpp_size)]
+        for name, size in sizes:
+            _count(name, size)
+        if not {name for name, _ in self.expert_sizes} <= set(_EXPERT_AXES):
+            raise ValueError(f'expert_sizes must be of {_EXPERT_AXES}, got {self.expert_sizes}')
         stage_size = self.world_size // self.axis_size('pp')
         product = prod(size for _, size in self.expert_sizes)
         if stage_size % product:
@@ -158,7 +163,12 @@ class DeviceMesh:
         return self.get_data_rank_from_global_rank(self.rank())
 
     def axis_size(self, name: str) -> int:
-        """Return the size of axis `name`, 1 where the mesh does not have it."""
+        """Return the size of axis `name`, 1 where the mesh does not have it.
+
+        Raises:
+            ValueError: there is no such axis.
+        """
+        _check_axis(name)
         if name in self.mesh_dim_names:
             return int(self.mesh.shape[self.mesh_dim_names.index(name)])
         return dict(self.expert_sizes).get(name, 1)
@@ -186,18 +196,13 @@ class DeviceMesh:
         (Megatron-core's order of its expert groups).
 
         Raises:
-            ValueError: the rank is not in the mesh.
+            ValueError: the rank is not in the mesh, or there is no such axis.
         """
-        place = self._place(self.rank() if rank is None else rank)
+        _check_axis(name)
+        own = self.rank() if rank is None else rank
         if name in self.mesh_dim_names or name not in _EXPERT_AXES:
-            return place.get(name, 0)
-        stage = self.get_pp_stage_ranks(place.get('pp', 0))
-        index = stage.index(self.rank() if rank is None else rank)
-        for axis in ('etp', 'ep', 'ep_fsdp'):
-            index, at = divmod(index, self.axis_size(axis))
-            if axis == name:
-                return at
-        return 0
+            return self._place(own).get(name, 0)
+        return self._expert_place(own)[name]
 
     def get_data_rank_from_global_rank(self, rank: int) -> int:
         """Return which of the parts of a batch a rank reads; ranks that differ in other axes only read the same.
@@ -258,21 +263,42 @@ class DeviceMesh:
     def get_dim_ranks(self, name: str, rank: int | None = None) -> list[int]:
         """Return the ranks that differ from a rank in axis `name` only, itself among them.
 
+        Of the axes that divide the ranks anew for experts, the others are the other two.
+
         Raises:
-            ValueError: the rank is not in the mesh.
+            ValueError: the rank is not in the mesh, or there is no such axis.
         """
+        _check_axis(name)
         own = self.rank() if rank is None else rank
         place = self._place(own)
         if name not in self.mesh_dim_names:
-            return [own]
+            return self._expert_ranks(name, own) if name in _EXPERT_AXES else [own]
         index = tuple(slice(None) if axis == name else place[axis] for axis in self.mesh_dim_names)
         return [int(one) for one in self.mesh[index].flat]
+
+    def _expert_ranks(self, name: str, rank: int) -> list[int]:
+        wanted = {**self._expert_place(rank), name: 0}
+        stage = self.get_pp_stage_ranks(self._place(rank).get('pp', 0))
+        return [one for one in stage if {**self._expert_place(one), name: 0} == wanted]
+
+    def _expert_place(self, rank: int) -> dict[str, int]:
+        """Return a rank's place along the axes that divide its stage anew, and which of their copies it is in."""
+        index = self.get_pp_stage_ranks(self._place(rank).get('pp', 0)).index(rank)
+        place: dict[str, int] = {}
+        for axis in ('etp', 'ep', 'ep_fsdp'):
+            index, place[axis] = divmod(index, self.axis_size(axis))
+        return {**place, 'copy': index}
 
     def _place(self, rank: int) -> dict[str, int]:
         places = np.argwhere(self.mesh == rank)
         if not len(places):
             raise ValueError(f'rank {rank} is not in device_mesh, which has {self.world_size} ranks')
         return dict(zip(self.mesh_dim_names, (int(place) for place in places[0]), strict=True))
+
+
+def _check_axis(name: str) -> None:
+    if name not in (*_AXES, *_EXPERT_AXES):
+        raise ValueError(f'there is no axis {name!r}; there are {(*_AXES, *_EXPERT_AXES)}')
 
 
 def _count(name: str, size: object) -> int:

@@ -97,6 +97,9 @@ def _planned(operation: str, choice: Choice, seams: Sequence[KernelSeam]) -> _Pl
     if operation not in OPERATIONS:
         raise KernelError(operation, f'is none of the operations that can be given a kernel: {", ".join(OPERATIONS)}')
     own = [seam for seam in seams if seam.operation == operation]
+    if isinstance(choice, nn.Module):
+        # A module within a layer would be a part of the frozen model, and torch would hide it behind `kernel`.
+        raise KernelError(operation, f'{type(choice).__name__} is a module; give a function without weights of its own')
     if callable(choice):
         return _Planned(operation, getattr(choice, '__name__', repr(choice)), choice, own)
     wanted = choice.backends if isinstance(choice, KernelChoice) else (choice,)

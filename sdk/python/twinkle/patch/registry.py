@@ -1,7 +1,7 @@
 """Patches by name, and how they get into a model."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from twinkle.component import ComponentRegistry
@@ -29,18 +29,16 @@ def apply_patches(model: Any, patches: Sequence[tuple[str, Mapping[str, Any]]]) 
     """Apply an operator's patches, each a name and options, in order; all of them or none.
 
     Raises:
-        UnknownComponent, InvalidComponentOptions, PatchError: as `apply_patch`; the model is as it was.
+        UnknownComponent, InvalidComponentOptions, PatchError: as `apply_patch`.
+        Whatever a patch of your own raises; in each case the model is as it was.
     """
     built = [PATCHES.build(name, options) for name, options in patches]
-    applied: list[Patch] = []
-    try:
+    with ExitStack() as undo:
         for patch in built:
             patch(model)
-            applied.append(patch)
-    except ValueError:
-        undo_patches(applied)
-        raise
-    return applied
+            undo.callback(patch.unpatch)
+        undo.pop_all()
+    return built
 
 
 def undo_patches(patches: Sequence[Patch]) -> None:
