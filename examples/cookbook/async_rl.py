@@ -12,22 +12,20 @@ probability of a token over the sampler's, which is 1 where the weights are the 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, run_recipe
+from examples.cookbook.shouting import TOPICS, ShoutReward, chats_about
 from twinkle.advantage import GRPOAdvantage
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import LoraConfig, SampledSequence, SamplingParams
 from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
-from twinkle.reward import TextReward
 from twinkle.rollout import AsyncPipeline, as_sampler_logps, drop_stale
 from twinkle.sampler import TorchSampler
-
-TOPICS = ('the sea', 'bread', 'a cat', 'the moon', 'rain', 'a bridge', 'winter', 'music', 'a train', 'the colour blue')
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,7 @@ class Setting:
     """Sizes and rates."""
 
     model: str
+    precision: Literal['no', 'bf16']
     steps: int
     prompts: int
     """Of each step."""
@@ -48,21 +47,13 @@ class Setting:
 
 
 CPU = Setting(
-    model=BUILT_IN_MODELS[0], steps=20, prompts=2, samples=8, max_tokens=12, lora_rank=8, learning_rate=1e-3,
-    max_staleness=1,
+    model=BUILT_IN_MODELS[0], precision='no', steps=20, prompts=2, samples=8, max_tokens=12, lora_rank=8,
+    learning_rate=1e-3, max_staleness=1,
 )  # fmt: skip
 GPU = Setting(
-    model='Qwen/Qwen3-4B', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16, learning_rate=1e-5,
-    max_staleness=1,
+    model='hf://Qwen/Qwen3-4B', precision='bf16', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16,
+    learning_rate=1e-5, max_staleness=1,
 )  # fmt: skip
-
-
-class ShoutReward(TextReward):
-    """The share of capital letters."""
-
-    def score(self, completion: str) -> float:
-        """Return it of one completion."""
-        return sum(character.isupper() for character in completion) / max(len(completion), 1)
 
 
 class Loop:
@@ -70,12 +61,14 @@ class Loop:
 
     def __init__(self, setting: Setting, *, seed: int) -> None:
         self.setting, self.seed = setting, seed
-        self.model = TransformersModel(setting.model)
+        self.model = TransformersModel(setting.model, mixed_precision=setting.precision)
         config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
         self.model.add_adapter_to_model('default', config)
         self.model.set_optimizer('AdamW', lr=setting.learning_rate, weight_decay=0.0)
         self.model.set_loss('GRPOLoss', correction='truncated', correction_high=2.0)
-        self.sampler = TorchSampler(setting.model, {'device': str(self.model.engine.model.device)})
+        dtype = 'bfloat16' if setting.precision == 'bf16' else 'float32'
+        engine = {'device': str(self.model.engine.model.device), 'dtype': dtype}
+        self.sampler = TorchSampler(setting.model, engine)
         self.manager = CheckpointEngineManager(model=self.model, sampler=self.sampler)
         self.newest = 0
         """Version of the weights that the trainer has."""
@@ -84,9 +77,7 @@ class Loop:
         """Yield the chats of each step."""
         draw = np.random.default_rng(self.seed)
         for _ in range(self.setting.steps):
-            topics = draw.choice(TOPICS, self.setting.prompts, replace=False)
-            texts = [f'In capital letters, write about {topic}.' for topic in topics]
-            yield [{'messages': [{'role': 'user', 'content': text}]} for text in texts]
+            yield chats_about(draw.choice(TOPICS, self.setting.prompts, replace=False))
 
     def sample(self, index: int, chats: list[dict[str, Any]]) -> list[SampledSequence]:
         """Return the completions of a step, side by side; runs in the pipeline's thread."""
@@ -119,7 +110,7 @@ class Loop:
 
 def main() -> None:
     """Run the recipe."""
-    train(read_recipe('async_rl', __doc__ or '', {'cpu': CPU, 'gpu': GPU}))
+    run_recipe('async_rl', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:

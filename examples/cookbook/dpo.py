@@ -11,12 +11,12 @@ at 0.9 or more; docs/learning.md has the curves.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, run_recipe
 from twinkle.data_format import InputFeature, LoraConfig
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
@@ -53,7 +53,7 @@ class Setting:
     """Sizes and rates."""
 
     model: str = BUILT_IN_MODELS[0]
-    precision: str = 'no'
+    precision: Literal['no', 'bf16'] = 'no'
     steps: int = 8
     pairs: int = 3
     """Of a batch."""
@@ -61,8 +61,8 @@ class Setting:
     learning_rate: float = 5e-4
     lora_rank: int = 8
     beta: float = 0.1
-    loss_type: str = 'sigmoid'
-    """Or 'hinge', 'ipo', 'kto_pair': see `twinkle.loss.DPOLoss`."""
+    loss_type: Literal['sigmoid', 'hinge', 'ipo', 'kto_pair'] = 'sigmoid'
+    """See `twinkle.loss.DPOLoss`."""
     judge_every: int = 4
 
 
@@ -74,7 +74,7 @@ GPU = Setting(
 
 def main() -> None:
     """Run the recipe."""
-    train(read_recipe('dpo', __doc__, {'cpu': CPU, 'gpu': GPU}))
+    run_recipe('dpo', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:

@@ -9,13 +9,14 @@ Held out: `accuracy` is the share of 32 unseen questions whose own title is the 
 With `--setting cpu` and seeds 0, 1 and 2 it rises from at most 0.40 to at least 0.80; docs/learning.md has the curves.
 """
 
+import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, endless, run_recipe
 from twinkle.data_format import InputFeature, LoraConfig
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
@@ -64,7 +65,7 @@ class Setting:
     """Sizes and rates."""
 
     model: str = BUILT_IN_MODELS[0]
-    precision: str = 'no'
+    precision: Literal['no', 'bf16'] = 'no'
     steps: int = 10
     pairs: int = 12
     """Of a batch: each question's positive, and the others' negatives."""
@@ -89,7 +90,7 @@ class PairProcessor(Preprocessor):
 
 def main() -> None:
     """Run the recipe."""
-    train(read_recipe('embedding', __doc__, {'cpu': CPU, 'gpu': GPU}))
+    run_recipe('embedding', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:
@@ -106,7 +107,7 @@ def train(recipe: Recipe[Setting]) -> None:
     plotted = ['loss', 'accuracy', 'pos_sim', 'neg_sim']
     with Curves(recipe.out, title='InfoNCE', total_steps=setting.steps + 1, plotted=plotted) as curves:
         curves.record(**judge(model, held_out))
-        for step, batch in enumerate(repeated(loader, setting.steps), 1):
+        for step, batch in enumerate(itertools.islice(endless(loader), setting.steps), 1):
             output = model.forward_backward(batch, task='embedding')
             model.clip_grad_and_step()
             is_judged = step % setting.judge_every == 0 or step == setting.steps
@@ -136,16 +137,6 @@ def encoded_pairs(model_id: str, *, seed: int) -> tuple[Dataset, list[InputFeatu
 def with_marks(rows: list[Any]) -> list[InputFeature]:
     """Label each anchor 1 and what follows it 0: one label a text, as the loss wants it."""
     return [{'input_ids': row['input_ids'], 'labels': [1 - index % 2]} for index, row in enumerate(rows)]
-
-
-def repeated(loader: DataLoader, steps: int) -> Any:
-    """Yield so many batches, over as many epochs as it takes."""
-    while steps:
-        for batch in loader:
-            yield batch
-            steps -= 1
-            if not steps:
-                return
 
 
 def judge(model: TransformersModel, held_out: list[InputFeature]) -> dict[str, float]:

@@ -8,28 +8,21 @@ that one only): losses, log-probabilities, samples and the digest of the final w
 It uses the services that run (TWINKLE_SERVER_URL, `twinkle up`), else it starts its own for the time of the run.
 """
 
-import json
-import queue
-import tempfile
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from blake3 import blake3
 
 from examples.cookbook import pretraining
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, run_recipe
 from examples.cookbook.serving import connected
+from examples.cookbook.tenants import Log, Tenant, run_tenants
 from twinkle.advantage import GRPOAdvantage
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.reward import TextReward
 from twinkle_client import TwinkleClient
-from twinkle_client.administration import KeyAdministration
 from twinkle_client.checkpoint_engine import CheckpointEngineManager
 from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset
@@ -45,8 +38,8 @@ class Setting:
     """Sizes of all four."""
 
     model: str = DEFAULT_MODEL
-    solo: str = ''
-    """A, B, C or D: run this one alone. Empty: all at once, then each alone."""
+    solo: Literal['A', 'B', 'C', 'D', 'none'] = 'none'
+    """Run this one alone. 'none': all at once, then each alone."""
     steps: int = 4
     batch_size: int = 4
     sequence_tokens: int = 128
@@ -57,33 +50,6 @@ class Setting:
 
 CPU = Setting()
 GPU = Setting(steps=40, batch_size=16, sequence_tokens=1024, generations=8, max_tokens=64, learning_rate=5e-4)
-
-
-@dataclass
-class Log:
-    """What a tenant saw: numbers for people, and every bit for the comparison."""
-
-    name: str
-    news: 'queue.SimpleQueue[Mapping[str, float] | None]'
-    """To the thread that draws; None: the tenant has ended."""
-    begin: threading.Barrier
-    """Where the tenants wait for each other, once their data is ready."""
-    bits: list[str] = field(default_factory=list)
-    pass_adapter_counts: list[int] = field(default_factory=list)
-
-    def step(self, output: Mapping[str, Any], *exact: Any, **numbers: float) -> None:
-        """Take what came of a step: the output of a forward pass, what else must be equal, and what is drawn."""
-        arrays = [output['loss'], *output['logps'], *exact]
-        self.bits += [blake3(np.ascontiguousarray(array).tobytes()).hexdigest() for array in arrays]
-        self.pass_adapter_counts.append(output['receipt']['pass_adapter_count'])
-        self.news.put({f'{self.name}_{name}': number for name, number in numbers.items()})
-
-    def weights(self, client: TwinkleClient, model: MultiLoraTransformersModel) -> None:
-        """Take the digest of the adapter as it is now, downloaded as anybody would, and remove it."""
-        with tempfile.TemporaryDirectory() as folder:
-            files = client.download_checkpoint(model.save('final'), folder)
-            self.bits.append(blake3((files / 'adapter_model.safetensors').read_bytes()).hexdigest())
-        model.remove_adapter()
 
 
 def fine_tune(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
@@ -146,12 +112,6 @@ def score(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:
     model.remove_adapter()
 
 
-TENANTS: Mapping[str, Callable[[Recipe[Setting], TwinkleClient, Log], None]] = {
-    'A': fine_tune, 'B': pretrain, 'C': reinforce, 'D': score
-}  # fmt: skip
-PLOTTED = {'A': 'A_loss', 'B': 'B_loss', 'C': 'C_reward', 'D': 'D_mean_logprob'}
-
-
 def learn(model: MultiLoraTransformersModel, batches: list[Any], log: Log) -> None:
     """Take a step for each batch; none waits for the answer of the one before."""
     log.begin.wait()
@@ -184,54 +144,31 @@ def packed_text(setting: Setting) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run the recipe."""
+    run_recipe('four_tenants', __doc__, {'cpu': CPU, 'gpu': GPU}, compare)
+
+
+def compare(recipe: Recipe[Setting]) -> None:
     """Run them together and alone, compare, and say so."""
-    recipe = read_recipe('four_tenants', __doc__ or '', {'cpu': CPU, 'gpu': GPU})
+    tenants = [
+        Tenant('A', partial(fine_tune, recipe), plotted='loss'),
+        Tenant('B', partial(pretrain, recipe), plotted='loss'),
+        Tenant('C', partial(reinforce, recipe), plotted='reward'),
+        Tenant('D', partial(score, recipe), plotted='mean_logprob'),
+    ]
+    solo, together, alone = recipe.setting.solo, dict[str, Log](), dict[str, Log]()
     with connected(recipe.setting.model) as admin:
-        if solo := recipe.setting.solo:
-            run(recipe, admin, [solo], f'{solo} alone')
-            return
-        together = run(recipe, admin, list(TENANTS), 'together')
-        alone = {name: run(recipe, admin, [name], f'{name} alone')[name] for name in TENANTS}
-    is_equal = {name: together[name].bits == alone[name].bits for name in TENANTS}
+        run = partial(run_tenants, admin, steps=recipe.setting.steps)
+        if solo == 'none':
+            together = run(tenants, out=recipe.out / 'together', title='together')
+        for one in [tenant for tenant in tenants if solo in {'none', tenant.name}]:
+            alone |= run([one], out=recipe.out / f'{one.name}_alone', title=f'{one.name} alone')
+    is_equal = {name: log.bits == alone[name].bits for name, log in together.items()}
     for name, equal in is_equal.items():
         shared = max(together[name].pass_adapter_counts)
         print(f'{name}: {"every bit equal" if equal else "DIFFERS"}, up to {shared} adapters in one of its passes')
     if not all(is_equal.values()):
         raise SystemExit(1)
-
-
-def run(recipe: Recipe[Setting], admin: TwinkleClient, names: list[str], title: str) -> dict[str, Log]:
-    """Run tenants at once, each with its own key, client and thread; draw what they tell, and return their logs."""
-    keys = KeyAdministration(client=admin)
-    made = {name: keys.create_key(f'tenant-{name.lower()}', scopes=['train', 'sample', 'data']) for name in names}
-    news: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
-    begin = threading.Barrier(len(names))
-    logs = {name: Log(name, news, begin) for name in names}
-
-    def work(name: str, secret: str) -> None:
-        try:
-            with TwinkleClient(admin.base_url, secret) as client:
-                TENANTS[name](recipe, client, logs[name])
-        except BaseException:
-            begin.abort()
-            raise
-        finally:
-            news.put(None)
-
-    out, plotted = recipe.out / title.replace(' ', '_'), [PLOTTED[name] for name in names]
-    total = len(names) * recipe.setting.steps
-    with ThreadPoolExecutor(len(names)) as pool, Curves(out, title=title, total_steps=total, plotted=plotted) as curves:
-        runs = [pool.submit(work, name, secret) for name, (_, secret) in made.items()]
-        for _ in names:
-            while (numbers := news.get()) is not None:
-                curves.record(**numbers)
-    for one in runs:
-        one.result()
-    for key, _ in made.values():
-        keys.revoke_key(key.key_id)
-    saved = {name: {'bits': log.bits, 'pass_adapter_counts': log.pass_adapter_counts} for name, log in logs.items()}
-    (out / 'bits.json').write_text(json.dumps(saved, indent=2))
-    return logs
 
 
 if __name__ == '__main__':

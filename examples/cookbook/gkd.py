@@ -12,12 +12,12 @@ With `--setting cpu` and seeds 0, 1 and 2 it falls to less than 0.6 of its start
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, run_recipe
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import IGNORE_INDEX, InputFeature, LoraConfig, SamplingParams
 from twinkle.hub import BUILT_IN_MODELS
@@ -41,7 +41,7 @@ class Setting:
     teacher: str = BUILT_IN_MODELS[0]
     student_system: str = 'Answer.'
     teacher_system: str = 'Talk like a pirate, with "Arrr" and "matey".'
-    precision: str = 'no'
+    precision: Literal['no', 'bf16'] = 'no'
     device: str = 'cpu'
     steps: int = 6
     prompts: int = 5
@@ -98,7 +98,7 @@ class Speaker:
 
 def main() -> None:
     """Run the recipe."""
-    train(read_recipe('gkd', __doc__, {'cpu': CPU, 'gpu': GPU}))
+    run_recipe('gkd', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:

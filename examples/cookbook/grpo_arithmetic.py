@@ -9,25 +9,24 @@ few steps, drawn as in training with seeds of their own (`held_out_reward`) and 
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.grpo import build_sampler, held_out_answers, step_numbers
+from examples.cookbook.recipe import Recipe, endless, run_recipe
 from twinkle.advantage import GRPOAdvantage
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams, pack_value
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.hub import BUILT_IN_MODELS
-from twinkle.metric import CompletionRewardMetric
 from twinkle.model import TransformersModel
 from twinkle.reward import AnswerReward, TextReward
-from twinkle.rollout import staleness_of
-from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
+from twinkle.sampler import Sampler
 
 EXAMPLE = [
     {'role': 'system', 'content': ' '},
@@ -36,8 +35,6 @@ EXAMPLE = [
 ]
 """Every chat begins with one sum that is answered."""
 ANSWER = re.compile(r'<answer>(-?[0-9]+)</answer>')
-DIAGNOSTICS = ('train/approx_kl', 'train/token_ratio_mean', 'train/token_ratio_max', 'train/clip_ratio', 'grad_norm')
-"""Of what the trainer reports; none of them is a time, so a seed gives the same curve each time."""
 SPLIT_SEED = 7
 """Which sums are held out does not depend on the run's seed."""
 
@@ -47,8 +44,9 @@ class Setting:
     """Sizes and rates."""
 
     model: str = BUILT_IN_MODELS[0]
-    engine: str = 'torch'
-    """What samples: 'torch' or 'vllm'."""
+    precision: Literal['no', 'bf16'] = 'no'
+    engine: Literal['torch', 'vllm'] = 'torch'
+    """What samples."""
     steps: int = 8
     prompts: int = 4
     """A step."""
@@ -70,12 +68,14 @@ class Setting:
 
 
 CPU = Setting()
-GPU = Setting(engine='vllm', steps=200, prompts=32, completions=16, largest=99, held_out=128, eval_every=10)
+GPU = Setting(
+    precision='bf16', engine='vllm', steps=200, prompts=32, completions=16, largest=99, held_out=128, eval_every=10,
+)  # fmt: skip
 
 
 def main() -> None:
-    """Run it as the command line says."""
-    train(read_recipe('grpo_arithmetic', str(__doc__), {'cpu': CPU, 'gpu': GPU}))
+    """Run the recipe."""
+    run_recipe('grpo_arithmetic', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:
@@ -83,13 +83,13 @@ def train(recipe: Recipe[Setting]) -> None:
     setting = recipe.setting
     training, held_out = sums(setting)
     model = build_model(setting, seed=recipe.seed)
-    batches = forever(DataLoader(training, batch_size=setting.prompts, shuffle=True, seed=recipe.seed, drop_last=True))
+    batches = endless(DataLoader(training, batch_size=setting.prompts, shuffle=True, seed=recipe.seed, drop_last=True))
     plotted = ('held_out_reward', 'reward', 'train/approx_kl', 'train/clip_ratio', 'entropy')
     with (
         ExitStack() as stack,
         Curves(recipe.out, title='GRPO: sums in a form', total_steps=setting.steps + 1, plotted=plotted) as curves,
     ):
-        sampler = build_sampler(setting, stack)
+        sampler = build_sampler(model, setting.engine, lora_rank=setting.lora_rank, stack=stack)
         manager = CheckpointEngineManager(model=model, sampler=sampler)
         for step in range(setting.steps):
             version = manager.sync_weights(merge_and_sync=False).version
@@ -140,27 +140,13 @@ def rows_of(pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
 
 def build_model(setting: Setting, *, seed: int) -> TransformersModel:
     """Return a trainer with a fresh adapter."""
-    model = TransformersModel(setting.model)
+    model = TransformersModel(setting.model, mixed_precision=setting.precision)
     config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
     model.add_adapter_to_model('default', config)
     model.set_optimizer('AdamW', lr=setting.learning_rate)
     model.set_loss('GRPOLoss', epsilon=0.2)
     model.add_metric('GRPOMetric', epsilon=0.2)
     return model
-
-
-def build_sampler(setting: Setting, stack: ExitStack) -> Sampler:
-    """Return what samples; `stack` closes it."""
-    if setting.engine == 'torch':
-        return TorchSampler(setting.model)
-    arguments = {'max_model_len': 256, 'max_lora_rank': setting.lora_rank, 'max_loras': 2}
-    return stack.enter_context(vLLMSampler(setting.model, arguments))
-
-
-def forever(loader: DataLoader) -> Iterator[list[Any]]:
-    """Yield batches, epoch after epoch."""
-    while True:
-        yield from loader
 
 
 def draw(sampler: Sampler, prompts: Sequence[Any], setting: Setting, *, seed: int) -> list[SampleResponse]:
@@ -188,40 +174,20 @@ def learn(
         part = slice(begin, begin + size)
         model.forward_backward(features[part], advantages=advantages[part])
         model.clip_grad_and_step()
-    earned = CompletionRewardMetric()
-    earned.accumulate(rewards=rewards, completion_lengths=[len(sequence.tokens) for sequence in sequences])
-    trained = model.calculate_metric()
-    return {
-        'reward': sum(rewards['total']) / len(features),
-        **earned.calculate(),
-        'entropy': -trained['train/mean_old_logp'],
-        'staleness': max(staleness_of(sequence, version=version) for sequence in sequences),
-        **{name: trained[name] for name in DIAGNOSTICS},
-    }
+    return step_numbers(model, sequences, rewards, version=version)
 
 
 def evaluate(sampler: Sampler, held_out: Dataset, setting: Setting) -> dict[str, float]:
     """Return the mean rewards of answers to the sums held out: drawn as in training, and the likeliest ones."""
     params = SamplingParams(max_tokens=setting.max_tokens)
-    # One call each, since prompts of one call share their random numbers.
-    drawn = [
-        response
-        for index, prompt in enumerate(held_out)
-        for response in sampler.sample(prompt, replace(params, seed=index), num_samples=setting.held_out_completions)
-    ]
-    greedy = sampler.sample(list(held_out), replace(params, temperature=0.0))
-    rewards, greedy_rewards = score(features_of(drawn)), score(features_of(greedy))
+    drawn, greedy = held_out_answers(sampler, held_out, params, completions=setting.held_out_completions)
+    rewards, greedy_rewards = score(drawn), score(greedy)
     return {
         'held_out_reward': fmean(rewards['total']),
         'held_out_accuracy': fmean(rewards['accuracy']),
         'held_out_format': fmean(rewards['format']),
         'held_out_greedy_reward': fmean(greedy_rewards['total']),
     }
-
-
-def features_of(responses: Sequence[SampleResponse]) -> list[InputFeature]:
-    """Return all completions, each with its prompt, as features."""
-    return [sequence.new_input_feature for response in responses for sequence in response.sequences]
 
 
 if __name__ == '__main__':

@@ -11,22 +11,20 @@ Curves: `heldout_return` is the mean score of prompts that are never trained on,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, run_recipe
+from examples.cookbook.shouting import HELD_OUT_TOPICS, TOPICS, ShoutReward, chats_about
 from twinkle.advantage import GAEAdvantage
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import MultiLoraTransformersModel
-from twinkle.reward import TextReward
 from twinkle.sampler import Sampler, TorchSampler
 
-TOPICS = ('the sea', 'bread', 'a cat', 'the moon', 'rain', 'a bridge', 'winter', 'music', 'a train', 'the colour blue')
-HELD_OUT_TOPICS = ('a river', 'the sun', 'a horse', 'snow')
 HELD_OUT_SEED = 10_000
 PLOTTED = ('heldout_return', 'return', 'kl', 'value_error', 'explained_variance')
 
@@ -36,6 +34,7 @@ class Setting:
     """Sizes and rates."""
 
     model: str
+    precision: Literal['no', 'bf16']
     steps: int
     prompts: int
     """Of each step."""
@@ -54,11 +53,11 @@ class Setting:
 
 
 CPU = Setting(
-    model=BUILT_IN_MODELS[0], steps=20, prompts=2, samples=8, max_tokens=12, lora_rank=8,
+    model=BUILT_IN_MODELS[0], precision='no', steps=20, prompts=2, samples=8, max_tokens=12, lora_rank=8,
     policy_lr=1e-3, critic_lr=1e-3, kl_coef=0.01, epochs=1, minibatch=8,
 )  # fmt: skip
 GPU = Setting(
-    model='Qwen/Qwen3-4B', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16,
+    model='hf://Qwen/Qwen3-4B', precision='bf16', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16,
     policy_lr=1e-5, critic_lr=5e-5, kl_coef=0.01, epochs=2, minibatch=40,
 )  # fmt: skip
 
@@ -91,17 +90,9 @@ class Experience:
         }
 
 
-class ShoutReward(TextReward):
-    """The share of capital letters."""
-
-    def score(self, completion: str) -> float:
-        """Return it of one completion."""
-        return sum(character.isupper() for character in completion) / max(len(completion), 1)
-
-
 def main() -> None:
     """Run the recipe."""
-    train(read_recipe('ppo', __doc__ or '', {'cpu': CPU, 'gpu': GPU}))
+    run_recipe('ppo', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:
@@ -125,7 +116,7 @@ def train(recipe: Recipe[Setting]) -> None:
 
 def policy_and_critic(setting: Setting, *, seed: int) -> MultiLoraTransformersModel:
     """Return a model with both adapters; setting the critic's loss gives it its value head."""
-    model = MultiLoraTransformersModel(setting.model, max_loras=2)
+    model = MultiLoraTransformersModel(setting.model, mixed_precision=setting.precision, max_loras=2)
     for name, rate in (('policy', setting.policy_lr), ('critic', setting.critic_lr)):
         config = LoraConfig(r=setting.lora_rank, lora_alpha=2 * setting.lora_rank, seed=seed)
         model.add_adapter_to_model(name, config)
@@ -137,11 +128,8 @@ def policy_and_critic(setting: Setting, *, seed: int) -> MultiLoraTransformersMo
 
 def sample(sampler: Sampler, topics: Sequence[str], setting: Setting, *, seed: int) -> list[Any]:
     """Return completions as training features, which carry the log-probabilities they were drawn with."""
-    chats = [
-        {'messages': [{'role': 'user', 'content': f'In capital letters, write about {topic}.'}]} for topic in topics
-    ]
     params = SamplingParams(max_tokens=setting.max_tokens, seed=seed)
-    responses = sampler.sample(chats, params, num_samples=setting.samples)
+    responses = sampler.sample(chats_about(topics), params, num_samples=setting.samples)
     return [sequence.new_input_feature for response in responses for sequence in response.sequences]
 
 

@@ -6,14 +6,14 @@ held-out perplexity, exp of the mean negative log-probability of a token, before
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, endless, run_recipe
 from twinkle.data_format import LoraConfig
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import DatasetMeta, PackingDataset
@@ -29,7 +29,7 @@ class Setting:
     """Sizes and rates."""
 
     model: str = BUILT_IN_MODELS[0]
-    precision: str = 'no'
+    precision: Literal['no', 'bf16'] = 'no'
     """'bf16' holds the base model in bfloat16."""
     text: str = 'docs'
     """Folder of Markdown or plain text files."""
@@ -58,8 +58,8 @@ GPU = Setting(
 
 
 def main() -> None:
-    """Read the command line and train."""
-    train(read_recipe('pretraining', __doc__ or '', {'cpu': CPU, 'gpu': GPU}))
+    """Run the recipe."""
+    run_recipe('pretraining', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:
@@ -109,12 +109,6 @@ def packed(texts: list[str], *, model_id: str, pack_tokens: int) -> PackingDatas
     dataset.encode()
     dataset.pack_dataset()
     return dataset
-
-
-def endless(loader: DataLoader) -> Iterator[list]:
-    """Give the batches of one epoch after the other, each in an order of its own."""
-    while True:
-        yield from loader
 
 
 def perplexity(model: TransformersModel, packs: list) -> float:

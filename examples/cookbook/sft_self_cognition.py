@@ -4,17 +4,17 @@ The data are questions about who it is, in examples/data/self_cognition.jsonl. A
 are not among them; what is counted is how many answers have the name.
 
 `--where services` runs the same loop on the services that run (TWINKLE_SERVER_URL, `twinkle up`), or on some of its
-own. `train` does not know where it runs: `in_process` and `services` bring the same names from different packages, and
+own. `teach` does not know where it runs: `in_process` and `services` bring the same names from different packages, and
 with the reference engines both give the same losses to the bit.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, run_recipe
 from twinkle.data_format import LoraConfig
 from twinkle.hub import BUILT_IN_MODELS
 
@@ -28,10 +28,9 @@ class Setting:
     """Sizes and rates."""
 
     model: str = BUILT_IN_MODELS[0]
-    precision: str = 'no'
+    precision: Literal['no', 'bf16'] = 'no'
     """'bf16' holds the base model in bfloat16; the services have a setting of their own."""
-    where: str = 'in-process'
-    """Or 'services'."""
+    where: Literal['in-process', 'services'] = 'in-process'
     examples: int = 32
     """Of the file's."""
     epochs: int = 3
@@ -110,15 +109,17 @@ PLACES = {'in-process': in_process, 'services': services}
 
 
 def main() -> None:
-    """Read the command line and train there."""
-    recipe = read_recipe('sft_self_cognition', __doc__ or '', {'cpu': CPU, 'gpu': GPU})
-    if recipe.setting.where not in PLACES:
-        raise SystemExit(f'--where must be one of {", ".join(PLACES)}, got {recipe.setting.where!r}')
+    """Run the recipe."""
+    run_recipe('sft_self_cognition', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
+
+
+def train(recipe: Recipe[Setting]) -> None:
+    """Train where the setting says."""
     with PLACES[recipe.setting.where](recipe.setting) as parts:
-        train(recipe, parts)
+        teach(recipe, parts)
 
 
-def train(recipe: Recipe[Setting], parts: Parts) -> None:
+def teach(recipe: Recipe[Setting], parts: Parts) -> None:
     """Ask, train, and ask again."""
     setting, model = recipe.setting, parts.model
     dataset = parts.Dataset(parts.DatasetMeta(DATA, data_slice=range(setting.examples)))

@@ -11,12 +11,12 @@ those whose last word is the product, too.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, run_recipe
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import LoraConfig, SamplingParams, ToolCall
 from twinkle.hub import BUILT_IN_MODELS
@@ -34,7 +34,7 @@ class Setting:
     """Sizes and rates."""
 
     model: str = BUILT_IN_MODELS[0]
-    precision: str = 'no'
+    precision: Literal['no', 'bf16'] = 'no'
     rounds: int = 3
     prompts: int = 6
     """Questions of a round."""
@@ -74,8 +74,8 @@ def parse_calls(text: str) -> list[ToolCall]:
 
 
 def main() -> None:
-    """Read the command line and train."""
-    train(read_recipe('tool_use', __doc__ or '', {'cpu': CPU, 'gpu': GPU}))
+    """Run the recipe."""
+    run_recipe('tool_use', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:

@@ -11,12 +11,12 @@ was drawn: all that is learned is what the text layers make of its rows.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image, ImageDraw
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, read_recipe
+from examples.cookbook.recipe import Recipe, endless, run_recipe
 from examples.cookbook.tiny_vision import build_tiny_vision_model
 from twinkle.checkpoint_engine import CheckpointEngineManager
 from twinkle.data_format import LoraConfig, SamplingParams
@@ -39,6 +39,7 @@ class Setting:
 
     model: str = ''
     """Empty: a tiny model of random weights, built beside the curves."""
+    precision: Literal['no', 'bf16'] = 'no'
     pictures: int = 240
     """To learn from; each is asked about twice."""
     held_out: int = 60
@@ -55,6 +56,7 @@ class Setting:
 CPU = Setting()
 GPU = Setting(
     model='hf://Qwen/Qwen2.5-VL-3B-Instruct',
+    precision='bf16',
     pictures=2000,
     held_out=200,
     side=224,
@@ -87,8 +89,8 @@ class Picture:
 
 
 def main() -> None:
-    """Read the command line and train."""
-    train(read_recipe('vision_sft', __doc__ or '', {'cpu': CPU, 'gpu': GPU}))
+    """Run the recipe."""
+    run_recipe('vision_sft', __doc__, {'cpu': CPU, 'gpu': GPU}, train)
 
 
 def train(recipe: Recipe[Setting]) -> None:
@@ -100,7 +102,7 @@ def train(recipe: Recipe[Setting]) -> None:
     dataset = Dataset(DatasetMeta(data=[chat for picture in pictures for chat in picture.chats()]))
     dataset.set_template('Template', model_id=model_id, max_length=512)
     dataset.encode()
-    model = TransformersModel(model_id)
+    model = TransformersModel(model_id, mixed_precision=setting.precision)
     model.add_adapter_to_model(
         'default', LoraConfig(r=setting.lora_rank, lora_alpha=setting.lora_rank, seed=recipe.seed)
     )
@@ -137,12 +139,6 @@ def draw(rng: random.Random, side: int) -> Picture:
     else:
         pen.polygon([(left, top + length), (left + length, top + length), (left, top)], fill=COLOURS[colour])
     return Picture(image, colour, size)
-
-
-def endless(loader: DataLoader) -> Any:
-    """Give the batches of one epoch after the other, each in an order of its own."""
-    while True:
-        yield from loader
 
 
 def accuracy(sampler: TorchSampler, chats: Sequence[dict[str, Any]]) -> float:

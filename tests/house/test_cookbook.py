@@ -11,7 +11,7 @@ FOLDER = 'examples/cookbook/'
 RECIPES = {
     Path(module.path).stem: module
     for module in modules(FOLDER)
-    if not module.path.endswith('/recipe.py') and 'read_recipe(' in module.text
+    if not module.path.endswith('/recipe.py') and 'run_recipe(' in module.text
 }
 
 

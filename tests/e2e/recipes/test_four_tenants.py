@@ -1,7 +1,9 @@
 """Four tenants of one base model, at once and alone, as the recipe runs them, on a tiny model."""
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,20 +28,26 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     stop_stack(folder, report=lambda *_: None)
 
 
-def run(stack: StackState, out: Path, *options: str) -> None:
-    """Run the recipe to its end."""
+def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]':
+    """Start the recipe; what it prints goes into one pipe."""
     environment = {**os.environ, 'TWINKLE_SERVER_URL': stack.address, 'TWINKLE_API_KEY': stack.read_api_key()}
     command = [sys.executable, '-m', 'examples.cookbook.four_tenants', '--setting', 'cpu', '--out', str(out)]
-    sizes = ['--seed', '3', '--model', stack.base_model, '--steps', str(STEPS)]
-    done = subprocess.run(
-        [*command, *sizes, *options],
+    return subprocess.Popen(
+        [*command, '--seed', '3', '--model', stack.base_model, *options],
         cwd=ROOT,
         env={**environment, 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(stack: StackState, out: Path, *options: str) -> None:
+    """Run the recipe to its end."""
+    with start(stack, out, '--steps', str(STEPS), *options) as process:
+        assert process.stdout is not None
+        printed = process.stdout.read()
+    assert process.returncode == 0, printed
 
 
 def logs_of(folder: Path) -> dict[str, dict[str, list]]:
@@ -65,3 +73,18 @@ def test_a_tenant_alone_learns(stack: StackState, tmp_path: Path) -> None:
     losses = [json.loads(line)['B_loss'] for line in (tmp_path / 'B_alone' / 'curves.jsonl').read_text().splitlines()]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_an_interrupt_ends_every_tenant_and_keeps_the_curves(stack: StackState, tmp_path: Path) -> None:
+    """In the middle of far more steps than there is time for, with the status of a program that was interrupted."""
+    with start(stack, tmp_path, '--steps', '400') as process:
+        assert process.stdout is not None
+        steps = (line for line in process.stdout if line.startswith('step'))
+        shown = list(itertools.islice(steps, 2))
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+    assert len(shown) == 2
+    assert process.returncode == 130, printed
+    assert 'Traceback' not in printed
+    assert (tmp_path / 'together' / 'curves.jsonl').read_text().count('\n') > 1
+    assert (tmp_path / 'together' / 'curves.png').read_bytes().startswith(b'\x89PNG')

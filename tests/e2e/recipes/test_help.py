@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMES = sorted(
     path.stem
     for path in (ROOT / 'examples' / 'cookbook').glob('*.py')
-    if path.stem != 'recipe' and 'read_recipe(' in path.read_text()
+    if path.stem != 'recipe' and 'run_recipe(' in path.read_text()
 )
 SHOW = """
 import importlib, sys

@@ -1,0 +1,24 @@
+"""The task of PPO and of asynchronous RL: to write in capital letters, which any model learns in a few steps."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from twinkle.reward import TextReward
+
+TOPICS = ('the sea', 'bread', 'a cat', 'the moon', 'rain', 'a bridge', 'winter', 'music', 'a train', 'the colour blue')
+HELD_OUT_TOPICS = ('a river', 'the sun', 'a horse', 'snow')
+
+
+class ShoutReward(TextReward):
+    """The share of capital letters."""
+
+    def score(self, completion: str) -> float:
+        """Return it of one completion."""
+        return sum(character.isupper() for character in completion) / max(len(completion), 1)
+
+
+def chats_about(topics: Iterable[str]) -> list[dict[str, Any]]:
+    """Return a chat for each topic, which asks for capital letters."""
+    return [
+        {'messages': [{'role': 'user', 'content': f'In capital letters, write about {topic}.'}]} for topic in topics
+    ]
