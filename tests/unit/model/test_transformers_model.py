@@ -363,3 +363,21 @@ def test_multi_lora_bounds_the_length(tiny_llama_dir, draw_feature):
     model.forward_only(draw_feature(10))
     with pytest.raises(InvalidArgument, match=r'features\[1\]'):
         model.forward_only([draw_feature(10), draw_feature(11)])
+
+
+def test_the_metric_of_rl_measures_entropies_where_it_is_asked_to(trainer: TransformersModel, tiny_llama_dir):
+    """The mean entropy of the whole distribution, which the loss need not reward; unasked there is none."""
+    ids, labels = np.arange(5, 12), np.arange(6, 13)
+    feature = {'input_ids': ids, 'labels': labels, 'old_logps': np.zeros(7, np.float32), 'advantages': np.ones(7)}
+    trainer.set_loss('GRPOLoss')
+    trainer.add_metric('GRPOMetric')
+    trainer.forward_backward([feature])
+    assert 'train/entropy' not in trainer.calculate_metric(is_training=True)
+    trainer.add_metric('GRPOMetric', is_entropy_measured=True)
+    trainer.forward_backward([feature])
+    # A fresh adapter changes nothing, so the base model alone says what is right.
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
+    with torch.no_grad():
+        logps = model(torch.tensor(ids)[None]).logits[0].log_softmax(-1)
+    expected = float(-(logps.exp() * logps).sum(-1).mean())
+    assert trainer.calculate_metric(is_training=True)['train/entropy'] == pytest.approx(expected, rel=1e-5)

@@ -28,6 +28,18 @@ class Sums:
         return 1.0 if answer == entry['answer'] else 0.25
 
 
+class Puzzles(Sums):
+    """Tasks of many right answers, which name none."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), 'answer': None}
+
+
+def test_a_task_without_an_answer_has_no_ground_truth():
+    """Least of all the word None."""
+    assert user_data_get(next(task_chats(Puzzles())), 'ground_truth', 'absent') == 'absent'
+
+
 def test_each_task_becomes_a_chat_that_names_it():
     """In order, with the true answer for rewards."""
     chats = list(task_chats(Sums(), system='Answer.'))

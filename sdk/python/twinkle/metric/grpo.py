@@ -20,8 +20,8 @@ _LARGEST_EXPONENT = 700.0
 class GRPOMetric(CountingMetric):
     """Reports what the sampled tokens' probabilities became.
 
-    `train/mean_new_logp` and `train/policy_confidence`, its exponential. Where the pass gave entropies,
-    `train/entropy`. Where the features carry `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`,
+    `train/mean_new_logp` and `train/policy_confidence`, its exponential. Where the pass gave entropies, because the loss
+    rewards them or `is_entropy_measured`, `train/entropy`, the mean over labels of the whole distribution's. Where the features carry `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`,
     `train/approx_kl` (the estimator k3 of the divergence of old from new: Schulman 2020, "Approximating KL
     Divergence"), `train/token_kl_max`, `train/token_ratio_mean` and `train/token_ratio_max`; with `advantages` too,
     `train/clip_ratio` with its parts `_low` and `_high`: the share of tokens whose ratio lies outside `[1 - epsilon,
@@ -32,6 +32,8 @@ class GRPOMetric(CountingMetric):
     Args:
         epsilon: lower clip range, positive.
         epsilon_high: upper clip range; unset: as the lower.
+        is_entropy_measured: ask each pass for entropies. The head's blocks are then computed again in the backward
+            pass, as they are for a loss with `entropy_coef`.
 
     Raises:
         ValueError: a range is not positive.
@@ -56,9 +58,13 @@ class GRPOMetric(CountingMetric):
     }
     optional_streams: ClassVar = ('old_logps', 'advantages', 'ref_logps', 'sampler_logps')
 
-    def __init__(self, epsilon: float = 0.2, epsilon_high: float | None = None) -> None:
+    def __init__(
+        self, epsilon: float = 0.2, epsilon_high: float | None = None, *, is_entropy_measured: bool = False
+    ) -> None:
         self.epsilon = checked_range('epsilon', epsilon)
         self.epsilon_high = checked_range('epsilon_high', epsilon if epsilon_high is None else epsilon_high)
+        if is_entropy_measured:
+            self.required_outputs = ('entropies',)
         super().__init__()
 
     def accumulate(self, facts: ForwardFacts) -> None:

@@ -43,7 +43,7 @@ def load_tasks(name: str, *, size: int, seed: int, **options: Any) -> TaskSet:
 
 
 def task_chats(tasks: TaskSet, *, system: str = _ASKED_FORM) -> Iterator[Trajectory]:
-    """Yield a chat for each task, in order; `user_data` names the task and its `ground_truth`.
+    """Yield a chat for each task, in order; `user_data` names the task and its `ground_truth`, where it has one.
 
     Args:
         tasks: a reasoning-gym dataset.
@@ -53,7 +53,10 @@ def task_chats(tasks: TaskSet, *, system: str = _ASKED_FORM) -> Iterator[Traject
     for index in range(len(tasks)):
         task = tasks[index]
         question: Message = {'role': 'user', 'content': str(task['question'])}
-        data = [pack_value(_INDEX, index), pack_value('ground_truth', str(task['answer']))]
+        data = [pack_value(_INDEX, index)]
+        # Some puzzles have many right answers and name none; their scorer knows.
+        if task.get('answer') is not None:
+            data.append(pack_value('ground_truth', str(task['answer'])))
         yield {'messages': [*opening, question], 'user_data': data}
 
 
