@@ -20,10 +20,11 @@ _LARGEST_EXPONENT = 700.0
 class GRPOMetric(CountingMetric):
     """Reports what the sampled tokens' probabilities became.
 
-    `train/mean_new_logp` and `train/policy_confidence`, its exponential. Where the pass gave entropies, because the loss
-    rewards them or `is_entropy_measured`, `train/entropy`, the mean over labels of the whole distribution's. Where the features carry `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`,
-    `train/approx_kl` (the estimator k3 of the divergence of old from new: Schulman 2020, "Approximating KL
-    Divergence"), `train/token_kl_max`, `train/token_ratio_mean` and `train/token_ratio_max`; with `advantages` too,
+    `train/mean_new_logp` and `train/policy_confidence`, its exponential. Where the pass gave entropies, because the
+    loss rewards them or `is_entropy_measured`: `train/entropy`, the mean over labels of the whole distribution's.
+    Where the features carry `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`, `train/approx_kl` (the
+    estimator k3 of the divergence of old from new: Schulman 2020, "Approximating KL Divergence"),
+    `train/token_kl_max`, `train/token_ratio_mean` and `train/token_ratio_max`; with `advantages` too,
     `train/clip_ratio` with its parts `_low` and `_high`: the share of tokens whose ratio lies outside `[1 - epsilon,
     1 + epsilon_high]` on the side that the advantage pushes to, where PPO's gradient is zero (arXiv:1707.06347, eq.
     7). Where they carry `ref_logps`, `train/ref_kl`, k3 of the new policy from the reference; where `sampler_logps`,
