@@ -150,6 +150,32 @@ def test_the_verbs_of_a_hub_take_ids_with_and_without_its_prefix(
         HFHub.download_model('ms://org/name')
 
 
+def test_a_repository_is_one_wherever_the_program_runs(
+    hub: FakeModelScope, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of its name is no target of a push, and names that read alike are two."""
+    (tmp_path / 'org' / 'one').mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert MSHub.push_to_hub('org/one', folder, token=TOKEN).url.endswith('/models/org/one')
+    hub.files['org/b--c'] = {**FILES, 'tokenizer.json': b'{"of": "org"}'}
+    hub.files['org--b/c'] = {**FILES, 'tokenizer.json': b'{"of": "org--b"}'}
+    texts = [(resolve_tokenizer(f'ms://{name}') / 'tokenizer.json').read_text() for name in ('org/b--c', 'org--b/c')]
+    assert texts == ['{"of": "org"}', '{"of": "org--b"}']
+
+
+def test_files_come_from_the_mirror_and_by_aliases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As whole models do."""
+    mirrored = tmp_path / 'mirror/models/org/name'
+    mirrored.mkdir(parents=True)
+    (mirrored / 'config.json').write_text('{}')
+    monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path / 'mirror'))
+    monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'mine=ms://org/name')
+    for name in ('ms://org/name', 'mine'):
+        assert HubOperation.download_file(name, '*.json') == str(mirrored)
+    with pytest.raises(HubError):
+        HubOperation.download_file('mine', '*.bin')
+
+
 WITHOUT_CLIENT = """
 import sys
 sys.modules['modelscope_hub'] = None  # as Python marks what is not to be imported

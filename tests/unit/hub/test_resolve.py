@@ -111,6 +111,28 @@ def test_folder_without_weights_serves_the_tokenizer_only(places: Path) -> None:
         resolve_model(str(folder))
 
 
+def test_downloads_that_broke_off_are_not_taken_for_whole(places: Path) -> None:
+    """A model lacks a file that its index names; of a dataset the client's unfinished file tells."""
+    partial, whole = make_hf_snapshot(places / 'hf', 'org/name'), make_model(places / 'ms/models/org/name')
+    for index in ('{"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}', '{', '[]'):
+        (partial / 'model.safetensors.index.json').write_text(index)
+        assert resolve_model('org/name') == whole
+        with pytest.raises(ModelNotFound):
+            resolve_model(str(partial))
+    (partial / 'model.safetensors.index.json').write_text('{"weight_map": {"a": "model.safetensors"}}')
+    assert resolve_model('org/name') == partial
+    repository = places / 'hf/datasets--org--rows'
+    for name, text in {'refs/main': 'c0ffee', 'snapshots/c0ffee/train.jsonl': '{}', 'blobs/a.incomplete': ''}.items():
+        (repository / name).parent.mkdir(parents=True)
+        (repository / name).write_text(text)
+    copy = places / 'ms/datasets/org/rows'
+    copy.mkdir(parents=True)
+    (copy / 'train.jsonl').write_text('{}')
+    assert resolve_dataset('org/rows') == copy
+    (repository / 'blobs/a.incomplete').unlink()
+    assert resolve_dataset('org/rows') == repository / 'snapshots/c0ffee'
+
+
 def test_dataset_is_found_in_the_mirror_or_at_its_path(places: Path) -> None:
     """Datasets are folders or files."""
     folder = places / 'mirror/datasets/org/rows'

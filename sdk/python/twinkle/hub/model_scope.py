@@ -46,7 +46,8 @@ def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None) -> Path:
         OSError, ValueError, RuntimeError: the hub did not give it.
     """
     client = _client()
-    wanted = hashlib.sha256('\n'.join(patterns or ()).encode()).hexdigest()[:8] if patterns else 'all'
+    # Also of the name: 'a/b--c' and 'a--b/c' would be one folder.
+    wanted = hashlib.sha256('\n'.join((name, *(patterns or ()))).encode()).hexdigest()[:12]
     # What is here is whole: a download that breaks off leaves nothing under this name.
     target = cache_dir() / 'modelscope' / f'{repo_type}s' / f'{name.replace("/", "--")}--{wanted}'
 

@@ -3,15 +3,15 @@
 import importlib
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
-from twinkle.hub import remote
 from twinkle.hub.errors import DatasetNotFound, HubError, HubUnreachable
 from twinkle.hub.ids import HubId, Source, local_path, without_alias
-from twinkle.hub.resolve import resolve_dataset, resolve_model
+from twinkle.hub.resolve import resolve_dataset, resolve_files, resolve_model
 from twinkle.hub.upload import Uploaded, upload, upload_later
 
 
@@ -44,7 +44,7 @@ class HubOperation:
             private: whether a repository that is made can be seen by its owner only.
             ignore_patterns: of files to leave out.
         """
-        return upload(folder_path, cls._id(repo_id), token=token, is_private=private, ignore=tuple(ignore_patterns))
+        return upload(folder_path, cls._of_hub(repo_id), token=token, is_private=private, ignore=tuple(ignore_patterns))
 
     @classmethod
     def async_push_to_hub(
@@ -61,7 +61,7 @@ class HubOperation:
         What can be told without the hub is refused at once.
         """
         push = upload_later(
-            folder_path, cls._id(repo_id), token=token, is_private=private, ignore=tuple(ignore_patterns)
+            folder_path, cls._of_hub(repo_id), token=token, is_private=private, ignore=tuple(ignore_patterns)
         )
         HubOperation._pushes.append(push)
         return push
@@ -75,19 +75,16 @@ class HubOperation:
 
         Raises:
             HubError: one failed; the first in order. All are forgotten then.
-            TimeoutError: one is not done in time; those that are left are waited for by the next call.
+            TimeoutError: one is not done in time; the next call waits for all of them again.
         """
-        done: list[Uploaded] = []
-        failure: HubError | None = None
-        while HubOperation._pushes:
-            try:
-                done.append(HubOperation._pushes[0].result(timeout))
-            except HubError as error:
-                failure = failure or error
-            HubOperation._pushes.pop(0)
-        if failure is not None:
-            raise failure
-        return done
+        pushes = list(HubOperation._pushes)
+        for push in pushes:
+            if wait((push,), timeout).not_done:
+                raise TimeoutError(f'a push is not done after {timeout} seconds')
+        for push in pushes:
+            with suppress(ValueError):  # another thread waited for it too
+                HubOperation._pushes.remove(push)
+        return [push.result() for push in pushes]
 
     @classmethod
     def download_model(cls, model_id: str) -> str:
@@ -104,8 +101,7 @@ class HubOperation:
             HubError: no file of it matches.
         """
         patterns = (allow_patterns,) if isinstance(allow_patterns, str) else tuple(allow_patterns)
-        given = local_path(repo_id)
-        folder = given or remote.download(HubId.parse(cls._id(repo_id)), kind='models', patterns=patterns)
+        folder = resolve_files(cls._id(repo_id), patterns)
         if not any(_matches(path.relative_to(folder), patterns) for path in folder.rglob('*') if path.is_file()):
             raise HubError(f'{repo_id} has no file that is one of {", ".join(patterns)}')
         return str(folder)
@@ -140,7 +136,17 @@ class HubOperation:
         Raises:
             HubError: the id names another hub.
         """
-        if cls.source is None or local_path(text) is not None or without_alias(text) != text:
+        is_elsewhere = local_path(text) is not None or without_alias(text) != text
+        return text if is_elsewhere else cls._of_hub(text)
+
+    @classmethod
+    def _of_hub(cls, text: str) -> str:
+        """Return a repository's id with the prefix of this hub.
+
+        Raises:
+            HubError: the id names another hub.
+        """
+        if cls.source is None:
             return text
         hub_id = HubId.parse(text)
         if hub_id.source not in (None, cls.source):

@@ -1,5 +1,6 @@
 """The order in which places are asked: alias, local path, mirror, caches, network."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,26 @@ def resolve_plugin(plugin_id: str) -> Path:
     return path.resolve()
 
 
+def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
+    """Return a local folder with those files of a model's repository that match; they may be none.
+
+    Caches of the hubs' clients are left to these, which know what of a repository is there.
+
+    Raises:
+        ModelNotFound: there is no such repository.
+        HubUnreachable: only the network could have it, and it did not answer.
+    """
+    model_id = without_alias(model_id)
+    if model_id in _BUILT_IN:
+        return get_model(model_id)
+    path = local_path(model_id)
+    if path is not None:
+        return path
+    hub_id = _parse(model_id, ModelNotFound)
+    places = (folder for folder in _own_places(hub_id, 'models') if folder.is_dir())
+    return next(places, None) or remote.download(hub_id, kind='models', patterns=patterns)
+
+
 def _resolve_model(
     model_id: str, is_fit: Callable[[Path], bool], patterns: tuple[str, ...], *, is_local_allowed: bool
 ) -> Path:
@@ -124,11 +145,15 @@ def _parse(text: str, error: type[HubError]) -> HubId:
         raise error(str(problem)) from problem
 
 
-def _places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
+def _own_places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
     mirror = os.environ.get('TWINKLE_HUB_DIR')
     if mirror:
         yield Path(mirror).expanduser() / kind / hub_id.name
     yield cache_dir() / kind / hub_id.name
+
+
+def _places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
+    yield from _own_places(hub_id, kind)
     if hub_id.source in ('hf', None):
         yield from remote.hugging_face_snapshots(hub_id.name, kind)
     if hub_id.source in ('ms', None):
@@ -136,7 +161,19 @@ def _places(hub_id: HubId, kind: remote.Kind) -> Iterator[Path]:
 
 
 def _has_weights(folder: Path) -> bool:
-    return (folder / 'config.json').is_file() and any(folder.glob('*.safetensors'))
+    is_there = (folder / 'config.json').is_file() and any(folder.glob('*.safetensors'))
+    return is_there and all((folder / name).is_file() for name in _shards(folder))
+
+
+def _shards(folder: Path) -> set[str]:
+    """Return the files that an index of weights names; a download that broke off lacks some."""
+    index = folder / 'model.safetensors.index.json'
+    if not index.is_file():
+        return set()
+    try:
+        return {str(name) for name in json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {'files that its index would name'}
 
 
 def _has_code(folder: Path) -> bool:
@@ -148,4 +185,4 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _wanted(is_fit: Callable[[Path], bool]) -> str:
-    return '*.safetensors' if is_fit is _has_weights else 'tokenizer.json'
+    return '*.safetensors, all that its index names' if is_fit is _has_weights else 'tokenizer.json'
