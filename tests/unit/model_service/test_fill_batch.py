@@ -25,10 +25,12 @@ from services.kit.rpc.context import acting_for
 from services.model.api.convert_operation import operation_from_proto
 from services.model.application.fill_batch import FillBatch
 from services.model.application.find_operation import OperationState
+from services.model.application.train_stream import Refused
 from services.model.backends.data_client import NoDataService
 from services.model.domain.errors import LoaderAtEnd, SequenceReused
 from services.model.domain.loader_batch import LoaderCursor
 from services.model.domain.operation import Operation, ZeroGrad
+from services.model.domain.result import OperationResult
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.data_format import InputFeature
 
@@ -294,3 +296,42 @@ async def test_number_is_used_up_on_the_adapter_as_it_is_by_then():
         await task
     adapter = directory.get(ALICE, adapter_id)
     assert (adapter.sequence_number, adapter.checkpoint_path) == (1, 'twinkle://saved')
+
+
+async def follow(world: World, operations: list[Operation]) -> list[OperationResult | Refused]:
+    """Return what a stream of operations, sent at once, answers in its order."""
+
+    async def send():
+        for operation in operations:
+            yield operation
+
+    with acting_for(ALICE):
+        return [item async for item in world.served.train_stream(ALICE, send())]
+
+
+async def test_pipelined_handles_of_two_adapters_are_answered_in_order():
+    """Each gets the batches of its own places, one after the other."""
+    world = World()
+    first, second = await world.create(), (await world.served.create_adapter(ALICE, create_command('r2'))).adapter_id
+    places = [(1, 0), (2, 2), (3, 4), (4, 0)]
+    sent = [by_handle(adapter_id, number, consumed=at) for number, at in places for adapter_id in (first, second)]
+    results = await follow(world, sent)
+    for adapter_id in (first, second):
+        own = [item for item in results if item.adapter_id == adapter_id]
+        assert [(item.sequence_number, item.next_cursor.consumed_rows) for item in own] == [
+            (1, 2),
+            (2, 4),
+            (3, 5),
+            (4, 2),
+        ]
+
+
+async def test_pipelined_handles_behind_a_missing_loader_are_not_carried_out():
+    """Nothing is applied that was sent in the belief that what is before it works."""
+    world = World()
+    adapter_id = await world.create()
+    sent = [by_handle(adapter_id, 1), by_handle(adapter_id, 2, loader_id='gone'), by_handle(adapter_id, 3, consumed=2)]
+    done, missing, behind = await follow(world, sent)
+    assert done.next_cursor.consumed_rows == 2
+    assert [missing.error.reason, behind.error.reason] == ['LOADER_NOT_FOUND', 'SEQUENCE_GAP']
+    assert (await world.execute(by_handle(adapter_id, 2, consumed=2))).next_cursor.consumed_rows == 4
