@@ -1,5 +1,6 @@
 """Rows come from Hugging Face `datasets` without a copy, and go back; the library is the real one."""
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -159,6 +160,20 @@ def test_saved_folders_are_read_without_the_library(kind: Any, tmp_path: Path) -
     assert list(kind(DatasetMeta(str(tmp_path / 'two'), split='test'))) == [CHATS[4]]
     with pytest.raises(DatasetError, match='train, test'):
         kind(DatasetMeta(str(tmp_path / 'two'), split='dev'))
+    for name in ('one', 'two'):
+        with pytest.raises(DatasetError, match='main'):
+            kind(DatasetMeta(str(tmp_path / name), subset_name='main'))
+
+
+def test_a_saved_split_is_not_taken_for_another(tmp_path: Path) -> None:
+    """A dataset saved alone knows which split it was; whoever names none gets what was saved."""
+    for name, split in {'of_test': datasets.Split.TEST, 'of_none': None}.items():
+        datasets.Dataset.from_list(CHATS, split=split).save_to_disk(tmp_path / name)
+        assert list(Dataset(DatasetMeta(str(tmp_path / name)))) == CHATS
+    assert list(Dataset(DatasetMeta(str(tmp_path / 'of_test'), split='test'))) == CHATS
+    for name, split in {'of_test': 'dev', 'of_none': 'test'}.items():
+        with pytest.raises(DatasetError, match=split):
+            Dataset(DatasetMeta(str(tmp_path / name), split=split))
 
 
 def test_damaged_folders_are_named(tmp_path: Path) -> None:
@@ -171,9 +186,14 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(DatasetError, match=file.name):
         Dataset(DatasetMeta(str(tmp_path / 'one')))
-    (tmp_path / 'one' / 'state.json').write_text('{')
-    with pytest.raises(DatasetError, match=r'state\.json'):
-        Dataset(DatasetMeta(str(tmp_path / 'one')))
+    for text in ('{', '[]', '{}', '{"_data_files": "all"}', '{"_data_files": ["a"]}'):
+        (tmp_path / 'one' / 'state.json').write_text(text)
+        with pytest.raises(DatasetError, match=r'state\.json'):
+            Dataset(DatasetMeta(str(tmp_path / 'one')))
+    for state in ({'_data_files': []}, {'_data_files': [], '_indices_data_files': [{'filename': 'indices.arrow'}]}):
+        (tmp_path / 'one' / 'state.json').write_text(json.dumps(state))
+        with pytest.raises(DatasetError, match=r'rows'):
+            Dataset(DatasetMeta(str(tmp_path / 'one')))
 
 
 def test_arrow_files_are_written_for_the_library(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def test_a_callback_that_raises_is_named(sampler: ScriptedSampler, tmp_path: Pat
     assert len((tmp_path / 'rollouts.jsonl').read_text().splitlines()) == (2 if name == 'trace_callback' else 1)
     with pytest.raises(KeyboardInterrupt):
         rollout(CHATS, seed=1)
+    lines = [json.loads(line) for line in (tmp_path / 'rollouts.jsonl').read_text().splitlines()]
+    assert {line['call_index'] for line in lines} == {0, 1}
 
 
 def test_what_cannot_be_followed_is_refused_first(sampler: ScriptedSampler, tmp_path: Path) -> None:

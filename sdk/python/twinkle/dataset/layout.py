@@ -32,7 +32,7 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     if configs:
         return _files_of_config(folder, configs, subset_name, split)
     if (folder / _SAVED_SPLITS).is_file() or (folder / _SAVED_STATE).is_file():
-        return _saved_files(folder, split)
+        return _saved_files(folder, subset_name=subset_name, split=split)
     root = folder
     if subset_name != DEFAULT_SUBSET:
         root = folder / subset_name
@@ -55,26 +55,50 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     raise DatasetError(f'split {split!r} is not in {folder.name}; there are {there}')
 
 
-def _saved_files(folder: Path, split: str) -> list[Path]:
+def _saved_files(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     """Return the files of a folder that `save_to_disk` of `datasets` wrote, of one dataset or of several splits."""
-    if (folder / _SAVED_SPLITS).is_file():
-        splits = cast('list[str]', _read_json(folder / _SAVED_SPLITS)['splits'])
-        if split not in splits:
-            raise DatasetError(f'split {split!r} is not in {folder.name}; there are {", ".join(splits)}')
+    if subset_name != DEFAULT_SUBSET:
+        raise DatasetError(f'subset {subset_name!r} is not in {folder.name}; save_to_disk keeps none, leave it out')
+    splits = _saved_list(folder / _SAVED_SPLITS, 'splits') if (folder / _SAVED_SPLITS).is_file() else None
+    if splits is not None:
+        _refuse_split(folder, split, [str(name) for name in splits])
         folder = folder / Path(split).name
-    listed = cast('list[dict[str, str]]', _read_json(folder / _SAVED_STATE)['_data_files'])
-    files = [folder / Path(entry['filename']).name for entry in listed]
+    state = _read_json(folder / _SAVED_STATE)
+    if splits is None and split != 'train':
+        # 'train' is what a program means that says nothing: then the rows are those that were saved.
+        _refuse_split(folder, split, [str(state.get('_split') or 'train')])
+    if state.get('_indices_data_files'):
+        raise DatasetError(f'{folder.name} was saved with rows chosen by an index; save it after flatten_indices()')
+    entries = cast('list[dict[str, Any]]', _saved_list(folder / _SAVED_STATE, '_data_files'))
+    if not all(isinstance(entry, dict) for entry in entries):  # pyright: ignore[reportUnnecessaryIsInstance] (of a file)
+        raise DatasetError(f'{folder.name}/{_SAVED_STATE} names no files; save the dataset again')
+    files = [folder / Path(str(entry.get('filename'))).name for entry in entries]
     missing = [file.name for file in files if not file.is_file()]
-    if missing or not files:
-        raise DatasetError(f'{folder.name} was saved with files that are not there: {", ".join(missing) or "none"}')
+    if missing:
+        raise DatasetError(f'{folder.name} was saved with files that are not there: {", ".join(missing)}')
+    if not files:
+        raise DatasetError(f'{folder.name} was saved without rows')
     return files
+
+
+def _refuse_split(folder: Path, split: str, known: list[str]) -> None:
+    if split not in known:
+        raise DatasetError(f'split {split!r} is not in {folder.name}; there are {", ".join(known) or "none"}')
+
+
+def _saved_list(path: Path, name: str) -> list[Any]:
+    found: Any = _read_json(path).get(name)
+    if not isinstance(found, list):
+        raise DatasetError(f'{path.parent.name}/{path.name} has no {name}; save the dataset again')
+    return cast('list[Any]', found)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return cast('dict[str, Any]', json.loads(path.read_text(encoding='utf-8')))
+        content = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
         raise DatasetError(f'{path.parent.name}/{path.name} cannot be read; save the dataset again') from error
+    return cast('dict[str, Any]', content) if isinstance(content, dict) else {}
 
 
 def _data_files(paths: Iterable[Path]) -> list[Path]:

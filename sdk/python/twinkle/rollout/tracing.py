@@ -53,14 +53,15 @@ class RolloutTracing:
             OSError: the disk refused.
         """
         seen: list[Rollout] = []
+        # A call that a callback ends has been one: its lines are there.
+        call_index, self._call_count = self._call_count, self._call_count + 1
         for rollout in rollouts:
             judged = self._judged(rollout)
             if self._path is not None:
-                _append(self._path, trace_of(judged, call_index=self._call_count))
+                _append(self._path, trace_of(judged, call_index=call_index))
             if self._on_rollout is not None:
                 _called('trace_callback', self._on_rollout, judged)
             seen.append(judged)
-        self._call_count += 1
         return seen
 
     def _judged(self, rollout: Rollout) -> Rollout:
