@@ -1,18 +1,23 @@
 """DPO on the small real model, as the recipe runs it."""
 
-from pathlib import Path
-
 import pytest
 
-from fixtures.recipe_runs import column, run_recipe
+from fixtures.recipe_runs import Curve, column, run_seeds
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
+SEEDS = (0, 1, 2)
 
 
-@pytest.mark.parametrize('seed', [0, 1, 2])
-def test_margins_of_pairs_not_trained_on_rise(seed: int, tmp_path: Path) -> None:
+@pytest.fixture(scope='module')
+def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
+    """Curves of all seeds."""
+    return run_seeds('dpo', tmp_path_factory.mktemp('out'), SEEDS)
+
+
+@pytest.mark.parametrize('seed', SEEDS)
+def test_margins_of_pairs_not_trained_on_rise(seed: int, curves: dict[int, Curve]) -> None:
     """From 0, where policy and reference are one, to what the recipe states; nearly every pair is told apart."""
-    curve = run_recipe('dpo', tmp_path, seed=seed)
+    curve = curves[seed]
     margins, accuracies = column(curve, 'margins'), column(curve, 'accuracies')
     assert (margins[0], accuracies[0]) == (0.0, 0.0)
     assert margins[-1] > 1.0

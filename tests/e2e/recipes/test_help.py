@@ -1,4 +1,4 @@
-"""Every recipe explains itself."""
+"""Every recipe explains itself, and refuses what it cannot do before it begins."""
 
 import ast
 import subprocess
@@ -26,6 +26,12 @@ for name in sys.argv[1:]:
         print('STATUS', end.code)
 """
 """All in one process: most of the time goes into importing torch."""
+TRY = """
+try:
+    dpo.main()
+except SystemExit as end:
+    print(end.code)
+"""
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,24 @@ def test_help_tells_every_option() -> None:
         assert f'python -m examples.cookbook.{one.name}' in one.text
         options = {'setting', 'seed', 'out', *(field.replace('_', '-') for field in one.fields)}
         assert {option for option in options if f'--{option} ' not in one.text} == set()
+
+
+def test_wrong_options_are_refused_by_name(tmp_path: Path) -> None:
+    """A number below zero, a choice that is none and a folder that cannot be: each ends the program at once."""
+    (tmp_path / 'file').touch()
+    wrong = {
+        '--steps': '-3',
+        '--beta': 'nan',
+        '--seed': '-1',
+        '--loss-type': 'simpo',
+        '--precision': 'fp16',
+        '--out': str(tmp_path / 'file' / 'out'),
+    }
+    begin = 'import sys\nfrom examples.cookbook import dpo\n'
+    each = [f'sys.argv = ["dpo", {option!r}, {value!r}]\n{TRY}' for option, value in wrong.items()]
+    command = [sys.executable, '-c', begin + ''.join(each)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ['2'] * len(wrong)
+    for option in wrong:
+        assert f'error: argument {option}: ' in done.stderr
