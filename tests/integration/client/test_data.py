@@ -11,7 +11,7 @@ import pytest
 from fixtures.fake_gateway import FakeGateway
 from fixtures.fake_wire import failure
 from twinkle.api.data.v1 import dataset_pb2
-from twinkle_client import TwinkleClient
+from twinkle_client import TwinkleClient, UsageError
 from twinkle_client.dataloader import DataLoader
 from twinkle_client.dataset import Dataset, DatasetMeta, IterableDataset, IterablePackingDataset, LazyDataset
 
@@ -212,3 +212,15 @@ async def test_rows_are_saved_here_despite_a_cut(gateway: FakeGateway, client: T
     assert (tmp_path / 'deep' / 'rows.jsonl').read_text() == '{"n": 0}\n{"n": 1}\n'
     with pytest.raises(ValueError, match='jsonl'):
         await dataset.save_as.aio(tmp_path / 'rows.xml')
+
+
+async def test_rows_that_are_refused_leave_the_file_as_it_was(
+    gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
+) -> None:
+    """Nor does the beginning of what came stay beside it."""
+    path = tmp_path / 'rows.jsonl'
+    path.write_text('before')
+    gateway.fail('AfterExportChunk', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))
+    with pytest.raises(UsageError):
+        await Dataset('org/name', client=client).save_as.aio(path)
+    assert {item.name: item.read_text() for item in tmp_path.iterdir()} == {'rows.jsonl': 'before'}

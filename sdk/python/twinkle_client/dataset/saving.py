@@ -1,6 +1,7 @@
 """Rows of the data service as a file of this machine."""
 
 from pathlib import Path
+from typing import BinaryIO
 
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
@@ -27,27 +28,32 @@ async def save_dataset(connection: Connection, dataset_id: str, path: Path, *, f
         raise ValueError(f'format must be one of {", ".join(_FORMATS)}, got {chosen!r}')
     staging = path.with_name(f'.{path.name}.part')
     staging.parent.mkdir(parents=True, exist_ok=True)
-    staging.write_bytes(b'')
+    try:
+        with staging.open('wb') as file:
+            await _fetch(connection, dataset_id, file, _FORMATS[chosen])
+        staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+async def _fetch(
+    connection: Connection, dataset_id: str, file: BinaryIO, file_format: dataset_pb2.FileFormat.ValueType
+) -> None:
     failures = 0
     while True:
-        offset = staging.stat().st_size
-        request = dataset_service_pb2.ExportDatasetRequest(
-            dataset_id=dataset_id, format=_FORMATS[chosen], offset=offset
-        )
+        offset = file.tell()
+        request = dataset_service_pb2.ExportDatasetRequest(dataset_id=dataset_id, format=file_format, offset=offset)
         try:
-            await _append(connection, request, staging)
-            break
+            return await _append(connection, request, file)
         except RetryableError:
-            failures = 1 if staging.stat().st_size > offset else failures + 1
+            failures = 1 if file.tell() > offset else failures + 1
             if failures == MAX_FAILURES:
                 raise
-    staging.replace(path)
 
 
-async def _append(connection: Connection, request: dataset_service_pb2.ExportDatasetRequest, path: Path) -> None:
+async def _append(connection: Connection, request: dataset_service_pb2.ExportDatasetRequest, file: BinaryIO) -> None:
     stub = DatasetServiceStub(connection.channel)
-    with path.open('ab') as file:
-        async for response in connection.stream(stub.ExportDataset, request):
-            if checksum(response.chunk.data) != response.chunk.checksum:
-                raise OSError(f'bytes of {path.name} were damaged on the way; save it again')
-            file.write(response.chunk.data)
+    async for response in connection.stream(stub.ExportDataset, request):
+        if checksum(response.chunk.data) != response.chunk.checksum:
+            raise OSError('bytes of the dataset were damaged on the way; save it again')
+        file.write(response.chunk.data)
