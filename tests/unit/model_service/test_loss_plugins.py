@@ -1,10 +1,13 @@
 """Losses of other packages, only where the operator named them."""
 
+from pathlib import Path
+
 import pytest
 
 from services.model.backends.local.loading import LoadOptions, load_engine
 from services.model.config import ModelConfig
 from twinkle.component import UnknownComponent
+from twinkle.plugin import PluginRefused, allowed_plugins, keep_plugins_out
 
 
 def test_no_plugin_is_allowed_unless_it_is_named():
@@ -17,3 +20,16 @@ def test_a_plugin_that_nobody_offers_stops_the_service_from_starting():
     """Before the model is loaded: the name in the configuration is wrong, or the package is missing."""
     with pytest.raises(UnknownComponent):
         load_engine(LoadOptions(base_model='none/such', loss_plugins=('no-package-offers-this',)))
+
+
+def test_a_plugin_whose_code_is_another_stops_the_service_before_it_runs(tmp_path: Path):
+    """What the operator listed goes through the loader of plugins, digest and all, in a process that keeps them out."""
+    ran = tmp_path / 'ran'
+    (tmp_path / 'loss').mkdir()
+    (tmp_path / 'loss' / '__init__.py').write_text(f"open({str(ran)!r}, 'w').close()\n")
+    options = LoadOptions(base_model='none/such', loss_plugins=(f'{tmp_path}/loss@000000000000',))
+    with allowed_plugins():
+        keep_plugins_out()
+        with pytest.raises(PluginRefused):
+            load_engine(options)
+    assert not ran.exists()
