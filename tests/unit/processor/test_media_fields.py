@@ -81,6 +81,9 @@ REFUSED = {
     'flat positions': (image_feature(position_ids=[0, 1, 2, 3, 4, 5]), 'position_ids'),
     'two axes': (image_feature(position_ids=[[0, 1, 2, 3, 4, 5]] * 2), 'position_ids'),
     'far positions': (image_feature(position_ids=[[0, 1, 2, 3, 4, 32]] * 3), 'position_ids'),
+    'seconds of no video': (image_feature(second_per_grid_ts=[1.0]), 'second_per_grid_ts'),
+    'words for seconds': (image_feature(second_per_grid_ts='soon'), 'second_per_grid_ts'),
+    'images that are no list': (image_feature(images=5, pixel_values=None), ''),
     'no positions': (image_feature(position_ids=None), 'position_ids'),
 }
 

@@ -140,6 +140,30 @@ def test_a_video_of_one_picture_is_that_picture(template):
     np.testing.assert_array_equal(moving[:, :, 1], second[:, :, 1])
 
 
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('input_ids', None),
+        ('input_ids', [[1, 2]]),
+        ('input_ids', [1, 2]),
+        ('video_grid_thw', [1, 2, 2]),
+        ('video_grid_thw', [[1, -2, 2]]),
+        ('video_grid_thw', [[1, 2, 2], [1]]),
+        ('second_per_grid_ts', [1.0, 1.0]),
+        ('second_per_grid_ts', [1e300]),
+        ('second_per_grid_ts', [np.nan]),
+        ('second_per_grid_ts', 'soon'),
+    ],
+)
+def test_positions_are_of_what_fits_together(template, name, value):
+    """What is missing, of another shape, or of a time that no position counts, is refused by its field."""
+    feature = template.encode(chat('<video>', videos=[[picture(32, 32)]]))
+    assert template.set_mm_position_ids(feature)['position_ids'].shape == (3, feature['length'])
+    with pytest.raises(InvalidFeature) as refused:
+        template.set_mm_position_ids({**feature, name: value})
+    assert refused.value.field == name
+
+
 def test_sampled_tokens_go_on_behind_the_furthest_position(template):
     """A completion keeps the prompt's pixels, and its positions go on on every axis."""
     asked = {'messages': [{'role': 'user', 'content': '<image>?'}], 'images': [picture(96, 32)]}

@@ -1,6 +1,6 @@
 """One feature as checked numpy arrays. Every refusal names the feature, the field and the cure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,8 +98,9 @@ class FeatureReader:
         """Columns of a dataset's row that stand beside the pixels read from them."""
         sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos', 'audios': 'input_features'}
         # A column of both kinds of rows is empty where a row has none of its kind.
-        given = {name: self.feature.get(name) for name in sources}
-        return {name for name, one in given.items() if sources[name] in self.feature or one is None or not len(one)}
+        given: dict[str, Any] = {name: self.feature.get(name) for name in sources}
+        empty = {name for name, one in given.items() if one is None or (isinstance(one, Sized) and not len(one))}
+        return empty | {name for name in sources if sources[name] in self.feature}
 
     def _media(self, input_ids: Ints, labels: Ints, kept: Ints) -> tuple[PackedMedia, ...]:
         is_produced = np.append(False, labels[:-1] == input_ids[1:])

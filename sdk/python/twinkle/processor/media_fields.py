@@ -72,6 +72,8 @@ class MediaFields:
         name, grid_name = _NAMES[kind]
         grids = self._clips(grid_name) if kind == 'audio' else self._grids(grid_name)
         sizes = [grid[1] if kind == 'audio' else int(np.prod(grid)) for grid in grids]
+        if kind == 'video':
+            self._check_seconds(len(grids))
         counts = [self.spec.token_count(grid) for grid in grids]
         spare = rows[sum(counts) :]
         if len(rows) < sum(counts) or not is_produced_K[spare].all():
@@ -98,6 +100,15 @@ class MediaFields:
         if given.size and ((given < 1).any() or (given > 2**15).any() or (given[:, 1:] % side).any()):
             raise self.refuse(name, f'must hold frames, and rows and columns in multiples of {side}')
         return [(int(frames), int(rows), int(columns)) for frames, rows, columns in given]
+
+    def _check_seconds(self, videos: int) -> None:
+        """Check what positions were made of; they say the same, so that it is read by nobody."""
+        name = 'second_per_grid_ts'
+        given = self._array(name)
+        if given is None:
+            return
+        if given.shape != (videos,) or given.dtype.kind not in 'iuf' or not (np.isfinite(given) & (given > 0)).all():
+            raise self.refuse(name, f'must be seconds [{videos}] above 0, got {given.dtype} {list(given.shape)}')
 
     def _clips(self, name: str) -> list[Grid]:
         """Return how many frames of each clip are sound, and how many there are."""

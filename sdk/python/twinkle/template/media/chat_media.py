@@ -5,15 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from twinkle.data_format import Grid, InputFeature, MediaKind, MediaSpec, VisionSpec
-from twinkle.template.errors import InvalidTrajectory, TemplateError
+from twinkle.template.errors import InvalidFeature, InvalidTrajectory, TemplateError
 from twinkle.template.media.limits import MediaLimits
 from twinkle.template.media.placeholders import FoundMedia, find_media, with_placeholders
 from twinkle.template.media.positions import media_positions
 from twinkle.template.media.read_media import ReadMedia
 from twinkle.template.tokenizer import TokenizedText
 
+_MOST_SECONDS = 10**6
+"""Of a step of time: twelve days, whose positions have room in 32 bits."""
 Load = Callable[[Any, str], Any]
 """Opens what a chat names: `load(source, place)`."""
 
@@ -130,18 +133,46 @@ def placed(feature: InputFeature, spec: VisionSpec) -> InputFeature:
     """Return a feature with positions in time, height and width; one without media as it is.
 
     Raises:
-        ValueError: its tokens are not those of its images and videos.
+        InvalidFeature: its tokens are not those of its images and videos.
     """
     images, videos = (_grids(feature, name) for name in ('image_grid_thw', 'video_grid_thw'))
     if not images and not videos:
         return feature
-    seconds = [float(one) for one in np.asarray(feature.get('second_per_grid_ts', ()))]
-    result = InputFeature(**feature)
-    ids = np.asarray(feature.get('input_ids'))
-    result['position_ids'] = media_positions(ids, spec, image_grids=images, video_grids=videos, seconds=seconds)
+    ids = _numbers(feature, 'input_ids')
+    if ids.ndim != 1 or ids.dtype.kind not in 'iu':
+        raise InvalidFeature('input_ids', f'must be integers [T], got {ids.dtype} {list(ids.shape)}')
+    result, seconds = InputFeature(**feature), _seconds(feature, len(videos))
+    try:
+        positions = media_positions(ids, spec, image_grids=images, video_grids=videos, seconds=seconds)
+    except ValueError as error:
+        raise InvalidFeature('input_ids', str(error)) from None
+    result['position_ids'] = positions
     return result
 
 
-def _grids(feature: Mapping[str, Any], name: str) -> list[Grid]:
-    rows = np.asarray(feature.get(name, ())).reshape(-1, 3)
+def _grids(feature: InputFeature, name: str) -> list[Grid]:
+    if feature.get(name) is None:
+        return []
+    rows = _numbers(feature, name)
+    if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind not in 'iu' or (rows < 1).any():
+        raise InvalidFeature(name, f'must be integers [N, 3] of at least 1, got {rows.dtype} {list(rows.shape)}')
     return [(int(frames), int(height), int(width)) for frames, height, width in rows]
+
+
+def _seconds(feature: InputFeature, video_count: int) -> list[float]:
+    """Return what a step of each video's time takes; nothing where the feature does not say it."""
+    name = 'second_per_grid_ts'
+    if feature.get(name) is None:
+        return []
+    values = _numbers(feature, name)
+    is_number = values.shape == (video_count,) and values.dtype.kind in 'iuf'
+    if not is_number or not ((values > 0) & (values <= _MOST_SECONDS)).all():
+        raise InvalidFeature(name, f'must be seconds [{video_count}], above 0 and at most {_MOST_SECONDS}')
+    return [float(one) for one in values]
+
+
+def _numbers(feature: InputFeature, name: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(feature.get(name))
+    except (ValueError, TypeError, RuntimeError):
+        raise InvalidFeature(name, 'must be an array of numbers whose rows are equally long') from None

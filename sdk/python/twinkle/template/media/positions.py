@@ -56,6 +56,8 @@ def media_positions(
     if any(waiting.values()):
         raise ValueError('input_ids show fewer images or videos than are given')
     positions[:, begin:] = np.arange(next_position, next_position + len(ids) - begin)
+    if positions.max(initial=0) > np.iinfo(np.int32).max:
+        raise ValueError('input_ids would stand beyond positions of 32 bits; give shorter videos')
     return positions.astype(np.int32)
 
 

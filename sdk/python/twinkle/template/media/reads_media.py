@@ -76,10 +76,7 @@ class ReadsMedia:
         spec = None if self._media is None else self._media.reader.spec
         if not isinstance(spec, VisionSpec):
             raise InvalidFeature('position_ids', 'are of time, height and width for models that read images alone')
-        try:
-            return placed(feature, spec)
-        except ValueError as error:
-            raise InvalidFeature('input_ids', str(error)) from None
+        return placed(feature, spec)
 
     def _read_media(self, given: Mapping[str, Any], chat: Trajectory) -> list[ReadMedia]:
         if self._media is None:
