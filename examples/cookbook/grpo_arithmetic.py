@@ -1,10 +1,11 @@
 """Teach a chat model to answer sums in a required form, by GRPO: `python -m examples.cookbook.grpo_arithmetic`.
 
-One process, two models: a trainer, and a sampler that gets the trainer's adapter before every step. `7 + 2` is to be
-answered by `<answer>9</answer>`, as one example in the chat shows. Half of the reward is for a number in its tags, half
-for the right one, so it lies in [0, 1]. Sums are split once: those held out are never trained on, and answered every
-few steps, drawn as in training with seeds of their own (`held_out_reward`) and by the likeliest tokens
-(`held_out_greedy_reward`). Nothing here reads a clock, so a seed gives the same curve each time.
+One process: a trainer, and a sampler that gets the trainer's adapter before every step; the torch engine runs on the
+trainer's own base weights, vLLM on others. `7 + 2` is to be answered by `<answer>9</answer>`, as one example in the
+chat shows. Half of the reward is for a number in its tags, half for the right one, so it lies in [0, 1]. Sums are split
+once: those held out are never trained on, and answered every few steps, drawn as in training with seeds of their own
+(`held_out_reward`) and by the likeliest tokens (`held_out_greedy_reward`). Nothing here reads a clock, so a seed gives
+the same curve each time.
 """
 
 import random

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 PANEL_INCHES = (4.2, 3.0)
 
@@ -32,6 +33,7 @@ def plot_runs(
             points = [(step['step'], step[name]) for step in steps if name in step]
             axis.plot(*zip(*points, strict=True), label=label, marker='.' if len(points) < 40 else '')
         axis.set_xlabel('step')
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_title(name)
         axis.grid(alpha=0.3)
     if len(runs) > 1:

@@ -112,15 +112,15 @@ def train(recipe: Recipe[Setting]) -> None:
     manager = CheckpointEngineManager(model=model, sampler=sampler)
     batches = endless(DataLoader(dataset, batch_size=setting.batch_size, shuffle=True, seed=recipe.seed))
     plotted = ['loss', 'accuracy', 'blind_accuracy']
-    with Curves(recipe.out, title='vision fine-tuning', total_steps=setting.steps, plotted=plotted) as curves:
+    with Curves(recipe.out, title='vision fine-tuning', total_steps=setting.steps + 1, plotted=plotted) as curves:
+        manager.sync_weights(merge_and_sync=False)
+        curves.record(**judge(sampler, held_out))
         for step in range(1, setting.steps + 1):
             numbers = {'loss': model.forward_backward(next(batches))['loss']}
             model.clip_grad_and_step(1.0)
             if step % setting.evaluate_every == 0 or step == setting.steps:
                 manager.sync_weights(merge_and_sync=False)
-                empty = Image.new('RGB', (setting.side, setting.side), GROUND)
-                numbers['accuracy'] = accuracy(sampler, [chat for one in held_out for chat in one.chats()])
-                numbers['blind_accuracy'] = accuracy(sampler, [chat for one in held_out for chat in one.chats(empty)])
+                numbers |= judge(sampler, held_out)
             curves.record(**numbers)
 
 
@@ -139,6 +139,15 @@ def draw(rng: random.Random, side: int) -> Picture:
     else:
         pen.polygon([(left, top + length), (left + length, top + length), (left, top)], fill=COLOURS[colour])
     return Picture(image, colour, size)
+
+
+def judge(sampler: TorchSampler, held_out: Sequence[Picture]) -> dict[str, float]:
+    """Return the shares of questions that are answered right: over the pictures, and over an empty ground."""
+    empty = Image.new('RGB', held_out[0].image.size, GROUND)
+    return {
+        'accuracy': accuracy(sampler, [chat for one in held_out for chat in one.chats()]),
+        'blind_accuracy': accuracy(sampler, [chat for one in held_out for chat in one.chats(empty)]),
+    }
 
 
 def accuracy(sampler: TorchSampler, chats: Sequence[dict[str, Any]]) -> float:
