@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.model.application.admission import Admission, QueueLimits
 from services.model.application.cancel_operation import CancelOperation
@@ -86,12 +87,8 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     queues = Queues(world.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
     dispatcher = Dispatcher(world.backend, scheduler, world.clock, batch_seconds=limits.batch_seconds)
-    fill_batch = FillBatch(
-        world.batches,
-        world.codec,
-        tenant_bytes=limits.queue.request_bytes,
-        is_alone=residency.lease.is_held_by,
-    )
+    tenant_bytes, is_alone = limits.queue.request_bytes, residency.lease.is_held_by
+    fill_batch = FillBatch(world.batches, world.codec, tenant_bytes=tenant_bytes, is_alone=is_alone)
     carry_out = CarryOut(
         world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run, fill_batch=fill_batch
     )
@@ -99,14 +96,6 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
     create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, most=limits.adapters)
 
     delete = DeleteAdapter(directory, queues, dispatcher, fill_batch, residency, world.journal)
-
-    async def close() -> None:
-        residency.turn_all_away()
-        fill_batch.close()
-        await dispatcher.close()
-        await queues.close()
-        await delete.close()
-        await residency.close()
 
     return Verbs(
         create_adapter=create,
@@ -124,6 +113,17 @@ def make_verbs(world: World, limits: Limits) -> Verbs:
         directory=directory,
         recover=Recover(world, directory, residency, create),
         upkeep=Upkeep(residency, queues),
-        close=close,
+        close=partial(_close, residency, fill_batch, dispatcher, queues, delete),
         vocabulary_size=world.backend.facts().base_models[0].vocabulary_size,
     )
+
+
+async def _close(
+    residency: Residency, fill_batch: FillBatch, dispatcher: Dispatcher, queues: Queues, delete: DeleteAdapter
+) -> None:
+    residency.turn_all_away()
+    fill_batch.close()
+    await dispatcher.close()
+    await queues.close()
+    await delete.close()
+    await residency.close()
