@@ -147,3 +147,4 @@ def test_samples_are_read_as_responses_or_as_one() -> None:
     assert results.sequences == results.get('sequences') == sequences
     assert [sequence.get('tokens') for response in results for sequence in response.sequences] == [[0], [1], [2]]
     assert (results.get('absent', []), sequences[0].get('absent', 7)) == ([], 7)
+    assert sequences[0].get('get') is sequences[0].get('__class__') is None

@@ -188,7 +188,7 @@ class SampledSequence:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field, else `default`."""
-        return getattr(self, name, default)
+        return getattr(self, name) if name in self.__dataclass_fields__ else default
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,7 @@
 from typing import Any
 
 from twinkle.model.transformers_model import TransformersModel
-
-FULL_RUN = 'default'
-"""Name of the run that trains the base model's own weights, where no adapter was added."""
+from twinkle.model.verbs.handle import WHOLE_MODEL
 
 
 class TransformersValueModel(TransformersModel):
@@ -45,6 +43,6 @@ class TransformersValueModel(TransformersModel):
         self.set_loss('PPOValueLoss', adapter_name=adapter_name)
 
     def _adapter(self, adapter_name: str | None) -> str:
-        if not self.engine.adapter_ids and adapter_name in (None, FULL_RUN):
-            self.add_adapter_to_model(FULL_RUN, full_parameters=True)
+        if not self.engine.adapter_ids and adapter_name in (None, WHOLE_MODEL):
+            self.add_adapter_to_model(WHOLE_MODEL, full_parameters=True)
         return super()._adapter(adapter_name)

@@ -9,12 +9,9 @@ from twinkle.data_format import LoraConfig
 from twinkle.infra import get_logger
 from twinkle.model.checkpoint_folder import read_checkpoint
 from twinkle.model.errors import InvalidArgument
-from twinkle.model.verbs.handle import ModelHandle
+from twinkle.model.verbs.handle import WHOLE_MODEL, ModelHandle
 from twinkle.patch import Patch, PatchError, apply_patch
 from twinkle.template import Template, build_template
-
-_WHOLE_MODEL = 'default'
-"""What the run is called that trains the model itself because nobody added an adapter."""
 
 
 class ConfiguringVerbs(ModelHandle):
@@ -90,8 +87,8 @@ class ConfiguringVerbs(ModelHandle):
         with ExitStack() as undo:
             if adapter_name is None and not self.engine.adapter_ids and self._may_train_whole_model:
                 get_logger().info('no adapter was added: the weights of %s itself are trained', self.model_id)
-                self.add_adapter_to_model(_WHOLE_MODEL, full_parameters=True)
-                undo.callback(self.remove_adapter, _WHOLE_MODEL)
+                self.add_adapter_to_model(WHOLE_MODEL, full_parameters=True)
+                undo.callback(self.remove_adapter, WHOLE_MODEL)
             self.engine.set_optimizer(self._adapter(adapter_name), optimizer_cls, **options)
             undo.pop_all()
 

@@ -11,6 +11,9 @@ from twinkle.model.engine import TrainerEngine
 from twinkle.model.errors import AdapterNotReady, InvalidArgument
 from twinkle.template import Template
 
+WHOLE_MODEL = 'default'
+"""What the run is called that trains the model itself because nobody added an adapter."""
+
 
 class ModelHandle:
     """An engine, the templates of its adapters, and the folder of its base model."""
