@@ -132,6 +132,12 @@ def test_what_is_no_user_data_holds_nothing(user_data: Any) -> None:
     assert user_data_values({'user_data': user_data}) == {}
 
 
+def test_keys_of_user_data_keep_their_order():
+    """Of a key that is there twice the first counts, at its place."""
+    pairs = [['b', '1'], ['a', '2'], ['b', '3']]
+    assert list(user_data_values({'user_data': pairs}).items()) == [('b', 1), ('a', 2)]
+
+
 def test_packed_user_data_serves_both_ways_of_reading() -> None:
     """As pairs of a key and JSON, and by `get` of the first of them; a pickled one as well."""
     packed: Any = pack_user_data({'target': 24, 'nums': [1, 2]})

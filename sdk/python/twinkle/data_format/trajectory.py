@@ -116,7 +116,8 @@ def user_data_values(row: Mapping[str, Any]) -> dict[str, Any]:
             found = {pair[0]: _unpacked(pair[-1])} if isinstance(pair[0], str) else {}
         else:
             continue
-        values = {**found, **values}
+        for name, value in found.items():
+            values.setdefault(name, value)
     return values
 
 
