@@ -132,7 +132,7 @@ def test_what_is_no_user_data_holds_nothing(user_data: Any) -> None:
     assert user_data_values({'user_data': user_data}) == {}
 
 
-def test_keys_of_user_data_keep_their_order():
+def test_keys_of_user_data_keep_their_order() -> None:
     """Of a key that is there twice the first counts, at its place."""
     pairs = [['b', '1'], ['a', '2'], ['b', '3']]
     assert list(user_data_values({'user_data': pairs}).items()) == [('b', 1), ('a', 2)]
