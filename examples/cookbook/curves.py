@@ -1,13 +1,14 @@
 """A run's numbers as it goes: a progress bar to watch, a line of JSON for each step, and a plot at the end."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from examples.cookbook.plots import plot_curves
 
@@ -15,8 +16,9 @@ from examples.cookbook.plots import plot_curves
 class Curves:
     """Records a run; a context manager.
 
-    On a terminal a bar shows the last numbers; elsewhere each step prints a line. `curves.jsonl` has every step as
-    soon as it was recorded, so a run that is interrupted keeps what it has; the plot is drawn in any case.
+    On a terminal a bar shows how far it is, and below it what is drawn, as it was last; elsewhere each step prints a
+    line. `curves.jsonl` has every step as soon as it was recorded, so a run that is interrupted keeps what it has; the
+    plot is drawn in any case.
 
     Args:
         folder: made if it is not there; a former run's files in it are replaced.
@@ -28,21 +30,22 @@ class Curves:
     def __init__(self, folder: Path, *, title: str, total_steps: int, plotted: Sequence[str]) -> None:
         self._folder, self._title, self._plotted = folder, title, tuple(plotted)
         self._console = Console()
-        self._progress = _progress(self._console)
-        self._task = self._progress.add_task(title, total=total_steps, numbers='')
+        self._bar = _bar(self._console)
+        self._task = self._bar.add_task(title, total=total_steps)
+        self._last: dict[str, float] = {}
         self.steps: list[dict[str, float]] = []
         """What was recorded, in order; each with its `step`."""
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lines = (self._folder / 'curves.jsonl').open('w')
-        self._progress.start()
+        self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._bar.stop()
         self._lines.close()
         if self.steps:
             plot_curves(self.steps, self._plotted, title=self._title, path=self._folder / 'curves.png')
@@ -54,19 +57,34 @@ class Curves:
         self.steps.append(step)
         self._lines.write(json.dumps(step) + '\n')
         self._lines.flush()
-        shown = '  '.join(f'{name} {value:.4g}' for name, value in step.items() if name != 'step')
-        self._progress.update(self._task, advance=1, numbers=shown)
+        self._last |= {name: step[name] for name in self._plotted if name in step}
+        self._bar.numbers = _shown(self._last)
+        self._bar.update(self._task, advance=1)
         if not self._console.is_terminal:
-            print(f'step {step["step"]:3}  {shown}', flush=True)
+            print(f'step {step["step"]:3}  {_shown(step)}', flush=True)
 
 
-def _progress(console: Console) -> Progress:
+class _Bar(Progress):
+    """A bar with a line of numbers below it, so that these take no room from it."""
+
+    numbers = ''
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield both."""
+        yield from super().get_renderables()
+        yield Text(self.numbers, style='cyan')
+
+
+def _shown(numbers: dict[str, float]) -> str:
+    return '  '.join(f'{name} {value:.4g}' for name, value in numbers.items() if name != 'step')
+
+
+def _bar(console: Console) -> _Bar:
     columns = (
         TextColumn('{task.description}'),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn('{task.fields[numbers]}'),
     )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    return _Bar(*columns, console=console, disable=not console.is_terminal)
