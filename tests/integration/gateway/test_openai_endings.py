@@ -149,7 +149,7 @@ async def test_stop_lets_calls_finish_and_tells_the_others(tmp_path: Path) -> No
                 lines = response.aiter_lines()
                 assert (await anext(lines)).startswith('data: {')
                 health = f'http://{running.gateway.http_address}/healthz'
-                assert (await client.get(health)).json() == {'status': 'serving'}
+                assert (await client.get(health)).json()['status'] == 'serving'
                 assert running.gateway.http is not None
                 stopping = asyncio.create_task(running.gateway.http.stop(timedelta()))
                 rest = [line async for line in lines if line]
