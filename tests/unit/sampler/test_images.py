@@ -96,3 +96,21 @@ def test_prompts_that_do_not_fit_are_refused(folder, tiny_llama_dir):
     ):
         with pytest.raises(InvalidPrompt):
             sampler.sample(prompt, GREEDY)
+
+
+def test_malformed_prompts_are_refused_and_absent_labels_are_none(folder):
+    """Ids, labels and positions of another shape or type; columns that a row leaves empty are no fault."""
+    template, sampler = Template(str(folder)), TorchSampler(str(folder))
+    feature = template.encode(SHOWN, add_generation_prompt=True)
+    changes = [
+        *({'labels': wrong} for wrong in ([1, 2], 'none', [[1], [1, 2]])),
+        *({'position_ids': wrong} for wrong in ([[0], [0, 1], [0]], -np.asarray(feature['position_ids']))),
+        *({'input_ids': wrong} for wrong in (None, 'abc', [[1, 2]], [0.5, 1.0])),
+    ]
+    for change in changes:
+        with pytest.raises(InvalidPrompt):
+            sampler.sample({**feature, **change}, GREEDY)
+    text = template.encode(TEXT, add_generation_prompt=True)
+    for prompt in (text, feature):
+        tokens = [sampler.sample({**prompt, **more}, GREEDY)[0].sequences[0].tokens for more in ({}, {'labels': None})]
+        assert tokens[0] == tokens[1]

@@ -64,7 +64,8 @@ class MediaFields:
             for kind in kinds
             for media in self._of_kind(kind, np.flatnonzero(input_ids_K == self.spec.token_id(kind)), is_produced_K)
         ]
-        if found and self.spec.has_axes and np.ndim(self.feature.get('position_ids', ())) != 2:
+        positions = self._array('position_ids') if found and self.spec.has_axes else np.empty((3, 0))
+        if positions is None or positions.ndim != 2:
             raise self.refuse('position_ids', 'must be [3, T] with images; Template.set_mm_position_ids gives them')
         return tuple(sorted(found, key=lambda media: media.begin_row))
 

@@ -144,8 +144,8 @@ class TorchSampler(Sampler):
         params = _params(sampling_params, num_samples)
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
         features = [prompt_feature(item, self.encode_trajectory) for item in split_inputs(inputs)]
-        prompts = [[int(token_id) for token_id in feature['input_ids']] for feature in features]
         media = [prompt_media(feature, self._model.media) for feature in features]
+        prompts = [[int(token_id) for token_id in feature['input_ids']] for feature in features]
         for prompt in prompts:
             self._engine.admission.check(prompt, params)
         builders: dict[str, ResponseBuilder] = {}
