@@ -60,7 +60,7 @@ def many(*what: str) -> None:
     """Do."""
 
 
-def silent(what: str) -> None:  # noqa: D103 (the point)
+def silent(what: str) -> None:
     del what
 
 

@@ -29,15 +29,15 @@ class MetaLike(Protocol):
     """What both this package's and the library's `DatasetMeta` have."""
 
     @property
-    def dataset_id(self) -> str | None: ...  # noqa: D102 - see DatasetMeta
+    def dataset_id(self) -> str | None: ...
     @property
-    def subset_name(self) -> str | None: ...  # noqa: D102
+    def subset_name(self) -> str | None: ...
     @property
-    def split(self) -> str | None: ...  # noqa: D102
+    def split(self) -> str | None: ...
     @property
-    def data_slice(self) -> Any: ...  # noqa: D102
+    def data_slice(self) -> Any: ...
     @property
-    def data(self) -> Any: ...  # noqa: D102
+    def data(self) -> Any: ...
 
 
 @dataclass(frozen=True)
