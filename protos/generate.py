@@ -29,7 +29,7 @@ STUB_ROOT = ROOT / 'sdk' / 'python'
 """Import root of the stubs; the path below it is the same as below `PROTO_ROOT`."""
 API_FOLDER = Path('twinkle') / 'api'
 """The folder below both roots that this module owns."""
-FOREIGN = Path('services') / 'gateway' / 'api' / 'tinker' / 'wire'
+FOREIGN = Path('services') / 'gateway' / 'tinker' / 'wire'
 """Messages of somebody else's wire, below `ROOT`; their stubs stay in the same folder."""
 GENERATED_SUFFIXES = ('_pb2.py', '_pb2.pyi', '_pb2_grpc.py', '_pb2_grpc.pyi')
 """Endings of file names that only the generator writes."""

@@ -9,38 +9,39 @@ from typing import Any
 
 import grpc
 
-from services.gateway.api.authenticator import GatewayAuthenticator, KeyAuthenticator
-from services.gateway.api.catalogue_servicer import CatalogueServicer
-from services.gateway.api.endpoints import make_endpoints
-from services.gateway.api.fleet_servicer import FleetServicer
-from services.gateway.api.http.assembly import make_http_server
-from services.gateway.api.http.openai.fleet_samplers import FleetSamplers
-from services.gateway.api.http.server import HttpOptions, HttpServer
-from services.gateway.api.key_servicer import KeyServicer
-from services.gateway.api.sampler_servicer import SamplerHandlers, SamplerServicer
-from services.gateway.api.server_info import MergedServerInfoServicer, UpstreamFacts
-from services.gateway.api.session_servicer import SessionServicer
-from services.gateway.application.create_session import CreateSession
-from services.gateway.application.finish_session import FinishSession
-from services.gateway.application.follow_catalogue import FollowCatalogue
-from services.gateway.application.futures import FutureVerbs
-from services.gateway.application.get_run import GetRun
-from services.gateway.application.get_session import GetSession
-from services.gateway.application.heartbeat import Heartbeat
-from services.gateway.application.install_bootstrap_key import InstallBootstrapKey
-from services.gateway.application.list_run_checkpoints import ListRunCheckpoints
-from services.gateway.application.list_runs import ListRuns
-from services.gateway.application.list_sessions import ListSessions
-from services.gateway.application.verify_key import VerifyKey
-from services.gateway.assembly.catalogue import catalogue_router, change_checkpoints
-from services.gateway.assembly.exports import OpenExports, make_exports
-from services.gateway.assembly.fleet import OpenFleet, fleet_jobs, open_fleet
-from services.gateway.assembly.futures import OpenFutures, open_futures
-from services.gateway.assembly.keys import key_servicer
-from services.gateway.assembly.memory import memory_gates
-from services.gateway.assembly.models import ModelServices, kind_of, model_services
-from services.gateway.assembly.pepper import pepper_of
-from services.gateway.assembly.quotas import (
+from services.gateway.catalogue.follow_catalogue import FollowCatalogue
+from services.gateway.catalogue.get_run import GetRun
+from services.gateway.catalogue.grpc_feeds import GrpcCheckpointFeed
+from services.gateway.catalogue.list_run_checkpoints import ListRunCheckpoints
+from services.gateway.catalogue.list_runs import ListRuns
+from services.gateway.catalogue.servicer import CatalogueServicer
+from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from services.gateway.catalogue.wiring import catalogue_router, change_checkpoints
+from services.gateway.config import GatewayConfig
+from services.gateway.exports.wiring import OpenExports, make_exports
+from services.gateway.fleet.servicer import FleetServicer
+from services.gateway.fleet.wiring import OpenFleet, fleet_jobs, open_fleet
+from services.gateway.forwarding.endpoints import make_endpoints
+from services.gateway.forwarding.memory import memory_gates
+from services.gateway.forwarding.server_info import MergedServerInfoServicer, UpstreamFacts
+from services.gateway.forwarding.upstream_facts import GrpcUpstreamFacts
+from services.gateway.forwarding.wiring import ModelServices, kind_of, model_services
+from services.gateway.futures.verbs import FutureVerbs
+from services.gateway.futures.wiring import OpenFutures, open_futures
+from services.gateway.http.assembly import make_http_server
+from services.gateway.http.server import HttpOptions, HttpServer
+from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
+from services.gateway.keys.hasher import PepperedHasher
+from services.gateway.keys.install_bootstrap_key import InstallBootstrapKey
+from services.gateway.keys.pepper import pepper_of
+from services.gateway.keys.servicer import KeyServicer
+from services.gateway.keys.sql import SqlKeyStore
+from services.gateway.keys.sql_projects import SqlProjectStore
+from services.gateway.keys.sql_tenants import SqlTenantStore
+from services.gateway.keys.verify_key import VerifyKey
+from services.gateway.keys.wiring import key_servicer
+from services.gateway.openai.fleet_samplers import FleetSamplers
+from services.gateway.quotas.wiring import (
     FutureQuotas,
     ModelQuotas,
     OpenQuotas,
@@ -49,22 +50,18 @@ from services.gateway.assembly.quotas import (
     quota_jobs,
     quota_servicer,
 )
-from services.gateway.assembly.sampling import sampling_handles
-from services.gateway.assembly.sessions import session_job
-from services.gateway.assembly.tinker import TinkerNeeds, tinker_router
-from services.gateway.backends.grpc_feeds import GrpcCheckpointFeed
-from services.gateway.backends.peppered_hasher import PepperedHasher
-from services.gateway.backends.sql import (
-    Database,
-    SqlCheckpointStore,
-    SqlKeyStore,
-    SqlProjectStore,
-    SqlRunStore,
-    SqlSessionStore,
-    SqlTenantStore,
-)
-from services.gateway.backends.upstream_facts import GrpcUpstreamFacts
-from services.gateway.config import GatewayConfig
+from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
+from services.gateway.sampling.wiring import sampling_handles
+from services.gateway.sessions.create_session import CreateSession
+from services.gateway.sessions.finish_session import FinishSession
+from services.gateway.sessions.get_session import GetSession
+from services.gateway.sessions.heartbeat import Heartbeat
+from services.gateway.sessions.list_sessions import ListSessions
+from services.gateway.sessions.servicer import SessionServicer
+from services.gateway.sessions.sql import SqlSessionStore
+from services.gateway.sessions.wiring import session_job
+from services.gateway.store.database import Database
+from services.gateway.tinker.wiring import TinkerNeeds, tinker_router
 from services.kit.clock import Clock, SystemClock
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator

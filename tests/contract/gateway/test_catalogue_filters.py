@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.domain.catalogue import Checkpoint, CheckpointFilter, Run, RunFilter
-from services.gateway.domain.listing import Page
+from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
+from services.gateway.paging import Page
 
 START = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 ALL = Page(size=100)

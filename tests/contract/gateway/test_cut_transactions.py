@@ -2,8 +2,9 @@
 
 import asyncio
 
-from services.gateway.backends.sql import Database, SqlTenantStore
-from services.gateway.domain.tenant import Tenant
+from services.gateway.keys.sql_tenants import SqlTenantStore
+from services.gateway.keys.tenant import Tenant
+from services.gateway.store.database import Database
 from services.kit.clock import FakeClock
 
 ROUNDS = 80

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.backends.sql import Database, SqlExportStore
-from services.gateway.domain.export import Export, ExportState
-from services.gateway.ports.exports import ExportStore
+from services.gateway.exports.ports import ExportStore
+from services.gateway.exports.rules import Export, ExportState
+from services.gateway.exports.sql import SqlExportStore
+from services.gateway.store.database import Database
 from services.kit.errors import QuotaExceeded
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)

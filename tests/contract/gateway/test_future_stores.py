@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import insert
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
-from services.gateway.backends.payload_files import PayloadFiles
-from services.gateway.backends.sql import Database, SqlFutureStore
-from services.gateway.backends.sql.tables import GatewayRow
-from services.gateway.domain.errors import PositionMissing
-from services.gateway.domain.future import Future, FutureOrder, FutureState, FutureTaken, future_id_of_name
+from services.gateway.errors import PositionMissing
+from services.gateway.futures.payload_files import PayloadFiles
+from services.gateway.futures.rules import Future, FutureOrder, FutureState, FutureTaken, future_id_of_name
+from services.gateway.futures.sql import SqlFutureStore
+from services.gateway.store.database import Database
+from services.gateway.store.tables import GatewayRow
 from services.kit.errors import InvalidField, QueueFull, ServiceUnreachable
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fixtures.handle_store import MemoryHandleStore
-from services.gateway.backends.sql import Database, SqlHandleStore
-from services.gateway.domain.sampling_handle import SamplingHandle
+from services.gateway.sampling.handle import SamplingHandle
+from services.gateway.sampling.sql import SqlHandleStore
+from services.gateway.store.database import Database
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 HANDLE = SamplingHandle(

@@ -12,9 +12,12 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, text
 
-from services.gateway.backends.sql import Database, SqlRunStore, SqlTenantStore, migrations
-from services.gateway.backends.sql.tables import Base
-from services.gateway.domain.tenant import Tenant
+from services.gateway.catalogue.sql import SqlRunStore
+from services.gateway.keys.sql_tenants import SqlTenantStore
+from services.gateway.keys.tenant import Tenant
+from services.gateway.store import migrations
+from services.gateway.store.database import Database
+from services.gateway.store.tables import Base
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField
 

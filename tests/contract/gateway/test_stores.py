@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from services.gateway.domain.api_key import ApiKey, Scope, Succession
-from services.gateway.domain.catalogue import Checkpoint, CheckpointFilter, Run, RunFilter
-from services.gateway.domain.errors import KeyEnded, SessionFinished
-from services.gateway.domain.listing import Cursor, Page
-from services.gateway.domain.project import Project
-from services.gateway.domain.session import FinishReason, Session, SessionState
-from services.gateway.domain.tenant import Tenant
+from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
+from services.gateway.errors import KeyEnded, SessionFinished
+from services.gateway.keys.api_key import ApiKey, Scope, Succession
+from services.gateway.keys.project import Project
+from services.gateway.keys.tenant import Tenant
+from services.gateway.paging import Cursor, Page
+from services.gateway.sessions.session import FinishReason, Session, SessionState
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 ALL = Page(size=100)

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.backends.sql import Database, SqlCheckpointStore, SqlQuotaStore, SqlTenantStore, SqlUsageStore
-from services.gateway.domain.catalogue import Checkpoint
-from services.gateway.domain.quota import Quota, TenantQuota
-from services.gateway.domain.tenant import Tenant
-from services.gateway.domain.usage import Reading, Usage, UsageBatch, Work
+from services.gateway.catalogue.rules import Checkpoint
+from services.gateway.catalogue.sql import SqlCheckpointStore
+from services.gateway.keys.sql_tenants import SqlTenantStore
+from services.gateway.keys.tenant import Tenant
+from services.gateway.quotas.rules import Quota, TenantQuota
+from services.gateway.quotas.sql import SqlQuotaStore
+from services.gateway.quotas.sql_usage import SqlUsageStore
+from services.gateway.quotas.usage import Reading, Usage, UsageBatch, Work
+from services.gateway.store.database import Database
 
 START = datetime(2026, 3, 1, 12, 30, 15, tzinfo=UTC)
 FULL = Quota(

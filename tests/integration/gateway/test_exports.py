@@ -13,8 +13,9 @@ import pytest
 from fixtures.checkpoint_service import Running, as_tenant, make_state, serving
 from fixtures.fake_hub import FakeHub, running_hub
 from fixtures.running_gateway import RunningGateway, bearer, failure_of, running_gateway
-from services.gateway.backends.sql import Database, SqlExportStore
 from services.gateway.config import GatewayConfig
+from services.gateway.exports.sql import SqlExportStore
+from services.gateway.store.database import Database
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, weights_pb2

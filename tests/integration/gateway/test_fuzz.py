@@ -19,8 +19,8 @@ from fixtures.every_call import body_of, methods, routes_of, url_of
 from fixtures.fuzzed import Call, Fuzzed
 from fixtures.hostile import TEXTS, json_bodies, messages, rpc_bodies
 from fixtures.two_tenants import Ids, two_tenants
-from services.gateway.api.tinker.wire import tinker_pb2
 from services.gateway.config import FuturesConfig
+from services.gateway.tinker.wire import tinker_pb2
 
 ASKED = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
 COUNT = ASKED or 600

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.future_driver import FutureDriver, GatewayDied, driven_gateway
 from fixtures.model_service import draw_example, forward_backward, operation_of, serving_model
-from services.gateway.domain.future import FutureOrder
+from services.gateway.futures.rules import FutureOrder
 from services.kit.failpoints import FUTURE_FAILPOINTS
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, operation_result_pb2, training_config_pb2
 from twinkle.api.model.v1 import training_service_pb2 as wire

@@ -8,9 +8,10 @@ import psutil
 import pytest
 
 from fixtures.futures import Recorder, running_desk
-from services.gateway.backends.payload_files import PayloadFiles
-from services.gateway.backends.sql import Database, SqlFutureStore
-from services.gateway.domain.fair_queue import Places
+from services.gateway.futures.payload_files import PayloadFiles
+from services.gateway.futures.sql import SqlFutureStore
+from services.gateway.sampling.fair_queue import Places
+from services.gateway.store.database import Database
 
 COUNT = 1000
 PAYLOAD_BYTES = 100_000

@@ -14,9 +14,11 @@ from fixtures.checkpoint_service import as_tenant
 from fixtures.future_driver import driven_gateway
 from fixtures.model_service import RunningModel, draw_example, forward_backward, operation_of, serving_model
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, failure_of, running_gateway
-from services.gateway.backends.sql import Database, SqlSessionStore, SqlTenantStore
-from services.gateway.domain.session import Session, SessionState
-from services.gateway.domain.tenant import Tenant
+from services.gateway.keys.sql_tenants import SqlTenantStore
+from services.gateway.keys.tenant import Tenant
+from services.gateway.sessions.session import Session, SessionState
+from services.gateway.sessions.sql import SqlSessionStore
+from services.gateway.store.database import Database
 from services.kit.failpoints import SESSION_FAILPOINTS
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
 from twinkle.api.gateway.v1 import (

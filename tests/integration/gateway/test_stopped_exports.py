@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from services.gateway.application.export_news import ExportNews
-from services.gateway.application.export_world import ExportWorld
-from services.gateway.application.run_exports import ExportLimits, RunExports
-from services.gateway.backends.sealer import PepperedSealer
-from services.gateway.backends.sql import Database, SqlExportStore
-from services.gateway.domain.export import Export, ExportState
+from services.gateway.exports.export_news import ExportNews
+from services.gateway.exports.export_world import ExportWorld
+from services.gateway.exports.rules import Export, ExportState
+from services.gateway.exports.run_exports import ExportLimits, RunExports
+from services.gateway.exports.sealer import PepperedSealer
+from services.gateway.exports.sql import SqlExportStore
+from services.gateway.store.database import Database
 from services.kit.clock import SystemClock
 from services.kit.errors import ServiceUnreachable
 from services.kit.rpc.context import acting_for

@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.model_service import serving_model
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
-from services.gateway.api.tinker.wire import tinker_pb2 as wire
+from services.gateway.tinker.wire import tinker_pb2 as wire
 
 TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
 

@@ -13,9 +13,9 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.tinker_catalogue import BEST, RUN, TinkerCatalogue, tinker_catalogue
-from services.gateway.api.tinker.fields import Fields
-from services.gateway.api.tinker.paths import WeightsKind
-from services.gateway.api.tinker.weights_routes import save_of
+from services.gateway.tinker.fields import Fields
+from services.gateway.tinker.paths import WeightsKind
+from services.gateway.tinker.weights_routes import save_of
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
 from services.model.api.convert_verb import verb_from_proto

@@ -13,12 +13,15 @@ import psycopg
 import pytest
 
 from fixtures.futures import BEAT, Desk, Recorder, running_desk
-from services.gateway.application.futures import FollowTopic, Persistence
-from services.gateway.backends.payload_files import PayloadFiles
-from services.gateway.backends.sql import Database, SqlFutureStore, SqlPeers
-from services.gateway.domain.fair_queue import Places
-from services.gateway.domain.future import Future
-from services.gateway.domain.news import PayloadsNotShared
+from services.gateway.futures.follow_topic import FollowTopic
+from services.gateway.futures.news import PayloadsNotShared
+from services.gateway.futures.payload_files import PayloadFiles
+from services.gateway.futures.persistence import Persistence
+from services.gateway.futures.rules import Future
+from services.gateway.futures.sql import SqlFutureStore
+from services.gateway.futures.sql_peers import SqlPeers
+from services.gateway.sampling.fair_queue import Places
+from services.gateway.store.database import Database
 from services.kit.errors import Cancelled, DomainError, QueueFull, ServiceUnreachable
 
 LANE = 'ad-1'

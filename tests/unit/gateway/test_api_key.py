@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.backends.peppered_hasher import PepperedHasher, load_pepper
-from services.gateway.domain.api_key import MIN_SECRET_LENGTH, ApiKey, every_scope, new_secret
+from services.gateway.keys.api_key import MIN_SECRET_LENGTH, ApiKey, every_scope, new_secret
+from services.gateway.keys.hasher import PepperedHasher, load_pepper
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 KEY = ApiKey(key_id='key-1', tenant_id='a', scopes=every_scope(), display_name='', create_time=NOW)

@@ -10,9 +10,9 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.api import convert
-from services.gateway.domain.api_key import Scope
-from services.gateway.domain.listing import Cursor
+from services.gateway import wire as convert
+from services.gateway.keys.api_key import Scope
+from services.gateway.paging import Cursor
 from services.kit.errors import InvalidArgument, InvalidField, InvalidPageToken
 from twinkle.api.gateway.v1 import key_service_pb2, session_service_pb2
 

@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.gateway.api.convert_export import (
+from services.gateway.exports.convert import (
     export_filter_from_proto,
     export_listing_to_proto,
     export_order_from_proto,
     export_to_proto,
 )
-from services.gateway.domain.export import Export, ExportState
-from services.gateway.domain.listing import Cursor, Listing
+from services.gateway.exports.rules import Export, ExportState
+from services.gateway.paging import Cursor, Listing
 from services.kit.errors import Code, InvalidField, ServiceUnreachable
 from services.kit.rpc.status import ForwardedError
 from twinkle.api.error.v1 import error_reason_pb2

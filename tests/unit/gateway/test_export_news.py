@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.gateway.application.export_news import ExportNews
+from services.gateway.exports.export_news import ExportNews
 
 
 async def test_news_reach_all_that_listen() -> None:

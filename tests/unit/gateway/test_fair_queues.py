@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.futures import PLACES, Recorder, running_desk
-from services.gateway.domain.fair_queue import Places
-from services.gateway.domain.fair_queues import MOST_QUEUES, FairQueues
-from services.gateway.domain.future import Future, FutureState
+from services.gateway.futures.rules import Future, FutureState
+from services.gateway.sampling.fair_queue import Places
+from services.gateway.sampling.fair_queues import MOST_QUEUES, FairQueues
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.domain.fair_queue import FairQueue, Places
-from services.gateway.domain.fair_shares import FairShares, equal_weight
-from services.gateway.domain.future import Future, FutureOrder
+from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.sampling.fair_queue import FairQueue, Places
+from services.gateway.sampling.fair_shares import FairShares, equal_weight
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TEMPLATE = Future.accepted(FutureOrder(kind='k', key='', payload=b'', session_id=''), tenant_id='', moment=START)

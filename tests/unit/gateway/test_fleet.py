@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from services.gateway.domain.errors import ReplicaNotFound
-from services.gateway.domain.fleet import (
+from services.gateway.errors import ReplicaNotFound
+from services.gateway.fleet.rules import (
     Fleet,
     ReplicaLoad,
     ReplicaReport,

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore, ScriptedFeed
-from services.gateway.application.follow_catalogue import LONGEST_PAUSE_SECONDS, FollowCatalogue
-from services.gateway.domain.catalogue import Gone, Run, RunFilter, Seen, Synced
-from services.gateway.domain.listing import Page
+from services.gateway.catalogue.follow_catalogue import LONGEST_PAUSE_SECONDS, FollowCatalogue
+from services.gateway.catalogue.rules import Gone, Run, RunFilter, Seen, Synced
+from services.gateway.paging import Page
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField, ServiceUnreachable
 

@@ -7,8 +7,8 @@ from itertools import cycle
 import pytest
 
 from fixtures.futures import Desk, running_desk
-from services.gateway.application.futures import FollowTopic
-from services.gateway.domain.future import Future, FutureOrder
+from services.gateway.futures.follow_topic import FollowTopic
+from services.gateway.futures.rules import Future, FutureOrder
 
 PAGE = 1000
 STEP = timedelta(milliseconds=20)

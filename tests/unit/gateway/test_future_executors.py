@@ -9,15 +9,13 @@ import pytest
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_desk
 from fixtures.record_trainer import RecordTrainer
-from services.gateway.application.futures import (
-    CreateAdapter,
-    DeleteAdapter,
-    ExecuteOperation,
-    ExpireFutures,
-    Persistence,
-)
-from services.gateway.domain.errors import FutureExpired, FutureNotFound
-from services.gateway.domain.future import Future, FutureOrder, FutureTaken
+from services.gateway.errors import FutureExpired, FutureNotFound
+from services.gateway.futures.create_adapter import CreateAdapter
+from services.gateway.futures.delete_adapter import DeleteAdapter
+from services.gateway.futures.execute import ExecuteOperation
+from services.gateway.futures.expire import ExpireFutures
+from services.gateway.futures.persistence import Persistence
+from services.gateway.futures.rules import Future, FutureOrder, FutureTaken
 from services.kit.clock import FakeClock
 from services.kit.errors import (
     AdapterNotFound,

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from fixtures.futures import Recorder, running_desk
-from services.gateway.domain.errors import FutureExpired, FutureNotFound, PositionMissing, PositionPassed
-from services.gateway.domain.fair_queue import Places
-from services.gateway.domain.future import Future, FutureOrder, FutureState, future_id_of
+from services.gateway.errors import FutureExpired, FutureNotFound, PositionMissing, PositionPassed
+from services.gateway.futures.rules import Future, FutureOrder, FutureState, future_id_of
+from services.gateway.sampling.fair_queue import Places
 from services.kit.errors import (
     Cancelled,
     Draining,

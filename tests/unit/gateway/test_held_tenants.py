@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from fixtures.futures import PLACES, Recorder, running_desk
-from services.gateway.domain.fair_queue import FairQueue, Places
-from services.gateway.domain.future import Future, FutureOrder
+from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.sampling.fair_queue import FairQueue, Places
 
 MIB = 1 << 20
 TEMPLATE = Future.accepted(

@@ -9,10 +9,10 @@ import pytest
 import zstandard
 
 from fixtures.tinker_api import TinkerApi, tinker_api
-from services.gateway.api.http.body import ClientGone, Pace, read_bytes
-from services.gateway.api.http.call import HttpCall, JsonAnswer, Route
-from services.gateway.api.http.memory import CallMemory, MemoryGates, json_work_bytes
-from services.gateway.api.tinker.dialect import TinkerDialect
+from services.gateway.http.body import ClientGone, Pace, read_bytes
+from services.gateway.http.call import HttpCall, JsonAnswer, Route
+from services.gateway.http.memory import CallMemory, MemoryGates, json_work_bytes
+from services.gateway.tinker.dialect import TinkerDialect
 from services.kit.byte_gate import ByteGate
 from services.kit.errors import BytesFull, DeadlinePassed, MessageTooLarge
 

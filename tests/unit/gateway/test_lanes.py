@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.domain.errors import FutureNotFound
-from services.gateway.domain.fair_queue import FairQueue, Places
-from services.gateway.domain.future import Future, FutureOrder
-from services.gateway.domain.lane import Lane, Place
-from services.gateway.domain.passing import is_passing
-from services.gateway.domain.room import Room
+from services.gateway.errors import FutureNotFound
+from services.gateway.futures.lane import Lane, Place
+from services.gateway.futures.passing import is_passing
+from services.gateway.futures.room import Room
+from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.sampling.fair_queue import FairQueue, Places
 from services.kit.errors import DeadlinePassed, QueueFull, ServiceUnreachable
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,10 +6,10 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.application.membership import Membership
-from services.gateway.application.watch_fleet import WatchFleet
-from services.gateway.domain.fleet import Fleet, ReplicaLoad, ReplicaReport
-from services.gateway.domain.routing import RouteKey
+from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.routing import RouteKey
+from services.gateway.fleet.rules import Fleet, ReplicaLoad, ReplicaReport
+from services.gateway.fleet.watch_fleet import WatchFleet
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 

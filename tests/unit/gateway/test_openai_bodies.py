@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.api.http.body import parse_object
-from services.gateway.api.http.call import event_bytes, json_bytes
-from services.gateway.api.http.openai.chat_request import chat_asked
-from services.gateway.api.http.openai.completion_request import completion_asked
-from services.gateway.api.http.openai.dialect import OpenAiDialect
+from services.gateway.http.body import parse_object
+from services.gateway.http.call import event_bytes, json_bytes
+from services.gateway.openai.chat_request import chat_asked
+from services.gateway.openai.completion_request import completion_asked
+from services.gateway.openai.dialect import OpenAiDialect
 from services.kit.errors import InvalidField
 
 HELLO = {'role': 'user', 'content': 'Hi'}

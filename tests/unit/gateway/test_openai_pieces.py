@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gateway.api.http.openai.answers import MAX_LOGPROBS, AnswerWriter
-from services.gateway.api.http.openai.asked import Asked
-from services.gateway.api.http.openai.completion_request import completion_asked
-from services.gateway.api.http.openai.model_names import Weights
-from services.gateway.api.http.openai.pieces import Piece, PieceReader, ScoredToken
-from services.gateway.api.http.openai.shapes import CompletionShape
-from services.gateway.api.http.openai.token_names import TokenName, TokenNames
+from services.gateway.openai.answers import MAX_LOGPROBS, AnswerWriter
+from services.gateway.openai.asked import Asked
+from services.gateway.openai.completion_request import completion_asked
+from services.gateway.openai.model_names import Weights
+from services.gateway.openai.pieces import Piece, PieceReader, ScoredToken
+from services.gateway.openai.shapes import CompletionShape
+from services.gateway.openai.token_names import TokenName, TokenNames
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, InvalidField
 from services.kit.rpc.tensors import tensor_to_proto

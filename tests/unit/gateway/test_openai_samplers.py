@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from services.gateway.api.http.openai.samplers import sample_all
+from services.gateway.openai.samplers import sample_all
 from services.kit.caller import Caller
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 

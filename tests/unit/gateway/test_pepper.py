@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.gateway.assembly.pepper import pepper_of
 from services.gateway.config import GatewayConfig
+from services.gateway.keys.pepper import pepper_of
 
 
 def test_a_configured_pepper_is_used_as_it_is(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pkgutil
 from google.protobuf.descriptor import FileDescriptor
 
 import twinkle.api
-from services.gateway.api.endpoints import FORWARDED
-from services.gateway.domain.api_key import Scope
-from services.gateway.domain.permissions import (
+from services.gateway.forwarding.endpoints import FORWARDED
+from services.gateway.keys.api_key import Scope
+from services.gateway.keys.permissions import (
     Access,
     methods_with_rules,
     requirement_of,

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from services.gateway.application.membership import Membership
-from services.gateway.application.register import Register
-from services.gateway.backends.own_addresses import is_this_host
-from services.gateway.domain.fleet import Fleet, ReplicaReport
+from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.own_addresses import is_this_host
+from services.gateway.fleet.register import Register
+from services.gateway.fleet.rules import Fleet, ReplicaReport
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 

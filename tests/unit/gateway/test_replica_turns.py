@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.application.turns import Turns
-from services.gateway.domain.fleet import Replica, ReplicaLoad, ReplicaReport, ReplicaState
-from services.gateway.domain.replica_turns import SLACK, ReplicaTurns, Turn
+from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
+from services.gateway.sampling.replica_turns import SLACK, ReplicaTurns, Turn
+from services.gateway.sampling.turns import Turns
 from services.kit.errors import Draining, QueueFull
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

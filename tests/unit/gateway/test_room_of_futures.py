@@ -6,9 +6,9 @@ import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_desk
-from services.gateway.domain.fair_queue import Places
-from services.gateway.domain.future import Future
-from services.gateway.domain.room import Room
+from services.gateway.futures.room import Room
+from services.gateway.futures.rules import Future
+from services.gateway.sampling.fair_queue import Places
 from services.kit.errors import BytesFull, QueueFull, ServiceUnreachable
 
 MIB = 1 << 20

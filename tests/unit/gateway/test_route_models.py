@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore
-from services.gateway.application.route_models import RouteModels
-from services.gateway.domain.base_models import Conflict, ModelTable
-from services.gateway.domain.catalogue import Run
-from services.gateway.domain.errors import AdapterIdTaken
+from services.gateway.catalogue.rules import Run
+from services.gateway.errors import AdapterIdTaken
+from services.gateway.fleet.base_models import Conflict, ModelTable
+from services.gateway.forwarding.route_models import RouteModels
 from services.kit.errors import BaseModelNotFound, ServiceUnreachable
 
 START = datetime(2026, 5, 1, tzinfo=UTC)

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.domain.fleet import Replica, ReplicaLoad, ReplicaReport, ReplicaState
-from services.gateway.domain.routing import (
+from services.gateway.fleet.routing import (
     AdapterWish,
     LoadBook,
     PrefixMemory,
@@ -17,6 +16,7 @@ from services.gateway.domain.routing import (
     candidates,
     choose,
 )
+from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fixtures.handle_store import MemoryHandleStore
-from services.gateway.application.sampling_handles import SamplingHandles
-from services.gateway.domain.future import Future, FutureState
-from services.gateway.domain.sampling_handle import SamplingHandle
+from services.gateway.futures.rules import Future, FutureState
+from services.gateway.sampling.handle import SamplingHandle
+from services.gateway.sampling.handles import SamplingHandles
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import ServiceUnreachable, VersionNotFound

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.gateway_stores import MemorySessionStore
-from services.gateway.application.expire_sessions import ExpireSessions
-from services.gateway.application.settle_sessions import SettleSessions
-from services.gateway.domain.session import FinishReason, Session, SessionState
-from services.gateway.ports import ParkedAdapter
+from services.gateway.futures.trainer_ports import ParkedAdapter
+from services.gateway.sessions.expire_sessions import ExpireSessions
+from services.gateway.sessions.session import FinishReason, Session, SessionState
+from services.gateway.sessions.settle_sessions import SettleSessions
 from services.kit.clock import FakeClock
 from services.kit.errors import DomainError, ServiceUnreachable
 

@@ -7,11 +7,11 @@ import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_desk
-from services.gateway.application.dispatch import Dispatch
-from services.gateway.application.membership import Membership
-from services.gateway.domain.failover import Attempt
-from services.gateway.domain.fleet import Fleet, ReplicaReport
-from services.gateway.domain.routing import RouteKey
+from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.routing import RouteKey
+from services.gateway.fleet.rules import Fleet, ReplicaReport
+from services.gateway.sampling.dispatch import Dispatch
+from services.gateway.sampling.failover import Attempt
 from services.kit.clock import FakeClock
 from services.kit.errors import Draining, ServiceUnreachable
 

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from services.gateway.api.http.body import parse_object
-from services.gateway.api.tinker.arrays import MAX_ELEMENTS, Room, array_from_json, array_from_proto, array_to_json
-from services.gateway.api.tinker.bodies import decompressed
-from services.gateway.api.tinker.dialect import TinkerDialect, category_of, field_of, text_of
-from services.gateway.api.tinker.fields import Fields
-from services.gateway.api.tinker.losses import LOSSES, loss_config, rule_of
-from services.gateway.api.tinker.model_request import fresh_model
-from services.gateway.api.tinker.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
-from services.gateway.api.tinker.training_request import message_of, request_from_json, request_from_proto
-from services.gateway.api.tinker.training_result import metrics_of, output_to_json, output_to_proto
-from services.gateway.api.tinker.wire import tinker_pb2 as wire
-from services.gateway.domain.errors import FutureExpired, PositionMissing, SessionFinished
+from services.gateway.errors import FutureExpired, PositionMissing, SessionFinished
+from services.gateway.http.body import parse_object
+from services.gateway.tinker.arrays import MAX_ELEMENTS, Room, array_from_json, array_from_proto, array_to_json
+from services.gateway.tinker.bodies import decompressed
+from services.gateway.tinker.dialect import TinkerDialect, category_of, field_of, text_of
+from services.gateway.tinker.fields import Fields
+from services.gateway.tinker.losses import LOSSES, loss_config, rule_of
+from services.gateway.tinker.model_request import fresh_model
+from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
+from services.gateway.tinker.training_request import message_of, request_from_json, request_from_proto
+from services.gateway.tinker.training_result import metrics_of, output_to_json, output_to_proto
+from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import (
     Code,
     DomainError,

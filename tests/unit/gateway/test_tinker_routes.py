@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from fixtures.tinker_api import CONTEXT, VOCABULARY, TinkerApi, tinker_api
-from services.gateway.api.tinker.wire import tinker_pb2 as wire
+from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
 from services.kit.rpc.structs import dict_from_struct
 

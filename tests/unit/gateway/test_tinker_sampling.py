@@ -13,11 +13,11 @@ from tinker.proto.response_conv import deserialize_sample_response
 
 from fixtures.fake_sampling import TOKENS, FakeSampling
 from fixtures.tinker_api import CONTEXT, TinkerApi, tinker_api
-from services.gateway.api.tinker.sampling_request import sample_ask
-from services.gateway.api.tinker.sampling_result import sample_to_json, sample_to_proto
-from services.gateway.api.tinker.wire import tinker_pb2
-from services.gateway.domain.errors import NoReplica
-from services.gateway.domain.fair_queue import Places
+from services.gateway.errors import NoReplica
+from services.gateway.sampling.fair_queue import Places
+from services.gateway.tinker.sampling_request import sample_ask
+from services.gateway.tinker.sampling_result import sample_to_json, sample_to_proto
+from services.gateway.tinker.wire import tinker_pb2
 from services.kit.errors import InvalidField
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as native

@@ -9,8 +9,8 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinker.types.forward_backward_input import ForwardBackwardInput
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 
-from services.gateway.api.tinker.training_request import message_of, request_from_proto
-from services.gateway.api.tinker.training_result import output_to_proto
+from services.gateway.tinker.training_request import message_of, request_from_proto
+from services.gateway.tinker.training_result import output_to_proto
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.model.v1 import operation_result_pb2
 

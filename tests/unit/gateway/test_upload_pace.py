@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.api.http.body import ClientGone
-from services.gateway.api.http.call import HttpCall, JsonAnswer
-from services.gateway.api.tinker.upload_routes import UploadRoutes
-from services.gateway.domain.catalogue import Checkpoint, UploadOrder
+from services.gateway.catalogue.rules import Checkpoint, UploadOrder
+from services.gateway.http.body import ClientGone
+from services.gateway.http.call import HttpCall, JsonAnswer
+from services.gateway.tinker.upload_routes import UploadRoutes
 from services.kit.errors import DeadlinePassed, StreamOutOfOrder
 
 CHECKPOINT = Checkpoint(

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.application.quotas import QuotaBook, SampleTally, TokenRates, UsageMeter
-from services.gateway.application.quotas.meter import MOST_READINGS
-from services.gateway.domain.future import Future, FutureOrder
-from services.gateway.domain.quota import Quota
-from services.gateway.domain.routing import AdapterWish, RouteKey
-from services.gateway.domain.sampling import BatchOrder, PromptAnswer
-from services.gateway.domain.usage import Reading, Work
+from services.gateway.fleet.routing import AdapterWish, RouteKey
+from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.quotas.book import QuotaBook
+from services.gateway.quotas.futures import SampleTally
+from services.gateway.quotas.meter import MOST_READINGS, UsageMeter
+from services.gateway.quotas.rates import TokenRates
+from services.gateway.quotas.rules import Quota
+from services.gateway.quotas.usage import Reading, Work
+from services.gateway.sampling.rules import BatchOrder, PromptAnswer
 from services.kit.clock import FakeClock
 from services.kit.errors import Cancelled, ServiceUnreachable
 

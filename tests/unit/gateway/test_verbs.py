@@ -12,25 +12,8 @@ from fixtures.gateway_stores import (
     MemorySessionStore,
     MemoryTenantStore,
 )
-from services.gateway.application.assign_project import AssignProject
-from services.gateway.application.create_key import CreateKey, KeyOrder
-from services.gateway.application.create_project import CreateProject
-from services.gateway.application.create_session import CreateSession, SessionOrder
-from services.gateway.application.create_tenant import CreateTenant
-from services.gateway.application.expire_sessions import ExpireSessions
-from services.gateway.application.finish_session import FinishSession
-from services.gateway.application.get_run import GetRun
-from services.gateway.application.get_session import GetSession
-from services.gateway.application.heartbeat import Heartbeat
-from services.gateway.application.install_bootstrap_key import InstallBootstrapKey
-from services.gateway.application.list_keys import ListKeys
-from services.gateway.application.list_sessions import ListSessions
-from services.gateway.application.revoke_key import RevokeKey
-from services.gateway.application.rotate_key import RotateKey
-from services.gateway.application.verify_key import MAX_REMEMBERED, VerifyKey
-from services.gateway.backends.peppered_hasher import PepperedHasher
-from services.gateway.domain.api_key import Scope, every_scope
-from services.gateway.domain.errors import (
+from services.gateway.catalogue.get_run import GetRun
+from services.gateway.errors import (
     KeyEnded,
     KeyNotFound,
     ProjectNotFound,
@@ -38,8 +21,25 @@ from services.gateway.domain.errors import (
     SessionNotFound,
     TenantNotFound,
 )
-from services.gateway.domain.listing import Page
-from services.gateway.domain.session import FinishReason, SessionState
+from services.gateway.keys.api_key import Scope, every_scope
+from services.gateway.keys.assign_project import AssignProject
+from services.gateway.keys.create_key import CreateKey, KeyOrder
+from services.gateway.keys.create_project import CreateProject
+from services.gateway.keys.create_tenant import CreateTenant
+from services.gateway.keys.hasher import PepperedHasher
+from services.gateway.keys.install_bootstrap_key import InstallBootstrapKey
+from services.gateway.keys.list_keys import ListKeys
+from services.gateway.keys.revoke_key import RevokeKey
+from services.gateway.keys.rotate_key import RotateKey
+from services.gateway.keys.verify_key import MAX_REMEMBERED, VerifyKey
+from services.gateway.paging import Page
+from services.gateway.sessions.create_session import CreateSession, SessionOrder
+from services.gateway.sessions.expire_sessions import ExpireSessions
+from services.gateway.sessions.finish_session import FinishSession
+from services.gateway.sessions.get_session import GetSession
+from services.gateway.sessions.heartbeat import Heartbeat
+from services.gateway.sessions.list_sessions import ListSessions
+from services.gateway.sessions.session import FinishReason, SessionState
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import CredentialsInvalid, RequestIdReused

@@ -1,9 +1,0 @@
-"""The secret that hashes, seals and links are made with."""
-
-from services.gateway.backends.peppered_hasher import load_pepper
-from services.gateway.config import GatewayConfig
-
-
-def pepper_of(config: GatewayConfig) -> bytes:
-    """Return the pepper that was configured, else the one of the state folder, made at the first call."""
-    return bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file())

@@ -1,5 +1,0 @@
-"""The schema's history, by Alembic. A new table or column is a new file in `versions`, never a change to an old one."""
-
-from services.gateway.backends.sql.migrations.upgrade import upgrade_schema
-
-__all__ = ['upgrade_schema']

@@ -1,0 +1,3 @@
+"""Exports: checkpoints copied to a hub or a folder in the background."""
+
+__all__: list[str] = []

@@ -1,0 +1,164 @@
+"""Between the messages of the fleet and its values, with every check."""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+from services.gateway.fleet.lease import Wish
+from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState, ResidentAdapter
+from services.gateway.fleet.watch_fleet import FleetEvent
+from services.kit.errors import InvalidField
+from services.kit.rpc.fields import MAX_ID_LENGTH, duration_to_proto, id_from_proto, text_from_proto, timestamp_to_proto
+from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
+from twinkle.api.sampler.v1 import engine_pb2
+
+MAX_BASE_MODELS = 64
+MAX_RESIDENT_ADAPTERS = 4096
+
+_SERVICES = ('model', 'sampler', 'data', 'checkpoint')
+_STATES = {
+    ReplicaState.READY: wire.REPLICA_STATE_READY,
+    ReplicaState.DRAINING: wire.REPLICA_STATE_DRAINING,
+    ReplicaState.LOST: wire.REPLICA_STATE_LOST,
+}
+_HOST_NAME = re.compile(r'(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*\.?')
+
+
+def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
+    """Return what a replica says of itself.
+
+    Args:
+        message: as it came.
+        peer: where the call came from, as grpc tells it; a replica that listens on every address is reached there.
+
+    Raises:
+        InvalidField: names the field.
+    """
+    if message.service not in _SERVICES:
+        raise InvalidField('replica.service', f'must be one of {", ".join(_SERVICES)}')
+    if len(message.base_models) > MAX_BASE_MODELS:
+        raise InvalidField('replica.base_models', f'has {len(message.base_models)} names; at most {MAX_BASE_MODELS}')
+    if len(message.resident_adapters) > MAX_RESIDENT_ADAPTERS:
+        raise InvalidField('replica.resident_adapters', f'must have at most {MAX_RESIDENT_ADAPTERS}')
+    return ReplicaReport(
+        replica_id=id_from_proto(message.replica_id, 'replica.replica_id'),
+        service=message.service,
+        address=address_from_proto(message.address, peer=peer),
+        base_models=tuple(
+            id_from_proto(name, f'replica.base_models[{index}]') for index, name in enumerate(message.base_models)
+        ),
+        is_draining=message.state == wire.REPLICA_STATE_DRAINING,
+        resident_adapters=tuple(map(resident_from_proto, message.resident_adapters)),
+        load=load_from_proto(message.load) if message.HasField('load') else None,
+        engine=text_from_proto(message.engine, 'replica.engine', limit=MAX_ID_LENGTH),
+        followed_run=text_from_proto(message.followed_run, 'replica.followed_run', limit=MAX_ID_LENGTH),
+    )
+
+
+def address_from_proto(address: str, *, peer: str) -> str:
+    """Return 'host:port' at which this gateway reaches a replica.
+
+    Raises:
+        InvalidField: it is none, or one that only the replica's own host can reach.
+    """
+    host, _, port = address.rpartition(':')
+    bare = host.removeprefix('[').removesuffix(']')
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise InvalidField('replica.address', f'must be host:port with a port of 1 to 65535, got {address[:80]!r}')
+    peer_host = _peer_host(peer)
+    try:
+        number = ipaddress.ip_address(bare)
+    except ValueError as error:
+        if ':' in host or len(host) > 253 or not _HOST_NAME.fullmatch(host):
+            raise InvalidField('replica.address', f'{host[:80]!r} is neither a host name nor an address') from error
+        return f'{host}:{int(port)}'
+    if (number.version == 6) != host.startswith('['):
+        raise InvalidField('replica.address', 'write an IPv6 address in brackets, as in [::1]:9000')
+    if number.is_unspecified:
+        number = peer_host or ipaddress.ip_address('127.0.0.1')
+    elif number.is_loopback and peer_host is not None and not peer_host.is_loopback:
+        raise InvalidField('replica.address', f'{bare} is only reached on its own host; let it listen on another')
+    return f'[{number}]:{int(port)}' if number.version == 6 else f'{number}:{int(port)}'
+
+
+def replica_to_proto(replica: Replica) -> wire.Replica:
+    """Return the message of a replica."""
+    report = replica.report
+    return wire.Replica(
+        replica_id=report.replica_id,
+        service=report.service,
+        address=report.address,
+        base_models=report.base_models,
+        state=_STATES[replica.state],
+        resident_adapters=[engine_pb2.ResidentAdapter(**vars(item)) for item in report.resident_adapters],
+        load=load_to_proto(report.load) if report.load else None,
+        heartbeat_time=timestamp_to_proto(replica.heartbeat_time),
+        engine=report.engine,
+        join_time=timestamp_to_proto(replica.join_time),
+        is_static=replica.is_static,
+        followed_run=report.followed_run,
+    )
+
+
+def replicas_to_proto(replicas: Iterable[Replica], *, next_page_token: str) -> wire.ListReplicasResponse:
+    """Return a page of replicas."""
+    return wire.ListReplicasResponse(replicas=map(replica_to_proto, replicas), next_page_token=next_page_token)
+
+
+def event_to_proto(event: FleetEvent) -> wire.WatchFleetResponse:
+    """Return the message of what a watch tells."""
+    if event.replica is not None:
+        return wire.WatchFleetResponse(replica=replica_to_proto(event.replica), resume_token=event.resume_token)
+    if event.left_replica_id:
+        return wire.WatchFleetResponse(left_replica_id=event.left_replica_id, resume_token=event.resume_token)
+    return wire.WatchFleetResponse(is_synced=True, resume_token=event.resume_token)
+
+
+def wish_to_proto(wish: Wish) -> wire.LeaseResponse:
+    """Return the message of what the fleet wants of a replica."""
+    return wire.LeaseResponse(
+        lease_interval=duration_to_proto(wish.lease),
+        is_drain_requested=wish.is_drain_requested,
+        weight_source_address=wish.weight_source_address,
+    )
+
+
+def resident_from_proto(message: engine_pb2.ResidentAdapter) -> ResidentAdapter:
+    """Return a version that a sampler holds."""
+    return ResidentAdapter(
+        adapter_id=message.adapter_id,
+        version=message.version,
+        size_bytes=message.size_bytes,
+        sequence_count=message.sequence_count,
+    )
+
+
+def load_from_proto(message: engine_pb2.EngineLoad) -> ReplicaLoad:
+    """Return how busy an engine is; counts below zero are taken as zero."""
+    return ReplicaLoad(
+        running_sequence_count=max(message.running_sequence_count, 0),
+        waiting_sequence_count=max(message.waiting_sequence_count, 0),
+        kv_usage=message.kv_usage,
+        tokens_per_second=message.tokens_per_second,
+        prefix_hit_rate=message.prefix_hit_rate,
+        is_paused=message.is_paused,
+        max_sequence_count=max(message.max_sequence_count, 0),
+        is_sleeping=message.is_sleeping,
+    )
+
+
+def load_to_proto(load: ReplicaLoad) -> engine_pb2.EngineLoad:
+    """Return the message of how busy an engine is."""
+    return engine_pb2.EngineLoad(**vars(load))
+
+
+def _peer_host(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address in what grpc tells of a peer, such as 'ipv4:10.0.0.1:5' and 'ipv6:%5B::1%5D:5'."""
+    kind, _, rest = unquote(peer).partition(':')
+    if kind not in {'ipv4', 'ipv6'}:
+        return None
+    try:
+        return ipaddress.ip_address(rest.rpartition(':')[0].removeprefix('[').removesuffix(']'))
+    except ValueError:
+        return None

@@ -1,0 +1,124 @@
+"""ListAdapters where several model services have adapters: their lists, merged, newest first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, cast
+
+import grpc
+
+from services.gateway.errors import BaseModelsUnreachable
+from services.kit.errors import InvalidPageToken, ServiceUnreachable
+from services.kit.paging import Page, page_token_after, parse_page
+from services.kit.rpc.context import current_caller
+from twinkle.api.model.v1 import adapter_pb2
+from twinkle.api.model.v1 import adapter_service_pb2 as wire
+
+Context = grpc.aio.ServicerContext[Any, Any]
+ListOne = Callable[[bytes, Context], Awaitable[bytes]]
+"""Asks one service."""
+_Key = tuple[int, int, str]
+_KEY_TYPES = (int, int, str, str)
+
+
+class AdapterLists:
+    """Answers for all services.
+
+    A token says for each service which of its pages to read next, and what was the last adapter of the page before:
+    of a page that was not used up, those after it are left.
+    """
+
+    def __init__(self, services: Mapping[str, ListOne], *, base_models_of: Callable[[str], Collection[str]]) -> None:
+        """Merge the lists of `services`, by name; `base_models_of` returns what each holds, as far as it is known."""
+        self._services = services
+        self._base_models_of = base_models_of
+
+    async def __call__(self, raw: bytes, context: Context) -> bytes:
+        """Return the serialized answer to a serialized request.
+
+        Raises:
+            InvalidField, InvalidPageToken: the request is no good.
+            BaseModelsUnreachable: a service cannot be reached. An answer has no room to say what is missing, and a
+                list that is short would be taken for all there is.
+            DomainError: a service refused it.
+        """
+        request = wire.ListAdaptersRequest.FromString(raw)
+        query = f'ListAdapters of all/{current_caller().tenant_id}/{request.session_id}'
+        page = parse_page(request.page_size, request.page_token, query=query, key_types=_KEY_TYPES)
+        tokens = _tokens_of(page) if page.after else dict.fromkeys(self._services, '')
+        answers = await self._ask(request, tokens, page, context)
+        last = page.after[:3] if page.after else None
+        left = {name: [item for item in answer.adapters if _is_after(item, last)] for name, answer in answers.items()}
+        adapters = sorted((item for items in left.values() for item in items), key=_key_of, reverse=True)[: page.size]
+        response = wire.ListAdaptersResponse(adapters=adapters)
+        response.next_page_token = _next_token(adapters, left, {**tokens}, answers, query=query)
+        return response.SerializeToString()
+
+    async def _ask(
+        self, request: wire.ListAdaptersRequest, tokens: Mapping[str, str], page: Page, context: Context
+    ) -> dict[str, wire.ListAdaptersResponse]:
+        async def ask(name: str) -> wire.ListAdaptersResponse | None:
+            own = wire.ListAdaptersRequest()
+            own.CopyFrom(request)
+            own.page_size, own.page_token = page.size, tokens[name]
+            try:
+                raw = await self._services[name](own.SerializeToString(), context)
+            except ServiceUnreachable:
+                return None
+            return wire.ListAdaptersResponse.FromString(raw)
+
+        names = [name for name in tokens if name in self._services]
+        answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        if away := [name for name, answer in answers.items() if answer is None]:
+            base_models = {item for name in away for item in self._base_models_of(name)}
+            raise BaseModelsUnreachable('model', ', '.join(sorted(base_models)))
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _next_token(
+    shown: list[adapter_pb2.Adapter],
+    left: Mapping[str, list[adapter_pb2.Adapter]],
+    tokens: dict[str, str],
+    answers: Mapping[str, wire.ListAdaptersResponse],
+    *,
+    query: str,
+) -> str:
+    """Return the token of the page after `shown`; empty where there is none."""
+    if not shown:
+        return ''
+    last = _key_of(shown[-1])
+    for name, answer in answers.items():
+        if any(_is_after(item, last) for item in left[name]):
+            continue
+        if answer.next_page_token:
+            tokens[name] = answer.next_page_token
+        else:
+            del tokens[name]
+    return page_token_after((*last, json.dumps(tokens)), query=query) if tokens else ''
+
+
+def _tokens_of(page: Page) -> dict[str, str]:
+    """Return the services' own tokens, of one that was made here.
+
+    Raises:
+        InvalidPageToken: it was not.
+    """
+    assert page.after is not None  # noqa: S101 (asked for only then)
+    try:
+        tokens = json.loads(str(page.after[3]))
+    except ValueError as error:
+        raise InvalidPageToken() from error
+    if not isinstance(tokens, dict) or not all(isinstance(item, str) for item in cast(dict[str, Any], tokens).values()):
+        raise InvalidPageToken()
+    return cast(dict[str, str], tokens)
+
+
+def _key_of(adapter: adapter_pb2.Adapter) -> _Key:
+    return adapter.create_time.seconds, adapter.create_time.nanos, adapter.adapter_id
+
+
+def _is_after(adapter: adapter_pb2.Adapter, last: Any) -> bool:
+    """Say whether an adapter comes after another one in a list that begins with the newest."""
+    return last is None or _key_of(adapter) < last

@@ -1,0 +1,212 @@
+"""Passes calls on to the services behind the gateway: bytes in, the same bytes out, nothing parsed.
+
+Every direction holds at most one message here, and the next is read only when it is written, so a
+slow reader slows its writer down, through the gateway, and memory does not grow. Deadlines and
+cancellation reach the service; its status, details and trailing metadata come back as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+
+from services.gateway.keys.permissions import Access, requirement_of
+from services.kit.errors import DomainError, ServiceUnreachable
+from services.kit.rpc.channel import forwarded_metadata
+from services.kit.rpc.context import current_request_id
+from services.kit.rpc.layers import REQUEST_ID_KEY
+from services.kit.rpc.status import error_from_call
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+STATUS_DETAILS_KEY = 'grpc-status-details-bin'
+_SETTLE_SECONDS = 0.005
+"""Between the end of a client's stream and telling the service. grpc.aio 1.85 ends the stream of a client that
+was cut off like that of one that is done, and cancels the call only just after; a service must not take the one
+for the other. Delete once the two can be told apart."""
+
+
+class Forwarder(grpc.GenericRpcHandler):
+    """Handles every method of some contracts by calling it elsewhere."""
+
+    def __init__(
+        self,
+        contracts: Mapping[str, Sequence[ServiceDescriptor]],
+        *,
+        channels: Mapping[str, grpc.aio.Channel],
+        internal_token: str,
+    ) -> None:
+        """Describe what goes where.
+
+        Args:
+            contracts: name of a service behind the gateway to the contracts it serves.
+            channels: its name to a channel; calls for one that is missing are refused as unreachable.
+            internal_token: tells the services that the identity beside it is to be believed.
+        """
+        self._internal_token = internal_token
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        for service, descriptors in contracts.items():
+            for method in (method for descriptor in descriptors for method in descriptor.methods):
+                name = f'{method.containing_service.full_name}/{method.name}'
+                if requirement_of(name) is not Access.INTERNAL:
+                    self._handlers[f'/{name}'] = self._handler(method, service, channels.get(service))
+
+    @property
+    def methods(self) -> Mapping[str, bool]:
+        """Full names of the methods that are forwarded, without leading slash."""
+        return {name[1:]: True for name in self._handlers}
+
+    @property
+    def handlers(self) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What handles each method, by full name with leading slash."""
+        return self._handlers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the method's handler; None where it is not forwarded."""
+        return self._handlers.get(handler_call_details.method)
+
+    def _handler(
+        self, method: MethodDescriptor, service: str, channel: grpc.aio.Channel | None
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        if channel is None:
+            return grpc.stream_stream_rpc_method_handler(_unreachable(service))
+        path = f'/{method.containing_service.full_name}/{method.name}'
+        match (method.client_streaming, method.server_streaming):
+            case (False, False):
+                return grpc.unary_unary_rpc_method_handler(self._unary_unary(channel.unary_unary(path), service))
+            case (False, True):
+                return grpc.unary_stream_rpc_method_handler(self._unary_stream(channel.unary_stream(path), service))
+            case (True, False):
+                return grpc.stream_unary_rpc_method_handler(self._stream_unary(channel.stream_unary(path), service))
+            case _:
+                return grpc.stream_stream_rpc_method_handler(self._stream_stream(channel.stream_stream(path), service))
+
+    def _unary_unary(self, method: Any, service: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def forward(request: bytes, context: Context) -> bytes:
+            call = method(request, timeout=context.time_remaining(), metadata=self._outgoing())
+            try:
+                response: bytes = await call
+                _set_trailing(context, await call.trailing_metadata())
+            except grpc.aio.AioRpcError as error:
+                await _fail(error, context, service=service)
+                raise
+            return response
+
+        return forward
+
+    def _unary_stream(self, method: Any, service: str) -> Callable[[bytes, Context], AsyncGenerator[bytes, None]]:
+        async def forward(request: bytes, context: Context) -> AsyncGenerator[bytes, None]:
+            call = method(request, timeout=context.time_remaining(), metadata=self._outgoing())
+            try:
+                async for response in call:
+                    yield response
+                _set_trailing(context, await call.trailing_metadata())
+            except grpc.aio.AioRpcError as error:
+                await _fail(error, context, service=service)
+            finally:
+                call.cancel()
+
+        return forward
+
+    def _stream_unary(self, method: Any, service: str) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
+        async def forward(requests: AsyncIterator[bytes], context: Context) -> bytes:
+            call = method(timeout=context.time_remaining(), metadata=self._outgoing())
+            try:
+                async with _sending(requests, call):
+                    response: bytes = await call
+                _set_trailing(context, await call.trailing_metadata())
+            except grpc.aio.AioRpcError as error:
+                await _fail(error, context, service=service)
+                raise
+            return response
+
+        return forward
+
+    def _stream_stream(
+        self, method: Any, service: str
+    ) -> Callable[[AsyncIterator[bytes], Context], AsyncGenerator[bytes, None]]:
+        async def forward(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
+            call = method(timeout=context.time_remaining(), metadata=self._outgoing())
+            try:
+                async with _sending(requests, call):
+                    async for response in call:
+                        yield response
+                    _set_trailing(context, await call.trailing_metadata())
+            except grpc.aio.AioRpcError as error:
+                await _fail(error, context, service=service)
+
+        return forward
+
+    def _outgoing(self) -> Metadata:
+        return forwarded_metadata(self._internal_token)
+
+
+@asynccontextmanager
+async def _sending(requests: AsyncIterator[bytes], call: Any) -> AsyncIterator[None]:
+    """Write `requests` to `call` beside the block; at its end, both are over.
+
+    Raises:
+        DomainError: a request was refused, which is why the call ended.
+    """
+    sender = asyncio.create_task(_send(requests, call))
+    try:
+        yield
+    except (asyncio.CancelledError, grpc.aio.AioRpcError):
+        if sender.done() and not sender.cancelled() and sender.exception() is not None:
+            await sender
+        raise
+    finally:
+        sender.cancel()
+        call.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+
+
+async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
+    try:
+        async for request in requests:
+            await call.write(request)
+        await asyncio.sleep(_SETTLE_SECONDS)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+        # The service ended the call first; why is in its status, which the reader of responses gets.
+        # Which of the three comes, depends on how far grpc.aio 1.85 was when it ended.
+        return
+    except DomainError:
+        call.cancel()
+        raise
+
+
+def _set_trailing(context: Context, metadata: Any) -> None:
+    context.set_trailing_metadata(_with_request_id((key, value) for key, value in metadata if key[:5] != 'grpc-'))
+
+
+def _with_request_id(pairs: Any) -> Metadata:
+    metadata: Metadata = tuple(pairs)
+    if any(key == REQUEST_ID_KEY for key, _ in metadata):
+        return metadata
+    return (*metadata, (REQUEST_ID_KEY, current_request_id()))
+
+
+async def _fail(error: grpc.aio.AioRpcError, context: Context, *, service: str) -> None:
+    """End the call as `error` says. A status without details is the transport's and never a caller's business."""
+    trailing: Any = error.trailing_metadata()
+    if trailing is None or STATUS_DETAILS_KEY not in trailing:
+        raise error_from_call(error, service=service) from error
+    pairs = ((key, value) for key, value in trailing if key == STATUS_DETAILS_KEY or key[:5] != 'grpc-')
+    await context.abort(error.code(), error.details() or '', _with_request_id(pairs))
+
+
+def _unreachable(service: str) -> Callable[[Any, Context], AsyncGenerator[bytes, None]]:
+    async def refuse(requests: Any, context: Context) -> AsyncGenerator[bytes, None]:
+        del requests, context
+        for _ in ():
+            yield b''
+        raise ServiceUnreachable(service)
+
+    return refuse

@@ -1,0 +1,83 @@
+"""A tenant's adapters at all model services: which there are, and the parking of those whose session is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import grpc
+
+from services.gateway.futures.trainer_ports import ParkedAdapter
+from services.kit.caller import Caller
+from services.kit.errors import AdapterNotFound, Code
+from services.kit.paging import MAX_PAGE_SIZE
+from services.kit.rpc.channel import forwarded_metadata
+from services.kit.rpc.context import acting_for
+from services.kit.rpc.status import error_from_call
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_service_pb2_grpc
+
+_PATIENCE_SECONDS = 30.0
+_PARKING_SECONDS = 600.0
+"""An adapter may have to come into memory first, and its checkpoint is written to disk."""
+
+
+class GrpcAdapters:
+    """Implements `ports.AdapterKeeper` and `ports.AdapterCensus`."""
+
+    def __init__(self, channels: Sequence[grpc.aio.Channel], *, internal_token: str) -> None:
+        """Ask over `channels`, a bare one to each model service; the caller closes them."""
+        self._stubs = [adapter_service_pb2_grpc.AdapterServiceStub(channel) for channel in channels]
+        self._internal_token = internal_token
+
+    async def adapter_ids(self, tenant_id: str) -> Collection[str]:
+        """Return a tenant's adapters, of all base models, as they are now.
+
+        Raises:
+            DomainError: a service's own error, or ServiceUnreachable.
+        """
+        return await self._list(tenant_id, session_id='')
+
+    async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:
+        """Return the adapters of a session, at every model service."""
+        return await self._list(tenant_id, session_id=session_id)
+
+    async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
+        """Have an adapter parked by the service that has it."""
+        request = adapter_service_pb2.ParkAdapterRequest(adapter_id=adapter_id, save_prefix=save_prefix)
+        for stub in self._stubs:
+            try:
+                answer = await self._call(stub.ParkAdapter, request, tenant_id=tenant_id, seconds=_PARKING_SECONDS)
+            except AdapterNotFound:
+                continue
+            return _parked(answer.adapter)
+        return None
+
+    async def _list(self, tenant_id: str, *, session_id: str) -> list[str]:
+        """Return a tenant's adapters, of a session or, where that is empty, all."""
+        found: list[str] = []
+        for stub in self._stubs:
+            request = adapter_service_pb2.ListAdaptersRequest(session_id=session_id, page_size=MAX_PAGE_SIZE)
+            while True:
+                page = await self._call(stub.ListAdapters, request, tenant_id=tenant_id)
+                found += [adapter.adapter_id for adapter in page.adapters]
+                if not page.next_page_token:
+                    break
+                request.page_token = page.next_page_token
+        return found
+
+    async def _call(self, method: Any, request: Any, *, tenant_id: str, seconds: float = _PATIENCE_SECONDS) -> Any:
+        with acting_for(Caller(tenant_id=tenant_id)):
+            metadata = forwarded_metadata(self._internal_token, is_internal=True)
+        try:
+            return await method(request, timeout=seconds, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            failure = error_from_call(error, service='model')
+            if failure.code is Code.NOT_FOUND:
+                raise AdapterNotFound(getattr(request, 'adapter_id', '')) from error
+            raise failure from error
+
+
+def _parked(adapter: adapter_pb2.Adapter) -> ParkedAdapter:
+    # A full-parameter run has the replica for itself until it is deleted: there is nothing to wait for.
+    is_at_rest = adapter.is_parked or adapter.HasField('full_parameters')
+    return ParkedAdapter(is_at_rest=is_at_rest, checkpoint_path=adapter.checkpoint_path)

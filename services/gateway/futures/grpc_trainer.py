@@ -1,0 +1,104 @@
+"""Calls to model services that the gateway makes itself, to carry futures out."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+
+from services.gateway.forwarding.model_channels import ModelChannels
+from services.kit.caller import Caller
+from services.kit.errors import Cancelled, DomainError, ServiceUnreachable
+from services.kit.rpc.channel import forwarded_metadata
+from services.kit.rpc.context import acting_for
+from services.kit.rpc.peek import peek_text
+from services.kit.rpc.status import error_from_call
+from twinkle.api.model.v1 import adapter_service_pb2 as adapters
+from twinkle.api.model.v1 import operation_pb2
+from twinkle.api.model.v1 import training_service_pb2 as training
+
+_ADAPTERS = adapters.DESCRIPTOR.services_by_name['AdapterService'].full_name
+_TRAINING = training.DESCRIPTOR.services_by_name['TrainingService'].full_name
+_DELETED = adapters.DeleteAdapterRequest.ADAPTER_ID_FIELD_NUMBER
+_TRAINED = training.ExecuteRequest.OPERATION_FIELD_NUMBER, operation_pb2.Operation.ADAPTER_ID_FIELD_NUMBER
+"""Where requests name their adapter."""
+_PATIENCE_SECONDS = 30.0
+"""For what needs no turn."""
+_TURN_SECONDS = 3600.0
+"""For an operation: it waits for those of others. One that takes longer is asked for again, and goes on."""
+
+
+class GrpcTrainer:
+    """Implements `ports.Trainer`."""
+
+    def __init__(self, models: ModelChannels, *, internal_token: str) -> None:
+        """Call the model service that `models` finds."""
+        self._models = models
+        self._internal_token = internal_token
+
+    async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
+        """Create an adapter, once for each request id, and return the answer."""
+        message = adapters.CreateAdapterRequest.FromString(request)
+        message.request_id = message.request_id or request_id
+        raw = message.SerializeToString(deterministic=True)
+        channel = await self._models.of_new_adapter(tenant_id, message.base_model, message.adapter_id)
+        method = f'{_ADAPTERS}/CreateAdapter'
+        return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
+
+    async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
+        """Delete an adapter, and return the answer."""
+        channel = await self._models.of_adapter(tenant_id, peek_text(request, _DELETED))
+        method = f'{_ADAPTERS}/DeleteAdapter'
+        return await self._call(channel, method, request, tenant_id=tenant_id, seconds=_TURN_SECONDS)
+
+    async def last_number(self, tenant_id: str, adapter_id: str) -> int:
+        """Return the number of an adapter's last operation; 0 before the first."""
+        channel = await self._models.of_adapter(tenant_id, adapter_id)
+        request = adapters.GetAdapterRequest(adapter_id=adapter_id).SerializeToString()
+        raw = await self._call(channel, f'{_ADAPTERS}/GetAdapter', request, tenant_id=tenant_id)
+        return adapters.GetAdapterResponse.FromString(raw).adapter.sequence_number
+
+    async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
+        """Run an operation under that number, and return the answer: of the record where it ran before."""
+        channel = await self._models.of_adapter(tenant_id, peek_text(request, *_TRAINED))
+        # Bytes of one message after those of another are the two merged: a large batch need not be parsed here.
+        addition = training.ExecuteRequest(
+            operation=operation_pb2.Operation(sequence_number=number), is_waiting_allowed=True
+        )
+        raw = request + addition.SerializeToString(deterministic=True)
+        return await self._call(channel, f'{_TRAINING}/Execute', raw, tenant_id=tenant_id, seconds=_TURN_SECONDS)
+
+    async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
+        """Drop an operation that still waits there; one that runs or is done stays as it is."""
+        channel = await self._models.of_adapter(tenant_id, adapter_id)
+        request = training.CancelOperationRequest(adapter_id=adapter_id, sequence_number=number).SerializeToString()
+        await self._call(channel, f'{_TRAINING}/CancelOperation', request, tenant_id=tenant_id)
+
+    async def _call(
+        self,
+        channel: grpc.aio.Channel,
+        method: str,
+        request: bytes,
+        *,
+        tenant_id: str,
+        seconds: float = _PATIENCE_SECONDS,
+    ) -> bytes:
+        # Whether the key may train was checked when the request was accepted; nothing else is allowed to it here.
+        with acting_for(Caller(tenant_id=tenant_id, scopes=frozenset({'train'}))):
+            # Ids of adapters are chosen by the gateway alone.
+            metadata = forwarded_metadata(self._internal_token, is_internal=True)
+        call = cast(Any, channel).unary_unary(f'/{method}')(request, timeout=seconds, metadata=metadata)
+        try:
+            response: bytes = await call
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error) from error
+        except grpc.aio.UsageError as error:
+            # The channel was closed: this gateway is stopping.
+            raise ServiceUnreachable('model') from error
+        return response
+
+
+def _failure(error: grpc.aio.AioRpcError) -> DomainError:
+    """Return the fact behind a failed call. A cancellation that says no more is that of a service that stops."""
+    failure = error_from_call(error, service='model')
+    return ServiceUnreachable('model') if isinstance(failure, Cancelled) else failure

@@ -1,0 +1,219 @@
+"""What every HTTP call goes through: a request id, a span, a log line, credentials, a fair share, an end.
+
+The order is that of the RPC layers: what the inner steps refuse is told, logged, counted and traced by the outer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+from opentelemetry import propagate, trace
+from prometheus_client import Counter as CallCounter
+from starlette.requests import Request
+
+from services.gateway.http.body import ClientGone
+from services.gateway.http.call import HttpCall, JsonAnswer, Receive, Route, Send, event_bytes
+from services.gateway.http.memory import CallMemory, MemoryGates, usual_gates
+from services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull
+from services.kit.ids import new_id
+from services.kit.rpc.auth import Authenticator
+from services.kit.rpc.context import set_caller, set_request_id
+from services.kit.rpc.layers import REQUEST_ID_KEY
+
+MAX_CONCURRENT_CALLS = 4096
+
+_log = structlog.get_logger('http')
+_tracer = trace.get_tracer('twinkle.http')
+_calls = CallCounter('twinkle_http_calls_total', 'HTTP calls served, by route and outcome.', ('route', 'outcome'))
+
+
+class Guard:
+    """Stands before every route.
+
+    Concurrency: all verbs from the event loop.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        *,
+        memory: MemoryGates | None = None,
+        call_limit: int = MAX_CONCURRENT_CALLS,
+    ) -> None:
+        """Describe what calls go through.
+
+        Args:
+            authenticator: tells who calls.
+            memory: what calls take; unset: gates of the usual size.
+            call_limit: calls that tenants share.
+        """
+        self._authenticator = authenticator
+        self._memory = memory or usual_gates()
+        self._call_limit = call_limit
+        self._counts: Counter[str] = Counter()
+        self._active: dict[asyncio.Future[None], HttpCall] = {}
+        self.is_draining = False
+        self.grpc_ports: Callable[[], Sequence[int]] = tuple
+        """Where this process serves gRPC, the clients' port first; empty where nobody is told."""
+
+    def around(self, route: Route) -> _GuardedRoute:
+        """Return the ASGI app that serves one route."""
+        return _GuardedRoute(self, route)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse calls from now on; those running that take longer than `seconds` are ended, and their clients told."""
+        self.is_draining = True
+        if self._active:
+            await asyncio.wait(set(self._active), timeout=seconds)
+        for work, call in self._active.items():
+            call.ending = Draining()
+            work.cancel()
+
+    async def serve(self, call: HttpCall) -> None:
+        """Answer a call, whatever happens; end its work at once where the client leaves."""
+        set_request_id(call.request_id)
+        with _observed(call):
+            work = asyncio.ensure_future(self._answer(call))
+            gone = asyncio.ensure_future(_wait_until_gone(call))
+            self._active[work] = call
+            try:
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                is_gone = not work.done()
+                work.cancel()
+                gone.cancel()
+                await asyncio.gather(work, gone, return_exceptions=True)
+                del self._active[work]
+            await _tell_end(call, work, is_gone=is_gone)
+
+    async def _answer(self, call: HttpCall) -> None:
+        if self.is_draining:
+            raise Draining()
+        if call.route.identify is not None:
+            call.caller = call.route.identify(call)
+        else:
+            credentials = call.route.credentials(call.headers)
+            call.caller = await self._authenticator.authenticate(call.route.method, credentials)
+        set_caller(call.caller)
+        with self._share(call.caller.tenant_id), self._counted(call, call.caller.tenant_id):
+            answer = await call.route.serve(call)
+            call.body_done.set()
+            await answer.write(call)
+
+    @contextmanager
+    def _counted(self, call: HttpCall, tenant_id: str) -> Iterator[None]:
+        call.memory = CallMemory(self._memory, tenant_id)
+        try:
+            yield
+        finally:
+            call.memory.release()
+
+    @contextmanager
+    def _share(self, tenant_id: str) -> Iterator[None]:
+        """Count a call; a tenant may have as many as are free, so that none takes all places."""
+        own, free = self._counts[tenant_id], self._call_limit - self._counts.total()
+        if own >= free:
+            raise QueueFull(queue_length=own, queue_limit=free)
+        self._counts[tenant_id] += 1
+        try:
+            yield
+        finally:
+            self._counts[tenant_id] -= 1
+            if not self._counts[tenant_id]:
+                del self._counts[tenant_id]
+
+
+class _GuardedRoute:
+    """One route as an ASGI app."""
+
+    def __init__(self, guard: Guard, route: Route) -> None:
+        self._guard = guard
+        self.route = route
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        headers = dict(Request(scope).headers)
+        request_id = _readable(headers.get(REQUEST_ID_KEY, '')) or new_id('rq')
+        await self._guard.serve(HttpCall(self.route, scope, receive, send, headers, request_id))
+
+
+def _readable(text: str) -> str:
+    return text[:128] if text.isascii() and text.isprintable() else ''
+
+
+async def _wait_until_gone(call: HttpCall) -> None:
+    await call.body_done.wait()
+    while (await call.receive())['type'] != 'http.disconnect':
+        pass
+
+
+@contextmanager
+def _observed(call: HttpCall) -> Iterator[None]:
+    begin = time.perf_counter()
+    parent = propagate.extract(call.headers)
+    with _tracer.start_as_current_span(call.route.name, context=parent, kind=trace.SpanKind.SERVER) as span:
+        try:
+            yield
+        finally:
+            _calls.labels(call.route.name, call.outcome).inc()
+            tenant_id = call.caller.tenant_id if call.caller else ''
+            span.set_attribute('http.response.status_code', call.status)
+            span.set_attribute('twinkle.request_id', call.request_id)
+            span.set_attribute('twinkle.tenant_id', tenant_id)
+            write = _log.debug if call.outcome == 'OK' else _log.info
+            write(
+                'call',
+                route=call.route.name,
+                status=call.status,
+                outcome=call.outcome,
+                milliseconds=round(1000 * (time.perf_counter() - begin), 2),
+                request_id=call.request_id,
+                tenant=tenant_id,
+            )
+
+
+async def _tell_end(call: HttpCall, work: asyncio.Future[None], *, is_gone: bool) -> None:
+    """Tell the client of the error that ended its call, if any; a client that left is told nothing."""
+    failure = None if work.cancelled() else work.exception()
+    if failure is None and not work.cancelled():
+        return
+    if (is_gone and call.ending is None) or isinstance(failure, ClientGone):
+        call.outcome = Cancelled.reason
+        return
+    error = call.ending or _domain_error(failure, call)
+    call.outcome = error.reason
+    body = call.route.dialect.body_of(error, request_id=call.request_id)
+    if call.is_streaming:
+        await call.write(event_bytes(body), is_last=True)
+    elif not call.status:
+        await JsonAnswer(body, call.route.dialect.status_of(error), _error_headers(error)).write(call)
+
+
+def _domain_error(failure: BaseException | None, call: HttpCall) -> DomainError:
+    if isinstance(failure, BaseExceptionGroup):
+        return _domain_error(failure.exceptions[0], call)  # pyright: ignore[reportUnknownArgumentType,reportUnknownMemberType]
+    if isinstance(failure, DomainError) and not (isinstance(failure, Internal) and not failure.request_id):
+        return failure
+    if not isinstance(failure, Internal):
+        _log.error('unforeseen error', route=call.route.name, request_id=call.request_id, exc_info=failure)
+    return Internal(call.request_id)
+
+
+def _error_headers(error: DomainError) -> dict[str, str]:
+    """Return when to try again, and whether at all, as the SDKs of the field read it."""
+    if error.code is Code.UNAUTHENTICATED:
+        return {'www-authenticate': 'Bearer', 'x-should-retry': 'false'}
+    if error.retry_after is None:
+        return {'x-should-retry': 'false'}
+    seconds = error.retry_after.total_seconds()
+    return {
+        'x-should-retry': 'true',
+        'retry-after': str(max(1, math.ceil(seconds))),
+        'retry-after-ms': str(round(1000 * seconds)),
+    }

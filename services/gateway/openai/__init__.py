@@ -1,0 +1,3 @@
+"""OpenAI's API over the fleet."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Quotas of tenants: limits, meters and usage."""
+
+__all__: list[str] = []

@@ -1,0 +1,55 @@
+"""The meters of runs, as the model service tells them with its adapters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from services.gateway.catalogue.rules import CatalogueEvent, Gone, Seen, Synced
+from services.gateway.quotas.usage import Reading
+from services.kit.rpc.status import error_from_call
+from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+
+
+class GrpcMeterFeed:
+    """Follows the meters of all tenants' runs."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        """Follow over `channel`, opened with the internal identity."""
+        self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
+
+    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Reading]]:
+        """Return the events after `resume_token`; empty: a whole snapshot, `Synced`, then changes.
+
+        Raises:
+            DomainError: while iterating: the service cannot be reached, or does not know the token any more.
+        """
+        call = self._stub.WatchAdapters(adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token))
+        try:
+            async for message in call:
+                if (event := _event(message)) is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, service='model') from error
+        finally:
+            call.cancel()
+
+
+def _event(message: adapter_service_pb2.WatchAdaptersResponse) -> CatalogueEvent[Reading] | None:
+    """Return the event; None for a kind that a newer service may have."""
+    match message.WhichOneof('event'):
+        case 'adapter':
+            reading = Reading(
+                run_id=message.adapter.adapter_id,
+                tenant_id=message.tenant_id,
+                trained_token_count=message.adapter.trained_token_count,
+                operation_count=message.adapter.sequence_number,
+            )
+            return Seen(key=(reading.tenant_id, reading.run_id), entry=reading, resume_token=message.resume_token)
+        case 'deletion':
+            return Gone(key=(message.tenant_id, message.deletion.adapter_id), resume_token=message.resume_token)
+        case 'is_synced':
+            return Synced(resume_token=message.resume_token)
+        case None:
+            return None

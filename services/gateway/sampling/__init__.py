@@ -1,0 +1,3 @@
+"""Sampling requests: dispatch to a sampler, failover, batches and fair slots."""
+
+__all__: list[str] = []

@@ -1,0 +1,62 @@
+"""Sampling handles in SQL."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, func, update
+
+from services.gateway.sampling.handle import SamplingHandle
+from services.gateway.store.database import Database
+from services.gateway.store.statements import as_row, fetch_all, fetch_one, insert_into, select_values
+from services.gateway.store.tables import SamplingHandleRow
+
+
+class SqlHandleStore:
+    """Keeps sampling handles."""
+
+    def __init__(self, database: Database) -> None:
+        """Keep them in `database`."""
+        self._database = database
+
+    async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
+        """Keep the handle, or leave the tenant's one of that id as it is; return what is kept."""
+        query = select_values(SamplingHandleRow, SamplingHandle).where(_is(handle.tenant_id, handle.handle_id))
+        async with self._database.write() as connection:
+            insert = insert_into(connection, SamplingHandleRow).values(as_row(handle))
+            await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'handle_id']))
+            return await fetch_one(connection, query, SamplingHandle) or handle
+
+    async def get(self, tenant_id: str, handle_id: str) -> SamplingHandle | None:
+        """Return the tenant's handle, or None."""
+        query = select_values(SamplingHandleRow, SamplingHandle).where(_is(tenant_id, handle_id))
+        async with self._database.read() as connection:
+            return await fetch_one(connection, query, SamplingHandle)
+
+    async def settle(self, tenant_id: str, handle_id: str, *, base_model: str, version: int | None) -> None:
+        """Keep what was learnt of a handle; what is known already stays."""
+        known = SamplingHandleRow
+        learnt = {
+            'base_model': func.coalesce(func.nullif(known.base_model, ''), base_model),
+            'version': func.coalesce(known.version, version),
+        }
+        async with self._database.write() as connection:
+            await connection.execute(update(known).where(_is(tenant_id, handle_id)).values(learnt))
+
+    async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
+        """Count one more copy of a handle's client and return how many there are now; None if there is no handle."""
+        counted = SamplingHandleRow.clone_count + 1
+        statement = update(SamplingHandleRow).where(_is(tenant_id, handle_id)).values(clone_count=counted)
+        async with self._database.write() as connection:
+            rows = await connection.execute(statement.returning(SamplingHandleRow.clone_count))
+            return rows.scalar_one_or_none()
+
+    async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[SamplingHandle]:
+        """Return the handles of a session, oldest first."""
+        is_one = (SamplingHandleRow.tenant_id == tenant_id) & (SamplingHandleRow.session_id == session_id)
+        query = select_values(SamplingHandleRow, SamplingHandle).where(is_one)
+        query = query.order_by(SamplingHandleRow.create_time, SamplingHandleRow.handle_id)
+        async with self._database.read() as connection:
+            return await fetch_all(connection, query, SamplingHandle)
+
+
+def _is(tenant_id: str, handle_id: str) -> ColumnElement[bool]:
+    return (SamplingHandleRow.tenant_id == tenant_id) & (SamplingHandleRow.handle_id == handle_id)

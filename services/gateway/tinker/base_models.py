@@ -1,0 +1,92 @@
+"""The base models behind the gateway, as the services tell of them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.gateway.fleet.base_models import served_name
+from services.gateway.forwarding.server_info import UpstreamFacts
+from services.kit.errors import InvalidField, ServiceUnreachable
+from twinkle.api.server.v1 import server_service_pb2
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A base model."""
+
+    name: str
+    context_tokens: int
+    """0: not known."""
+    vocabulary_size: int
+    """0: not known."""
+    is_trainable: bool
+    is_sampleable: bool
+    max_lora_rank: int
+    """0: no limit is known."""
+    max_batch_tokens: int
+    """0: no limit is known."""
+
+
+class BaseModels:
+    """Finds base models."""
+
+    def __init__(self, facts: Sequence[UpstreamFacts]) -> None:
+        """Ask `facts`, each of which knows of one service."""
+        self._facts = tuple(facts)
+
+    async def list_all(self) -> list[BaseModel]:
+        """Return all that can be trained or sampled now, by name."""
+        found: dict[str, BaseModel] = {}
+        for service in await asyncio.gather(*(fact.describe() for fact in self._facts)):
+            for info in service.base_models:
+                found[info.base_model] = _merged(found.get(info.base_model), info, service)
+        return [found[name] for name in sorted(found)]
+
+    async def find(self, name: str) -> BaseModel | None:
+        """Return a base model; None where no service tells of it now."""
+        return next((model for model in await self.list_all() if model.name == name), None)
+
+    async def need_trainable(self, name: str, field: str) -> BaseModel:
+        """Return a base model that can be trained.
+
+        Raises:
+            InvalidField: there is none of that name; it tells the names of all.
+            ServiceUnreachable: nothing can be trained now.
+        """
+        known = [model for model in await self.list_all() if model.is_trainable]
+        if not known:
+            raise ServiceUnreachable('model')
+        return need_named(name, known, field)
+
+
+def need_named(name: str, known: Sequence[BaseModel], field: str) -> BaseModel:
+    """Return the base model that a client calls `name`.
+
+    Raises:
+        InvalidField: there is none of that name; it tells the names of all.
+    """
+    names = [model.name for model in known]
+    served = served_name(name, names)
+    if served is None:
+        raise InvalidField(field, f'{name[:200]!r} is not served here; served are {", ".join(names)}')
+    return known[names.index(served)]
+
+
+def _merged(
+    known: BaseModel | None,
+    info: server_service_pb2.BaseModelInfo,
+    service: server_service_pb2.ServiceInfo,
+) -> BaseModel:
+    """Return what two services tell of a base model: the shorter context, and what either can do."""
+    contexts = [tokens for tokens in (info.context_tokens, known.context_tokens if known else 0) if tokens]
+    rank = service.limits.lora_rank if info.is_trainable else 0
+    batch = service.limits.batch_tokens if info.is_trainable else 0
+    return BaseModel(
+        name=info.base_model,
+        context_tokens=min(contexts, default=0),
+        vocabulary_size=info.vocabulary_size or (known.vocabulary_size if known else 0),
+        is_trainable=info.is_trainable or (known is not None and known.is_trainable),
+        is_sampleable=info.is_sampleable or (known is not None and known.is_sampleable),
+        max_lora_rank=rank or (known.max_lora_rank if known else 0),
+        max_batch_tokens=batch or (known.max_batch_tokens if known else 0),
+    )

@@ -1,0 +1,93 @@
+"""Lists of sessions, what is known of one, and the project it belongs to."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.keys.assign_project import AssignProject
+from services.gateway.sessions.ports import SessionStore
+from services.gateway.sessions.session import Session
+from services.gateway.tinker.bodies import read_body
+from services.gateway.tinker.catalogue_answers import labels_to_json, own_label
+from services.gateway.tinker.catalogue_ports import Browser, SamplerIds
+from services.gateway.tinker.fields import Fields, bounded_text
+from services.gateway.tinker.paths import path_of_native
+from services.gateway.tinker.ports import FindSession
+from services.gateway.tinker.queries import check_scope, query_of, slice_of
+from services.gateway.tinker.routes import CATALOGUE, SESSIONS, tinker_route
+from services.gateway.tinker.session_search import SessionSearch, search_of
+from services.kit.rpc.context import current_caller
+
+SAVED_LABEL = 'twinkle:saved_checkpoints'
+"""Where a session that expired says what was saved of it: paths, with spaces between them."""
+_project_id = bounded_text(0, 1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionListVerbs:
+    """What is done with single sessions."""
+
+    find_session: FindSession
+    sampler_ids: SamplerIds
+    assign: AssignProject
+
+
+class SessionListRoutes:
+    """Serves them."""
+
+    def __init__(self, browser: Browser, sessions: SessionStore, verbs: SessionListVerbs) -> None:
+        """Read lists of `browser`, and look through `sessions`."""
+        self._browser = browser
+        self._verbs = verbs
+        self._search_sessions = SessionSearch(browser, sessions, find_session=verbs.find_session)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        listed: list[tuple[str, Callable[[HttpCall], Awaitable[Answer]]]] = [
+            ('sessions', self._list),
+            ('sessions/{session_id}', self._show),
+            ('sessions/{session_id}/trace_export', self._export_trace),
+        ]
+        return [
+            *(tinker_route(path, serve, access=CATALOGUE, http_method='GET') for path, serve in listed),
+            tinker_route('sessions/search', self._search, access=CATALOGUE),
+            tinker_route('sessions/{session_id}/project', self._assign, access=SESSIONS, http_method='PUT'),
+        ]
+
+    async def _list(self, call: HttpCall) -> Answer:
+        query = query_of(call)
+        check_scope(query)
+        part = slice_of(query, limit=20)
+        found = await self._browser.sessions(current_caller().tenant_id, part, project_id=query.get('project_id', ''))
+        return JsonAnswer({'sessions': [session.session_id for session in found.items]})
+
+    async def _show(self, call: HttpCall) -> Answer:
+        check_scope(query_of(call))
+        session = await self._verbs.find_session(call.path_values['session_id'])
+        run_ids = await self._browser.run_ids(session.tenant_id, session_id=session.session_id)
+        return JsonAnswer(
+            {
+                'training_run_ids': list(run_ids),
+                'sampler_ids': list(await self._verbs.sampler_ids(session.session_id)),
+                'user_metadata': labels_to_json({**session.user_metadata, **_saved(session)}),
+                'display_name': own_label(session, 'display_name') or None,
+            }
+        )
+
+    async def _search(self, call: HttpCall) -> Answer:
+        return JsonAnswer(await self._search_sessions(await read_body(call, search_of)))
+
+    async def _assign(self, call: HttpCall) -> Answer:
+        project_id = await read_body(call, lambda body: Fields(body).get('project_id', _project_id, ''))
+        session = await self._verbs.assign(current_caller(), call.path_values['session_id'], project_id=project_id)
+        return JsonAnswer({'session_id': session.session_id, 'project_id': session.project_id})
+
+    async def _export_trace(self, call: HttpCall) -> Answer:
+        await self._verbs.find_session(call.path_values['session_id'])
+        return JsonAnswer({'status': 'failed', 'error': 'traces of sessions are not kept here'})
+
+
+def _saved(session: Session) -> dict[str, str]:
+    """Return what says where the weights are that were saved when the session ended, as a label."""
+    paths = [str(path_of_native(path)) for path in session.checkpoint_paths]
+    return {SAVED_LABEL: ' '.join(paths)} if paths else {}
