@@ -42,7 +42,7 @@ VALUES = (
 )
 """What a domain may know beside the standard library: values (arrays among them), never machines."""
 
-GATEWAY_RULES = re.compile(r'services\.gateway\.(errors|paging|\w+\.rules)')
+GATEWAY_RULES = re.compile(r'services\.gateway\.(errors|paging|fleet\.routing|\w+\.rules)')
 """What the rules of a gateway feature may import beside that: errors, pages, and the rules of other features."""
 
 PROBE = """
