@@ -21,6 +21,7 @@ from twinkle.api.model.v1 import (
     training_config_pb2,
     training_service_pb2,
 )
+from twinkle.data_format import ForwardResult, LayerHealth, StepResult
 
 _STATES = {
     OperationState.QUEUED: training_service_pb2.OPERATION_STATE_QUEUED,
@@ -103,17 +104,17 @@ def record_to_proto(record: OperationRecord, adapter_id: str, sequence_number: i
 
 def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.Outcome) -> None:
     match outcome:
-        case domain.ForwardResult():
+        case ForwardResult():
             message.forward.CopyFrom(
                 operation_result_pb2.ForwardResult(
                     loss=outcome.loss,
-                    label_count=outcome.label_count,
-                    logprobs=[tensor_to_proto(array) for array in outcome.logprobs],
+                    label_count=outcome.num_tokens,
+                    logprobs=[tensor_to_proto(array) for array in outcome.logps],
                     metrics=outcome.metrics,
                     values=[tensor_to_proto(array) for array in outcome.values],
                 )
             )
-        case domain.StepResult():
+        case StepResult():
             message.step.CopyFrom(_step_to_proto(outcome))
         case domain.MetricResult():
             message.metric.CopyFrom(operation_result_pb2.MetricResult(values=outcome.values))
@@ -127,7 +128,7 @@ def _set_outcome(message: operation_result_pb2.OperationResult, outcome: domain.
             pass
 
 
-def _step_to_proto(outcome: domain.StepResult) -> operation_result_pb2.StepResult:
+def _step_to_proto(outcome: StepResult) -> operation_result_pb2.StepResult:
     return operation_result_pb2.StepResult(
         is_applied=outcome.is_applied,
         grad_norm=outcome.grad_norm,
@@ -137,12 +138,12 @@ def _step_to_proto(outcome: domain.StepResult) -> operation_result_pb2.StepResul
     )
 
 
-def _layer_to_proto(layer: domain.LayerHealth) -> operation_result_pb2.LayerHealth:
+def _layer_to_proto(layer: LayerHealth) -> operation_result_pb2.LayerHealth:
     return operation_result_pb2.LayerHealth(
         path=layer.path,
         grad_norm=layer.grad_norm,
         weight_norm=layer.weight_norm,
-        relative_update=layer.update_to_weight_ratio,
+        relative_update=layer.relative_update,
         non_finite_location=layer.non_finite_location,
     )
 

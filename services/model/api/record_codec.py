@@ -19,6 +19,7 @@ from services.model.domain.loader_batch import LoadedBatch
 from services.model.domain.operation import Operation
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2
 from twinkle.api.model.v1 import operation_result_pb2 as wire
+from twinkle.data_format import ForwardResult, LayerHealth, StepResult
 
 
 class ProtoRecordCodec:
@@ -111,19 +112,19 @@ def _outcome(message: wire.OperationResult) -> domain.Outcome:
     return None if name is None else _OUTCOMES[name](getattr(message, name))
 
 
-def _forward(message: wire.ForwardResult) -> domain.ForwardResult:
+def _forward(message: wire.ForwardResult) -> ForwardResult:
     # Not `tensor_from_proto`: what the model gave may be infinite, and was given to the caller so.
-    return domain.ForwardResult(
+    return ForwardResult(
         loss=message.loss,
-        label_count=message.label_count,
-        logprobs=[tensor_data_from_proto(tensor, 'logprobs').to_numpy() for tensor in message.logprobs],
+        num_tokens=message.label_count,
+        logps=[tensor_data_from_proto(tensor, 'logprobs').to_numpy() for tensor in message.logprobs],
         metrics=dict(message.metrics),
         values=[tensor_data_from_proto(tensor, 'values').to_numpy() for tensor in message.values],
     )
 
 
-def _step(message: wire.StepResult) -> domain.StepResult:
-    return domain.StepResult(
+def _step(message: wire.StepResult) -> StepResult:
+    return StepResult(
         is_applied=message.is_applied,
         learning_rate=message.learning_rate,
         step_count=message.step_count,
@@ -132,12 +133,12 @@ def _step(message: wire.StepResult) -> domain.StepResult:
     )
 
 
-def _layer(message: wire.LayerHealth) -> domain.LayerHealth:
-    return domain.LayerHealth(
+def _layer(message: wire.LayerHealth) -> LayerHealth:
+    return LayerHealth(
         path=message.path,
         grad_norm=message.grad_norm,
         weight_norm=message.weight_norm,
-        update_to_weight_ratio=message.relative_update,
+        relative_update=message.relative_update,
         non_finite_location=message.non_finite_location,
     )
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from services.model.domain.adapter import Adapter
 from services.model.domain.operation import Load, Operation, Save, Undo, token_count
-from services.model.domain.result import OperationResult, Receipt, SaveResult, StepResult
+from services.model.domain.result import OperationResult, Receipt, SaveResult
 from services.model.ports import VerbRun
+from twinkle.data_format import StepResult
 
 
 def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *, now: datetime) -> Adapter:

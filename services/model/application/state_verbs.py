@@ -24,8 +24,8 @@ from services.model.domain.operation import (
     Undo,
     ZeroGrad,
 )
-from services.model.domain.result import StepResult
 from services.model.ports import AdapterState, VerbRun
+from twinkle.data_format import StepResult
 
 _NO_LIMIT = 1e30
 """A norm that no gradient is scaled down to."""

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.kit.errors import DomainError
-from services.model.domain.result import ForwardResult, OperationResult, Outcome
+from services.model.domain.result import OperationResult, Outcome
+from twinkle.data_format import ForwardResult
 
 Array = npt.NDArray[Any]
 _TIMES = ('seconds', 'per_second')

@@ -1,52 +1,11 @@
 """What comes of operations."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
-import numpy as np
-import numpy.typing as npt
-
 from services.model.domain.loader_batch import LoaderCursor
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForwardResult:
-    """Of the forward family."""
-
-    loss: float
-    label_count: int
-    logprobs: Sequence[npt.NDArray[np.float32]] = ()
-    """float32 [T] for each example, natural, 0.0 where the label is ignored; [T, K] where the loss has K targets."""
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    values: Sequence[npt.NDArray[np.float32]] = ()
-    """float32 [T] for each example, 0.0 where the label is ignored; of adapters with a value head alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerHealth:
-    """How a layer took a step. Norms are Euclidean."""
-
-    path: str
-    grad_norm: float
-    """Of the gradient divided as for the step, before clipping."""
-    weight_norm: float
-    """Before the step."""
-    update_to_weight_ratio: float
-    non_finite_location: str = ''
-    """First element that is infinite or not a number; empty where all are finite."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """Of the step family and of Undo."""
-
-    is_applied: bool
-    learning_rate: float
-    step_count: int
-    grad_norm: float | None = None
-    layers: tuple[LayerHealth, ...] = ()
-    """In the model's order; empty unless asked for."""
+from twinkle.data_format import ForwardResult, StepResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import Protocol
 from services.kit.errors import DomainError
 from services.model.domain.errors import OperationNotFound, SequenceReused
 from services.model.domain.operation import Operation
-from services.model.domain.result import ForwardResult, OperationResult
+from services.model.domain.result import OperationResult
+from twinkle.data_format import ForwardResult
 
 RECORD_LENGTH = 64
 """Results kept for repeats. A client has at most one request of a number under way and retries at once, so a
@@ -70,7 +71,7 @@ class Entry:
         outcome = None if self.result is None else self.result.outcome
         if not isinstance(outcome, ForwardResult):
             return 0
-        return sum(array.nbytes for array in (*outcome.logprobs, *outcome.values))
+        return sum(array.nbytes for array in (*outcome.logps, *outcome.values))
 
 
 class OperationSequence:

@@ -1,11 +1,15 @@
 """The client has the library's verbs under the library's names, so that a loop moves by changing its imports."""
 
+import dataclasses
 import inspect
 from typing import Any
 
+from twinkle.data_format import LayerHealth, StepResult
 from twinkle.model import MultiLoraTransformersModel as LibraryModel
 from twinkle_client import TwinkleClient
+from twinkle_client.model import LayerHealth as LayerHealthDict
 from twinkle_client.model import MultiLoraTransformersModel as RemoteModel
+from twinkle_client.model import StepOutput
 from twinkle_client.rpc import RemoteMethod, RemoteStream
 
 LOCAL_ONLY = {'chosen_adapter', 'export_base', 'export_weights', 'get_state_dict'}
@@ -85,3 +89,13 @@ def test_what_the_client_adds_takes_an_adapter_by_name() -> None:
         if 'adapter_name' not in {parameter.name for parameter in parameters_of(verbs_of(RemoteModel)[name])}
     }
     assert lacking == {'estimate'}
+
+
+def test_step_outputs_have_the_library_s_fields() -> None:
+    """The client's step dictionaries have the fields of the library's results, and the receipt of a remote call."""
+    assert list(LayerHealthDict.__annotations__) == _fields(LayerHealth)
+    assert set(StepOutput.__annotations__) == {*_fields(StepResult), 'receipt'}
+
+
+def _fields(result: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(result)]

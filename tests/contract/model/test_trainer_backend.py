@@ -21,10 +21,10 @@ from services.model.domain.operation import (
     Step,
     ZeroGrad,
 )
-from services.model.domain.result import ForwardResult, LoadResult, MetricResult, StepResult
+from services.model.domain.result import LoadResult, MetricResult
 from services.model.domain.training_config import Component, TrainingConfig
 from services.model.ports import AdapterState, BatchWork, VerbRun
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import ForwardResult, LoraConfig, StepResult
 
 
 async def test_facts_name_one_trainable_model(backend):
@@ -60,7 +60,7 @@ async def test_verbs_answer_in_the_order_of_the_batch(backend):
     for verb in (ForwardOnly(features=features), ForwardBackward(features=features)):
         outcome = (await backend.run('a', verb)).outcome
         assert isinstance(outcome, ForwardResult)
-        assert [len(values) for values in outcome.logprobs] == [8, 5]
+        assert [len(values) for values in outcome.logps] == [8, 5]
     run = await backend.run('a', ClipGradAndStep())
     assert isinstance(run.outcome, StepResult)
     assert (run.step_count, run.outcome.step_count, run.outcome.is_applied) == (1, 1, True)
@@ -136,8 +136,8 @@ def together(verb, *adapter_ids):
 def assert_same_forward(own, other):
     """Assert that two results are the same to the bit."""
     assert isinstance(own, VerbRun)
-    assert (own.outcome.loss, own.outcome.label_count) == (other.outcome.loss, other.outcome.label_count)
-    for values, others in zip(own.outcome.logprobs, other.outcome.logprobs, strict=True):
+    assert (own.outcome.loss, own.outcome.num_tokens) == (other.outcome.loss, other.outcome.num_tokens)
+    for values, others in zip(own.outcome.logps, other.outcome.logps, strict=True):
         np.testing.assert_array_equal(values, others)
 
 
@@ -226,9 +226,9 @@ async def play(backend, adapter_id, verbs):
     told = []
     for verb in verbs:
         outcome = (await backend.run(adapter_id, verb)).outcome
-        arrays = [values.tobytes() for values in getattr(outcome, 'logprobs', ())]
+        arrays = [values.tobytes() for values in getattr(outcome, 'logps', ())]
         if isinstance(outcome, ForwardResult):
-            outcome = replace(outcome, logprobs=())
+            outcome = replace(outcome, logps=())
         if isinstance(outcome, MetricResult):
             outcome = {name: value for name, value in outcome.values.items() if 'second' not in name}
         told.append((repr(outcome), arrays))

@@ -16,8 +16,8 @@ LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=
 
 def assert_same_forward(own, other):
     """Assert that two results are the same to the bit."""
-    assert (own.outcome.loss, own.outcome.label_count) == (other.outcome.loss, other.outcome.label_count)
-    for values, others in zip(own.outcome.logprobs, other.outcome.logprobs, strict=True):
+    assert (own.outcome.loss, own.outcome.num_tokens) == (other.outcome.loss, other.outcome.num_tokens)
+    for values, others in zip(own.outcome.logps, other.outcome.logps, strict=True):
         np.testing.assert_array_equal(values, others)
 
 

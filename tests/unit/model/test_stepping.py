@@ -65,7 +65,7 @@ def test_health_is_measured_layer_by_layer(ready):
     """Norms of gradients before clipping, of weights before the step, and of the change, for every layer."""
     before = {name: item.detach().clone() for name, item in ready.adapter('a').named_parameters().items()}
     gradients, divisor = dict(zip(before, gradients_of(ready), strict=True)), ready.adapter('a').divisor
-    health = ready.clip_grad_and_step('a', max_grad_norm=1e-3, is_health_returned=True).health
+    health = ready.clip_grad_and_step('a', max_grad_norm=1e-3, is_health_returned=True).layers
     after = ready.adapter('a').named_parameters()
     assert [layer.path for layer in health] == list(ready.model.layers)
     for layer in health:
@@ -75,14 +75,14 @@ def test_health_is_measured_layer_by_layer(ready):
         change = norm([after[name].detach() - before[name] for name in own])
         assert layer.grad_norm == pytest.approx(norm([gradients[name] for name in own]) / divisor, rel=1e-5)
         assert layer.weight_norm == pytest.approx(weight, rel=1e-6)
-        assert layer.update_to_weight_ratio == pytest.approx(change / weight, rel=1e-4)
+        assert layer.relative_update == pytest.approx(change / weight, rel=1e-4)
         assert layer.non_finite_location == ''
 
 
 def test_health_is_empty_unless_asked_for(ready):
     """Measuring costs a copy of the weights, so it is on request."""
-    assert ready.step('a').health == ()
-    assert len(ready.step('a', is_health_returned=True).health) == len(ready.model.layers)
+    assert ready.step('a').layers == ()
+    assert len(ready.step('a', is_health_returned=True).layers) == len(ready.model.layers)
 
 
 def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, draw_feature):

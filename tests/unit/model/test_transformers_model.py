@@ -352,7 +352,7 @@ def test_a_step_reports_health_on_request(trainer, draw_feature):
     """Each layer's gradient, weights and change."""
     trainer.forward_backward(draw_feature())
     result = trainer.clip_grad_and_step(max_grad_value=0.1, return_health=True)
-    assert len(result.health) == len(trainer.engine.model.layers)
+    assert len(result.layers) == len(trainer.engine.model.layers)
     assert result.grad_norm is not None
 
 

@@ -20,7 +20,7 @@ from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import EXTRA_STREAMS
+from twinkle.data_format import EXTRA_STREAMS, LayerHealth, StepResult
 
 VOCABULARY = 50
 
@@ -211,10 +211,10 @@ def test_groups_are_no_option():
 
 def test_health_and_receipt_travel():
     """Every figure of a step and of what it cost is in the message."""
-    layer = outcome.LayerHealth(
-        path='q', grad_norm=1.0, weight_norm=2.0, update_to_weight_ratio=0.5, non_finite_location='lora_A[0, 1]'
+    layer = LayerHealth(
+        path='q', grad_norm=1.0, weight_norm=2.0, relative_update=0.5, non_finite_location='lora_A[0, 1]'
     )
-    step = outcome.StepResult(is_applied=False, learning_rate=0.1, step_count=3, grad_norm=None, layers=(layer,))
+    step = StepResult(is_applied=False, learning_rate=0.1, step_count=3, grad_norm=None, layers=(layer,))
     receipt = outcome.Receipt(pass_count=2, pass_adapter_count=5)
     message = result_to_proto(
         outcome.OperationResult(adapter_id='a', sequence_number=1, outcome=step, receipt=receipt, warnings=('w',))

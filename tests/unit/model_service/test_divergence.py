@@ -38,13 +38,13 @@ def test_values_are_compared_where_they_are_on_record():
     ('change', 'path'),
     [
         ({'loss': np.nextafter(18.0, 19.0)}, 'outcome.loss'),
-        ({'label_count': 13}, 'outcome.label_count'),
+        ({'num_tokens': 13}, 'outcome.num_tokens'),
         (
-            {'logprobs': [np.full(12, np.nextafter(np.float32(-1.5), np.float32(0)), np.float32)]},
-            'outcome.logprobs[0][0]',
+            {'logps': [np.full(12, np.nextafter(np.float32(-1.5), np.float32(0)), np.float32)]},
+            'outcome.logps[0][0]',
         ),
-        ({'logprobs': [np.full(11, -1.5, np.float32)]}, 'outcome.logprobs[0]'),
-        ({'logprobs': []}, 'outcome.logprobs'),
+        ({'logps': [np.full(11, -1.5, np.float32)]}, 'outcome.logps[0]'),
+        ({'logps': []}, 'outcome.logps'),
         ({'metrics': {'accuracy': -0.0}}, "outcome.metrics['accuracy']"),
     ],
 )

@@ -9,34 +9,24 @@ from fixtures.journals import CODEC, batch_operation, make_adapter, operation
 from services.kit.errors import Internal, InvalidField
 from services.model.domain.divergence import first_difference
 from services.model.domain.errors import UndoTooFar
-from services.model.domain.result import (
-    ForwardResult,
-    LayerHealth,
-    LoadResult,
-    MetricResult,
-    OperationResult,
-    PublishResult,
-    Receipt,
-    SaveResult,
-    StepResult,
-)
+from services.model.domain.result import LoadResult, MetricResult, OperationResult, PublishResult, Receipt, SaveResult
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import ForwardResult, LayerHealth, LoraConfig, StepResult
 
 OUTCOMES = [
     None,
     ForwardResult(
-        loss=float('nan'), label_count=3, logprobs=[np.array([-1, -np.inf, 0], np.float32)], metrics={'a': 1e-300}
+        loss=float('nan'), num_tokens=3, logps=[np.array([-1, -np.inf, 0], np.float32)], metrics={'a': 1e-300}
     ),
-    ForwardResult(loss=0.1, label_count=0),
-    ForwardResult(loss=0.1, label_count=2, values=[np.array([0.5, -0.0], np.float32)]),
+    ForwardResult(loss=0.1, num_tokens=0),
+    ForwardResult(loss=0.1, num_tokens=2, values=[np.array([0.5, -0.0], np.float32)]),
     StepResult(is_applied=False, learning_rate=0.0, step_count=0),
     StepResult(
         is_applied=True,
         learning_rate=1e-4,
         step_count=2**40,
         grad_norm=0.0,
-        layers=(LayerHealth(path='l', grad_norm=1.0, weight_norm=0.5, update_to_weight_ratio=0.25),),
+        layers=(LayerHealth(path='l', grad_norm=1.0, weight_norm=0.5, relative_update=0.25),),
     ),
     MetricResult(values={'loss': float('inf')}),
     SaveResult(checkpoint_path='twinkle://a/weights/b', size_bytes=2**40, folder='/x'),

@@ -16,9 +16,10 @@ from services.model.application.verbs import Verbs
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
 from services.model.domain.operation import LrStep, Operation, Step, Verb, ZeroGrad
-from services.model.domain.result import ForwardResult, OperationResult, Receipt
+from services.model.domain.result import OperationResult, Receipt
 from services.model.domain.sequence import RECORD_BYTES, RECORD_LENGTH, OperationSequence, Turn
 from services.model.ports import RecordEntry
+from twinkle.data_format import ForwardResult
 
 LONG = timedelta(seconds=1000)
 
@@ -303,7 +304,7 @@ def _operation(number: int, verb: Verb, fingerprint: str) -> Operation:
 
 
 def _result(number: int, size_bytes: int = 0) -> OperationResult:
-    outcome = ForwardResult(loss=0.0, label_count=1, logprobs=[np.zeros(size_bytes // 4, np.float32)])
+    outcome = ForwardResult(loss=0.0, num_tokens=1, logps=[np.zeros(size_bytes // 4, np.float32)])
     return OperationResult(adapter_id='a', sequence_number=number, outcome=outcome, receipt=Receipt())
 
 

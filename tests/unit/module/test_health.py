@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from twinkle.data_format import LayerHealth, StepResult
 from twinkle.module import measure_health
 
 A, B = 'base_model.model.model.layers.0.q_proj.lora_A.weight', 'base_model.model.model.layers.0.q_proj.lora_B.weight'
@@ -25,15 +26,15 @@ def test_norms_and_ratio_are_of_the_whole_layer():
     after = tensors([[3.0, 3.0]], [[4.0], [4.0]], [[2.0, 0.0]])
     first, second = measure_health(GRADIENTS, BEFORE, after, divisor=2)
     assert (first.path, second.path) == ('model.layers.0.q_proj', 'model.layers.1.q_proj')
-    assert (first.grad_norm, first.weight_norm, first.update_to_weight_ratio) == (3.0, 5.0, 1.0)
-    assert (second.grad_norm, second.weight_norm, second.update_to_weight_ratio) == (0.0, 2.0, 0.0)
+    assert (first.grad_norm, first.weight_norm, first.relative_update) == (3.0, 5.0, 1.0)
+    assert (second.grad_norm, second.weight_norm, second.relative_update) == (0.0, 2.0, 0.0)
     assert first.non_finite_location == second.non_finite_location == ''
 
 
 def test_a_gradient_alone_can_be_measured():
     """Before a step is applied, or with no gradient yet, nothing changed."""
     (layer, _) = measure_health({**GRADIENTS, B: None}, BEFORE)
-    assert layer.update_to_weight_ratio == 0.0
+    assert layer.relative_update == 0.0
     assert layer.grad_norm == pytest.approx(math.sqrt(20))
 
 
@@ -61,7 +62,7 @@ def test_zero_weights_that_grew_are_infinitely_updated():
     """Not a division by zero."""
     zero = {OTHER: torch.zeros(1, 2)}
     (layer,) = measure_health(zero, zero, {OTHER: torch.ones(1, 2)})
-    assert layer.update_to_weight_ratio == math.inf
+    assert layer.relative_update == math.inf
 
 
 def test_norms_of_extreme_numbers_are_finite():
@@ -78,3 +79,10 @@ def test_parameters_of_a_whole_model_are_named_by_their_module():
     first, second = measure_health(dict.fromkeys(weights), weights)
     assert (first.path, second.path) == ('model.embed_tokens', 'model.norm')
     assert second.non_finite_location == 'weight[0] of the weight'
+
+
+def test_former_names_of_health_fields_are_readable():
+    """`StepResult.health` and `LayerHealth.update_to_weight_ratio` return the renamed fields."""
+    layer = LayerHealth(path='q_proj', grad_norm=1.0, weight_norm=2.0, relative_update=0.5)
+    result = StepResult(is_applied=True, learning_rate=0.1, step_count=1, layers=(layer,))
+    assert (result.health, layer.update_to_weight_ratio) == ((layer,), 0.5)

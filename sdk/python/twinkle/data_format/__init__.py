@@ -1,4 +1,4 @@
-"""The values that travel between components: messages, features, sampling requests, samples.
+"""The values that travel between components: messages, features, sampling requests, samples, training results.
 
 Everything here is plain data. It loads no torch, does no I/O and knows no service, so it
 may be imported anywhere. Tokenising lives in `twinkle.template`, computing in
@@ -21,6 +21,7 @@ from twinkle.data_format.sampling import (
 )
 from twinkle.data_format.streams import EXTRA_STREAMS, STREAMS, StreamSpec
 from twinkle.data_format.tensor import DTYPE_NAMES, TensorData
+from twinkle.data_format.training_result import ForwardResult, LayerHealth, StepResult
 from twinkle.data_format.trajectory import (
     FunctionCall,
     FunctionSpec,
@@ -41,10 +42,12 @@ __all__ = [
     'IGNORE_INDEX',
     'STREAMS',
     'AudioSpec',
+    'ForwardResult',
     'FunctionCall',
     'FunctionSpec',
     'Grid',
     'InputFeature',
+    'LayerHealth',
     'LoraConfig',
     'LossOutput',
     'MediaKind',
@@ -55,6 +58,7 @@ __all__ = [
     'SampleResults',
     'SampledSequence',
     'SamplingParams',
+    'StepResult',
     'StopReason',
     'StreamSpec',
     'StructuredOutput',

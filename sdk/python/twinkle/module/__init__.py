@@ -1,7 +1,8 @@
 """Optimizers, learning-rate schedules, clipping and health of a step."""
 
+from twinkle.data_format import LayerHealth
 from twinkle.module.clipping import GradientNotFinite, clip_by_norm, clip_by_value, gradient_norm
-from twinkle.module.health import LayerHealth, measure_health
+from twinkle.module.health import measure_health
 from twinkle.module.optimizer import build_optimizer, optimizer_names
 from twinkle.module.optimizer_state import OptimizerState, load_optimizer_state, optimizer_state
 from twinkle.module.rehearsal import rehearse_step

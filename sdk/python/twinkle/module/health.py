@@ -3,29 +3,14 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from twinkle.data_format import LayerHealth
+
 _PREFIX = 'base_model.model.'
 _PART = re.compile(r'\.(lora_[AB])\.weight$')
-
-
-@dataclass(frozen=True)
-class LayerHealth:
-    """One layer. Norms are Euclidean, over all of the layer's tensors together."""
-
-    path: str
-    """Of the layer in the base model."""
-    grad_norm: float
-    """Of the divided gradient; may be infinite or not a number, and then `non_finite_location` says where."""
-    weight_norm: float
-    """Of the weights before the step."""
-    update_to_weight_ratio: float
-    """Norm of the change by the norm of the weights; 0.0 where nothing changed."""
-    non_finite_location: str
-    """The first broken element, such as 'lora_B[3, 7] of the gradient'; empty where there is none."""
 
 
 def measure_health(
@@ -95,7 +80,7 @@ def _layer(
         path=path,
         grad_norm=_norm(list(present.values())) / divisor,
         weight_norm=weight_norm,
-        update_to_weight_ratio=_ratio(update_norm, weight_norm),
+        relative_update=_ratio(update_norm, weight_norm),
         non_finite_location=places[0] if places else '',
     )
 

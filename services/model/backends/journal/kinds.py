@@ -4,7 +4,8 @@ from enum import IntEnum
 
 from services.kit.errors import DomainError
 from services.model.domain.operation import ClipGradAndStep, Operation, Step
-from services.model.domain.result import OperationResult, StepResult
+from services.model.domain.result import OperationResult
+from twinkle.data_format import StepResult
 
 
 class Kind(IntEnum):

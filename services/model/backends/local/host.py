@@ -17,7 +17,7 @@ from services.model.domain.result import LoadResult
 from services.model.domain.training_config import LossChoice, TrainingConfig
 from services.model.ports import AdapterDescription, AdapterState, BatchWork, VerbRun
 from twinkle.data_format import LoraConfig
-from twinkle.model.engine import BatchItem, ForwardResult, TrainerEngine
+from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
 from twinkle.nn import tensor_data_of
 
 _log = structlog.get_logger('engine')
@@ -123,7 +123,7 @@ class EngineHost:
             loss=None if work.verb.loss is None else batch_loss(work.verb.loss),
         )
 
-    def _outcome_of(self, work: BatchWork, result: ForwardResult | Exception) -> VerbRun | DomainError:
+    def _outcome_of(self, work: BatchWork, result: BatchResult | Exception) -> VerbRun | DomainError:
         if isinstance(result, Exception):
             token_count = verbs.token_count(work.verb)
             fact = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
@@ -140,7 +140,7 @@ class EngineHost:
         return self._forward_run(adapter_id, result, outcome, device_seconds=seconds)
 
     def _forward_run(
-        self, adapter_id: str, result: ForwardResult, outcome: object, *, device_seconds: float | None = None
+        self, adapter_id: str, result: BatchResult, outcome: object, *, device_seconds: float | None = None
     ) -> VerbRun:
         return VerbRun(
             outcome=outcome,

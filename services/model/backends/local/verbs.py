@@ -5,7 +5,8 @@ from typing import Any
 
 from services.model.domain import operation as verbs
 from services.model.domain import result as results
-from twinkle.model.engine import ForwardOptions, ForwardResult, StepOptions, StepResult, TrainerEngine
+from twinkle.data_format import ForwardResult, StepResult
+from twinkle.model.engine import BatchResult, ForwardOptions, StepOptions, TrainerEngine
 
 
 def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> ForwardOptions:
@@ -17,21 +18,21 @@ def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> Fo
     )
 
 
-def forward_outcome(result: ForwardResult, options: verbs.ForwardOptions | None) -> results.ForwardResult:
+def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -> ForwardResult:
     """Return the result, with the log-probabilities where they are wanted."""
     is_wanted = options is not None and options.is_logprobs_returned
-    return results.ForwardResult(
+    return ForwardResult(
         loss=result.loss,
-        label_count=result.num_tokens,
-        logprobs=result.logps if is_wanted else (),
+        num_tokens=result.num_tokens,
+        logps=result.logps if is_wanted else (),
         metrics=result.metrics,
-        values=result.outputs.get('values', ()) if is_wanted else (),
+        values=result.values if is_wanted else (),
     )
 
 
 def run_forward(
     engine: TrainerEngine, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward
-) -> tuple[ForwardResult, results.ForwardResult]:
+) -> tuple[BatchResult, ForwardResult]:
     """Carry out a part of a forward and backward; return the engine's result too."""
     options = None
     match verb:
@@ -60,19 +61,18 @@ def _clip_grad_norm(engine: TrainerEngine, adapter_id: str, verb: verbs.ClipGrad
         max_grad_value=verb.max_grad_value,
     )
     state = engine.adapter(adapter_id)
-    return results.StepResult(
+    return StepResult(
         is_applied=norm is not None, grad_norm=norm, learning_rate=state.learning_rate, step_count=state.step_count
     )
 
 
 def _step(engine: TrainerEngine, adapter_id: str, verb: verbs.Step) -> results.Outcome:
-    result = engine.step(
+    return engine.step(
         adapter_id,
         learning_rate=verb.learning_rate,
         optimizer_options=verb.optimizer_options,
         is_health_returned=verb.is_health_returned,
     )
-    return _step_outcome(result)
 
 
 def _zero_grad(engine: TrainerEngine, adapter_id: str, verb: verbs.ZeroGrad) -> results.Outcome:
@@ -82,11 +82,11 @@ def _zero_grad(engine: TrainerEngine, adapter_id: str, verb: verbs.ZeroGrad) -> 
 
 def _lr_step(engine: TrainerEngine, adapter_id: str, verb: verbs.LrStep) -> results.Outcome:
     del verb
-    return _step_outcome(engine.lr_step(adapter_id))
+    return engine.lr_step(adapter_id)
 
 
 def _clip_grad_and_step(engine: TrainerEngine, adapter_id: str, verb: verbs.ClipGradAndStep) -> results.Outcome:
-    result = engine.clip_grad_and_step(
+    return engine.clip_grad_and_step(
         adapter_id,
         max_grad_norm=verb.max_grad_norm,
         norm_type=verb.norm_type,
@@ -94,7 +94,6 @@ def _clip_grad_and_step(engine: TrainerEngine, adapter_id: str, verb: verbs.Clip
         step_options=StepOptions(learning_rate=verb.learning_rate, optimizer_options=verb.optimizer_options),
         is_health_returned=verb.is_health_returned,
     )
-    return _step_outcome(result)
 
 
 def _calculate_metric(engine: TrainerEngine, adapter_id: str, verb: verbs.CalculateMetric) -> results.Outcome:
@@ -109,13 +108,3 @@ _HANDLERS: dict[type, Callable[[TrainerEngine, str, Any], results.Outcome]] = {
     verbs.ClipGradAndStep: _clip_grad_and_step,
     verbs.CalculateMetric: _calculate_metric,
 }
-
-
-def _step_outcome(result: StepResult) -> results.StepResult:
-    return results.StepResult(
-        is_applied=result.is_applied,
-        grad_norm=result.grad_norm,
-        learning_rate=result.learning_rate,
-        step_count=result.step_count,
-        layers=tuple(results.LayerHealth(**vars(layer)) for layer in result.health),
-    )

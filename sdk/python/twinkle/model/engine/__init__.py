@@ -1,7 +1,8 @@
 """The trainer on one device: many adapters on one frozen model. Synchronous; drive it from one thread."""
 
+from twinkle.data_format import ForwardResult, StepResult
 from twinkle.model.engine.adapter_state import AdapterState
-from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult, StepOptions, StepResult
+from twinkle.model.engine.results import BatchItem, BatchResult, ForwardOptions, StepOptions
 from twinkle.model.engine.snapshot import AdapterSnapshot
 from twinkle.model.engine.trainer_engine import TrainerEngine
 
@@ -9,6 +10,7 @@ __all__ = [
     'AdapterSnapshot',
     'AdapterState',
     'BatchItem',
+    'BatchResult',
     'ForwardOptions',
     'ForwardResult',
     'StepOptions',

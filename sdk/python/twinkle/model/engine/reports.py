@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from twinkle.data_format import InputFeature, LossOutput
+from twinkle.data_format import InputFeature, LossOutput, StepResult
 from twinkle.loss import Loss, merge_metrics
 from twinkle.metric import ForwardFacts, Metric
 from twinkle.model.engine.adapter_state import AdapterState, PendingForward
 from twinkle.model.engine.joint_pass import LOSS_FAILURES, PassResult, plain_output
 from twinkle.model.engine.label_facts import by_feature, joined_facts, label_facts, more_outputs, target_logps
-from twinkle.model.engine.results import ForwardResult, StepResult
+from twinkle.model.engine.results import BatchResult
 from twinkle.model.errors import MetricFailed
 
 _DIVIDED = 'memory ran out: the batch ran in smaller pieces, which may change the last bits of its gradient'
@@ -36,7 +36,7 @@ def forward_result(
     metrics: Sequence[Metric],
     warnings: tuple[str, ...] = (),
     is_divided: bool = False,
-) -> ForwardResult:
+) -> BatchResult:
     """Add up the passes of one batch, and let `metrics` take the batch in.
 
     Raises:
@@ -56,16 +56,18 @@ def forward_result(
         ),
     )
     _take_in(facts, metrics)
-    return ForwardResult(
+    outputs = {
+        name: [array for result in results for array in by_feature(name, result.batch, result.more[name])]
+        for name in results[0].more
+    }
+    return BatchResult(
         loss_sum=loss_sum,
         loss=loss_sum / divisor if divisor else loss_sum,
         num_tokens=facts.label_count,
         logps=[logps for result in results for logps in result.batch.by_feature(result.target_logps)],
         metrics=reported,
-        outputs={
-            name: [array for result in results for array in by_feature(name, result.batch, result.more[name])]
-            for name in results[0].more
-        },
+        values=outputs.pop('values', ()),
+        outputs=outputs,
         token_count=facts.token_count,
         padding_token_count=sum(result.padding_token_count for result in results),
         pass_count=len(results),

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinkle.data_format import InputFeature
+from twinkle.data_format import ForwardResult, InputFeature
 from twinkle.loss import Loss
 from twinkle.model.errors import InvalidArgument
-from twinkle.module import LayerHealth
 
 MORE_OUTPUTS = ('embeddings', 'entropies', 'logits', 'values')
 """What a batch may return beside log-probabilities."""
@@ -53,23 +52,14 @@ class BatchItem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForwardResult:
-    """What came of a batch."""
+class BatchResult(ForwardResult):
+    """A forward result together with what it cost and what only this process returns."""
 
     loss_sum: float
     """The loss as a sum over labels."""
-    loss: float
-    """The loss as its gradient is scaled at the step: the sum, or the sum divided by what the loss says."""
-    num_tokens: int
-    """Labels that counted."""
-    logps: list[npt.NDArray[np.float32]]
-    """float32 [T] for each feature: natural log-probability of each label, 0.0 where it does not count; [T, K] where
-    the loss has K targets in its place."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the loss reports."""
     outputs: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
-    """Of `MORE_OUTPUTS` those asked for, one array a feature: `embeddings` [D], `entropies` and `values` [T],
-    `logits` [T, V], divided by the temperature; 0.0 at labels that do not count."""
+    """The requested outputs other than `values`, one array per feature: `embeddings` [D], `entropies` [T], `logits`
+    [T, V], divided by the temperature; 0.0 at labels that do not count."""
     token_count: int
     """Tokens computed."""
     padding_token_count: int = 0
@@ -116,19 +106,3 @@ class StepOptions:
     """Unset: as the schedule says."""
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the optimizer by name, such as `betas`; its state goes on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What came of a step and its like."""
-
-    is_applied: bool
-    """False where gradient accumulation only counted."""
-    grad_norm: float | None = None
-    """Norm before clipping; None where it was not computed."""
-    learning_rate: float
-    """Used, or to be used next."""
-    step_count: int
-    """Optimizer steps applied so far."""
-    health: Sequence[LayerHealth] = ()
-    """How each layer took the step; empty unless asked for."""

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from twinkle.component import InvalidComponentOptions
+from twinkle.data_format import LayerHealth, StepResult
 from twinkle.metric import StepFacts
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.adapters import AdapterTable
 from twinkle.model.engine.gradient import apply_gradient, clip_gradient
 from twinkle.model.engine.reports import step_result
-from twinkle.model.engine.results import ClipOptions, StepOptions, StepResult
+from twinkle.model.engine.results import ClipOptions, StepOptions
 from twinkle.model.errors import AdapterNotReady, InvalidArgument, InvalidStepOptions
-from twinkle.module import LayerHealth, measure_health, rehearse_step, step_changes
+from twinkle.module import measure_health, rehearse_step, step_changes
 
 _LARGEST_RATE = torch.finfo(torch.float32).max
 """Optimizers multiply float32 weights by the rate; torch raises in the middle of a step for more."""
@@ -161,12 +162,12 @@ def _step(
     facts = StepFacts(learning_rate=rate, step_count=state.step_count, grad_norm=state.grad_norm)
     for metric in state.train_metrics:
         metric.accumulate_step(facts)
-    health: tuple[LayerHealth, ...] = ()
+    layers: tuple[LayerHealth, ...] = ()
     if gradients is not None and before is not None:
         after = {name: tensor.detach() for name, tensor in state.named_parameters().items()}
-        health = tuple(measure_health(gradients, before, after, divisor=max(state.divisor, 1)))
+        layers = tuple(measure_health(gradients, before, after, divisor=max(state.divisor, 1)))
     return StepResult(
-        is_applied=True, grad_norm=state.grad_norm, learning_rate=rate, step_count=state.step_count, health=health
+        is_applied=True, grad_norm=state.grad_norm, learning_rate=rate, step_count=state.step_count, layers=layers
     )
 
 

@@ -18,7 +18,7 @@ from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.model.engine.pass_outputs import Segment, forward_outputs
 from twinkle.model.engine.purpose import Purpose
 from twinkle.model.engine.reports import forward_result, result_of_pending
-from twinkle.model.engine.results import BatchItem, ForwardOptions, ForwardResult
+from twinkle.model.engine.results import BatchItem, BatchResult, ForwardOptions
 from twinkle.model.errors import (
     AdapterNotReady,
     BatchTooLarge,
@@ -52,7 +52,7 @@ class Training(AdapterTable):
         """
         return self._runner.cutter.pack(Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True), features)
 
-    def run_batch(self, items: Sequence[BatchItem]) -> list[ForwardResult | Exception]:
+    def run_batch(self, items: Sequence[BatchItem]) -> list[BatchResult | Exception]:
         """Run batches of several adapters in shared passes: each gets the very bits it would get alone.
 
         Args:
@@ -80,7 +80,7 @@ class Training(AdapterTable):
         *,
         options: ForwardOptions | None = None,
         loss: Loss | None = None,
-    ) -> ForwardResult:
+    ) -> BatchResult:
         """Return losses and log-probabilities; changes nothing but the evaluation metrics.
 
         Where the features lack a stream the loss needs, such as the reference's log-probabilities that
@@ -111,7 +111,7 @@ class Training(AdapterTable):
         *,
         options: ForwardOptions | None = None,
         loss: Loss | None = None,
-    ) -> ForwardResult:
+    ) -> BatchResult:
         """Return losses and log-probabilities, and add the loss's gradient to the accumulated one.
 
         The batches of one step may have losses of their own. Arguments as of `forward_only`.
@@ -127,7 +127,7 @@ class Training(AdapterTable):
 
     def forward(
         self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
-    ) -> ForwardResult:
+    ) -> BatchResult:
         """Run a batch in one pass, keep its activations, and return its log-probabilities; the loss is 0 as yet.
 
         Raises:
@@ -148,7 +148,7 @@ class Training(AdapterTable):
         result = result_of_pending(purpose.state.pending, purpose.loss, more=purpose.options.more_outputs)
         return forward_result((), [result], metrics=(), warnings=purpose.warnings(features))
 
-    def calculate_loss(self, adapter_id: str) -> ForwardResult:
+    def calculate_loss(self, adapter_id: str) -> BatchResult:
         """Return the loss of the last `forward`.
 
         Raises:
@@ -164,7 +164,7 @@ class Training(AdapterTable):
 
     def backward(
         self, adapter_id: str, *, logprob_gradients: Sequence[npt.NDArray[np.float32]] | None = None
-    ) -> ForwardResult:
+    ) -> BatchResult:
         """Add the gradient of the last `forward` to the accumulated one, and drop its activations.
 
         Args:
@@ -198,7 +198,7 @@ class Training(AdapterTable):
         """Forget the last `forward` and its activations; nothing happens where there is none."""
         self.adapter(adapter_id).pending = None
 
-    def _run_alone(self, item: BatchItem) -> ForwardResult:
+    def _run_alone(self, item: BatchItem) -> BatchResult:
         result = self.run_batch([item])[0]
         if isinstance(result, Exception):
             raise result
@@ -225,7 +225,7 @@ class Training(AdapterTable):
         return state.pending
 
 
-def _finish(run: ItemRun, item: BatchItem) -> ForwardResult | Exception:
+def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
     """Add the gradient, let the metrics take the batch in, and return the result."""
     if run.refusal is not None:
         return run.refusal

@@ -8,7 +8,7 @@ import numpy as np
 from twinkle.data_format import InputFeature, ModelOutput
 from twinkle.loss import CustomLoss, custom_gradients
 from twinkle.model.base import Inputs
-from twinkle.model.engine import ForwardOptions, ForwardResult
+from twinkle.model.engine import BatchResult, ForwardOptions
 from twinkle.model.verbs.handle import ModelHandle
 from twinkle.model.verbs.inputs import forward_options, own_loss, with_labels, with_streams
 
@@ -115,14 +115,15 @@ class TrainingVerbs(ModelHandle):
         return name, with_labels(features) if 'embeddings' in chosen.more_outputs else features, chosen
 
 
-def _model_output(result: ForwardResult, *, is_loss_known: bool = True) -> ModelOutput:
+def _model_output(result: BatchResult, *, is_loss_known: bool = True) -> ModelOutput:
     output = ModelOutput(logps=list(result.logps), num_tokens=result.num_tokens)
     if is_loss_known:
         output['loss'] = result.loss
         output['metrics'] = dict(result.metrics)
-    for name in ('logits', 'values'):
-        if name in result.outputs:
-            output[name] = _padded(result.outputs[name])
+    if result.values:
+        output['values'] = _padded(result.values)
+    if 'logits' in result.outputs:
+        output['logits'] = _padded(result.outputs['logits'])
     if 'embeddings' in result.outputs:
         output['embeddings'] = np.stack(list(result.outputs['embeddings']))
     return output
