@@ -1,4 +1,4 @@
-"""Generalized advantage estimation, against the paper's sum written out."""
+"""Tests of generalized advantage estimation against the explicit sum of the paper."""
 
 import math
 
@@ -11,20 +11,20 @@ from twinkle.advantage import GAEAdvantage, InvalidAdvantageInput
 
 NUMBERS = st.floats(-10, 10)
 SEQUENCE = st.lists(st.tuples(NUMBERS, NUMBERS, st.booleans()), min_size=1, max_size=12)
-"""Rewards, values, and whether tokens count."""
+"""Rewards, values, and whether each token counts."""
 
 
 def written_out(rewards: list[float], values: list[float], gamma: float, gae_lambda: float) -> list[float]:
-    """Return Schulman et al. 2016, eq. 16: a sum over all later surprises, for each token anew."""
+    """Return the advantages of Schulman et al. 2016, eq. 16, as an explicit sum for each token."""
     count = len(rewards)
     ahead = [*values[1:], 0.0]
-    surprises = [rewards[t] + gamma * ahead[t] - values[t] for t in range(count)]
-    return [sum((gamma * gae_lambda) ** (s - t) * surprises[s] for s in range(t, count)) for t in range(count)]
+    deltas = [rewards[t] + gamma * ahead[t] - values[t] for t in range(count)]
+    return [sum((gamma * gae_lambda) ** (s - t) * deltas[s] for s in range(t, count)) for t in range(count)]
 
 
 @given(SEQUENCE, st.floats(0, 1), st.floats(0, 1))
 def test_gae_is_the_sum_of_the_paper(steps: list[tuple[float, float, bool]], gamma: float, gae_lambda: float) -> None:
-    """For every discount, with masked tokens stepped over as if they were not there."""
+    """Advantages equal the paper's sum for every discount; masked tokens are skipped."""
     rewards, values, mask = (list(column) for column in zip(*steps, strict=True))
     mask[0] = True
     rewards = [reward * is_counted for reward, is_counted in zip(rewards, mask, strict=True)]
@@ -41,7 +41,7 @@ def test_gae_is_the_sum_of_the_paper(steps: list[tuple[float, float, bool]], gam
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), NUMBERS)
 def test_a_score_reaches_every_token_that_counts(mask: list[bool], score: float) -> None:
-    """Wherever tokens are left out, also at the end: without discount or values each returns the score."""
+    """The return of every counted token is the score without discount and values, whichever tokens are masked."""
     masks = [mask, [True]]
     rewards = GAEAdvantage.build_token_rewards([score, 0.0], [len(mask), 1], masks=masks)
     values = [[0.0] * len(row) for row in masks]
@@ -50,7 +50,7 @@ def test_a_score_reaches_every_token_that_counts(mask: list[bool], score: float)
 
 
 def test_a_reward_where_no_token_counts_is_refused() -> None:
-    """It would be lost, as the score of a chat that ends in what a tool wrote."""
+    """A reward of a masked token is refused, because it would be ignored."""
     rewards = GAEAdvantage.build_token_rewards([0.0, 1.0], [1, 3])
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage()(rewards, [[0.0], [0.0, 0.0, 0.0]], masks=[[True], [True, False, False]])
@@ -58,7 +58,7 @@ def test_a_reward_where_no_token_counts_is_refused() -> None:
 
 
 def test_tokens_that_do_not_count_pay_no_penalty() -> None:
-    """What a tool wrote was not drawn from the policy."""
+    """Masked tokens, such as tool output, get no KL penalty."""
     rows = GAEAdvantage.build_token_rewards(
         [1.0],
         [3],
@@ -71,20 +71,20 @@ def test_tokens_that_do_not_count_pay_no_penalty() -> None:
 
 
 def test_lambda_one_is_the_return_less_the_value() -> None:
-    """Eq. 18: the sum telescopes to discounted rewards."""
+    """The advantage with lambda 1 is the discounted return minus the value (eq. 18)."""
     (advantages,), (returns,) = GAEAdvantage(0.5, 1.0, normalize=False)([[1.0, 2.0, 4.0]], [[3.0, 5.0, 7.0]])
     assert returns.tolist() == [3.0, 4.0, 4.0]
     assert advantages.tolist() == [0.0, -1.0, -3.0]
 
 
 def test_lambda_zero_looks_one_token_ahead() -> None:
-    """Eq. 17: the surprise alone."""
+    """The advantage with lambda 0 is the one-step temporal-difference error (eq. 17)."""
     (advantages,), _ = GAEAdvantage(1.0, 0.0, normalize=False)([[0.0, 1.0]], [[0.25, 0.5]])
     assert advantages.tolist() == [0.25, 0.5]
 
 
 def test_normalized_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
-    """Returns are of the advantages before; rows may differ in length."""
+    """Normalization acts on the pooled tokens of rows of any length and does not change the returns."""
     rewards, values = [[0.0, 1.0], [2.0, 0.0, 3.0]], [[0.5, 0.5], [1.0, 1.0, 1.0]]
     advantages, returns = GAEAdvantage()(rewards, values)
     pooled = np.concatenate(advantages)
@@ -94,14 +94,14 @@ def test_normalized_advantages_have_mean_0_and_deviation_1_over_the_batch() -> N
     assert [len(row) for row in plain] == [2, 3]
 
 
-def test_a_single_token_is_not_normalized_away() -> None:
-    """It has nothing to be compared with."""
+def test_single_token_is_not_normalized() -> None:
+    """The advantage of a single token is not normalized."""
     (advantages,), _ = GAEAdvantage()([[2.0]], [[0.5]])
     assert advantages.tolist() == [1.5]
 
 
-def test_token_rewards_end_in_the_completion_s_own() -> None:
-    """And each token pays for its distance from the reference."""
+def test_last_token_gets_the_completion_reward() -> None:
+    """The last token gets the completion's reward, and every token pays the KL penalty."""
     rows = GAEAdvantage.build_token_rewards(
         [1.0, -1.0], [2, 1], old_logps=[[-1.0, -2.0], [-3.0]], ref_logps=[[-1.5, -2.0], [-1.0]], kl_coef=0.1
     )
@@ -111,7 +111,7 @@ def test_token_rewards_end_in_the_completion_s_own() -> None:
 
 
 def test_the_penalty_s_mean_is_the_divergence() -> None:
-    """Over tokens drawn from the policy: KL(p | q) of a coin with 3/4 against a fair one."""
+    """The mean penalty over the policy's distribution is its KL divergence from the reference."""
     policy, reference = (0.75, 0.25), (0.5, 0.5)
     divergence = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
     penalties = [
@@ -133,15 +133,15 @@ def test_the_penalty_s_mean_is_the_divergence() -> None:
         ((1.0, [[0.0]]), 'rewards'),
     ],
 )
-def test_sequences_that_do_not_fit_are_refused(arguments: tuple[object, object], field: str) -> None:
-    """By an error that names the row."""
+def test_inconsistent_sequences_are_refused(arguments: tuple[object, object], field: str) -> None:
+    """Invalid or inconsistent sequences are refused by an error that names the row."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage()(*arguments)
     assert caught.value.field.startswith(field)
 
 
-def test_masks_that_leave_nothing_are_refused() -> None:
-    """There would be nothing to learn from."""
+def test_masks_without_counted_tokens_are_refused() -> None:
+    """Masks that exclude all tokens are refused."""
     with pytest.raises(InvalidAdvantageInput):
         GAEAdvantage()([[1.0]], [[1.0]], masks=[[False]])
 
@@ -158,8 +158,8 @@ def test_masks_that_leave_nothing_are_refused() -> None:
         ({'masks': [[True]]}, 'masks[0]'),
     ],
 )
-def test_token_rewards_of_odd_sizes_are_refused(options: dict[str, object], field: str) -> None:
-    """Nothing is guessed."""
+def test_inconsistent_token_reward_arguments_are_refused(options: dict[str, object], field: str) -> None:
+    """Lengths, log-probabilities and masks of inconsistent sizes are refused."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage.build_token_rewards([1.0], **{'lengths': [2], **options})
     assert caught.value.field == field
@@ -167,6 +167,6 @@ def test_token_rewards_of_odd_sizes_are_refused(options: dict[str, object], fiel
 
 @pytest.mark.parametrize('options', [{'gamma': 1.5}, {'gae_lambda': -0.1}, {'gamma': float('nan')}])
 def test_discounts_are_from_0_to_1(options: dict[str, float]) -> None:
-    """Others are refused when the estimator is made."""
+    """A discount outside [0, 1] is refused when the estimator is created."""
     with pytest.raises(InvalidAdvantageInput):
         GAEAdvantage(**options)

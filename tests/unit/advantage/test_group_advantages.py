@@ -1,4 +1,4 @@
-"""Advantages within groups, against figures worked by hand and laws that hold for all rewards."""
+"""Tests of group advantages against values computed by hand, and of properties that hold for all rewards."""
 
 import pickle
 import statistics
@@ -24,11 +24,11 @@ REWARDS = st.integers(2, 6).flatmap(
         st.just(group), st.lists(st.lists(st.floats(-100, 100), min_size=group, max_size=group), min_size=1, max_size=5)
     )
 )
-"""A group's size, and the rewards of some groups."""
+"""Size of a group, and the rewards of several groups."""
 
 
 def test_grpo_is_the_paper_s_normalized_reward() -> None:
-    """DeepSeekMath, section 4.1.2: less the mean, over the standard deviation; two prompts do not touch."""
+    """The advantage is the reward minus the group's mean, over its standard deviation (DeepSeekMath, section 4.1.2)."""
     rewards = [0.0, 1.0, 0.0, 3.0, 5.0, 5.0, 1.0, 1.0]
     advantages = GRPOAdvantage(epsilon=1e-12)(rewards, num_generations=4, scale='group').tolist()
     expected = [
@@ -40,8 +40,8 @@ def test_grpo_is_the_paper_s_normalized_reward() -> None:
     assert expected[4] == pytest.approx(2 / 2.3094011)
 
 
-def test_scales_divide_by_what_they_say() -> None:
-    """By nothing, or by the deviation of the whole batch."""
+def test_scales() -> None:
+    """Scale 'none' divides by nothing, and 'batch' by the standard deviation of the batch."""
     rewards = [0.0, 2.0, 10.0, 14.0]
     plain = GRPOAdvantage()(rewards, 2, 'none')
     assert plain.tolist() == [-1.0, 1.0, -2.0, 2.0]
@@ -50,12 +50,12 @@ def test_scales_divide_by_what_they_say() -> None:
 
 
 def test_rloo_s_baseline_is_the_mean_of_the_others() -> None:
-    """Ahmadian et al. 2024, section 2.2, by hand: 3 - (1 + 2 + 6) / 3 = 0."""
+    """The RLOO baseline is the mean of the other rewards: 3 - (1 + 2 + 6) / 3 = 0."""
     assert RLOOAdvantage()([3.0, 1.0, 2.0, 6.0], num_generations=4) == pytest.approx([0, -8 / 3, -4 / 3, 4])
 
 
 def test_rloo_is_unbiased() -> None:
-    """A reward that others do not share changes its own advantage by as much: it is no part of its baseline."""
+    """Raising one reward raises its advantage by the same amount, because it is not part of its baseline."""
     before = RLOOAdvantage()([1.0, 2.0, 3.0], 3)
     after = RLOOAdvantage()([11.0, 2.0, 3.0], 3)
     assert after[0] - before[0] == pytest.approx(10)
@@ -63,8 +63,8 @@ def test_rloo_is_unbiased() -> None:
 
 
 @given(REWARDS)
-def test_a_group_s_advantages_add_up_to_nothing(case: tuple[int, list[list[float]]]) -> None:
-    """Under every scale, for both estimators, whatever was earned."""
+def test_a_group_s_advantages_sum_to_zero(case: tuple[int, list[list[float]]]) -> None:
+    """The advantages of a group sum to 0 for every estimator and scale."""
     group, rewards = case
     flat = [reward for row in rewards for reward in row]
     for estimator in (GRPOAdvantage(), RLOOAdvantage()):
@@ -75,8 +75,8 @@ def test_a_group_s_advantages_add_up_to_nothing(case: tuple[int, list[list[float
 
 
 @given(REWARDS, st.floats(-1000, 1000))
-def test_a_bonus_for_all_changes_nothing(case: tuple[int, list[list[float]]], bonus: float) -> None:
-    """Advantages are relative."""
+def test_constant_bonus_changes_nothing(case: tuple[int, list[list[float]]], bonus: float) -> None:
+    """A constant added to all rewards does not change the advantages."""
     group, rewards = case
     flat = np.array(rewards).reshape(-1)
     assert GRPOAdvantage()(flat + bonus, group, 'none') == pytest.approx(GRPOAdvantage()(flat, group, 'none'), abs=1e-9)
@@ -84,7 +84,7 @@ def test_a_bonus_for_all_changes_nothing(case: tuple[int, list[list[float]]], bo
 
 @given(REWARDS)
 def test_rloo_is_grpo_unscaled_by_the_group_s_size(case: tuple[int, list[list[float]]]) -> None:
-    """K / (k - 1) times the distance from the mean of all."""
+    """RLOO is k / (k - 1) times the unscaled GRPO advantage."""
     group, rewards = case
     flat = [reward for row in rewards for reward in row]
     assert RLOOAdvantage()(flat, group) == pytest.approx(
@@ -92,8 +92,8 @@ def test_rloo_is_grpo_unscaled_by_the_group_s_size(case: tuple[int, list[list[fl
     )
 
 
-def test_equal_rewards_prefer_nothing() -> None:
-    """To the bit, though the mean of three tenths is not a tenth."""
+def test_equal_rewards_have_zero_advantages() -> None:
+    """Equal rewards have advantages of exactly 0, although their mean is rounded."""
     assert GRPOAdvantage()([0.1] * 3, 3).tolist() == [0.0] * 3
     assert RLOOAdvantage()([0.1] * 3, 3).tolist() == [0.0] * 3
 
@@ -121,8 +121,8 @@ def test_without_generations_the_batch_is_one_group() -> None:
         ([1.0, 2.0], 2.0, 'num_generations'),
     ],
 )
-def test_what_cannot_be_compared_is_refused(rewards: object, generations: object, field: str) -> None:
-    """By an error that names the argument."""
+def test_invalid_rewards_are_refused(rewards: object, generations: object, field: str) -> None:
+    """Rewards that cannot be grouped are refused by an error that names the argument."""
     for estimator in (GRPOAdvantage(), RLOOAdvantage()):
         with pytest.raises(InvalidAdvantageInput) as caught:
             estimator(rewards, generations)
@@ -130,30 +130,29 @@ def test_what_cannot_be_compared_is_refused(rewards: object, generations: object
 
 
 def test_scales_and_epsilons_are_checked() -> None:
-    """Others than the three, and none at all."""
+    """An unknown scale and an epsilon of 0 are refused."""
     with pytest.raises(InvalidAdvantageInput):
         GRPOAdvantage()([1.0, 2.0], 2, 'prompt')
     with pytest.raises(InvalidAdvantageInput):
         GRPOAdvantage(epsilon=0)
 
 
-def test_errors_travel_between_processes() -> None:
-    """They keep what they say."""
+def test_errors_are_picklable() -> None:
+    """A pickled error keeps its field, problem and message."""
     error = InvalidAdvantageInput('rewards[1]', 'must be finite')
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.field, copy.problem, str(copy)) == (error.field, error.problem, str(error))
 
 
 class BestOfOthers(GroupAdvantage):
-    """A user's own."""
+    """Custom estimator whose baseline is the best reward of the group."""
 
     def centre(self, rewards_PG: FloatVector) -> FloatVector:
-        """Return rewards less the best of the group."""
         return rewards_PG - rewards_PG.max(axis=1, keepdims=True)
 
 
-def test_a_user_s_own_class_and_function_work() -> None:
-    """A subclass has the scales and the checks; a function is taken as it is."""
+def test_custom_class_and_function_work() -> None:
+    """A custom subclass gets scales and checks; a custom function is called directly."""
     assert BestOfOthers()([1.0, 4.0], 2, 'none').tolist() == [-3.0, 0.0]
     doubled = build_advantage(lambda rewards, **_: [2 * reward for reward in rewards])
     assert doubled([1.0, 2.0], num_generations=2) == [2.0, 4.0]

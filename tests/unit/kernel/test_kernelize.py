@@ -1,4 +1,4 @@
-"""Kernels are put into a model, are really called, and go out of it again."""
+"""Tests that kernels are installed in a model, called, and removed again."""
 
 from typing import Any
 
@@ -30,20 +30,20 @@ IDS = torch.arange(12) + 3
 
 @pytest.fixture
 def model(tiny_qwen3_dir) -> PackedCausalLM:
-    """Return a model with norms and gates."""
+    """A model with norms and gates."""
     return PackedCausalLM.load(tiny_qwen3_dir)
 
 
 def hidden(model: PackedCausalLM) -> Tensor:
-    """Return what the model makes of a sequence."""
+    """Return the model's hidden states for a sequence."""
     count = len(IDS)
-    places = torch.arange(count)
+    positions = torch.arange(count)
     with torch.no_grad():
-        return model.hidden(IDS, places, sequences=[SequenceSpan(0, count)], adapters=[AdapterSpan(0, count, None)])
+        return model.hidden(IDS, positions, sequences=[SequenceSpan(0, count)], adapters=[AdapterSpan(0, count, None)])
 
 
 class Counted:
-    """A kernel of the test's own that computes something else, and counts its calls."""
+    """Kernel that computes a different function and records its calls."""
 
     def __init__(self) -> None:
         self.shapes: list[torch.Size] = []
@@ -54,8 +54,8 @@ class Counted:
         return 2 * nn.functional.rms_norm(x, weight.shape, weight + offset, eps)
 
 
-def test_a_kernel_runs_in_every_layer_and_is_unset_again(model):
-    """Results change while it is there, and are the same bits before and after."""
+def test_kernel_runs_in_every_layer_until_it_is_removed(model):
+    """An installed kernel changes the results; removing it restores them bitwise."""
     plain, kernel = hidden(model), Counted()
     assert kernelize(model, {'rms_norm': kernel}) is model
     assert not torch.equal(hidden(model), plain)
@@ -67,8 +67,8 @@ def test_a_kernel_runs_in_every_layer_and_is_unset_again(model):
     assert len(kernel.shapes) == len(norms)
 
 
-def test_the_reference_is_the_same_bits(model):
-    """Naming it, and the defaults where nothing else can run, change nothing."""
+def test_reference_is_bitwise_the_default(model):
+    """Selecting the reference, or the defaults on a CPU, changes no bit of the results."""
     plain = hidden(model)
     for mapping in (dict.fromkeys(('rms_norm', 'swiglu'), 'torch'), DEFAULT_KERNEL_CONFIG):
         kernelize(model, mapping)
@@ -76,8 +76,8 @@ def test_the_reference_is_the_same_bits(model):
         assert set(kernels_of(model)) == {'rms_norm', 'swiglu'}
 
 
-def test_a_block_puts_back_what_was_there(model):
-    """Also when it raises."""
+def test_block_restores_the_previous_kernels(model):
+    """A `kernelized` block restores the previous kernels when it raises."""
     outer, inner = Counted(), Counted()
     kernelize(model, {'rms_norm': outer})
 
@@ -103,22 +103,22 @@ def test_a_block_puts_back_what_was_there(model):
         {'rms_norm': nn.RMSNorm(4)},
     ],
 )
-def test_what_cannot_run_here_is_refused_and_changes_nothing(model, mapping):
-    """Liger on a CPU, unknown names, modules, operations that the model does not have; also beside one that fits."""
+def test_unusable_kernel_is_refused_and_changes_nothing(model, mapping):
+    """A mapping with a kernel that cannot run is refused as a whole and changes nothing."""
     with pytest.raises(KernelError, match=next(iter(mapping))):
         kernelize(model, {'swiglu': lambda gate, up: gate, **mapping})
     assert set(kernels_of(model).values()) == {None}
 
 
-def test_choices_that_name_nothing_are_refused():
-    """No backend, an unknown one, or no model."""
+def test_invalid_choices_are_refused():
+    """No backend, an unknown backend and an object without a model are refused."""
     for make in (lambda: KernelChoice(()), lambda: KernelChoice(('abacus',)), lambda: kernelize(object())):
         with pytest.raises(KernelError):
             make()
 
 
 def test_every_operation_has_a_seam():
-    """A gate by tanh-approximated gelu is one too."""
+    """Every operation has a layer that uses it, including the tanh-approximated gelu gate."""
     mlp = gelu_layer()
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     plain = mlp(x)
@@ -130,7 +130,7 @@ def test_every_operation_has_a_seam():
 
 
 def gelu_layer() -> nn.Module:
-    """Return a gated layer whose gate is gelu."""
+    """Return a gated layer with a gelu gate."""
     torch.manual_seed(0)
     sizes = {'hidden_size': 8, 'intermediate_size': 24, 'num_attention_heads': 1}
     fused = fused_mlp(LlamaMLP(LlamaConfig(hidden_act='gelu_pytorch_tanh', **sizes)))
@@ -140,14 +140,14 @@ def gelu_layer() -> nn.Module:
 
 @pytest.mark.parametrize('operation', ['rms_norm', 'swiglu'])
 def test_training_goes_through_a_kernel(tiny_qwen3_dir, operation):
-    """A trainer takes kernels as a model does; gradients are those of the reference, to rounding."""
+    """A trainer runs on replaced kernels, and its losses equal the reference's within rounding."""
     losses = [trained(tiny_qwen3_dir, {}), trained(tiny_qwen3_dir, {operation: PLAIN[operation]})]
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-3)
     assert losses[0][0] > losses[0][-1]
 
 
 def trained(folder, mapping: dict[str, Any]) -> list[float]:
-    """Return the losses of four steps."""
+    """Return the losses of four training steps."""
     feature = {'input_ids': list(range(3, 15)), 'labels': list(range(4, 16))}
     trainer = TransformersModel(str(folder))
     kernelize(trainer, mapping)
@@ -168,7 +168,7 @@ PLAIN = {
 
 
 def test_a_kernel_of_a_plugin_runs_where_the_plugin_is_allowed(model, tmp_path, monkeypatch):
-    """`hub` loads one function, by the plugin's id and its name."""
+    """`hub` loads one function of a plugin by name, provided the plugin is allowed."""
     monkeypatch.setenv('TWINKLE_PLUGINS', '')
     code = 'import torch\ndef norm(x, weight, eps, offset):\n    return torch.zeros_like(x)\n'
     (tmp_path / '__init__.py').write_text(code)
@@ -186,7 +186,7 @@ def test_a_kernel_of_a_plugin_runs_where_the_plugin_is_allowed(model, tmp_path, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='Liger runs on a CUDA device')
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_liger_computes_what_the_reference_does(tiny_qwen3_dir, dtype):
-    """Values and gradients of every layer, to the rounding of the dtype."""
+    """Values and gradients of Liger's kernels equal the reference within the rounding of the dtype."""
     pytest.importorskip('liger_kernel')
     model = PackedCausalLM.load(tiny_qwen3_dir, dtype=dtype, device='cuda')
     tolerance = 8 * torch.finfo(getattr(torch, dtype)).eps

@@ -1,4 +1,4 @@
-"""A loss of the caller's own, from log-probabilities to what the trainer is given."""
+"""Tests of custom losses computed by the caller and sent to the trainer as gradients."""
 
 from dataclasses import replace
 
@@ -16,39 +16,41 @@ FEATURES = [
 LOGPS = [np.array([-1.0, 0.0, -2.0], np.float32), np.array([-0.5, -3.0], np.float32)]
 
 
-def test_gradients_are_by_each_log_probability():
-    """Of a loss that joins features, against its derivative on paper."""
+def test_gradients_equal_the_derivative():
+    """Gradients of a loss that joins features equal its analytic derivative."""
 
     def squared_sum(features, logps):
         assert features is FEATURES
-        total = sum(own.sum() for own in logps)
+        total = sum(values.sum() for values in logps)
         return total.square(), {'total': total, 'count': 2}
 
     result = custom_gradients(squared_sum, FEATURES, LOGPS)
     assert (result.loss, result.metrics) == (42.25, {'total': -6.5, 'count': 2.0})
-    assert [own.tolist() for own in result.gradients] == [[-13.0, 0.0, -13.0], [-13.0, -13.0]]
-    assert all(own.dtype == np.float32 for own in result.gradients)
+    assert [values.tolist() for values in result.gradients] == [[-13.0, 0.0, -13.0], [-13.0, -13.0]]
+    assert all(values.dtype == np.float32 for values in result.gradients)
 
 
 def test_ignored_labels_get_no_gradient():
-    """Whatever the function does with them, and for another ignored label too."""
-    result = custom_gradients(lambda _, logps: sum(own.exp().sum() for own in logps), FEATURES, LOGPS, ignore_index=7)
+    """Ignored labels get gradient 0 even if the loss uses them, also for a custom ignored label."""
+    result = custom_gradients(
+        lambda _, logps: sum(values.exp().sum() for values in logps), FEATURES, LOGPS, ignore_index=7
+    )
     assert (result.gradients[0][1], result.gradients[1][1]) == (0.0, 0.0)
     assert result.gradients[0][0] == pytest.approx(np.exp(-1.0))
 
 
 def test_a_feature_the_loss_does_not_read_gets_zeros():
-    """And a loss may come without metrics."""
+    """A feature that the loss does not read gets gradients of 0; metrics are optional."""
     result = custom_gradients(lambda _, logps: logps[0].sum(), FEATURES, LOGPS)
     assert result.metrics == {}
-    assert [own.tolist() for own in result.gradients] == [[1.0, 0.0, 1.0], [0.0, 0.0]]
+    assert [values.tolist() for values in result.gradients] == [[1.0, 0.0, 1.0], [0.0, 0.0]]
 
 
-def test_what_was_given_is_not_written_to():
-    """The function may change its tensors' copies, not the caller's arrays; gradients work where torch records none."""
-    before = [own.copy() for own in LOGPS]
+def test_arguments_are_not_modified():
+    """The caller's arrays are not modified, and gradients are computed under `torch.no_grad`."""
+    before = [values.copy() for values in LOGPS]
     with torch.no_grad():
-        custom_gradients(lambda _, logps: sum((own * 2).sum() for own in logps), FEATURES, LOGPS)
+        custom_gradients(lambda _, logps: sum((values * 2).sum() for values in logps), FEATURES, LOGPS)
     assert all(np.array_equal(a, b) for a, b in zip(before, LOGPS, strict=True))
 
 
@@ -62,21 +64,21 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('name', REFUSED)
-def test_a_loss_that_gives_no_gradient_is_refused(name):
-    """Before anything is sent."""
+def test_loss_without_finite_gradient_is_refused(name):
+    """A loss without a finite scalar value and gradient is refused."""
     with pytest.raises(InvalidLossInput):
         custom_gradients(REFUSED[name], FEATURES, LOGPS)
 
 
 def test_log_probabilities_must_fit_the_features():
-    """By number, by length, and with labels."""
+    """Log-probabilities that do not match the features in number, length or labels are refused."""
     for features, logps in ((FEATURES, LOGPS[:1]), (FEATURES, [LOGPS[1], LOGPS[1]]), ([{'input_ids': [1]}], [[0.0]])):
         with pytest.raises(InvalidLossInput):
-            custom_gradients(lambda _, own: own[0].sum(), features, logps)
+            custom_gradients(lambda _, values: values[0].sum(), features, logps)
 
 
 def test_a_custom_loss_is_a_linear_one_at_its_point():
-    """Its gradients, as coefficients or as negated weights, give the trainer the gradient of any loss."""
+    """Custom gradients, as coefficients or negated weights, give the trainer the gradient of any loss."""
     arrays = make_arrays((3, 2), seed=3)
     batch = arrays.torch()
     (expected,) = torch.autograd.grad(build_loss('DPOLoss')(batch)['loss'], batch.logps_R)

@@ -1,4 +1,4 @@
-"""Losses at their edges: clip bounds, ties, single labels, numbers no float32 holds, ill-formed groups."""
+"""Tests of edge cases: clip bounds, ties, single labels, float32 overflow, malformed groups."""
 
 from dataclasses import replace
 
@@ -29,13 +29,13 @@ def one_label(ratio, advantage, **others):
 
 
 def gradient(name, batch, **options):
-    """Return the gradient by the one log-probability."""
+    """Return the gradient by the single log-probability."""
     return torch.autograd.grad(build_loss(name, **options)(batch)['loss'], batch.logps_R)[0].item()
 
 
 @pytest.mark.parametrize('name', CLIPPING)
 @pytest.mark.parametrize(
-    ('ratio', 'advantage', 'is_alive'),
+    ('ratio', 'advantage', 'has_gradient'),
     [
         (1.21, 1.0, False),
         (1.19, 1.0, True),
@@ -45,9 +45,9 @@ def gradient(name, batch, **options):
         (9.0, -1.0, True),
     ],
 )
-def test_the_clip_stops_only_what_would_go_further(name, ratio, advantage, is_alive):
-    """On either side of a bound and for either sign, the gradient is that of the ratio or none."""
-    expected = -ratio * advantage if is_alive else 0.0
+def test_clipping_only_stops_updates_beyond_the_bound(name, ratio, advantage, has_gradient):
+    """The gradient is 0 only where an update would move the ratio further beyond its bound."""
+    expected = -ratio * advantage if has_gradient else 0.0
     assert gradient(name, one_label(ratio, advantage)) == pytest.approx(expected, rel=1e-12)
 
 
@@ -55,7 +55,7 @@ def test_the_clip_stops_only_what_would_go_further(name, ratio, advantage, is_al
 @pytest.mark.parametrize('ratio', [0.8, 1.0, 1.2])
 @pytest.mark.parametrize('advantage', [-2.0, 2.0])
 def test_at_a_bound_and_on_policy_the_loss_is_the_plain_one(name, ratio, advantage):
-    """Where both objectives tie, the value is -r A; on policy the gradient is whole."""
+    """The loss is -r A where both objectives are equal, and on policy the gradient is not clipped."""
     batch = one_label(ratio, advantage)
     assert build_loss(name)(batch)['loss'].item() == pytest.approx(-ratio * advantage)
     if ratio == 1.0:
@@ -66,21 +66,21 @@ POLICIES = [case for case in CASES if 'advantages' in case.loss.required_streams
 
 
 @pytest.mark.parametrize('case', POLICIES, ids=case_id)
-def test_without_advantages_nothing_is_learned_but_penalties(case):
-    """Advantages of 0 leave no gradient where the loss has no penalty."""
+def test_zero_advantages_leave_only_penalties(case):
+    """Advantages of 0 give a gradient of 0 if the loss has no penalty."""
     arrays = case.arrays()
     still = replace(arrays, streams={**arrays.streams, 'advantages': np.zeros(len(arrays.logps_R))})
-    at_rest = ('DROLoss', 'dro', 'stable_reinforce')
-    if case.name in at_rest:
+    off_policy = ('DROLoss', 'dro', 'stable_reinforce')
+    if case.name in off_policy:
         still.streams['old_logps'] = arrays.logps_R
     batch = still.torch()
     (result,) = torch.autograd.grad(case.loss(batch)['loss'], batch.logps_R)
-    assert bool((result == 0).all()) is ('beta' not in case.options or case.name in at_rest)
+    assert bool((result == 0).all()) is ('beta' not in case.options or case.name in off_policy)
 
 
 @pytest.mark.parametrize('name', ['GRPOLoss', 'GSPOLoss', 'SAPOLoss', 'PPOLoss', 'BNPOLoss', 'DRGRPOLoss'])
 def test_without_old_log_probabilities_a_batch_is_on_policy(name):
-    """The value and gradient are those of old log-probabilities equal to the present ones."""
+    """A loss without `old_logps` is bitwise the same as with old log-probabilities equal to the current ones."""
     arrays = make_arrays((2, 3))
     results = []
     for streams in ({}, {'old_logps': arrays.logps_R}):
@@ -92,7 +92,7 @@ def test_without_old_log_probabilities_a_batch_is_on_policy(name):
 
 
 def test_reports_of_a_policy_count_what_was_clipped():
-    """Half of the labels beyond a bound that holds them: half is reported."""
+    """`clip_fraction` counts the labels whose gradient was clipped, and losses without clipping omit it."""
     batches = [one_label(1.5, 1.0), one_label(1.5, -1.0)]
     reports = [build_loss('GRPOLoss')(batch)['metrics'] for batch in batches]
     assert [report['clip_fraction'] for report in reports] == [1.0, 0.0]
@@ -104,8 +104,8 @@ def test_reports_of_a_policy_count_what_was_clipped():
 @pytest.mark.parametrize('name', ['GRPOLoss', 'GSPOLoss', 'SAPOLoss', 'CISPOLoss', 'ImportanceSamplingLoss'])
 @pytest.mark.parametrize('old', [-500.0, -0.0])
 @pytest.mark.parametrize('advantage', [-1.0, 1.0])
-def test_a_ratio_no_float_holds_does_not_spoil_the_batch(name, old, advantage):
-    """Ratios of e^495 and e^-495 leave loss and gradient finite in float32."""
+def test_overflowing_ratio_stays_finite(name, old, advantage):
+    """Ratios of e^495 and e^-495 give a finite loss and gradient in float32."""
     logps = torch.tensor([-5.0 if old else -495.0, -1.0], requires_grad=True)
     batch = LossBatch(
         logps_R=logps,
@@ -120,8 +120,8 @@ def test_a_ratio_no_float_holds_does_not_spoil_the_batch(name, old, advantage):
     assert result.isfinite().all()
 
 
-def test_a_margin_no_exponential_holds_leaves_preferences_finite():
-    """Log-ratios of thousands, either way, in float32."""
+def test_overflowing_margin_stays_finite():
+    """Log-ratios of thousands with either sign give finite preference losses and gradients in float32."""
     for name in ('DPOLoss', 'SimPOLoss', 'CPOLoss', 'ORPOLoss'):
         for sign in (1.0, -1.0):
             logps = torch.tensor([-5000.0, -0.0][:: int(sign)], requires_grad=True)
@@ -139,15 +139,15 @@ def test_a_margin_no_exponential_holds_leaves_preferences_finite():
 
 @pytest.mark.parametrize('name', ['DPOLoss', 'SimPOLoss', 'CPOLoss', 'ORPOLoss'])
 @pytest.mark.parametrize(('lengths', 'index'), [((2, 0), 1), ((0, 2), 0), ((2, 2, 0, 1), 2), ((1, 1, 1), 3)])
-def test_a_pair_with_one_side_is_refused_by_place(name, lengths, index):
-    """Labels on one of both only, or an odd feature at the end."""
+def test_incomplete_pair_is_refused(name, lengths, index):
+    """A pair whose responses do not both have labels is refused by an error with the feature's index."""
     with pytest.raises(InvalidLossInput) as refusal:
         build_loss(name)(make_arrays(lengths).torch())
     assert refusal.value.index == index
 
 
-def test_equal_responses_are_a_coin_toss():
-    """With no margin the preference loss is log 2 and half of nothing is won."""
+def test_equal_responses_have_loss_log_2():
+    """A preference loss without a margin is log 2, and its reward accuracy is 0."""
     arrays = replace(make_arrays((1, 1)), logps_R=np.array([-1.0, -1.0]), weights_R=np.ones(2))
     arrays.streams['ref_logps'] = np.array([-2.0, -2.0])
     output = build_loss('DPOLoss')(arrays.torch())
@@ -168,16 +168,16 @@ REFUSED_GROUPS = {
 
 
 @pytest.mark.parametrize('name', REFUSED_GROUPS)
-def test_groups_that_are_none_are_refused_by_place(name):
-    """An embedding batch that is not anchor, positive, negatives, and so on."""
+def test_malformed_groups_are_refused(name):
+    """Embedding batches that are not ordered as anchor, positive, negatives are refused with the feature's index."""
     arrays, labels, index = REFUSED_GROUPS[name]
     with pytest.raises(InvalidLossInput) as refusal:
         build_loss('InfonceLoss')(replace(arrays, labels_R=np.array(labels)).torch())
     assert refusal.value.index == index
 
 
-def test_negatives_are_asked_for_only_where_there_are_some():
-    """`hard_negatives` of an anchor without any, and no use of the batch without any, leave nothing to learn."""
+def test_missing_negatives_are_refused():
+    """InfoNCE is refused where no negatives remain: with `hard_negatives`, or without the rest of the batch."""
     arrays = replace(make_arrays((1, 1, 1, 1)), labels_R=np.array([1, 0, 1, 0]))
     build_loss('InfonceLoss')(arrays.torch())
     for options in ({'hard_negatives': 2}, {'use_batch': False}):
@@ -185,16 +185,16 @@ def test_negatives_are_asked_for_only_where_there_are_some():
             build_loss('InfonceLoss', **options)(arrays.torch())
 
 
-def test_one_candidate_is_no_distribution():
-    """A teacher's single likeliest token would always agree with the student's."""
+def test_single_candidate_is_refused():
+    """A teacher with a single candidate per label is refused."""
     arrays = make_arrays((2,))
     arrays.streams['teacher_topk_logps'] = arrays.streams['teacher_topk_logps'][:, :1]
     with pytest.raises(InvalidLossInput):
         build_loss('GKDLoss')(arrays.torch())
 
 
-def test_a_student_that_equals_its_teacher_has_nothing_to_learn():
-    """Every divergence is 0 there, and so is its gradient."""
+def test_equal_student_and_teacher_have_no_loss():
+    """The divergence of equal distributions is 0, and so is its gradient."""
     arrays = make_arrays((3,))
     arrays.streams['teacher_logits'] = arrays.logits_RV + 2.5
     for beta in (0.0, 0.4, 1.0):
@@ -205,7 +205,7 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn():
 
 
 def test_thresholds_may_come_with_the_labels():
-    """Tinker's bounds of a datum override those of the configuration."""
+    """Tinker's clip bounds in the features override those of the options."""
     for name in ('ppo', 'cispo'):
         narrow = one_label(2.0, 1.0, clip_low_threshold=0.9, clip_high_threshold=1.1)
         configured = build_loss(name, clip_low_threshold=0.9, clip_high_threshold=1.1)(one_label(2.0, 1.0))
@@ -213,7 +213,7 @@ def test_thresholds_may_come_with_the_labels():
 
 
 def test_a_datum_without_marked_labels_has_no_ratio():
-    """Tinker's gspo names the datum whose mask is all 0."""
+    """Tinker's gspo refuses a datum whose mask is 0 at all labels, with its index."""
     arrays = make_arrays((2, 2))
     arrays.streams['sequence_ratio_mask'] = np.array([1.0, 0.0, 0.0, 0.0])
     with pytest.raises(InvalidLossInput) as refusal:

@@ -1,4 +1,4 @@
-"""Every loss against its paper's formula, written a second time; gradients against finite differences of that."""
+"""Tests of every loss against an independent implementation of its formula, and of gradients by finite differences."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -19,25 +19,25 @@ def gradient_of_formula(case: Case, arrays: Arrays, name: str) -> np.ndarray:
     base = getattr(arrays, name)
     gradient = np.zeros_like(base)
     step = 1e-6
-    for place in np.ndindex(base.shape):
+    for index in np.ndindex(base.shape):
         values = []
         for sign in (1, -1):
             moved = base.copy()
-            moved[place] += sign * step
+            moved[index] += sign * step
             values.append(case.formula(replace(arrays, **{name: moved}), arrays)[0])
-        gradient[place] = (values[0] - values[1]) / (2 * step)
+        gradient[index] = (values[0] - values[1]) / (2 * step)
     return gradient
 
 
 def test_every_registered_loss_has_a_formula():
-    """No loss goes without a second opinion."""
+    """Every registered loss has a reference formula."""
     assert {case.name for case in CASES} == set(LOSSES.names)
 
 
 @every_case
 @pytest.mark.parametrize('seed', [1, 2])
 def test_loss_and_divisor_equal_the_formula(case, seed):
-    """The value in float64, and what divides it at the step."""
+    """Loss and divisor in float64 equal those of the reference formula."""
     arrays = case.arrays(seed=seed)
     output = case.loss(arrays.torch())
     loss, divisor = case.formula(arrays, arrays)
@@ -47,7 +47,7 @@ def test_loss_and_divisor_equal_the_formula(case, seed):
 
 @every_case
 def test_gradient_equals_finite_differences_of_the_formula(case):
-    """By every input the loss declares; by the others it is 0."""
+    """The gradient equals finite differences for every declared input, and is 0 for all others."""
     arrays, needed = case.arrays(seed=4, lengths=(3, 1, 2, 2)), ('logps', *case.loss.required_outputs, *case.reads)
     batch = arrays.torch()
     inputs = [getattr(batch, name) for name in LIVE]
@@ -60,7 +60,7 @@ def test_gradient_equals_finite_differences_of_the_formula(case):
 
 @every_case
 def test_a_separable_loss_is_the_sum_of_its_parts(case):
-    """Loss and divisor of a batch are those of any cut between groups, added up, and so are the reports."""
+    """Loss, divisor and metrics of a separable batch are the sums over its parts, for any split between groups."""
     loss, arrays = case.loss, case.arrays(seed=5)
     whole = loss(arrays.torch())
     cuts = [(0, 2, 6), (0, 4, 6), (0, 2, 4, 6)] if loss.group_size == 2 else [(0, 1, 6), (0, 3, 6), tuple(range(7))]
@@ -76,8 +76,8 @@ def test_a_separable_loss_is_the_sum_of_its_parts(case):
 @pytest.mark.parametrize(
     'case', [case for case in CASES if not case.loss.is_separable and case.options.get('use_batch', True)], ids=case_id
 )
-def test_what_is_called_inseparable_is(case):
-    """A batch that must stay whole is not the sum of its parts."""
+def test_inseparable_loss_is_not_the_sum_of_its_parts(case):
+    """The loss of an inseparable batch differs from the sum over its parts."""
     loss, arrays = case.loss, case.arrays(seed=5)
     size = 3 if case.name == 'InfonceLoss' else 2
     parts = [loss(arrays.part(begin, begin + size).torch())['loss'].item() for begin in range(0, 6, size)]
@@ -85,8 +85,8 @@ def test_what_is_called_inseparable_is(case):
 
 
 @every_case
-def test_labels_of_weight_0_never_influence(case):
-    """Rows that a trainer computed for their log-probabilities alone leave loss, divisor and reports to the bit."""
+def test_labels_of_weight_0_have_no_effect(case):
+    """Labels of weight 0 do not change the loss, the divisor or the metrics in any bit."""
     arrays = case.arrays(seed=8)
     if case.name == 'InfonceLoss':
         return
@@ -101,7 +101,7 @@ def test_labels_of_weight_0_never_influence(case):
 
 @every_case
 def test_reports_are_finite_floats_with_known_names(case):
-    """Never strings or tensors; Tinker's say how they are reduced."""
+    """Metrics are finite floats; only Tinker's have a reduction suffix."""
     metrics = case.loss(case.arrays(seed=6).torch()).get('metrics', {})
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
     if case.name in TINKER_LOSSES:
@@ -111,8 +111,8 @@ def test_reports_are_finite_floats_with_known_names(case):
 
 
 @every_case
-def test_bits_do_not_depend_on_where_the_rows_lie_or_on_the_run(case):
-    """The same rows as views into a larger buffer, and once more, give the same loss and gradient to the bit."""
+def test_loss_is_bitwise_reproducible(case):
+    """Loss and gradient are bitwise reproducible and independent of the rows' offset in a buffer."""
     arrays = case.arrays(seed=7)
     first = bits_of(case, arrays, offset=0)
     for offset in (0, 1, 3):
@@ -120,7 +120,7 @@ def test_bits_do_not_depend_on_where_the_rows_lie_or_on_the_run(case):
 
 
 def bits_of(case: Case, arrays: Arrays, *, offset: int) -> list[torch.Tensor]:
-    """Return loss and gradients in float32, of inputs that begin `offset` rows into a buffer."""
+    """Return loss and gradients in float32 for inputs that start `offset` rows into a buffer."""
     batch = arrays.torch(torch.float32)
     moved = {}
     for name in LIVE:
@@ -133,8 +133,8 @@ def bits_of(case: Case, arrays: Arrays, *, offset: int) -> list[torch.Tensor]:
 
 
 @every_case
-def test_a_batch_without_labels_costs_nothing(case):
-    """A loss of nothing is 0, where the loss is of labels at all."""
+def test_batch_without_labels_has_no_loss(case):
+    """The loss and the divisor of a batch without labels are 0."""
     if case.name == 'InfonceLoss':
         return
     output = case.loss(case.arrays(lengths=(0, 0)).torch())

@@ -1,4 +1,4 @@
-"""How losses are asked for, what they declare, and what they refuse."""
+"""Tests of building losses, of their declarations, and of their errors."""
 
 import math
 
@@ -23,7 +23,7 @@ from twinkle.loss import (
 
 
 def batch_of(logps, features=None, **streams):
-    """Return a batch of labels with these log-probabilities, of weight 1."""
+    """Return a batch of labels of weight 1 with the given log-probabilities."""
     count = len(logps)
     return LossBatch(
         logps_R=torch.tensor(logps, dtype=torch.float64, requires_grad=True),
@@ -34,8 +34,8 @@ def batch_of(logps, features=None, **streams):
     )
 
 
-def test_sums_of_features_do_not_depend_on_their_neighbours():
-    """In float32, the sum over a feature has the same bits alone and among others, with and without labels."""
+def test_feature_sums_are_independent():
+    """The float32 sum over a feature is bitwise the same alone and among other features."""
     torch.manual_seed(0)
     lengths = [700, 1, 33, 0, 1024, 5]
     features = torch.repeat_interleave(torch.arange(6), torch.tensor(lengths))
@@ -43,14 +43,14 @@ def test_sums_of_features_do_not_depend_on_their_neighbours():
     batch = LossBatch(logps_R=values, labels_R=features, weights_R=values, features_R=features)
     sums = batch.feature_sum(values)
     assert batch.sequences.tolist() == [0, 1, 2, 4, 5]
-    for place, index in enumerate(batch.sequences.tolist()):
+    for position, index in enumerate(batch.sequences.tolist()):
         alone = batch.select(features == index)
-        assert torch.equal(alone.feature_sum(alone.logps_R)[0], sums[place])
+        assert torch.equal(alone.feature_sum(alone.logps_R)[0], sums[position])
     assert torch.equal(batch.spread(sums)[features == 4], sums[3].expand(1024))
 
 
 def test_rows_are_selected_together():
-    """Every field of a row goes with it, and what belongs to features stays."""
+    """`select` keeps all per-label fields of the chosen rows aligned."""
     batch = batch_of([-1.0, -2.0, -3.0], features=[0, 1, 1], advantages=[1.0, 2.0, 3.0])
     chosen = batch.select(torch.tensor([True, False, True]))
     assert (chosen.logps_R.tolist(), chosen.features_R.tolist()) == ([-1.0, -3.0], [0, 1])
@@ -58,7 +58,7 @@ def test_rows_are_selected_together():
 
 
 def test_losses_by_name_class_instance_and_function():
-    """Each way to ask gives a loss."""
+    """`build_loss` accepts a name, a class, an instance and a function."""
 
     class Own(Loss):
         def __call__(self, batch):
@@ -71,15 +71,15 @@ def test_losses_by_name_class_instance_and_function():
     assert (function(batch_of([1.0]))['loss'].item(), function.is_separable) == (1.0, False)
 
 
-def test_every_registered_loss_is_found_under_the_name_it_is_kept_by():
-    """A name of a class leads back to the class, so that what was chosen can be built again."""
+def test_registered_name_of_every_loss():
+    """The registered name of a loss class or instance is the name that builds it."""
     for case in CASES:
         assert LOSSES.name_of(case.loss) == LOSSES.name_of(type(case.loss)) == case.name
     assert set(TINKER_LOSSES) < set(LOSSES.names)
 
 
 def test_losses_declare_known_streams_and_outputs():
-    """A name that the wire does not carry, or the forward pass does not give, would never be there."""
+    """Losses declare only known streams and outputs, none of them twice."""
     for case in CASES:
         loss = case.loss
         assert set(loss.required_streams).isdisjoint(loss.optional_streams)
@@ -90,7 +90,7 @@ def test_losses_declare_known_streams_and_outputs():
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: case.name)
 def test_a_required_stream_or_output_that_is_missing_is_named(case):
-    """Never a KeyError, never zeros in its place."""
+    """A missing required stream or output is refused by an error with its name."""
     loss, arrays = case.loss, case.arrays()
     for name in loss.required_streams:
         if name == loss.candidate_stream:
@@ -154,13 +154,13 @@ REFUSED_OPTIONS = [
 
 @pytest.mark.parametrize(('name', 'options'), REFUSED_OPTIONS)
 def test_unknown_options_and_values_out_of_range_are_refused(name, options):
-    """Before any batch is seen, with the loss's name."""
+    """Unknown options and values out of range are refused when the loss is built."""
     with pytest.raises(InvalidComponentOptions):
         build_loss(name, **options)
 
 
-def test_what_does_not_exist_is_refused():
-    """The refusal says what there is; built losses and functions take no options."""
+def test_unknown_loss_is_refused():
+    """An unknown name is refused with the known names; instances and functions take no options."""
     with pytest.raises(UnknownComponent) as unknown:
         build_loss('stable')
     assert unknown.value.known == LOSSES.names
@@ -170,8 +170,8 @@ def test_what_does_not_exist_is_refused():
         build_loss(lambda batch: batch, beta=1)
 
 
-def test_reports_of_parts_are_weighed_by_what_they_are_means_of():
-    """Sums add up, extremes stay, and a part without a name does not count for it."""
+def test_merged_metrics_are_weighted():
+    """Metrics are averaged with the weights of the parts that have them, or reduced as their suffix states."""
     merged = merge_metrics(
         [
             LossOutput(metrics={'a': 1.0, 'n:sum': 2.0, 'top:max': 1.0, 'low:min': 1.0}, metric_weight=1.0),

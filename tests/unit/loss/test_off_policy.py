@@ -1,4 +1,4 @@
-"""Corrections for another engine's samples: worked numbers, and what is refused."""
+"""Tests of off-policy corrections: values computed by hand, and refused options."""
 
 import math
 
@@ -14,19 +14,19 @@ LOG_K = torch.tensor([math.log(k) for k in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)], dty
 
 
 def test_truncation_bounds_large_weights_and_keeps_small_ones():
-    """min(k, C)."""
+    """Truncated weights are min(k, high)."""
     assert truncated_weights(LOG_K, high=2.0).tolist() == pytest.approx([0.25, 0.5, 1.0, 2.0, 2.0, 2.0])
 
 
 def test_masking_drops_both_ends_and_keeps_the_middle():
-    """Within the bounds, both included, it is k; else 0."""
+    """Masked weights are k within the bounds, including both ends, and 0 outside."""
     assert masked_weights(LOG_K[2:], low=0.5, high=5.0).tolist() == pytest.approx([1.0, 2.0, 4.0, 0.0])
     assert masked_weights(LOG_K[:1], low=0.5, high=5.0).tolist() == [0.0]
 
 
 @pytest.mark.parametrize('kind', ['truncated', 'masked'])
 def test_equal_engines_need_no_correction(kind):
-    """With the sampler's probabilities the trainer's own, the loss is the plain one."""
+    """A correction does not change the loss when the sampler's probabilities equal the trainer's."""
     plain, corrected = build_loss('GRPOLoss'), build_loss('GRPOLoss', correction=kind)
     arrays = make_arrays((3, 2, 4), seed=3)
     arrays.streams['sampler_logps'] = arrays.streams['old_logps']
@@ -37,7 +37,7 @@ def test_equal_engines_need_no_correction(kind):
 
 @pytest.mark.parametrize('name', ['BNPOLoss', 'CISPOLoss', 'DRGRPOLoss', 'GSPOLoss', 'PPOLoss', 'SAPOLoss'])
 def test_a_correction_of_zero_weights_leaves_no_loss(name):
-    """Every label of every policy loss is under the correction."""
+    """Every policy loss is 0 when the correction drops all labels."""
     loss = build_loss(name, correction='masked', correction_high=5.0)
     arrays = make_arrays((3, 2), seed=4)
     arrays.streams['sampler_logps'] = arrays.streams['old_logps'] - 4.0
@@ -46,8 +46,8 @@ def test_a_correction_of_zero_weights_leaves_no_loss(name):
     assert output['metrics']['corrected_fraction'] == 1.0
 
 
-def test_a_correction_needs_the_samplers_own_numbers():
-    """It is said which stream is missing."""
+def test_correction_requires_sampler_logps():
+    """A corrected loss requires the stream `sampler_logps` and is refused without it."""
     loss = build_loss('GRPOLoss', correction='truncated')
     assert 'sampler_logps' in loss.required_streams
     plain = declared(make_arrays((2,)), build_loss('GRPOLoss'))
@@ -66,7 +66,7 @@ def test_a_correction_needs_the_samplers_own_numbers():
         {'corrections': 'masked'},
     ],
 )
-def test_options_without_meaning_are_refused(options):
-    """Unknown names, bounds out of order, and bounds that nothing would read."""
+def test_invalid_options_are_refused(options):
+    """Unknown names, bounds out of order and bounds without effect are refused."""
     with pytest.raises(InvalidComponentOptions):
         build_loss('GRPOLoss', **options)

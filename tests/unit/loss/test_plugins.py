@@ -1,4 +1,4 @@
-"""Losses of installed packages, known only where they were allowed."""
+"""Tests of losses from installed packages, which must be allowed before they are imported."""
 
 import sys
 
@@ -25,13 +25,13 @@ class NoLoss:
 
 
 def registry():
-    """Return a table like `LOSSES`, of one loss."""
+    """Return a registry like `LOSSES` with one loss."""
     return ComponentRegistry('loss', Loss, (CrossEntropyLoss,), plugin_group=PLUGIN_GROUP)
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Install a package that offers losses; return its module's name."""
+    """Installed package that provides losses, by module name."""
     name = 'offered_losses_for_a_test'
     (tmp_path / f'{name}.py').write_text(MODULE)
     information = tmp_path / f'{name}-1.0.dist-info'
@@ -44,8 +44,8 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
-def test_nothing_of_a_package_is_imported_before_it_is_allowed(package):
-    """Installing is not allowing, and an empty list allows nothing."""
+def test_plugins_are_not_imported_before_they_are_allowed(package):
+    """A package's losses are neither imported nor available until they are allowed."""
     losses = registry()
     losses.load_plugins([])
     assert losses.names == ('CrossEntropyLoss',)
@@ -55,7 +55,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_allowed(package):
 
 
 def test_an_allowed_loss_is_built_by_its_name(package):
-    """With its options checked as any other's, and found under that name again; twice is once."""
+    """An allowed plugin loss is built by its name, and allowing it twice has no further effect."""
     losses = registry()
     losses.load_plugins(['doubled'])
     losses.load_plugins(['doubled'])
@@ -65,8 +65,8 @@ def test_an_allowed_loss_is_built_by_its_name(package):
 
 
 @pytest.mark.usefixtures('package')
-def test_what_is_no_loss_or_takes_a_name_is_refused():
-    """A plugin cannot stand in for a loss that is there."""
+def test_invalid_plugins_are_refused():
+    """A plugin that is not a loss, or whose name is already used, is refused."""
     losses = registry()
     for name in ('nothing', 'CrossEntropyLoss'):
         with pytest.raises(InvalidComponent):
@@ -78,7 +78,7 @@ def test_what_is_no_loss_or_takes_a_name_is_refused():
 
 
 def test_a_class_of_this_process_registers_itself():
-    """Under its own name or another, once."""
+    """A class can be registered once under its own name and once under an alias."""
     losses = registry()
 
     @losses.register()

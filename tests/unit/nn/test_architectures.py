@@ -1,4 +1,4 @@
-"""Other architectures than the tiny models' run in packs, or are refused clearly."""
+"""Tests of architectures beyond the tiny models: they run packed or are refused with an error."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def build(folder: Path, config_class: type, fields: dict) -> Path:
 
 @pytest.mark.parametrize('name', ARCHITECTURES)
 def test_architecture_gives_the_logits_of_transformers(name, tmp_path):
-    """Packed logits equal the plain ones, also beyond a sliding window, and every linear layer can be adapted."""
+    """Packed logits equal those of transformers, also beyond a sliding window, and all linear layers can be adapted."""
     folder = build(tmp_path, *ARCHITECTURES[name])
     model = PackedCausalLM.load(folder)
     plain = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager')
@@ -67,8 +67,8 @@ def test_architecture_gives_the_logits_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize('name', REFUSED)
-def test_what_the_packed_path_does_not_compute_is_refused(name, tmp_path):
-    """Soft-capped attention and scaled logits are refused at once, never computed wrongly."""
+def test_unsupported_architecture_is_refused(name, tmp_path):
+    """A model with soft-capped attention or scaled logits is refused when it is loaded."""
     folder = build(tmp_path, *REFUSED[name])
     with pytest.raises(UnsupportedModel):
         PackedCausalLM.load(folder)
@@ -76,7 +76,7 @@ def test_what_the_packed_path_does_not_compute_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize('name', ['gemma', 'gemma3', 'mistral', 'olmo2'])
 def test_gradients_equal_peft(name, tmp_path):
-    """Norms with an offset, tied embeddings, windows and grouped queries: gradients are those of plain peft."""
+    """Gradients equal peft's for norms with an offset, tied embeddings, sliding windows and grouped queries."""
     folder = build(tmp_path, *ARCHITECTURES[name])
     model = PackedCausalLM.load(folder)
     fields = {'r': 4, 'lora_alpha': 12, 'rank_pattern': {'q_proj': 2}, 'alpha_pattern': {'down_proj': 3}}
@@ -96,7 +96,7 @@ def test_gradients_equal_peft(name, tmp_path):
 
 
 def test_bfloat16_base_trains_a_float32_adapter(tiny_llama_dir):
-    """The frozen weights may be bfloat16; gradients reach the float32 adapter and are near the exact ones."""
+    """A bfloat16 base model trains a float32 adapter with gradients close to those of a float32 base model."""
     gradients = []
     for dtype in ('float32', 'bfloat16'):
         model = PackedCausalLM.load(tiny_llama_dir, dtype=dtype)

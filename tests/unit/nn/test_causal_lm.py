@@ -1,4 +1,4 @@
-"""The packed forward path against plain transformers + peft, and against itself in other packings."""
+"""Tests of the packed forward path against transformers with peft, and against other packings of the same rows."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ FAMILIES = ('tiny_llama_dir', 'tiny_qwen2_dir', 'tiny_qwen3_dir')
 
 @pytest.fixture(params=FAMILIES)
 def folder(request: pytest.FixtureRequest) -> Path:
-    """Each tiny model in turn."""
+    """Folder of each tiny model."""
     return request.getfixturevalue(request.param)
 
 
@@ -26,7 +26,7 @@ def draw_ids(length: int, seed: int = 0) -> torch.Tensor:
 
 
 def draw_weights(model: PackedCausalLM, config: LoraConfig, seed: int = 0) -> LoraWeights:
-    """Return trainable weights whose B is not zero, so that the adapter does something."""
+    """Return trainable weights with a nonzero B, so that the adapter has an effect."""
     weights = LoraWeights.create(model.layers, config, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     for factors in weights.factors.values():
@@ -35,7 +35,7 @@ def draw_weights(model: PackedCausalLM, config: LoraConfig, seed: int = 0) -> Lo
 
 
 def run_packed(model, sequences, adapters=(), **options):
-    """Run whole sequences side by side; `adapters[i]` is the adapter of sequence i."""
+    """Run sequences packed side by side; `adapters[i]` is the adapter of sequence i."""
     spans, adapter_spans, begin = [], [], 0
     for index, ids in enumerate(sequences):
         end = begin + len(ids)
@@ -48,7 +48,7 @@ def run_packed(model, sequences, adapters=(), **options):
 
 
 def test_logits_equal_transformers(folder):
-    """Each sequence of a pack gets the logits that plain transformers gives it alone."""
+    """Each sequence of a pack gets the logits that transformers computes for it alone."""
     model = PackedCausalLM.load(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder)
     sequences = [draw_ids(length, length) for length in (40, 3, 17)]
@@ -59,7 +59,7 @@ def test_logits_equal_transformers(folder):
 
 
 def test_gradients_equal_peft(folder):
-    """Losses and LoRA gradients equal those of transformers + peft with autograd."""
+    """Log-probabilities and LoRA gradients equal those of transformers with peft."""
     config = LoraConfig(r=4, lora_alpha=12, use_rslora=True, rank_pattern={'q_proj': 2}, alpha_pattern={'down_proj': 3})
     model = PackedCausalLM.load(folder)
     weights = draw_weights(model, config)
@@ -85,19 +85,19 @@ def test_gradients_equal_peft(folder):
         torch.testing.assert_close(tensor.grad, gradients[name], atol=1e-5, rtol=1e-4)
 
 
-def test_neighbours_change_nothing(tiny_llama_dir):
-    """A sequence with its adapter gets the same bits alone and beside others with other adapters."""
+def test_packing_changes_no_bit(tiny_llama_dir):
+    """A sequence gets bitwise the same result alone and packed with sequences of other adapters."""
     model = PackedCausalLM.load(tiny_llama_dir)
-    mine = draw_weights(model, LoraConfig(r=4))
+    weights = draw_weights(model, LoraConfig(r=4))
     others = [draw_weights(model, LoraConfig(r=8, target_modules=('q_proj', 'down_proj')), 5), None]
     ids = draw_ids(20)
-    alone = run_packed(model, [ids], [mine])
-    packed = run_packed(model, [draw_ids(33, 1), ids, draw_ids(5, 2)], [others[0], mine, others[1]])[33:53]
+    alone = run_packed(model, [ids], [weights])
+    packed = run_packed(model, [draw_ids(33, 1), ids, draw_ids(5, 2)], [others[0], weights, others[1]])[33:53]
     assert torch.equal(alone, packed)
 
 
 def test_cache_continues_a_sequence(folder):
-    """Prefill in two parts and token by token gives what one whole pass gives."""
+    """Prefill in two parts followed by single tokens gives the result of one pass over the sequence."""
     model = PackedCausalLM.load(folder)
     ids = draw_ids(100)
     with torch.inference_mode():
@@ -112,7 +112,7 @@ def test_cache_continues_a_sequence(folder):
 
 
 def test_copied_and_truncated_cache_are_independent(tiny_llama_dir):
-    """A copy may go on, and a truncated cache goes back, without the other noticing."""
+    """Appending to a copy of a cache, or truncating the cache, does not affect the other one."""
     model = PackedCausalLM.load(tiny_llama_dir)
     ids = draw_ids(10)
     with torch.inference_mode():
@@ -129,7 +129,7 @@ def test_copied_and_truncated_cache_are_independent(tiny_llama_dir):
 
 
 def test_dropout_depends_only_on_its_own_generator(tiny_llama_dir):
-    """Dropout is drawn from the adapter's seed: repeatable, and blind to neighbours."""
+    """Dropout is reproducible from the adapter's seed and independent of the rest of the pack."""
     model = PackedCausalLM.load(tiny_llama_dir)
     config = LoraConfig(r=4, lora_dropout=0.5)
     ids = draw_ids(20)
@@ -164,15 +164,15 @@ def test_logprob_blocks_and_temperature_equal_log_softmax(tiny_llama_dir):
     ('spans', 'adapters'),
     [([], []), ([SequenceSpan(0, 3)], []), ([SequenceSpan(0, 4)], [AdapterSpan(2, 5, None)])],
 )
-def test_spans_that_do_not_fit_are_refused(tiny_llama_dir, spans, adapters):
-    """Rows in no sequence, and adapters past the end, are refused before anything runs."""
+def test_inconsistent_spans_are_refused(tiny_llama_dir, spans, adapters):
+    """Sequences that do not cover all rows, and adapters past the last row, are refused."""
     model = PackedCausalLM.load(tiny_llama_dir)
     with pytest.raises(PackError):
         model.hidden(draw_ids(4), torch.arange(4), sequences=spans, adapters=adapters)
 
 
-def test_facts_of_the_model(tiny_llama_dir):
-    """What the engines ask of a model is read from its configuration."""
+def test_properties_come_from_the_configuration(tiny_llama_dir):
+    """Vocabulary size, maximum length, end tokens and layer shapes are read from the model's configuration."""
     model = PackedCausalLM.load(tiny_llama_dir)
     assert (model.vocab_size, model.max_position_embeddings, model.eos_token_ids) == (320, 512, (2,))
     assert model.layers['model.layers.0.self_attn.k_proj'] == (64, 32)

@@ -1,4 +1,4 @@
-"""Checkpointed layers give the same bits and keep less."""
+"""Tests of activation checkpointing: the same results with less stored memory."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from twinkle.nn import PackedCausalLM
 
 @pytest.mark.parametrize('name', ['tiny_llama_dir', 'tiny_qwen3_dir'])
 def test_checkpointing_changes_no_bit(name, request):
-    """Mixes with dropout get the same log-probabilities and gradients: what is run again draws the same."""
+    """Checkpointing changes no log-probability and no gradient, because recomputation draws the same dropout."""
     folder = request.getfixturevalue(name)
     plain, checkpointed = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
     for seed in range(3):
@@ -20,28 +20,28 @@ def test_checkpointing_changes_no_bit(name, request):
             assert all(torch.equal(own[key], again[key]) for key in own)
 
 
-def test_checkpointing_keeps_less(tiny_llama_dir):
-    """Of what the graph keeps, the layers' activations are gone."""
+def test_checkpointing_stores_less(tiny_llama_dir):
+    """Checkpointing stores less than a third of the bytes that autograd saves otherwise."""
 
-    def kept_bytes(*, is_checkpointed: bool) -> int:
+    def stored_bytes(*, is_checkpointed: bool) -> int:
         model = PackedCausalLM.load(tiny_llama_dir, is_checkpointed=is_checkpointed)
         (tenant,) = isolation.draw_tenants(0)[:1]
-        kept: dict[int, int] = {}
+        stored: dict[int, int] = {}
 
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        def record(tensor: torch.Tensor) -> torch.Tensor:
+            stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         weights = tenant.weights(model)
         rows = 400
         span = isolation.SequenceSpan(0, rows)
-        with saved_tensors_hooks(note, lambda tensor: tensor):
+        with saved_tensors_hooks(record, lambda tensor: tensor):
             model.hidden(
                 torch.zeros(rows, dtype=torch.int64),
                 torch.arange(rows),
                 sequences=[span],
                 adapters=[isolation.AdapterSpan(0, rows, weights)],
             )
-        return sum(kept.values())
+        return sum(stored.values())
 
-    assert 3 * kept_bytes(is_checkpointed=True) < kept_bytes(is_checkpointed=False)
+    assert 3 * stored_bytes(is_checkpointed=True) < stored_bytes(is_checkpointed=False)

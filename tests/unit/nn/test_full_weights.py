@@ -1,4 +1,4 @@
-"""Training of the base model's own weights, and putting them back."""
+"""Tests of full-parameter training and of restoring the base model afterwards."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ LABELS = [*IDS[1:], -100]
 
 @pytest.fixture(params=['llama', 'qwen2', 'qwen3'])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model of each family: with tied and untied embeddings, with biases and with query norms."""
+    """Folder of a model of each family: tied and untied embeddings, biases, query norms."""
     return build_tiny_model(tmp_path / request.param, family=request.param)
 
 
 def test_gradients_are_those_of_plain_transformers(folder: Path) -> None:
-    """Every parameter, the tied head and the norms included, gets the gradient that transformers and autograd give."""
+    """Every parameter, including the tied head and the norms, gets the gradient that transformers computes."""
     plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager')
     label_logprobs(plain, IDS, LABELS).sum().backward()
     model = PackedCausalLM.load(folder)
@@ -33,8 +33,8 @@ def test_gradients_are_those_of_plain_transformers(folder: Path) -> None:
         torch.testing.assert_close(parameter.grad, expected[name], atol=2e-5, rtol=2e-4, msg=name)
 
 
-def test_release_puts_the_base_back_to_the_bit(folder: Path) -> None:
-    """After steps and a release the model gives the very values it gave before, and collects no gradients."""
+def test_release_restores_the_base_model_bitwise(folder: Path) -> None:
+    """A released model gives bitwise the results from before training, and collects no gradients."""
     model = PackedCausalLM.load(folder)
     before = _logprob_sum(model, None)
     weights = FullWeights(model)
@@ -48,16 +48,16 @@ def test_release_puts_the_base_back_to_the_bit(folder: Path) -> None:
     assert not after.requires_grad
 
 
-def test_chosen_parameters_alone_are_trained(tmp_path: Path) -> None:
-    """Names choose parameters by the parts of their paths; all others stay frozen."""
+def test_only_selected_parameters_are_trained(tmp_path: Path) -> None:
+    """Names select parameters by the parts of their paths; all other parameters stay frozen."""
     model = PackedCausalLM.load(build_tiny_model(tmp_path))
     weights = FullWeights(model, ['mlp.down_proj', 'norm'])
     assert all('down_proj' in name or name == 'model.norm.weight' for name in weights.named_parameters())
     assert sum(parameter.requires_grad for parameter in model.base_parameters.values()) == len(weights.parameters())
 
 
-def test_state_comes_back_and_other_shapes_are_refused(tmp_path: Path) -> None:
-    """A state loads into a lease of the same parameters; anything else is refused and changes nothing."""
+def test_state_loads_and_mismatched_state_is_refused(tmp_path: Path) -> None:
+    """A state loads into a lease of the same parameters; a state that does not match changes nothing."""
     model = PackedCausalLM.load(build_tiny_model(tmp_path))
     weights = FullWeights(model)
     state = {name: tensor + 1.0 for name, tensor in weights.peft_state().items()}
@@ -66,13 +66,13 @@ def test_state_comes_back_and_other_shapes_are_refused(tmp_path: Path) -> None:
     wrong = {**state, 'model.norm.weight': torch.zeros(3)}
     with pytest.raises(ValueError, match='shape'):
         weights.load_peft_state(wrong)
-    with pytest.raises(ValueError, match='both sides'):
+    with pytest.raises(ValueError, match='match the model'):
         weights.load_peft_state({})
     assert all(torch.equal(tensor, state[name]) for name, tensor in weights.peft_state().items())
 
 
 def test_unknown_names_and_other_dtypes_are_refused(tmp_path: Path) -> None:
-    """A name that matches nothing is named with those there are; 16-bit weights would lose small steps."""
+    """An unknown name is refused with the known names; 16-bit weights are refused."""
     folder = build_tiny_model(tmp_path)
     with pytest.raises(UnknownParameters, match='down_proj'):
         FullWeights(PackedCausalLM.load(folder), ['no_such_layer'])

@@ -1,4 +1,4 @@
-"""Norms and gates that stand in for the models' own compute what those do."""
+"""Tests of fused norms and gates against the model's modules that they replace."""
 
 import pytest
 import torch
@@ -18,22 +18,22 @@ def config_of(width: int, **fields: str) -> transformers.LlamaConfig:
     return transformers.LlamaConfig(hidden_size=width, intermediate_size=width + 4, num_attention_heads=1, **fields)
 
 
-def compare(own: nn.Module, model_own: nn.Module, x: torch.Tensor) -> None:
-    """Assert that both give the same values, and gradients of input and parameters."""
+def compare(fused: nn.Module, reference: nn.Module, x: torch.Tensor) -> None:
+    """Assert that both modules give the same values and gradients of input and parameters."""
     found = []
-    for module in (own, model_own):
+    for module in (fused, reference):
         leaf = x.clone().requires_grad_()
         y = module(leaf)
         weights = torch.linspace(-1.0, 1.0, y.numel()).reshape(y.shape)
-        parameters = [module.get_parameter(name) for name, _ in model_own.named_parameters()]
+        parameters = [module.get_parameter(name) for name, _ in reference.named_parameters()]
         found.append([y, *torch.autograd.grad((y * weights).sum(), [leaf, *parameters])])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5 * float(other.detach().abs().max()), rtol=1e-4)
 
 
 @pytest.mark.parametrize('kind', [LlamaRMSNorm, GemmaRMSNorm])
-def test_norm_equals_the_models_own(kind):
-    """Values, input gradient and weight gradient are those of the module."""
+def test_norm_equals_the_replaced_module(kind):
+    """Values, input gradient and weight gradient of a fused norm equal those of the replaced module."""
     norm = kind(48, eps=1e-5)
     nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(0))
     fused = fused_norm(norm)
@@ -42,15 +42,15 @@ def test_norm_equals_the_models_own(kind):
 
 
 @pytest.mark.parametrize('activation', ['silu', 'gelu_pytorch_tanh'])
-def test_gated_layer_equals_the_models_own(activation):
-    """Values and all gradients are those of the module, also where the gate is far from zero."""
+def test_gated_layer_equals_the_replaced_module(activation):
+    """Values and gradients of a fused gated layer equal the replaced module's, also for large gate values."""
     torch.manual_seed(0)
     mlp = LlamaMLP(config_of(32, hidden_act=activation))
     compare(fused_mlp(mlp), mlp, 20 * torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(1)))
 
 
 def test_extreme_gates_stay_finite():
-    """An exponential that overflows gives the limit, not a NaN, and no gradient."""
+    """A gate whose exponential overflows gives the limit and a zero gradient instead of NaN."""
     torch.manual_seed(0)
     fused = fused_mlp(LlamaMLP(config_of(4)))
     gate, up = torch.tensor([-1e4, -200.0, 0.0, 1e4]).requires_grad_(), torch.ones(4)
@@ -60,8 +60,8 @@ def test_extreme_gates_stay_finite():
     assert gradient.tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
-def test_what_computes_otherwise_is_left_alone():
-    """A norm that does more than its name says, and a gate of another function, are not replaced."""
+def test_modules_with_other_functions_are_not_replaced():
+    """A norm with an extra operation and a gate with another activation are not replaced."""
 
     class ShiftedRMSNorm(LlamaRMSNorm):
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_what_computes_otherwise_is_left_alone():
 
 
 def test_all_norms_and_gates_of_a_model_are_replaced(tiny_qwen3_dir):
-    """Norms of layers, heads and the end, and every gated layer."""
+    """The norms of layers, heads and the output, and every gated layer, are replaced."""
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_qwen3_dir)
     fuse_layers(model)
     kinds = [type(module) for module in model.modules()]

@@ -1,4 +1,4 @@
-"""Grouped products, the accelerators' way to run updates, against the loop over spans."""
+"""Tests of the grouped products used on accelerators against the loop over spans."""
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ ROWS, INPUTS, OUTPUTS = 70, 24, 40
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return normal numbers."""
+    """Return random normal values."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def draw_spans() -> list[LayerSpan]:
-    """Return spans of several ranks, with gaps before, between and after them, and one with dropout."""
+    """Return spans of several ranks, with rows before, between and after them, and one with dropout."""
     spans = []
     for index, (begin, end, rank) in enumerate([(2, 20, 3), (20, 41, 8), (48, 66, 11)]):
         a = draw(rank, INPUTS, seed=index).requires_grad_()
@@ -29,7 +29,7 @@ def draw_spans() -> list[LayerSpan]:
 
 
 def run(kernel, dtype: torch.dtype, device: str = 'cpu') -> list[torch.Tensor]:
-    """Return the output, the input's gradient and the factors' gradients that a kernel gives."""
+    """Return a kernel's output, input gradient and factor gradients."""
     spans = draw_spans()
     for index, span in enumerate(spans):
         a, b = (tensor.detach().to(device).requires_grad_() for tensor in span.update.parameters())
@@ -43,7 +43,7 @@ def run(kernel, dtype: torch.dtype, device: str = 'cpu') -> list[torch.Tensor]:
 
 
 def assert_near(own: list[torch.Tensor], expected: list[torch.Tensor], *, tolerance: float) -> None:
-    """Assert equality within a share of each tensor's largest value."""
+    """Assert equality within a fraction of each tensor's largest value."""
     for one, other in zip(own, expected, strict=True):
         bound = tolerance * float(other.abs().max())
         torch.testing.assert_close(one, other, atol=bound, rtol=0.0)
@@ -51,21 +51,21 @@ def assert_near(own: list[torch.Tensor], expected: list[torch.Tensor], *, tolera
 
 @pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_grouped_products_equal_the_loop(dtype, tolerance):
-    """Ranks that differ, gaps, dropout and scaling come out the same, forward and backward."""
+    """Grouped products equal the loop for mixed ranks, gaps, dropout and scaling, forward and backward."""
     assert_near(run(GroupedLora(), dtype), run(SpanLoop(), dtype), tolerance=tolerance)
 
 
 @pytest.mark.gpu
 def test_grouped_products_equal_the_loop_on_an_accelerator():
-    """The accelerator's kernel gives what the loop gives there."""
+    """Grouped products equal the loop when both run on an accelerator."""
     if not torch.cuda.is_available():
         pytest.skip('needs an accelerator')
     found = [run(kernel, torch.bfloat16, 'cuda') for kernel in (GroupedLora(), SpanLoop())]
     assert_near(found[0], found[1], tolerance=0.03)
 
 
-def test_loop_runs_what_grouped_products_do_not_take():
-    """The CPU, float32 rows and widths that are no multiple of 8 are the loop's."""
+def test_loop_runs_where_grouped_products_are_unsupported():
+    """The loop runs on CPU, for float32 rows, and for widths that are no multiple of 8."""
     spans = draw_spans()
     assert isinstance(kernel_for(spans, draw(ROWS, INPUTS, seed=1)), SpanLoop)
     assert not is_groupable(spans, draw(ROWS, INPUTS, seed=1))

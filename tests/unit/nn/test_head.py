@@ -1,4 +1,4 @@
-"""What the head gives, against torch's log_softmax over all logits at once."""
+"""Tests of the blockwise head against torch's log_softmax over all logits."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ ROWS, HIDDEN, VOCAB = 150, 24, 97
 
 
 def draw(*shape: int, seed: int) -> Tensor:
-    """Return normal numbers."""
+    """Return random normal values."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -27,7 +27,7 @@ def draw_ids(*shape: int, seed: int = 3) -> Tensor:
 
 
 def expected_outputs(hidden: Tensor, labels: Tensor, head: HeadWeights, temperature, candidates: Tensor) -> HeadOutputs:
-    """Compute all from whole logits, with autograd."""
+    """Compute all outputs from the full logits, with autograd."""
     logits = hidden @ head.weight_VD.t()
     if head.bias_V is not None:
         logits = logits + head.bias_V
@@ -41,7 +41,7 @@ def expected_outputs(hidden: Tensor, labels: Tensor, head: HeadWeights, temperat
 
 
 def weighted(outputs: HeadOutputs, *, is_label_only: bool) -> Tensor:
-    """Return a loss that uses what was asked for, each element with its own weight."""
+    """Return a loss that weights every element of the requested outputs differently."""
     parts = [outputs.logps_R] if is_label_only else [outputs.logps_R, outputs.entropies_R, outputs.candidate_logps_RK]
     return sum((part * draw(*part.shape, seed=7)).sum() for part in parts)
 
@@ -50,13 +50,13 @@ def weighted(outputs: HeadOutputs, *, is_label_only: bool) -> Tensor:
 @pytest.mark.parametrize('is_label_only', [True, False])
 @pytest.mark.parametrize(('is_capped', 'has_bias'), [(False, False), (True, True)])
 def test_values_and_gradients_equal_log_softmax(temperature, is_label_only, is_capped, has_bias):
-    """Blocks, temperature, softcap and bias, and the hand-written gradient, equal torch's."""
+    """Values and gradients equal torch's for any temperature, softcap and bias."""
     head = head_of(is_capped=is_capped, has_bias=has_bias)
     labels, candidates = draw_ids(ROWS), draw_ids(ROWS, 5, seed=4)
-    asked = {} if is_label_only else {'is_entropy_needed': True, 'candidate_ids_RK': candidates}
+    requested = {} if is_label_only else {'is_entropy_needed': True, 'candidate_ids_RK': candidates}
     found = []
     for run in (
-        lambda hidden: run_head(hidden, labels, head, temperature=temperature, **asked),
+        lambda hidden: run_head(hidden, labels, head, temperature=temperature, **requested),
         lambda hidden: expected_outputs(hidden, labels, head, temperature, candidates),
     ):
         hidden = draw(ROWS, HIDDEN, seed=5).requires_grad_()
@@ -66,9 +66,9 @@ def test_values_and_gradients_equal_log_softmax(temperature, is_label_only, is_c
     torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize('asked', ['entropies_R', 'candidate_logps_RK'])
-def test_gradient_of_one_output_alone_equals_log_softmax(asked):
-    """An output that no loss uses needs no gradient, and the others' is whole."""
+@pytest.mark.parametrize('requested', ['entropies_R', 'candidate_logps_RK'])
+def test_gradient_of_one_output_alone_equals_log_softmax(requested):
+    """An output that no loss uses needs no gradient and does not change the gradients of the others."""
     head, labels, candidates = head_of(), draw_ids(ROWS), draw_ids(ROWS, 4, seed=4)
     gradients = []
     for is_own in (True, False):
@@ -78,12 +78,12 @@ def test_gradient_of_one_output_alone_equals_log_softmax(asked):
             if is_own
             else expected_outputs(hidden, labels, head, 1.0, candidates)
         )
-        gradients += torch.autograd.grad(getattr(outputs, asked).sum(), hidden)
+        gradients += torch.autograd.grad(getattr(outputs, requested).sum(), hidden)
     torch.testing.assert_close(gradients[0], gradients[1], atol=2e-5, rtol=1e-4)
 
 
 def test_a_trained_head_gets_its_gradient():
-    """Where the head's own weights are trained, their gradient is torch's."""
+    """A trained head gets the same weight and bias gradients as with torch's log_softmax."""
     gradients = []
     for is_own in (True, False):
         head = head_of(has_bias=True)
@@ -102,14 +102,14 @@ def test_a_trained_head_gets_its_gradient():
     torch.testing.assert_close(gradients[0], gradients[1], atol=2e-5, rtol=1e-4)
 
 
-def test_what_is_not_asked_for_is_not_there():
-    """Entropies and candidates are computed on request alone."""
+def test_entropies_and_candidates_are_computed_on_request():
+    """Entropies and candidates are computed only on request."""
     outputs = run_head(draw(3, HIDDEN, seed=5), draw_ids(3), head_of())
     assert (outputs.entropies_R, outputs.candidate_logps_RK) == (None, None)
 
 
-def test_a_row_has_the_same_bits_beside_any_others():
-    """Alone, at the end of a block, and in another block, a row's values and gradient are the same."""
+def test_rows_are_bitwise_independent():
+    """A row has bitwise the same values and gradient alone, at the end of a block, and in another block."""
     head, labels, candidates = head_of(is_capped=True), draw_ids(ROWS), draw_ids(ROWS, 3, seed=4)
     temperature = torch.linspace(0.5, 2.0, ROWS)
     hidden = draw(ROWS, HIDDEN, seed=5)
@@ -127,8 +127,8 @@ def test_a_row_has_the_same_bits_beside_any_others():
             assert torch.equal(part[chosen], own)
 
 
-def test_no_rows_give_no_values():
-    """A batch without labels has empty outputs that still take a gradient."""
+def test_empty_batch_gives_empty_outputs():
+    """A batch without labels gives empty outputs that support a backward pass."""
     hidden = draw(0, HIDDEN, seed=5).requires_grad_()
     outputs = run_head(hidden, draw_ids(0), head_of(), is_entropy_needed=True, candidate_ids_RK=draw_ids(0, 2))
     assert (outputs.logps_R.shape, outputs.entropies_R.shape, outputs.candidate_logps_RK.shape) == ((0,), (0,), (0, 2))

@@ -1,4 +1,4 @@
-"""What an adapter gets does not depend, in any bit, on what shares the pass with it."""
+"""Tests that an adapter's results are bitwise independent of the rest of the pass."""
 
 import os
 import subprocess
@@ -25,13 +25,13 @@ ODD_WIDTHS = transformers.LlamaConfig(
     max_position_embeddings=256,
     pad_token_id=0,
 )
-"""Widths that no vector register divides, so that rows begin at any alignment and tensors end in a scalar tail."""
+"""Widths that no vector register divides: rows start at any alignment and tensors end in a scalar tail."""
 FOLDERS = ('tiny_llama_dir', 'tiny_qwen3_dir', 'odd_dir')
 
 
 @pytest.fixture(scope='session')
 def odd_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of odd widths."""
+    """Folder of a model with odd widths."""
     folder = tmp_path_factory.mktemp('odd')
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(ODD_WIDTHS).save_pretrained(folder)
@@ -39,19 +39,19 @@ def odd_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize('name', FOLDERS)
-def test_any_mix_gives_each_adapter_the_bits_it_gets_alone(name, request):
-    """Log-probabilities, entropies and gradients are equal over ranks, targets, dropout, lengths and neighbours."""
+def test_results_in_a_mix_are_bitwise_equal_to_results_alone(name, request):
+    """Log-probabilities, entropies and gradients do not depend on other rows, for any ranks, targets and lengths."""
     model = PackedCausalLM.load(request.getfixturevalue(name))
     assert [line for seed in range(4) for line in isolation.violations(model, seed, longest=120)] == []
 
 
 def test_isolation_holds_on_two_threads(odd_dir):
-    """With kernels cut between threads the bits are still each adapter's own."""
+    """Results stay isolated when kernels split their work between two threads."""
     command = [sys.executable, isolation.__file__, str(odd_dir), '--threads', '2', '--seeds', '10', '13']
     paths = [str(ROOT / 'tests'), str(ROOT / 'sdk' / 'python')]
     finished = subprocess.run(
         [*command, '--longest', '120'],
-        # Threads that spin for each other would wait long on a busy machine.
+        # Spinning threads would slow each other down on a busy machine.
         env={**os.environ, 'OMP_NUM_THREADS': '2', 'OMP_WAIT_POLICY': 'passive', 'PYTHONPATH': os.pathsep.join(paths)},
         capture_output=True,
         text=True,
@@ -60,8 +60,8 @@ def test_isolation_holds_on_two_threads(odd_dir):
     assert (finished.returncode, finished.stdout) == (0, ''), finished.stderr
 
 
-def test_rows_that_share_a_register_with_a_neighbour_are_copied():
-    """Products see aligned rows, at least 16 of them; rows that are so already are not copied."""
+def test_unaligned_or_few_rows_are_copied():
+    """Products get aligned rows, at least 16 of them; rows that already qualify are not copied."""
     buffer = torch.zeros(100, 5)
     assert stable_rows(buffer[:20]).data_ptr() == buffer.data_ptr()
     assert stable_rows(buffer[1:21]).data_ptr() % 64 == 0
@@ -72,5 +72,5 @@ def test_rows_that_share_a_register_with_a_neighbour_are_copied():
     ('rows', 'widths', 'expected'), [(3, {64, 128}, 16), (40, {64}, 40), (40, {72, 100}, 40), (41, {72, 100}, 48)]
 )
 def test_rows_are_added_until_no_tensor_has_a_scalar_tail(rows, widths, expected):
-    """The element count of rows times any width is a multiple of the widest vector loop's."""
+    """The padded row count times any width is a multiple of the widest vector loop."""
     assert padded_row_count(rows, widths) == expected

@@ -1,4 +1,4 @@
-"""The hand-written forward and backward of an update against autograd, and what a layer's graph costs."""
+"""Tests of an update's hand-written forward and backward against autograd, and of a layer's autograd graph."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ DROPOUT = LayerDraw(RowDropout(0.25, seed=3), layer=1)
 
 
 def draw(*shape: int, seed: int) -> Tensor:
-    """Return normal numbers."""
+    """Return random normal values."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def by_hand(dtype: torch.dtype, layer_draw: LayerDraw | None) -> list[Tensor]:
-    """Return output, input gradient and factors' gradients as the layer computes them, from a base of zeros."""
+    """Return output, input gradient and factor gradients of `LoraFactors`, starting from zeros."""
     factors = LoraFactors(
         *(draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK))), SCALING
     )
@@ -33,7 +33,7 @@ def by_hand(dtype: torch.dtype, layer_draw: LayerDraw | None) -> list[Tensor]:
 
 
 def by_autograd(layer_draw: LayerDraw | None) -> list[Tensor]:
-    """Return the same by torch's autograd in float32."""
+    """Return the same values computed by torch's autograd in float32."""
     a, b = (draw(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK)))
     x = draw(ROWS, INPUTS, seed=2).requires_grad_()
     dropped = x if layer_draw is None else x * layer_draw.mask(x.detach())
@@ -44,7 +44,7 @@ def by_autograd(layer_draw: LayerDraw | None) -> list[Tensor]:
 @pytest.mark.parametrize('layer_draw', [None, DROPOUT], ids=['plain', 'dropout'])
 @pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 def test_update_and_gradients_equal_autograd(layer_draw, dtype, tolerance):
-    """Also with 16-bit rows, whose products are rounded to 8 bits; gradients are float32 in any case."""
+    """Output and gradients equal autograd's, also for 16-bit rows; factor gradients are always float32."""
     own, expected = by_hand(dtype, layer_draw), by_autograd(layer_draw)
     assert [tensor.dtype for tensor in own[2:]] == [torch.float32, torch.float32]
     for one, other in zip(own, expected, strict=True):
@@ -52,7 +52,7 @@ def test_update_and_gradients_equal_autograd(layer_draw, dtype, tolerance):
 
 
 def test_dropout_is_the_same_on_every_call_and_differs_by_layer_and_pass():
-    """A mask can be drawn again; another layer, or another pass, has another."""
+    """A dropout mask is reproducible, and differs between layers and between passes."""
     x, generator = torch.ones(50, 40), torch.Generator().manual_seed(0)
     first, second = RowDropout.draw(0.25, generator), RowDropout.draw(0.25, generator)
     assert torch.equal(first.mask(x, layer=3), first.mask(x, layer=3))
@@ -62,8 +62,8 @@ def test_dropout_is_the_same_on_every_call_and_differs_by_layer_and_pass():
     assert float(first.mask(x, layer=3).mean()) == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_layer_is_one_node_however_many_adapters():
-    """Autograd sees the layer once, with the adapters' factors as its leaves."""
+def test_layer_is_one_autograd_node_for_any_number_of_adapters():
+    """A layer is one autograd node that has the factors of all adapters as inputs."""
     active = ActiveAdapters()
     layer = LoraLinear(nn.Linear(INPUTS, OUTPUTS).requires_grad_(False), path='m', layer=0, active=active)
     adapters = [
@@ -78,7 +78,7 @@ def test_a_layer_is_one_node_however_many_adapters():
 
 
 def test_frozen_factors_get_no_gradient():
-    """What does not ask for a gradient costs none."""
+    """A factor that requires no gradient gets None."""
     factors = LoraFactors(draw(RANK, INPUTS, seed=1), draw(OUTPUTS, RANK, seed=2).requires_grad_(), SCALING)
     with torch.no_grad():
         saved = factors.add_output(draw(ROWS, INPUTS, seed=3), draw(ROWS, OUTPUTS, seed=4), None)
@@ -88,8 +88,8 @@ def test_frozen_factors_get_no_gradient():
 
 
 @pytest.mark.parametrize('rank', [1, 2, 3, 8])
-def test_a_row_has_the_same_bits_in_a_span_of_any_length(rank):
-    """So that what a sampler's rows get does not depend on how many sequences use the adapter."""
+def test_rows_are_bitwise_independent_of_the_span_length(rank):
+    """A row's output is bitwise independent of the length of the span that contains it."""
     factors = LoraFactors(draw(rank, 64, seed=1), draw(OUTPUTS, rank, seed=2), SCALING)
     x, y = draw(100, 64, seed=3), draw(100, OUTPUTS, seed=4)
     whole = y.clone()

@@ -1,4 +1,4 @@
-"""Making, targeting, saving and loading adapters."""
+"""Tests of creating, targeting, saving and loading adapters."""
 
 import peft
 import pytest
@@ -19,8 +19,8 @@ from twinkle.nn import (
 LAYERS = {'model.layers.0.self_attn.q_proj': (8, 6), 'model.layers.0.mlp.up_proj': (8, 16)}
 
 
-def test_fresh_weights_depend_on_the_seed_and_do_nothing():
-    """A follows the seed within its bound; B is zero."""
+def test_initial_weights_follow_the_seed_and_have_no_effect():
+    """A depends on the seed and stays within its bound; B is zero."""
     first, same, other = (LoraWeights.create(LAYERS, LoraConfig(r=3), seed=seed) for seed in (1, 1, 2))
     path = 'model.layers.0.mlp.up_proj'
     assert torch.equal(first.factors[path].a, same.factors[path].a)
@@ -30,7 +30,7 @@ def test_fresh_weights_depend_on_the_seed_and_do_nothing():
 
 
 def test_patterns_set_rank_and_scaling():
-    """rank_pattern and alpha_pattern override by the end of the path; rsLoRA divides by the root."""
+    """`rank_pattern` and `alpha_pattern` match the end of a path; rsLoRA divides by the square root of the rank."""
     config = LoraConfig(
         r=4, lora_alpha=8, use_rslora=True, rank_pattern={'q_proj': 1}, alpha_pattern={'mlp.up_proj': 6}
     )
@@ -47,15 +47,15 @@ def test_patterns_set_rank_and_scaling():
         LoraConfig(target_modules=('q_proj',), rank_pattern={'up_proj': 2}),
     ],
 )
-def test_names_that_match_nothing_are_refused(config):
-    """A name without a layer would have no effect, so it is refused naming what there is."""
+def test_unknown_names_are_refused(config):
+    """A name that matches no layer is refused with the known names."""
     with pytest.raises(UnknownTargetModules) as refusal:
         LoraWeights.create(LAYERS, config, seed=0)
     assert 'q_proj' in refusal.value.known
 
 
-def test_state_that_does_not_fit_changes_nothing():
-    """Missing, unexpected and misshapen tensors are refused before any is copied."""
+def test_mismatched_state_changes_nothing():
+    """Missing, unexpected and misshapen tensors are refused before any tensor is copied."""
     weights = LoraWeights.create(LAYERS, LoraConfig(r=3), seed=0)
     before = {name: tensor.clone() for name, tensor in weights.peft_state().items()}
     wrong = {name: tensor + 1 for name, tensor in before.items()}
@@ -65,13 +65,13 @@ def test_state_that_does_not_fit_changes_nothing():
         {k: v for k, v in wrong.items() if k != last},
         {**wrong, last: wrong[last].T},
     ):
-        with pytest.raises(ValueError, match=r'adapter tensors do not fit|must have shape'):
+        with pytest.raises(ValueError, match=r'do not match the adapter|must have shape'):
             weights.load_peft_state(broken)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights.peft_state().items())
 
 
 def test_saved_folder_gives_the_same_logits_in_plain_peft(tiny_llama_dir, tmp_path):
-    """Our folder in peft, and peft's folder here, give the same logits to 1e-4."""
+    """A saved folder gives the same logits in peft, and a folder saved by peft gives them here, within 1e-4."""
     model = PackedCausalLM.load(tiny_llama_dir)
     config = LoraConfig(r=4, lora_alpha=8, rank_pattern={'q_proj': 2}, alpha_pattern={'v_proj': 5})
     weights = LoraWeights.create(model.layers, config, seed=0)

@@ -1,4 +1,4 @@
-"""Adapters of the output head, and groups of layers that adapters may be of."""
+"""Tests of adapters of the output head, and of groups of target layers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +31,12 @@ PROMPT = [5, 9, 17, 33, 64]
 
 @pytest.fixture(params=['tiny_llama_dir', 'tiny_qwen3_dir'], ids=['tied', 'untied'])
 def folder(request: pytest.FixtureRequest) -> Path:
-    """A model whose head is the embeddings, and one whose head is its own."""
+    """Folder of a model with a tied head, and of one with an untied head."""
     return request.getfixturevalue(request.param)
 
 
 def new_engine(folder: Path, configs: dict[str, LoraConfig], **options) -> TrainerEngine:
-    """Return a trainer whose adapters have B other than zero."""
+    """Return a trainer whose adapters have a nonzero B."""
     engine = TrainerEngine(PackedCausalLM.load(folder), **options)
     for index, (name, config) in enumerate(configs.items()):
         generator = torch.Generator().manual_seed(index)
@@ -47,7 +47,7 @@ def new_engine(folder: Path, configs: dict[str, LoraConfig], **options) -> Train
 
 
 def draw_feature(length: int = 30, seed: int = 0):
-    """Return a feature of random tokens, a third of which have no label."""
+    """Return a feature of random tokens whose first third has no labels."""
     ids = np.random.default_rng(seed).integers(3, 300, length + 1)
     labels = ids[1:].copy()
     labels[: length // 3] = -100
@@ -61,7 +61,7 @@ def gradients_of(engine: TrainerEngine, name: str) -> list[bytes]:
 
 @pytest.mark.filterwarnings('ignore:.*tie:UserWarning')  # peft warns that merging would change the embeddings
 def test_gradients_equal_peft(folder):
-    """Log-probabilities and gradients, those of the head included, are what transformers and peft compute."""
+    """Log-probabilities and gradients, including the head's, equal those of transformers with peft."""
     engine = new_engine(folder, {'a': HEAD})
     feature, weights = draw_feature(200), engine.adapter('a').weights
     config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=['lm_head', 'q_proj'])
@@ -77,8 +77,8 @@ def test_gradients_equal_peft(folder):
 
 
 @pytest.mark.parametrize('dropout', [0.0, 0.3])
-def test_neighbours_change_no_bit(folder, dropout):
-    """Of an adapter of the head, or of one beside it; also in several passes, and with candidates."""
+def test_packing_changes_no_bit(folder, dropout):
+    """Adapters with and without a head update get bitwise the same results together and alone."""
     config = replace(HEAD, lora_dropout=dropout)
     configs = {'a': config, 'b': LoraConfig(r=2, seed=2), 'c': replace(config, r=1, seed=3)}
     ids = np.random.default_rng(3).integers(3, 300, (40, 3))
@@ -102,7 +102,7 @@ def test_neighbours_change_no_bit(folder, dropout):
 
 
 def test_training_leaves_the_base_and_its_embeddings(folder):
-    """Also where the head is tied to them; and the loss falls."""
+    """Training a head adapter lowers the loss and leaves the base weights unchanged, even a tied embedding."""
     engine = new_engine(folder, {'a': replace(HEAD, target_modules='output-head')})
     before = {name: item.detach().clone() for name, item in engine.model.base_parameters.items()}
     engine.set_optimizer('a', 'AdamW', lr=1e-2)
@@ -115,7 +115,7 @@ def test_training_leaves_the_base_and_its_embeddings(folder):
 
 
 def test_a_disabled_adapter_leaves_the_head_alone(folder):
-    """The reference's log-probabilities are the base model's."""
+    """The log-probabilities of a disabled adapter are those of the base model."""
     engine = new_engine(folder, {'a': HEAD, 'b': replace(HEAD, seed=8)})
     options = ForwardOptions(is_adapter_disabled=True)
     own, other = (engine.forward_only(name, [draw_feature()], options=options) for name in 'ab')
@@ -124,7 +124,7 @@ def test_a_disabled_adapter_leaves_the_head_alone(folder):
 
 
 def test_a_sampler_draws_what_the_trainer_scores(folder):
-    """Drawn tokens and prompts have the log-probabilities that training sees, beside a request of the base model."""
+    """Sampled tokens and prompts have the log-probabilities that the trainer computes."""
     trainer = new_engine(folder, {'a': HEAD})
     adapter = EngineAdapter(key='a', version=1, weights=trainer.adapter('a').weights)
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, logprobs=1, prompt_logprobs=1)
@@ -139,8 +139,8 @@ def test_a_sampler_draws_what_the_trainer_scores(folder):
     assert results['base'].logprobs != results['own'].logprobs
 
 
-def test_a_peft_folder_names_the_head(folder, tmp_path):
-    """Groups are written as the names they stand for; the folder comes back, and is read by peft."""
+def test_peft_folder_contains_the_head(folder, tmp_path):
+    """Target groups are saved as layer names; this library and peft read the folder."""
     engine = new_engine(folder, {'a': HEAD})
     weights = engine.adapter('a').weights
     save_adapter(weights, tmp_path / 'out', base_model=str(folder))
@@ -151,7 +151,7 @@ def test_a_peft_folder_names_the_head(folder, tmp_path):
 
 
 def test_a_tied_head_cannot_be_merged(tiny_llama_dir, tiny_qwen3_dir):
-    """The embeddings would change with it; a head of its own can."""
+    """Merging refuses an adapter of a tied head and accepts one of an untied head."""
     engine = new_engine(tiny_llama_dir, {'a': HEAD})
     with pytest.raises(UnsupportedModel):
         merged_parameters(engine.model, engine.adapter('a').weights)
@@ -169,7 +169,7 @@ LAYERS = {
     'opt': {'layers.0.self_attn.out_proj': 'a', 'layers.0.fc1': 'm', 'layers.0.fc2': 'm', 'lm_head': 'h'},
     'hybrid': {'layers.0.linear_attn.in_proj': 'a', 'layers.1.feed_forward.w1': 'm', 'output': 'h'},
 }  # fmt: skip
-"""Layers of several architectures by the group they belong to."""
+"""Layers of several architectures with the initial of their group."""
 
 
 @pytest.mark.parametrize('name', LAYERS)
@@ -186,7 +186,7 @@ LAYERS = {
     ],
 )
 def test_groups_are_found_in_the_modules_of_any_architecture(name, targets, groups):
-    """In the model's order, the head last."""
+    """Groups select the layers of any architecture in the model's order, with the head last."""
     own = LAYERS[name]
     body, (head,) = [path for path in own if own[path] != 'h'], [path for path in own if own[path] == 'h']
     layers = TargetLayers(dict.fromkeys(body, (4, 4)), head=head, shape=(4, 9))
@@ -194,8 +194,8 @@ def test_groups_are_found_in_the_modules_of_any_architecture(name, targets, grou
     assert chosen == [path for path in own if own[path] in groups]
 
 
-def test_groups_mix_with_names_and_what_names_nothing_is_refused(tiny_llama_dir):
-    """As without groups."""
+def test_groups_mix_with_names_and_unknown_names_are_refused(tiny_llama_dir):
+    """Groups and layer names can be combined; a name that matches nothing is refused."""
     model = PackedCausalLM.load(tiny_llama_dir)
     mixed = LoraWeights.create(model.targets, LoraConfig(target_modules=('all-mlp', 'q_proj')), seed=0)
     assert {path.rpartition('.')[2] for path in mixed.factors} == {'q_proj', 'gate_proj', 'up_proj', 'down_proj'}
@@ -205,8 +205,8 @@ def test_groups_mix_with_names_and_what_names_nothing_is_refused(tiny_llama_dir)
         LoraWeights.create(model.layers, LoraConfig(target_modules='output-head'), seed=0)
 
 
-def test_a_head_draws_after_all_others(tiny_llama_dir):
-    """So that the same seed gives the same weights with it and without."""
+def test_head_weights_are_drawn_last(tiny_llama_dir):
+    """The head draws its weights last, so the same seed gives all other layers the same weights with or without it."""
     model = PackedCausalLM.load(tiny_llama_dir)
     plain = LoraWeights.create(model.targets, LoraConfig(), seed=5).peft_state()
     more = LoraWeights.create(model.targets, LoraConfig(target_modules=('all-linear', 'output-head')), seed=5)

@@ -1,4 +1,4 @@
-"""Packs with images against plain transformers + peft, and against themselves in other packings."""
+"""Tests of packs with images against transformers with peft, and against other packings of the same rows."""
 
 from pathlib import Path
 
@@ -28,24 +28,24 @@ IMAGE, VIDEO = 5, 6
 
 @pytest.fixture(scope='session')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny vision-language model; read-only."""
+    """Folder of a tiny vision-language model; read-only."""
     return build_tiny_vision(tmp_path_factory.mktemp('vision') / 'tiny')
 
 
 def draw_patches(grid=GRID, seed=0):
-    """Return random patches."""
+    """Return random patches of one image."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(int(np.prod(grid)), 3 * 2 * 8 * 8, generator=generator)
 
 
 def draw_ids(before, tokens, after, *, token_id=IMAGE, seed=0):
-    """Return text, the tokens of an image, and text."""
+    """Return the tokens of text, an image, and text."""
     text = torch.randint(7, 320, (before + after,), generator=torch.Generator().manual_seed(seed))
     return torch.cat([text[:before], torch.full((tokens,), token_id), text[before:]])
 
 
 def draw_weights(model, seed=0):
-    """Return trainable weights that do something."""
+    """Return trainable weights with a nonzero B."""
     weights = LoraWeights.create(model.layers, LoraConfig(r=4, lora_alpha=8), seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     for factors in weights.factors.values():
@@ -54,13 +54,13 @@ def draw_weights(model, seed=0):
 
 
 def plain_positions(plain, ids, **grids):
-    """Return transformers' own positions, [3, T]."""
+    """Return the positions that transformers computes, [3, T]."""
     kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
     return plain.model.get_rope_index(ids[None], kinds[None], **grids)[0][:, 0]
 
 
 def oracle_of(folder, weights):
-    """Return transformers' model with peft's LoRA of these weights."""
+    """Return transformers' model with these weights as peft's LoRA."""
     plain = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, attn_implementation='eager')
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=r'.*language_model.*\.(q|k|v|o|gate|up|down)_proj')
     oracle = peft.get_peft_model(plain, config)
@@ -71,7 +71,7 @@ def oracle_of(folder, weights):
 
 @pytest.mark.parametrize(('kind', 'token_id', 'grid'), [('image', IMAGE, GRID), ('video', VIDEO, (3, 4, 4))])
 def test_logits_and_gradients_equal_transformers_and_peft(folder, kind, token_id, grid):
-    """What an image's or a video's pixels do to logits and LoRA gradients is what transformers says."""
+    """Logits and LoRA gradients of a sequence with an image or a video equal those of transformers with peft."""
     model = PackedCausalLM.load(folder)
     weights = draw_weights(model)
     count = model.media.token_count(grid)
@@ -102,12 +102,12 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder, kind, token_id
         torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-4)
 
 
-def run_mix(model, which, *, image_seed=3):
-    """Run some of three tenants, the second with two images, and return each one's logits and gradients."""
+def run_mix(model, tenants, *, image_seed=3):
+    """Run some of three tenants, the second with an image; return logits and gradients by tenant."""
     spans, adapters, media, ids, positions = [], [], [], [], []
     row, found = 0, []
     count = model.media.token_count(GRID)
-    for tenant in which:
+    for tenant in tenants:
         begin, weights = row, draw_weights(model, seed=tenant)
         own = draw_ids(5 + tenant, count if tenant == 1 else 0, 9 + 7 * tenant, seed=tenant)
         if tenant == 1:
@@ -125,12 +125,12 @@ def run_mix(model, which, *, image_seed=3):
     logps.sum().backward()
     return {
         tenant: [logps[begin:end].detach(), *(one.grad for one in weights.parameters())]
-        for tenant, (begin, end, weights) in zip(which, found, strict=True)
+        for tenant, (begin, end, weights) in zip(tenants, found, strict=True)
     }
 
 
-def test_neighbours_with_and_without_images_change_no_bit(folder):
-    """Tenants of text and of images share a pass, and each gets the bits it gets alone."""
+def test_packing_with_images_changes_no_bit(folder):
+    """Tenants with text and with images share a pass, and each gets bitwise the results it gets alone."""
     model = PackedCausalLM.load(folder)
     together = run_mix(model, (0, 1, 2))
     for tenant in range(3):
@@ -140,21 +140,21 @@ def test_neighbours_with_and_without_images_change_no_bit(folder):
     assert not torch.equal(other[0], together[1][0])
 
 
-def test_any_mix_of_text_gives_each_adapter_the_bits_it_gets_alone(folder):
-    """Text on a model that reads images is held apart as on any other."""
+def test_text_in_a_mix_is_bitwise_equal_to_text_alone(folder):
+    """Text on a vision model is isolated bitwise, as on a text model."""
     model = PackedCausalLM.load(folder)
     assert [line for seed in range(3) for line in isolation.violations(model, seed, longest=120)] == []
 
 
 def test_checkpointed_layers_change_no_bit(folder):
-    """Running layers again in the backward pass gives the same gradients, images among them."""
+    """Checkpointing a vision model changes no gradient, also for sequences with images."""
     plain, again = (PackedCausalLM.load(folder, is_checkpointed=flag) for flag in (False, True))
     for one, other in zip(run_mix(plain, (1,))[1], run_mix(again, (1,))[1], strict=True):
         assert torch.equal(one, other)
 
 
-def test_adapters_are_of_the_text_alone(folder):
-    """No layer of the vision tower is adaptable, and its weights are not trained as a whole either."""
+def test_tower_is_not_trainable(folder):
+    """The layers of the vision tower accept no adapters and no full-parameter training."""
     model = PackedCausalLM.load(folder)
     assert all(path.startswith('model.language_model.') for path in model.layers)
     assert any(name.startswith('model.visual.') for name in model.base_parameters)
@@ -163,7 +163,7 @@ def test_adapters_are_of_the_text_alone(folder):
 
 
 def test_images_that_do_not_fit_are_refused(folder, tiny_llama_dir):
-    """An image takes no more rows than it has tokens, and needs a model that reads images."""
+    """An image span longer than its tokens is refused, and so is an image on a text model."""
     span = MediaSpan(2, 9, 'image', draw_patches(), GRID)
     ids = draw_ids(2, 5, 2)
     arguments = {'sequences': [SequenceSpan(0, 9)], 'media': [span]}

@@ -1,4 +1,4 @@
-"""Patches change a model as its own configuration would, and undo it to the bit."""
+"""Tests that patches act like the model's configuration and are undone bitwise."""
 
 import json
 from typing import ClassVar
@@ -22,19 +22,18 @@ from twinkle.patch import (
     patches_of,
     undo_patches,
 )
-from twinkle.patch.versions import numbers
+from twinkle.patch.versions import release_numbers
 
 IDS = torch.arange(40)[None] + 3
 
 
 @pytest.fixture(params=['llama', 'qwen3'])
 def folder(request, tmp_path):
-    """Return a tiny model's folder."""
+    """Folder of a tiny model of each family."""
     return build_tiny_model(tmp_path / 'model', family=request.param)
 
 
 def load(folder):
-    """Return the model of a folder."""
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
@@ -45,7 +44,7 @@ def logits(model):
 
 
 def configured(folder, **rope):
-    """Return the model whose own configuration asks for the scaling."""
+    """Return the model loaded with rope scaling in its configuration."""
     config = json.loads((folder / 'config.json').read_text())
     config['rope_parameters'] |= {**rope, 'original_max_position_embeddings': MAX_POSITIONS}
     config['max_position_embeddings'] = int(rope['factor'] * MAX_POSITIONS)
@@ -55,7 +54,7 @@ def configured(folder, **rope):
 
 @pytest.mark.parametrize('rope_type', ['yarn', 'linear'])
 def test_scaled_positions_are_those_of_the_models_own_configuration(folder, rope_type):
-    """Bit by bit, and the longest sequence grows with them."""
+    """A patched model gives bitwise the logits and the maximum length of a model configured with the scaling."""
     model = load(folder)
     plain = logits(model)
     apply_patch(model, 'RopeScalingPatch', factor=4.0, rope_type=rope_type)
@@ -65,8 +64,8 @@ def test_scaled_positions_are_those_of_the_models_own_configuration(folder, rope
     assert model.config.max_position_embeddings == own.config.max_position_embeddings == 4 * MAX_POSITIONS
 
 
-def test_undoing_gives_the_model_back_to_the_bit(folder):
-    """Also where the block raised."""
+def test_undoing_restores_the_model_bitwise(folder):
+    """A model is restored bitwise at the end of the block, also when the block raises."""
     model = load(folder)
     plain, config = logits(model), model.config.to_dict()
     with apply_context(model, RopeScalingPatch, factor=2):
@@ -79,12 +78,12 @@ def test_undoing_gives_the_model_back_to_the_bit(folder):
 
 
 def test_adapters_are_built_on_the_patched_model(folder):
-    """The packed path takes the longer sequences that the patch allows, and computes what the model computes."""
+    """The packed path supports the longer sequences of a patch and computes what the patched model computes."""
     model = load(folder)
     apply_patch(model, RopeScalingPatch(2.0))
     expected = logits(model)[0]
-    for_packs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=IMPLEMENTATION)
-    packed = PackedCausalLM(RopeScalingPatch(2.0)(for_packs))
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=IMPLEMENTATION)
+    packed = PackedCausalLM(RopeScalingPatch(2.0)(plain))
     assert packed.max_position_embeddings == 2 * MAX_POSITIONS
     count = IDS.shape[1]
     with torch.no_grad():
@@ -98,19 +97,17 @@ def test_adapters_are_built_on_the_patched_model(folder):
 
 
 class Breaking(Patch):
-    """Refuses every model."""
+    """Patch that refuses every model."""
 
     def apply(self, model):
-        """Refuse."""
         raise PatchError('Breaking', 'refuses')
 
     def undo(self, model):
-        """Never called."""
         raise AssertionError
 
 
-def test_of_several_patches_all_are_applied_or_none(folder):
-    """A second scaling is refused, and takes the first one with it."""
+def test_refused_patch_undoes_the_previous_ones(folder):
+    """When the second of two patches is refused, the first one is undone."""
     model = load(folder)
     plain = logits(model)
     twice = [('RopeScalingPatch', {'factor': 2.0}), ('RopeScalingPatch', {'factor': 3.0})]
@@ -121,8 +118,8 @@ def test_of_several_patches_all_are_applied_or_none(folder):
     assert torch.equal(logits(model), plain)
 
 
-def test_a_patch_that_breaks_takes_the_others_with_it(folder):
-    """Whatever it raises, the model is as it was, and the patches in it before stay."""
+def test_failing_patch_undoes_the_others(folder):
+    """When a patch raises any exception, the other patches of the call are undone."""
 
     class Crashing(RopeScalingPatch):
         def apply(self, model):
@@ -143,7 +140,7 @@ def test_a_patch_that_breaks_takes_the_others_with_it(folder):
 
 
 def test_a_patch_is_in_one_model_at_a_time(folder):
-    """It keeps what it has to put back."""
+    """A patch cannot be applied to a second model, and can be undone only after it was applied."""
     patch = RopeScalingPatch(2.0)
     with pytest.raises(PatchError):
         patch.unpatch()
@@ -157,7 +154,7 @@ def test_a_patch_is_in_one_model_at_a_time(folder):
 
 
 def test_models_that_cannot_be_scaled_are_refused(folder):
-    """No rotary embeddings, or ones that are scaled."""
+    """Models without rotary embeddings, or with scaled ones, are refused."""
     with pytest.raises(PatchError):
         apply_patch(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), RopeScalingPatch(2.0))
     with pytest.raises(PatchError):
@@ -178,48 +175,46 @@ def test_models_that_cannot_be_scaled_are_refused(folder):
     ],
 )
 def test_bad_options_are_refused(options):
-    """Missing, senseless and unknown ones; the scheme that follows the pass's length too."""
+    """Missing, invalid and unknown options are refused, and so is the length-dependent 'dynamic' type."""
     with pytest.raises(InvalidComponentOptions):
         apply_patches(object(), [('RopeScalingPatch', options)])
 
 
 def test_unknown_patches_are_refused():
-    """The refusal says what there is."""
+    """The error about an unknown patch lists the known names."""
     with pytest.raises(UnknownComponent) as refusal:
         apply_patch(object(), 'NoSuchPatch')
     assert refusal.value.known == PATCHES.names
 
 
 class Counting(Patch):
-    """Adds a number to the end of a model's list, and takes it away."""
+    """Patch that appends a number to a list of the model."""
 
     def __init__(self, number=1):
         super().__init__()
         self.number = number
 
     def apply(self, model):
-        """Add."""
         model.numbers.append(self.number)
 
     def undo(self, model):
-        """Take away."""
         assert model.numbers.pop() == self.number
 
 
 class ForOtherVersions(Counting):
-    """Was written for a torch that nobody has."""
+    """Patch for a version of torch that is not installed."""
 
     libraries: ClassVar = {'torch': ('99.0', '99.1')}
 
 
 class ForMissing(Counting):
-    """Was written for a library that is not there."""
+    """Patch for a library that is not installed."""
 
     libraries: ClassVar = {'transformers': ('5.0', '99'), 'no-such-library-at-all': ('1.0', '2.0')}
 
 
 class Numbered(torch.nn.Module):
-    """A model with a list."""
+    """Model with a list of numbers."""
 
     def __init__(self):
         super().__init__()
@@ -228,7 +223,7 @@ class Numbered(torch.nn.Module):
 
 @pytest.mark.parametrize('kind', [ForOtherVersions, ForMissing])
 def test_a_patch_for_other_versions_changes_nothing(kind):
-    """It names the library, and is in no model."""
+    """A patch for other versions is refused with the library's name and is not applied."""
     model, patch = Numbered(), kind()
     library = next(name for name in reversed(kind.libraries))
     with pytest.raises(PatchError, match=library):
@@ -236,8 +231,8 @@ def test_a_patch_for_other_versions_changes_nothing(kind):
     assert (model.numbers, patch.is_applied, patches_of(model)) == ([], False, ())
 
 
-def test_applying_again_is_nothing_and_undoing_goes_backwards():
-    """The same patch is in its model once; one that is below another waits for it."""
+def test_patches_are_undone_in_reverse_order():
+    """Applying a patch twice has no further effect, and patches can only be undone in reverse order."""
     model, first, second = Numbered(), Counting(1), Counting(2)
     assert second(first(first(model))) is model
     assert (model.numbers, patches_of(model)) == ([1, 2], (first, second))
@@ -250,8 +245,8 @@ def test_applying_again_is_nothing_and_undoing_goes_backwards():
     first(Numbered())
 
 
-def test_a_block_that_ends_takes_its_patches_along():
-    """Also those that were applied inside, and also when it raises."""
+def test_block_undoes_the_patches_applied_inside():
+    """A block undoes its patch and the patches applied inside it, also when it raises."""
     model, outer = Numbered(), Counting(0)
     outer(model)
 
@@ -270,7 +265,7 @@ def test_a_block_that_ends_takes_its_patches_along():
     ('lower', 'higher'), [('5.9', '5.16.1'), ('5.16', '5.16.1'), ('2.12.1', '2.13.0+cpu'), ('5.19.9', '5.20.0rc1')]
 )
 def test_versions_compare_by_their_numbers(lower, higher):
-    """Not by their letters."""
-    assert numbers(lower) < numbers(higher)
+    """Versions compare by their release numbers, and a text without numbers is refused."""
+    assert release_numbers(lower) < release_numbers(higher)
     with pytest.raises(ValueError, match='version'):
-        numbers('main')
+        release_numbers('main')

@@ -1,4 +1,4 @@
-"""How much better a completion was than expected: one estimator per file. Loads no torch."""
+"""Advantage estimators: how much better a completion was than expected, one estimator per file. Needs no torch."""
 
 from twinkle.advantage.base import Advantage, FloatVector, GroupAdvantage, Scale
 from twinkle.advantage.errors import InvalidAdvantageInput

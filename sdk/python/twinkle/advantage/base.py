@@ -1,4 +1,7 @@
-"""What an advantage is, and the ones that compare a prompt's completions with each other."""
+"""Base class of advantages, and of those that compare the completions of one prompt.
+
+Legend: P prompts, G completions per prompt.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,11 +15,11 @@ from twinkle.advantage.errors import InvalidAdvantageInput
 FloatVector = npt.NDArray[np.float64]
 Scale = Literal['group', 'batch', 'none']
 LARGEST = 1e100
-"""Numbers beyond it have no squares, so that no standard deviation of them is finite."""
+"""Limit of input values; squares of larger numbers overflow, so their standard deviation is not finite."""
 
 
 class Advantage(ABC):
-    """Turns rewards into advantages; subclasses say of what shape.
+    """Estimator that turns rewards into advantages; subclasses define the shapes.
 
     Concurrency: estimators keep no state between calls.
     """
@@ -26,15 +29,15 @@ class Advantage(ABC):
         """Return advantages.
 
         Raises:
-            InvalidAdvantageInput: an argument is of no use.
+            InvalidAdvantageInput: an argument is invalid.
         """
 
 
 class GroupAdvantage(Advantage):
-    """Advantages against a baseline of the completions of one prompt. Subclasses override `centre`.
+    """Advantages relative to a baseline of the completions of one prompt. Subclasses implement `centre`.
 
     Args:
-        epsilon: added to a standard deviation before anything is divided by it; above 0.
+        epsilon: added to the standard deviation before division; above 0.
     """
 
     def __init__(self, *, epsilon: float = 1e-4) -> None:
@@ -44,22 +47,22 @@ class GroupAdvantage(Advantage):
 
     @abstractmethod
     def centre(self, rewards_PG: FloatVector) -> FloatVector:
-        """Return rewards less their baselines: P prompts, G completions of each."""
+        """Return each reward minus its baseline, [P, G]."""
 
     def __call__(
         self, rewards: Sequence[float] | npt.ArrayLike, num_generations: int = 1, scale: Scale = 'group'
     ) -> FloatVector:
-        """Return one advantage for each reward, in their order.
+        """Return one advantage per reward, in the order of the rewards.
 
         Args:
-            rewards: one number for each completion, the completions of a prompt next to each other.
-            num_generations: completions of each prompt. 1: the whole batch is one group.
-            scale: what advantages are divided by: the standard deviation (of a sample) of the group's rewards, that
-                of the batch's, or nothing. Where all of those rewards are equal, advantages are 0 or unscaled.
+            rewards: one number per completion; completions of one prompt are adjacent.
+            num_generations: completions per prompt; 1 treats the batch as one group.
+            scale: divisor of the advantages: the sample standard deviation of the group's rewards, that of the
+                batch's, or none. Advantages of a group of equal rewards are always 0.
 
         Raises:
-            InvalidAdvantageInput: rewards are none, not finite or in several columns, do not divide into groups, or
-                leave a completion without another one to be compared with.
+            InvalidAdvantageInput: rewards are empty, not finite or not one-dimensional, do not divide into groups, or
+                a group has only one completion.
         """
         rewards_PG = _grouped(read_vector('rewards', rewards), num_generations)
         centred_PG = self.centre(rewards_PG)
@@ -69,42 +72,44 @@ class GroupAdvantage(Advantage):
             centred_PG = centred_PG / (rewards_PG.std(ddof=1) + self.epsilon)
         elif scale != 'none':
             raise InvalidAdvantageInput('scale', f"must be 'group', 'batch' or 'none', got {scale!r}")
-        # Rounding must not make a preference of equal rewards.
+        # Rounding must not create a preference between equal rewards.
         is_equal_P1 = np.ptp(rewards_PG, axis=1, keepdims=True) == 0
         return np.where(is_equal_P1, 0.0, centred_PG).reshape(-1)
 
 
 def read_vector(field: str, values: Any) -> FloatVector:
-    """Return values as one row of finite numbers.
+    """Return the values as a vector of finite numbers.
 
     Raises:
-        InvalidAdvantageInput: they are not that; it names `field`.
+        InvalidAdvantageInput: the values are not such a vector; the error names `field`.
     """
     try:
-        # Tensors of any device have a list form; numpy alone would refuse those of an accelerator.
+        # `tolist` works for tensors of any device; numpy cannot convert those on an accelerator.
         listed = values.tolist() if hasattr(values, 'tolist') else values
         vector = np.asarray(listed, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidAdvantageInput(field, 'must be a list of numbers') from error
     if vector.ndim != 1:
-        raise InvalidAdvantageInput(field, f'must be one row of numbers; add up several kinds, got {vector.shape}')
+        raise InvalidAdvantageInput(
+            field, f'must be one-dimensional, got {vector.shape}; add up rewards of several kinds'
+        )
     if not vector.size:
         raise InvalidAdvantageInput(field, 'is empty; give at least one number')
-    is_odd = ~(np.abs(vector) <= LARGEST)
-    if is_odd.any():
-        index = int(is_odd.argmax())
+    is_invalid = ~(np.abs(vector) <= LARGEST)
+    if is_invalid.any():
+        index = int(is_invalid.argmax())
         raise InvalidAdvantageInput(f'{field}[{index}]', f'must be within {LARGEST:g}, got {vector[index]}')
     return vector
 
 
 def _grouped(rewards: FloatVector, num_generations: int) -> FloatVector:
-    """Return rewards with a row for each prompt."""
+    """Return the rewards with one row per prompt."""
     given: Any = num_generations
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:
-        raise InvalidAdvantageInput('num_generations', f'must be a whole number, at least 1, got {given!r}')
+        raise InvalidAdvantageInput('num_generations', f'must be an integer of at least 1, got {given!r}')
     if rewards.size % num_generations:
         raise InvalidAdvantageInput('num_generations', f'must divide the {rewards.size} rewards, got {num_generations}')
     group = num_generations if num_generations > 1 else rewards.size
     if group < 2:
-        raise InvalidAdvantageInput('rewards', 'must be two or more; a single one has nothing to be compared with')
+        raise InvalidAdvantageInput('rewards', 'must have at least two completions per group to compare')
     return rewards.reshape(-1, group)

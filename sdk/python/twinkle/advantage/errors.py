@@ -1,13 +1,13 @@
-"""What an advantage cannot be estimated from."""
+"""Errors of advantage estimation."""
 
 
 class InvalidAdvantageInput(ValueError):
-    """An argument is of no use to the estimator."""
+    """An argument of an estimator is invalid."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f'{field} {problem}')
         self.field = field
-        """The argument, and the place in it where there is one."""
+        """Name of the argument, with an index where the problem is in one element."""
         self.problem = problem
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:

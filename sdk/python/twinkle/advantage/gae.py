@@ -1,4 +1,4 @@
-"""Generalized advantage estimation, token by token."""
+"""Generalized advantage estimation per token. Legend: T tokens of one completion that count."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,19 +9,19 @@ from twinkle.advantage.base import Advantage, FloatVector, read_vector
 from twinkle.advantage.errors import InvalidAdvantageInput
 
 _SMALLEST_DEVIATION = 1e-8
-"""Added to the standard deviation that advantages are divided by."""
+"""Added to the standard deviation before advantages are divided by it."""
 
 
 class GAEAdvantage(Advantage):
-    """Discounted sums of what each token brought beyond the value that was expected.
+    """Discounted sum of each token's temporal-difference errors.
 
     Schulman et al. 2016 (arXiv 1506.02438), eq. 16: `A_t = sum_l (gamma lambda)^l delta_{t+l}` with
-    `delta_t = r_t + gamma V_{t+1} - V_t`, and `V = 0` behind the last token of a completion.
+    `delta_t = r_t + gamma V_{t+1} - V_t`, and `V = 0` after the last token of a completion.
 
     Args:
-        gamma: discount of a later reward, from 0 to 1.
-        gae_lambda: from 0 (one step ahead, biased by the values) to 1 (all of them, with their variance).
-        normalize: whether advantages are brought to mean 0 and standard deviation 1 over the tokens of a batch.
+        gamma: discount of later rewards, from 0 to 1.
+        gae_lambda: from 0 (one-step error, biased by the values) to 1 (full return, with its variance).
+        normalize: whether to scale advantages to mean 0 and standard deviation 1 over the tokens of a batch.
     """
 
     def __init__(
@@ -45,24 +45,24 @@ class GAEAdvantage(Advantage):
         kl_coef: float = 0.0,
         masks: Sequence[Sequence[bool]] | None = None,
     ) -> list[FloatVector]:
-        """Return rewards of tokens: a completion's own at its last, less a penalty for leaving the reference at each.
+        """Return rewards per token: the completion's reward at its last token, minus a KL penalty at every token.
 
-        Only tokens that count are meant by both: the last of them has the score, the others have 0. A completion in
-        which none counts has nowhere to put its score, and is 0 throughout.
+        Only tokens that count get rewards: the last of them gets the completion's reward, all others 0. A completion
+        without such a token has reward 0 at every token.
 
-        The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2), whose mean
-        over tokens drawn from the policy is its divergence from the reference.
+        The penalty is `kl_coef (log p_old - log p_ref)` (Ziegler et al. 2019, arXiv 1909.08593, eq. 2). Its mean over
+        tokens sampled from the policy is the divergence from the reference.
 
         Args:
-            rewards: one for each completion.
-            lengths: tokens of each completion, at least 1.
-            old_logps: natural log-probability of each token under the policy that drew it.
-            ref_logps: the same under the reference model.
-            kl_coef: from 0 on; needs both of the above.
-            masks: where tokens count, as they are given to the estimator. Unset: everywhere.
+            rewards: one reward per completion.
+            lengths: number of tokens of each completion, at least 1.
+            old_logps: natural log-probability of each token under the policy that sampled it.
+            ref_logps: natural log-probability of each token under the reference model.
+            kl_coef: factor of the penalty, at least 0; a positive one requires both log-probabilities.
+            masks: true for tokens that count, the same masks as the estimator gets. None counts all tokens.
 
         Raises:
-            InvalidAdvantageInput: sizes differ, a number is not finite, or log-probabilities are missing.
+            InvalidAdvantageInput: lengths do not match, a number is not finite, or log-probabilities are missing.
         """
         scores = read_vector('rewards', rewards)
         if len(lengths) != len(scores):
@@ -70,7 +70,7 @@ class GAEAdvantage(Advantage):
         if not (np.isfinite(kl_coef) and kl_coef >= 0):
             raise InvalidAdvantageInput('kl_coef', f'must be 0 or more, got {kl_coef}')
         if (old_logps is None) != (ref_logps is None) or (kl_coef and old_logps is None):
-            raise InvalidAdvantageInput('ref_logps', 'and old_logps go together, and kl_coef needs both')
+            raise InvalidAdvantageInput('ref_logps', 'must be given together with old_logps; kl_coef needs both')
         differences = [np.zeros(length) for length in _checked_lengths(lengths)]
         if old_logps is not None and ref_logps is not None:
             drawn = _read_rows('old_logps', old_logps, differences)
@@ -90,27 +90,27 @@ class GAEAdvantage(Advantage):
         *,
         masks: Sequence[Sequence[bool]] | None = None,
     ) -> tuple[list[FloatVector], list[FloatVector]]:
-        """Return advantages and returns of tokens, a row for each completion.
+        """Return advantages and returns per token, one row per completion.
 
         Args:
-            rewards: of tokens, as `build_token_rewards` makes them; rows may differ in length.
-            values: what was expected at each token, of the same lengths.
-            masks: where tokens count. Others are stepped over, as what a tool wrote, and get 0 in both answers; they
-                must have brought 0.
+            rewards: rewards per token, as returned by `build_token_rewards`; rows may differ in length.
+            values: predicted value at each token, of the same lengths.
+            masks: true for tokens that count. Other tokens, such as tool output, are skipped; their reward must be 0,
+                and their advantage and return are 0.
 
         Returns:
-            Advantages, and returns to fit values to: advantages before they are normalized, plus values.
+            Advantages, and returns as targets of the value function: unnormalized advantages plus values.
 
         Raises:
-            InvalidAdvantageInput: sizes differ, a number is not finite, no token counts, or one that does not has a
-                reward, which would be lost.
+            InvalidAdvantageInput: lengths do not match, a number is not finite, no token counts, or a token that does
+                not count has a reward.
         """
         token_rewards = [read_vector(f'rewards[{index}]', row) for index, row in enumerate(_rows('rewards', rewards))]
         expected = _read_rows('values', values, token_rewards)
         counts = _read_masks(masks, token_rewards)
-        _refuse_lost(token_rewards, counts)
+        _refuse_masked_rewards(token_rewards, counts)
         if not any(row.any() for row in counts):
-            raise InvalidAdvantageInput('masks', 'leave no token; mark at least one')
+            raise InvalidAdvantageInput('masks', 'exclude all tokens; at least one must count')
         advantages: list[FloatVector] = []
         returns: list[FloatVector] = []
         for reward, value, is_counted in zip(token_rewards, expected, counts, strict=True):
@@ -121,18 +121,18 @@ class GAEAdvantage(Advantage):
         return (_normalized(advantages, counts) if self.normalize else advantages), returns
 
     def _discounted(self, rewards_T: FloatVector, values_T: FloatVector) -> FloatVector:
-        """Return advantages of the tokens of one completion."""
-        surprises_T = rewards_T + self.gamma * np.append(values_T[1:], 0.0) - values_T
-        gains_T = np.zeros(len(surprises_T))
+        """Return the advantages of one completion's tokens."""
+        deltas_T = rewards_T + self.gamma * np.append(values_T[1:], 0.0) - values_T
+        gains_T = np.zeros(len(deltas_T))
         gain = 0.0
-        for index in range(len(surprises_T) - 1, -1, -1):
-            gain = surprises_T[index] + self.gamma * self.gae_lambda * gain
+        for index in range(len(deltas_T) - 1, -1, -1):
+            gain = deltas_T[index] + self.gamma * self.gae_lambda * gain
             gains_T[index] = gain
         return gains_T
 
 
 def _normalized(advantages: list[FloatVector], counts: list[Any]) -> list[FloatVector]:
-    """Return advantages with mean 0 and standard deviation 1 over all that counts; a single one stays as it is."""
+    """Return advantages with mean 0 and standard deviation 1 over counted tokens; a single token is unchanged."""
     pooled = np.concatenate([row[is_counted] for row, is_counted in zip(advantages, counts, strict=True)])
     if len(pooled) < 2:
         return advantages
@@ -142,18 +142,18 @@ def _normalized(advantages: list[FloatVector], counts: list[Any]) -> list[FloatV
 
 
 def _rows(field: str, rows: Any) -> list[Any]:
-    """Return what must be a row for each completion, at least one."""
+    """Return the rows of an argument as a list, which must not be empty."""
     try:
         listed = list(rows)
     except TypeError as error:
-        raise InvalidAdvantageInput(field, 'must be a row of numbers for each completion') from error
+        raise InvalidAdvantageInput(field, 'must have one row of numbers per completion') from error
     if not listed:
         raise InvalidAdvantageInput(field, 'is empty; give at least one completion')
     return listed
 
 
 def _read_rows(field: str, rows: Any, like: list[FloatVector]) -> list[FloatVector]:
-    """Return rows of numbers as long as those of `like`."""
+    """Return rows of numbers with the lengths of the rows of `like`."""
     listed = _rows(field, rows)
     if len(listed) != len(like):
         raise InvalidAdvantageInput(field, f'must have {len(like)} rows, one for each completion, got {len(listed)}')
@@ -165,24 +165,24 @@ def _read_rows(field: str, rows: Any, like: list[FloatVector]) -> list[FloatVect
 
 
 def _read_masks(masks: Any, like: list[FloatVector]) -> list[Any]:
-    """Return where tokens count, in rows as long as those of `like`; everywhere where nothing is said."""
+    """Return boolean masks with the lengths of the rows of `like`; all true without masks."""
     if masks is None:
         return [np.ones(len(row), dtype=bool) for row in like]
     return [row != 0 for row in _read_rows('masks', masks, like)]
 
 
-def _refuse_lost(token_rewards: list[FloatVector], counts: list[Any]) -> None:
+def _refuse_masked_rewards(token_rewards: list[FloatVector], counts: list[Any]) -> None:
     for index, (row, is_counted) in enumerate(zip(token_rewards, counts, strict=True)):
-        lost = np.flatnonzero(~is_counted & (row != 0))
-        if len(lost):
+        positions = np.flatnonzero(~is_counted & (row != 0))
+        if len(positions):
             raise InvalidAdvantageInput(
-                f'rewards[{index}][{lost[0]}]',
-                'is of a token that masks leave out, and would be lost; give build_token_rewards the same masks',
+                f'rewards[{index}][{positions[0]}]',
+                'belongs to a masked token and would be ignored; give build_token_rewards the same masks',
             )
 
 
 def _checked_lengths(lengths: Sequence[int]) -> list[int]:
     for index, length in enumerate(lengths):
         if isinstance(length, bool) or int(length) != length or length < 1:
-            raise InvalidAdvantageInput(f'lengths[{index}]', f'must be a whole number, at least 1, got {length}')
+            raise InvalidAdvantageInput(f'lengths[{index}]', f'must be an integer of at least 1, got {length}')
     return [int(length) for length in lengths]

@@ -4,12 +4,12 @@ from twinkle.advantage.base import FloatVector, GroupAdvantage
 
 
 class GRPOAdvantage(GroupAdvantage):
-    """How far each reward is from its group's mean, in standard deviations.
+    """Distance of each reward from the mean of its group, in standard deviations.
 
-    DeepSeekMath (arXiv 2402.03300), section 4.1.2, outcome supervision: `(r_i - mean(r)) / std(r)`, with the standard
-    deviation of a sample. With `scale='none'` it is that of Dr. GRPO (arXiv 2503.20783), without the division.
+    DeepSeekMath (arXiv 2402.03300), section 4.1.2, outcome supervision: `(r_i - mean(r)) / std(r)`, with the sample
+    standard deviation. `scale='none'` gives the undivided advantages of Dr. GRPO (arXiv 2503.20783).
     """
 
     def centre(self, rewards_PG: FloatVector) -> FloatVector:
-        """Return rewards less the means of their groups."""
+        """Return rewards minus the mean of their group."""
         return rewards_PG - rewards_PG.mean(axis=1, keepdims=True)

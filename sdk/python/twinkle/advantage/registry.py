@@ -10,26 +10,25 @@ from twinkle.advantage.rloo import RLOOAdvantage
 from twinkle.component import ComponentRegistry, InvalidComponentOptions
 
 ADVANTAGES = ComponentRegistry('advantage', Advantage, (GAEAdvantage, GRPOAdvantage, RLOOAdvantage))
-"""Advantages by name."""
+"""Registered advantages by name."""
 
 
 class _FunctionAdvantage(Advantage):
-    """A plain function as an advantage."""
+    """Adapter of a plain function to `Advantage`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
     def __call__(self, rewards: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what the function returns."""
         return self._function(rewards, *args, **kwargs)
 
 
 def build_advantage(advantage: 'str | type[Advantage] | Advantage | Callable[..., Any]', **options: Any) -> Advantage:
-    """Return an advantage given by name, class, instance or plain function.
+    """Return an advantage for a name, class, instance or plain function.
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or refused.
+        InvalidComponentOptions: an option is unknown or invalid.
     """
     if isinstance(advantage, str | type | Advantage):
         return ADVANTAGES.build(advantage, options)

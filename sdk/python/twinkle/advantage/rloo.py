@@ -8,20 +8,20 @@ from twinkle.advantage.base import FloatVector, GroupAdvantage, Scale
 
 
 class RLOOAdvantage(GroupAdvantage):
-    """How far each reward is from the mean of the others of its group.
+    """Distance of each reward from the mean of the other rewards of its group.
 
-    Ahmadian et al. 2024 (arXiv 2402.14740), section 2.2: `r_i - sum_{j != i} r_j / (k - 1)`. No reward is part of its
-    own baseline, so that the estimate has no bias; dividing by a standard deviation would give it one, so nothing is
-    divided unless `scale` asks for it.
+    Ahmadian et al. 2024 (arXiv 2402.14740), section 2.2: `r_i - sum_{j != i} r_j / (k - 1)`. A reward is not part of
+    its own baseline, so the estimate is unbiased. Division by a standard deviation would bias it, so `scale` defaults
+    to 'none'.
     """
 
     def centre(self, rewards_PG: FloatVector) -> FloatVector:
-        """Return rewards less the means of the others."""
+        """Return rewards minus the mean of the others in their group."""
         count = rewards_PG.shape[1]
         return rewards_PG - (rewards_PG.sum(axis=1, keepdims=True) - rewards_PG) / (count - 1)
 
     def __call__(
         self, rewards: Sequence[float] | npt.ArrayLike, num_generations: int = 1, scale: Scale = 'none'
     ) -> FloatVector:
-        """Return one advantage for each reward, as `GroupAdvantage` does, but unscaled unless told otherwise."""
+        """Return one advantage per reward; see `GroupAdvantage`. By default they are not scaled."""
         return super().__call__(rewards, num_generations, scale)

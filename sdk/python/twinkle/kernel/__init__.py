@@ -1,7 +1,7 @@
-"""Which kernels run the norms and gates of a model: the reference in torch, Liger's on a GPU, or one of your own.
+"""Selection of the kernels for a model's norms and gates: the torch reference, Liger on a GPU, or a custom function.
 
-The reference is what every other one is compared with, and what gives the same bits on every run. Kernels are
-chosen for a model in this process; a service's are its operator's, and it offers none.
+The reference is the implementation that other kernels are tested against, and its results are bitwise reproducible.
+The selection applies to a model in this process; the operator of a service selects its kernels, not its clients.
 """
 
 from twinkle.kernel.choice import BACKENDS, DEFAULT_KERNEL_CONFIG, OPERATIONS, KernelChoice, hub

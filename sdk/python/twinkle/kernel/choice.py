@@ -1,4 +1,4 @@
-"""What may be said of an operation: a backend, several in order, or a function."""
+"""Ways to name the kernel of an operation: a backend, several backends in order, or a function."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,48 +11,49 @@ from twinkle.plugin import load_function
 Kernel = Callable[..., Any]
 
 BACKENDS = ('torch', 'liger')
-"""Backends by name: the reference of this library, and liger-kernel on a CUDA device."""
+"""Backend names: this library's reference, and liger-kernel on a CUDA device."""
 
 OPERATIONS = ('geglu', 'rms_norm', 'swiglu')
-"""Operations that can be given another kernel. Rotary embeddings, attention and experts cannot yet."""
+"""Operations whose kernel can be replaced. Rotary embeddings, attention and experts are not supported."""
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Backends in order of preference; the first one that can run here is taken, and the log says which and why.
+    """Backends in order of preference; the first one that can run is used and logged.
 
     Raises:
-        KernelError: there is none, or one is unknown.
+        KernelError: the list is empty, or a backend is unknown.
     """
 
     backends: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the names."""
         unknown = [backend for backend in self.backends if backend not in BACKENDS]
         if unknown or not self.backends:
-            raise KernelError('KernelChoice', f'backends must be of {BACKENDS}, at least one, got {self.backends}')
+            raise KernelError('KernelChoice', f'give at least one backend of {BACKENDS}, got {self.backends}')
 
 
 DEFAULT_KERNEL_CONFIG: Mapping[str, KernelChoice] = MappingProxyType(
     {operation: KernelChoice(('liger', 'torch')) for operation in OPERATIONS}
 )
-"""Liger's kernels where they can run, the reference elsewhere."""
+"""Liger's kernels where they can run, otherwise the reference."""
 
 
 def hub(ref: str) -> Kernel:
-    """Return a kernel that a plugin holds, such as `hub('hf://org/kernels:rms_norm')`; it runs the plugin's code.
+    """Load a kernel from a plugin, such as `hub('hf://org/kernels:rms_norm')`; this runs the plugin's code.
 
     Args:
-        ref: the plugin's id, a colon and the name of a function in it, which takes what the operation's kernels
-            take (see `KernelSeam.operation`).
+        ref: plugin id, a colon, and the name of a function that takes the operation's arguments
+            (see `KernelSeam.operation`).
 
     Raises:
-        KernelError: it is no such reference.
-        PluginRefused: plugins are not allowed here, or it has no such function.
-        HubError: the plugin cannot be had.
+        KernelError: the reference is malformed.
+        PluginRefused: plugins are not allowed, or the plugin has no such function.
+        HubError: the plugin cannot be downloaded.
     """
     plugin, _, name = ref.rpartition(':')
     if not plugin or not name.isidentifier():
-        raise KernelError(repr(ref), "write the plugin's id, a colon and a function, as 'hf://org/kernels:rms_norm'")
+        raise KernelError(
+            repr(ref), "give a plugin id, a colon and a function name, such as 'hf://org/kernels:rms_norm'"
+        )
     return load_function(plugin, name)

@@ -1,8 +1,8 @@
-"""What can be wrong with a choice of kernels."""
+"""Errors of kernel selection."""
 
 
 class KernelError(ValueError):
-    """A kernel cannot be used for this; the model runs what it ran before."""
+    """A kernel cannot be used for an operation; the model's kernels are unchanged."""
 
     def __init__(self, operation: str, problem: str) -> None:
         super().__init__(operation, problem)

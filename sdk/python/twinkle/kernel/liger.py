@@ -1,7 +1,7 @@
-"""Liger's kernels (liger-kernel 0.8 on a CUDA device), with the arguments that ours take.
+"""Kernels of liger-kernel 0.8 on a CUDA device, adapted to the arguments of this library's operations.
 
-Written against `liger_kernel.ops` of version 0.8.5. Its gates write their gradients into what they saved, so one
-backward pass of a graph is all there may be; the trainers make one.
+They are written against `liger_kernel.ops` 0.8.5. The gates overwrite their saved tensors with gradients, so a graph
+supports only one backward pass, which is all that the trainers need.
 """
 
 from liger_kernel.ops import LigerGELUMulFunction, LigerRMSNormFunction, LigerSiLUMulFunction
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    """Return the normed rows of `x`; all in float32 but the result, as the reference does."""
-    # In place would write over a gradient that a residual connection still needs.
+    """Return the normalized rows of `x`, computed in float32 and returned in its dtype, as the reference does."""
+    # The in-place variant would overwrite a gradient that a residual connection still needs.
     return LigerRMSNormFunction.apply(x, weight, eps, offset, 'gemma', False)
 
 

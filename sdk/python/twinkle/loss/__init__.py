@@ -1,7 +1,7 @@
-"""What training minimises: one loss per file, over the labels that count.
+"""Training losses, one per file, computed over the counted labels of a batch.
 
-Each says its formula and paper, the streams it reads, what divides its gradient at the step (`num_tokens`)
-and what it reports. A new algorithm needs no new loss: see `WeightedLogpsLoss` and `custom`.
+Each docstring states the formula and paper, the streams that the loss reads, the divisor of its gradient
+(`num_tokens`) and its metrics. A new algorithm does not need a new loss: see `WeightedLogpsLoss` and `custom`.
 """
 
 from twinkle.loss.base import OUTPUT_NAMES, Loss, LossBatch

@@ -1,7 +1,9 @@
-"""The seam between the trainer and a loss.
+"""Interface between the trainer and a loss.
 
-Legend: R labels that count, S features that have such labels, F features, K candidates of a label,
-V vocabulary, D hidden size.
+A counted label is one that is not ignored and whose weight is not 0.
+
+Legend: R counted labels, S features with counted labels, F features, K candidates of a label, V vocabulary,
+D hidden size.
 """
 
 from abc import ABC, abstractmethod
@@ -16,75 +18,75 @@ from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.errors import MissingOutput, MissingStream
 
 OUTPUT_NAMES = ('candidate_logps', 'embeddings', 'entropies', 'logits', 'values')
-"""What a loss may ask of the forward pass beside the labels' log-probabilities."""
+"""Outputs of the forward pass that a loss may request in addition to the labels' log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossBatch:
-    """What a loss may read: one element for each label that counts, of one adapter's batch alone."""
+    """Input of a loss: one element per counted label of one adapter's batch."""
 
     logps_R: Tensor
     """float32 [R], with gradient: natural log-probability of each label."""
     labels_R: Tensor
     """int64 [R]."""
     weights_R: Tensor
-    """float32 [R]: factor of each label's loss, never 0."""
+    """float32 [R]: factor of each label's loss, not 0."""
     features_R: Tensor
-    """int64 [R], rising: index of the feature each label belongs to."""
+    """int64 [R], ascending: index of each label's feature."""
     streams: Mapping[str, Tensor] = field(default_factory=dict)
-    """float32 [R] or [R, K], or int64 [R, K], by name: what the loss declares and the features carry."""
+    """float32 [R] or [R, K], or int64 [R, K], by name: streams that the loss declares and the features have."""
     entropies_R: Tensor | None = None
-    """float32 [R], with gradient: entropy in nats of the distribution each label is drawn from."""
+    """float32 [R], with gradient: entropy, in nats, of the distribution that predicts each label."""
     candidate_logps_RK: Tensor | None = None
-    """float32 [R, K], with gradient: log-probabilities of the ids in the stream `Loss.candidate_stream`."""
+    """float32 [R, K], with gradient: log-probabilities of the ids in the stream named by `Loss.candidate_stream`."""
     logits_RV: Tensor | None = None
-    """float32 [R, V], with gradient: logits, divided by the temperature of the pass."""
+    """float32 [R, V], with gradient: logits divided by the temperature of the pass."""
     embeddings_FD: Tensor | None = None
     """float32 [F, D], with gradient: hidden state after the final norm at each feature's last token."""
     values_R: Tensor | None = None
-    """float32 [R], with gradient: the value head at the row that predicts each label."""
+    """float32 [R], with gradient: output of the value head at the row that predicts each label."""
 
     @cached_property
     def sequences(self) -> Tensor:
-        """int64 [S], rising: index of each feature that has labels."""
+        """int64 [S], ascending: indexes of the features with counted labels."""
         return torch.unique_consecutive(self.features_R)
 
     @cached_property
     def lengths(self) -> Tensor:
-        """int64 [S]: labels of each such feature."""
+        """int64 [S]: number of counted labels of each such feature."""
         return torch.unique_consecutive(self.features_R, return_counts=True)[1]
 
     @property
     def label_count(self) -> int:
-        """R."""
+        """Number of counted labels, R."""
         return len(self.labels_R)
 
     @property
     def sequence_count(self) -> int:
-        """S."""
+        """Number of features with counted labels, S."""
         return len(self.lengths)
 
     def feature_sum(self, values_R: Tensor) -> Tensor:
-        """Return [S]: the sum of `values_R` within each feature that has labels."""
-        # Segment by segment, in order: no atomics, so the bits are the same on every run and do not
-        # depend on the other features.
+        """Return [S], the sum of `values_R` over each feature's labels."""
+        # Segments are reduced in order, without atomics: sums are bitwise reproducible and independent of other
+        # features.
         if not len(values_R):
             return values_R
         return torch.segment_reduce(values_R, 'sum', lengths=self.lengths)
 
     def feature_mean(self, values_R: Tensor) -> Tensor:
-        """Return [S]: the mean of `values_R` over the labels of each feature that has any."""
+        """Return [S], the mean of `values_R` over each feature's labels."""
         return self.feature_sum(values_R) / self.lengths
 
     def spread(self, values_S: Tensor) -> Tensor:
-        """Return [R]: each feature's value at each of its labels."""
+        """Return [R], each feature's value repeated for its labels."""
         return values_S.repeat_interleave(self.lengths)
 
     def stream(self, name: str) -> Tensor:
-        """Return a stream.
+        """Return a stream by name.
 
         Raises:
-            MissingStream: the features do not carry it.
+            MissingStream: the features do not have it.
         """
         if name not in self.streams:
             raise MissingStream('the loss', name)
@@ -94,7 +96,7 @@ class LossBatch:
         """Return one of `OUTPUT_NAMES`.
 
         Raises:
-            MissingOutput: the forward pass did not give it.
+            MissingOutput: the forward pass did not compute it.
         """
         suffix = {'candidate_logps': '_RK', 'embeddings': '_FD', 'logits': '_RV'}.get(name, '_R')
         value = getattr(self, name + suffix)
@@ -103,11 +105,11 @@ class LossBatch:
         return value
 
     def counting(self) -> 'LossBatch':
-        """Return the batch without labels of weight 0, for a trainer that computed some for their log-probabilities."""
+        """Return the batch without labels of weight 0; some trainers compute those for their log-probabilities."""
         return self.select(self.weights_R != 0)
 
     def select(self, index_R: Tensor) -> 'LossBatch':
-        """Return the batch with the given rows alone: a mask bool [R], or rising indexes int64."""
+        """Return the batch restricted to some rows, given as a mask, bool [R], or ascending indexes, int64."""
         rows = {
             entry.name: getattr(self, entry.name)[index_R]
             for entry in fields(self)
@@ -117,36 +119,36 @@ class LossBatch:
 
 
 class Loss(ABC):
-    """A loss. Subclass it, or give any callable of the same form, for one of your own.
+    """Base class of losses. A custom loss is a subclass, or any callable with the signature of `__call__`.
 
-    What it declares may be an attribute of the class or, where it depends on options, of the instance.
+    Declarations are class attributes, or instance attributes where they depend on options.
 
-    Concurrency: stateless; one instance may serve many batches.
+    Concurrency: losses are stateless; one instance may serve many batches.
     """
 
     ignore_index: int = IGNORE_INDEX
-    """Label that does not count."""
+    """Label value to ignore, in addition to `IGNORE_INDEX`."""
     is_separable: bool = True
-    """Whether loss and `num_tokens` of a batch are the sums over its groups of features, so that a
-    large batch may run in parts."""
+    """Whether the loss and `num_tokens` of a batch are sums over its groups of features, so that a large batch can
+    run in parts."""
     group_size: int = 1
-    """Features come in groups of this many, one after the other, that are not parted: 2 for pairs."""
+    """Number of consecutive features that must stay in the same part; 2 for pairs."""
     required_streams: tuple[str, ...] = ()
-    """Streams every feature must carry."""
+    """Streams that every feature must have."""
     optional_streams: tuple[str, ...] = ()
-    """Streams read where every feature of the batch carries them."""
+    """Streams that the loss reads if every feature of the batch has them."""
     required_outputs: tuple[str, ...] = ()
-    """Those of `OUTPUT_NAMES` the loss reads."""
+    """Names from `OUTPUT_NAMES` that the loss reads."""
     candidate_stream: str = ''
-    """The int64 [R, K] stream whose ids `candidate_logps` are of, where the features carry it."""
+    """Name of the int64 [R, K] stream whose ids `candidate_logps` belong to, if the features have it."""
     are_candidates_targets: bool = False
-    """Whether the candidates stand in the label's place, so that their log-probabilities are what a batch answers."""
+    """Whether candidates replace the label, so that a batch returns their log-probabilities."""
     takes_every_label: bool = False
-    """Whether the log-probabilities of labels of weight 0 are wanted too, and a batch of nothing else is a batch."""
+    """Whether to compute log-probabilities of labels of weight 0 too, and to accept a batch of only such labels."""
 
     @abstractmethod
     def __call__(self, batch: LossBatch) -> LossOutput:
         """Return the loss as a sum, a scalar with gradient.
 
-        `num_tokens` is what the gradient is divided by at the step; 0 for not at all.
+        The optimizer step divides the gradient by the accumulated `num_tokens`; 0 means no division.
         """

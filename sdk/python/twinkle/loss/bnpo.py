@@ -1,16 +1,16 @@
-"""The clipped objective with every label of a batch in equal weight."""
+"""Clipped objective averaged over the labels of a batch."""
 
 from twinkle.loss.policy import ClippedPolicyLoss
 
 
 class BNPOLoss(ClippedPolicyLoss):
-    """The clipped objective, averaged over all labels.
+    """Clipped objective, averaged over all labels.
 
-    What the field's trainers call by this name: the token-level mean of DAPO, arXiv 2503.14476, equation 12,
-    over the labels of a step. The normalisation of rewards by a Beta distribution, which gave BNPO its name
-    (arXiv 2506.02864), is part of the advantages and so the caller's.
+    Trainers in the field use this name for the token-level mean of DAPO (arXiv 2503.14476, equation 12) over the
+    labels of a step. The Beta normalization of rewards that gave BNPO its name (arXiv 2506.02864) belongs to the
+    advantages and is up to the caller.
 
-    `num_tokens`: the labels. Arguments, streams and reports: see `ClippedPolicyLoss`, `PolicyLoss`.
+    `num_tokens`: the labels. For arguments, streams and metrics see `ClippedPolicyLoss` and `PolicyLoss`.
     """
 
     aggregation = 'token-mean'

@@ -12,22 +12,22 @@ from twinkle.loss.policy import PolicyLoss
 
 
 class CISPOLoss(PolicyLoss):
-    """`- sg(min(r, 1 + epsilon)) * A * log p`: the ratio is clipped, never a label's gradient.
+    """`- sg(min(r, 1 + epsilon)) * A * log p`: clips the ratio, but keeps the gradient of every label.
 
-    MiniMax-M1, arXiv 2506.13585, equations 4 and 5, without a lower bound, as the paper trains.
+    MiniMax-M1, arXiv 2506.13585, equations 4 and 5, without a lower bound, as in the paper's experiments.
 
-    `num_tokens`: the labels. Streams and reports: see `PolicyLoss`; `clip_fraction` is the share of labels
-    whose ratio was bounded.
+    `num_tokens`: the labels. Streams and metrics: see `PolicyLoss`; `clip_fraction` is the fraction of labels whose
+    ratio was clipped.
 
     Args:
-        epsilon: how far above 1 a ratio counts, above 0.
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        ignore_index: label that does not count.
+        epsilon: ratios are clipped at `1 + epsilon`; above 0.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     aggregation = 'token-mean'
@@ -44,11 +44,11 @@ class CISPOLoss(PolicyLoss):
         self.epsilon = check_number('epsilon', epsilon, low=0.0, is_low_allowed=False)
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the weighted log-probability, negated."""
+        """Return [R], the negated weighted log-probability."""
         weight_R = ratio_R.detach().clamp(max=1.0 + self.epsilon)
         return -weight_R * batch.stream('advantages') * batch.logps_R
 
     def is_clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return bool [R]: where the ratio is above its bound."""
+        """Return bool [R], true where the ratio exceeds its bound."""
         del batch
         return ratio_R > 1.0 + self.epsilon

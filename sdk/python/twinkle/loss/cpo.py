@@ -10,19 +10,19 @@ from twinkle.loss.reporting import mean_of
 class CPOLoss(PairLoss):
     """`-log sigmoid(beta (log p(chosen) - log p(rejected))) - bc_coef * mean log p(chosen)`.
 
-    arXiv 2401.08417, equation 5: the preference without a reference, and behaviour cloning of the chosen
-    response, here per label and then averaged over pairs, so that long responses do not outweigh the preference.
+    arXiv 2401.08417, equation 5: a preference without a reference model plus behavior cloning of the chosen response.
+    Cloning is averaged per label and then over pairs, so that long responses do not outweigh the preference.
 
-    `num_tokens`: the pairs. Reports: see `PairLoss`; rewards are beta times the log-probability. `sft_loss`: the
-    cloned response's negative log-probability per label, in nats.
+    `num_tokens`: the pairs. Metrics: see `PairLoss`; rewards are beta times the log-probability. `sft_loss` is the
+    chosen response's negative log-probability per label, in nats.
 
     Args:
-        beta: above 0.
-        bc_coef: at least 0.
-        ignore_index: label that does not count.
+        beta: scale of the rewards, above 0.
+        bc_coef: factor of the cloning term, at least 0.
+        ignore_index: label value to ignore, in addition to -100.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(self, beta: float = 0.1, bc_coef: float = 1.0, ignore_index: int = IGNORE_INDEX) -> None:
@@ -34,7 +34,7 @@ class CPOLoss(PairLoss):
         """Return the sum over pairs.
 
         Raises:
-            InvalidLossInput: one of a pair has no labels.
+            InvalidLossInput: a response of a pair has no labels.
         """
         check_pairs(batch)
         chosen_P, rejected_P = self.response_logps(batch, self.beta * batch.logps_R)

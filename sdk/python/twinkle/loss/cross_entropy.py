@@ -1,4 +1,4 @@
-"""Cross-entropy, plain and with dynamic fine-tuning."""
+"""Cross-entropy, optionally with dynamic fine-tuning."""
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
@@ -8,23 +8,22 @@ from twinkle.loss.options import check_choice, check_flag, check_whole
 class CrossEntropyLoss(Loss):
     """`- sum over labels of weight * log p(label)`.
 
-    Weights may be negative, so with `reduction='sum'` this is also the linear loss to which a custom one
-    reduces: weights of minus the gradient by each log-probability give its gradient.
+    Weights may be negative. With `reduction='sum'` this loss can therefore replace any custom one: weights equal to
+    the negated gradient by each log-probability give the custom loss's gradient.
 
-    With `dft`, each label is also scaled by its own probability, which the gradient does not see:
-    `- sum of weight * sg(p) * log p`, Dynamic Fine-Tuning, arXiv 2508.05629,
-    equation 9. There the gradient by a log-probability is `- weight * p`.
+    `dft` also scales each label by its probability, without gradient: `- sum of weight * sg(p) * log p`, Dynamic
+    Fine-Tuning, arXiv 2508.05629, equation 9. The gradient by a log-probability is then `- weight * p`.
 
-    `num_tokens`: the labels, with 'mean'; 0 with 'sum'. Reports nothing.
+    `num_tokens`: the labels with 'mean', 0 with 'sum'. It has no metrics.
 
     Args:
-        ignore_index: label that does not count.
-        reduction: 'mean' divides the gradient at the step by the number of labels accumulated since the
-            last one, so that accumulation steps of unequal length weigh by their labels; 'sum' leaves it.
-        dft: scale by the probability.
+        ignore_index: label value to ignore, in addition to -100.
+        reduction: 'mean' divides the gradient at the step by the number of labels accumulated since the last
+            step, so that accumulated batches weigh by their labels; 'sum' does not divide.
+        dft: whether to scale labels by their probability.
 
     Raises:
-        ValueError: the reduction is neither.
+        ValueError: the reduction is unknown.
     """
 
     def __init__(self, ignore_index: int = IGNORE_INDEX, reduction: str = 'mean', *, dft: bool = False) -> None:

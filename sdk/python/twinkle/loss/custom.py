@@ -1,7 +1,7 @@
-"""A loss of the caller's own, computed where the caller is: from log-probabilities to their gradient.
+"""Custom losses computed in the caller's process, as gradients by log-probabilities.
 
-The trainer's `forward` gives log-probabilities, `custom_gradients` here what to give its
-`backward(logprob_gradients=...)`. No code leaves the caller's process.
+The trainer's `forward` returns log-probabilities; `custom_gradients` turns them into the argument of
+`backward(logprob_gradients=...)`. The loss's code is not sent anywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +19,20 @@ from twinkle.loss.errors import InvalidLossInput
 CustomLoss = Callable[[Sequence[InputFeature], list[Tensor]], 'Tensor | tuple[Tensor, Mapping[str, Any]]']
 """`(features, logps) -> loss` or `-> (loss, metrics)`.
 
-`logps`: for each feature float32 [T], natural log-probability of each label, 0.0 where it is ignored, all of them
-with gradient. The loss is a scalar made of them by torch; metrics are numbers.
+`logps` has one float32 [T] per feature with gradient: the natural log-probability of each label, 0.0 where it is
+ignored. The loss is a torch scalar computed from them; metrics are numbers.
 """
 
 
 @dataclass(frozen=True)
 class CustomGradients:
-    """What a custom loss gave."""
+    """Value, metrics and gradients of a custom loss."""
 
     loss: float
     metrics: dict[str, float]
     gradients: list[npt.NDArray[np.float32]]
-    """float32 [T] for each feature: the gradient of the loss by each label's log-probability, so that a step goes
-    against it: positive makes the label rarer. 0.0 where the label is ignored."""
+    """float32 [T] for each feature: gradient of the loss by each label's log-probability, 0.0 where the label is
+    ignored. Training descends along it, so a positive value makes the label less likely."""
 
 
 def custom_gradients(
@@ -42,20 +42,20 @@ def custom_gradients(
     *,
     ignore_index: int = IGNORE_INDEX,
 ) -> CustomGradients:
-    """Return a custom loss and its gradient by the log-probabilities.
+    """Evaluate a custom loss and its gradient by the log-probabilities.
 
     Args:
-        function: the loss; see `CustomLoss`. Called once.
-        features: as they were given to the forward pass, with labels.
-        logps: its log-probabilities, one array [T] for each feature.
-        ignore_index: label that does not count, beside `IGNORE_INDEX`.
+        function: the loss, called once; see `CustomLoss`.
+        features: features that were given to the forward pass, with labels.
+        logps: log-probabilities that it returned, one array [T] per feature.
+        ignore_index: label to ignore, in addition to `IGNORE_INDEX`.
 
     Raises:
-        InvalidLossInput: features and log-probabilities do not fit each other, or the loss is no finite scalar that
-            depends on them, or its gradient is not finite.
+        InvalidLossInput: features and log-probabilities do not match, the loss is not a finite scalar that depends
+            on them, or its gradient is not finite.
     """
     if len(features) != len(logps):
-        raise InvalidLossInput(f'there are {len(features)} features and {len(logps)} arrays of log-probabilities')
+        raise InvalidLossInput(f'got {len(features)} features but {len(logps)} arrays of log-probabilities')
     masks = [_counting(feature, index, ignore_index) for index, feature in enumerate(features)]
     leaves = [_leaf(values, mask, index) for index, (values, mask) in enumerate(zip(logps, masks, strict=True))]
     with torch.enable_grad():
@@ -85,11 +85,11 @@ def _leaf(values: npt.ArrayLike, mask: npt.NDArray[np.bool_], index: int) -> Ten
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        raise InvalidLossInput('a custom loss must return a scalar tensor, or one with metrics')
+        raise InvalidLossInput('the custom loss must return a scalar tensor, or a scalar tensor and metrics')
     if not loss.requires_grad:
         raise InvalidLossInput('the custom loss does not depend on the log-probabilities')
     if not bool(torch.isfinite(loss).all()):
-        raise InvalidLossInput(f'the custom loss is {float(loss.detach())}')
+        raise InvalidLossInput(f'the custom loss must be finite, got {float(loss.detach())}')
 
 
 def _number(value: Any) -> float:
@@ -99,5 +99,5 @@ def _number(value: Any) -> float:
 def _checked(gradient: Tensor, mask: npt.NDArray[np.bool_], index: int) -> npt.NDArray[np.float32]:
     array = np.where(mask, gradient.numpy(force=True), np.float32(0.0))
     if not np.isfinite(array).all():
-        raise InvalidLossInput('has no finite gradient of the custom loss', index=index)
+        raise InvalidLossInput('has a gradient of the custom loss that is not finite', index=index)
     return array

@@ -1,4 +1,4 @@
-"""Direct Preference Optimization, and what was built on its margin."""
+"""Direct Preference Optimization and losses derived from its margin."""
 
 import torch
 from torch import Tensor
@@ -13,33 +13,33 @@ LOSS_TYPES = ('sigmoid', 'hinge', 'ipo', 'kto_pair')
 
 
 class DPOLoss(PairLoss):
-    """A loss of `h = log-ratio(chosen) - log-ratio(rejected)`, a log-ratio being `log p - ref_logps` of a response.
+    """Loss of `h = log-ratio(chosen) - log-ratio(rejected)`, where a response's log-ratio is `log p - ref_logps`.
 
     - 'sigmoid': `-log sigmoid(beta h)`, DPO, arXiv 2305.18290, equation 7. With `label_smoothing` e it
-      becomes `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`, as if that share of the labels were
+      becomes `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`, as if a fraction e of the labels were
       flipped (arXiv 2403.00409, section 3).
     - 'hinge': `max(0, 1 - beta h)`, hinge-norm of RSO, arXiv 2309.06657.
-    - 'ipo': `(h - 1 / (2 beta))^2`, IPO, arXiv 2310.12036, equation 17; beta is its tau.
+    - 'ipo': `(h - 1 / (2 beta))^2`, IPO, arXiv 2310.12036, equation 17; beta is the paper's tau.
     - 'kto_pair': half of `1 - sigmoid(beta (ratio(chosen) - z_rejected))` plus `1 - sigmoid(beta (z_chosen -
-      ratio(rejected)))`, KTO, arXiv 2402.01306, equation 7, on pairs. z is the mean log-ratio of the batch's other
-      half, at least 0 and without gradient, so such a batch is never run in parts.
+      ratio(rejected)))`, KTO, arXiv 2402.01306, equation 7, applied to pairs. z is the mean log-ratio of the other
+      responses of the batch, at least 0 and without gradient, so the batch cannot run in parts.
 
-    `sft_weight` adds that much of the chosen response's negative log-probability per label (arXiv
-    2404.19733, equation 1), which keeps it from becoming rarer along with the rejected one.
+    `sft_weight` is the factor of an additional term, the chosen response's negative log-probability per label (arXiv
+    2404.19733, equation 1), which keeps the chosen response from becoming less likely together with the rejected one.
 
-    Streams: `ref_logps`, unless `reference_free`. `num_tokens`: the pairs. Reports: see `PairLoss`; rewards
-    are beta times the log-ratio. `sft_loss`: that negative log-probability in nats, where it is used.
+    Streams: `ref_logps`, unless `reference_free`. `num_tokens`: the pairs. Metrics: see `PairLoss`; rewards are beta
+    times the log-ratio. `sft_loss` is the additional term's negative log-probability, in nats, if it is used.
 
     Args:
-        beta: above 0.
-        label_smoothing: in [0, 0.5); with 'sigmoid' alone.
-        ignore_index: label that does not count.
-        loss_type: one of these.
-        reference_free: take the reference's log-probabilities for 0.
-        sft_weight: at least 0.
+        beta: scale of the log-ratios, above 0.
+        label_smoothing: in [0, 0.5); only for 'sigmoid'.
+        ignore_index: label value to ignore, in addition to -100.
+        loss_type: one of the types above.
+        reference_free: whether to use 0 as the reference's log-probabilities.
+        sft_weight: factor of the additional term, at least 0.
 
     Raises:
-        ValueError: a number is out of its range, or has no meaning with the type.
+        ValueError: an option is out of range, or does not apply to the type.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DPOLoss(PairLoss):
         self.reference_free = check_flag('reference_free', reference_free)
         self.sft_weight = check_number('sft_weight', sft_weight, low=0.0)
         if label_smoothing and loss_type != 'sigmoid':
-            raise ValueError(f"label_smoothing has a meaning with loss_type 'sigmoid' only, got {loss_type!r}")
+            raise ValueError(f"label_smoothing only applies to loss_type 'sigmoid', got {loss_type!r}")
         self.required_streams = () if reference_free else ('ref_logps',)
         self.is_separable = loss_type != 'kto_pair'
 
@@ -67,7 +67,7 @@ class DPOLoss(PairLoss):
         """Return the sum over pairs.
 
         Raises:
-            InvalidLossInput: one of a pair has no labels.
+            InvalidLossInput: a response of a pair has no labels.
         """
         check_pairs(batch)
         log_ratios_R = batch.logps_R if self.reference_free else batch.logps_R - batch.stream('ref_logps')

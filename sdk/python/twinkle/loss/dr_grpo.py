@@ -1,4 +1,4 @@
-"""GRPO without its biases in length."""
+"""GRPO without its length bias."""
 
 from typing import Unpack
 
@@ -11,29 +11,29 @@ from twinkle.loss.options import check_whole
 from twinkle.loss.policy import ClippedPolicyLoss
 
 _LONGEST = 1 << 31
-"""No model's context comes near; far beyond, what divides the gradient is no number of the machine any more."""
+"""Limit beyond any model's context; far larger divisors overflow."""
 
 
 class DRGRPOLoss(ClippedPolicyLoss):
-    """The clipped objective, added up over labels and divided by a constant for each sequence.
+    """Clipped objective, summed over labels and divided by a constant per sequence.
 
-    "GRPO done right", arXiv 2503.20783, section 3.2: where each sequence's own length divided, long wrong
-    answers were punished less than short ones. The paper's advantages are not divided by the group's
-    deviation either: that is the caller's, with `scale='none'`.
+    "GRPO done right", arXiv 2503.20783, section 3.2: dividing by each sequence's length penalizes long wrong answers
+    less than short ones. The paper also does not divide advantages by the group's standard deviation; use
+    `scale='none'` for that.
 
-    `num_tokens`: the sequences times `max_completion_length`.
+    `num_tokens`: the sequences times `max_completion_length`. Streams and metrics: see `PolicyLoss`.
 
     Args:
-        epsilon: as of `ClippedPolicyLoss`.
-        epsilon_high: as of `ClippedPolicyLoss`.
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        max_completion_length: the constant, in tokens, the longest that sampling allows; from 1 to 2^31.
-        ignore_index: label that does not count.
+        epsilon: see `ClippedPolicyLoss`.
+        epsilon_high: see `ClippedPolicyLoss`.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        max_completion_length: the constant, in tokens: the maximum length that sampling allows; from 1 to 2^31.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(
@@ -50,5 +50,5 @@ class DRGRPOLoss(ClippedPolicyLoss):
         self.max_completion_length = check_whole('max_completion_length', max_completion_length, low=1, high=_LONGEST)
 
     def aggregate(self, batch: LossBatch, loss_R: Tensor) -> tuple[Tensor, int]:
-        """Return the sum over labels, and the constant for each sequence."""
+        """Return the sum over labels, and the constant divisor times the number of sequences."""
         return loss_R.sum(), batch.sequence_count * self.max_completion_length

@@ -9,22 +9,22 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 
 
 class DROLoss(PolicyLoss):
-    """`- (A log p - beta / 2 (log p - old_logps)^2)`: no ratio, a square holds the policy near the sampler's.
+    """`- (A log p - beta / 2 (log p - old_logps)^2)`: uses no ratio; a square keeps the policy near the sampler's.
 
-    arXiv 2405.19107, section 3; the form for single labels is that of Kimi k1.5, arXiv 2501.12599,
-    equation 3. Advantages are soft ones there: the reward less the value under the sampler's policy.
+    arXiv 2405.19107, section 3; the per-label form is that of Kimi k1.5, arXiv 2501.12599, equation 3. Advantages
+    there are soft: the reward minus the value under the sampler's policy.
 
     `num_tokens`: the labels with 'token-mean', else the sequences. Streams: `advantages`, `old_logps`.
-    Reports: see `PolicyLoss`.
+    Metrics: see `PolicyLoss`.
 
     Args:
         beta: factor of the square, at least 0.
-        loss_agg_mode: as of `PPOLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        ignore_index: label that does not count.
+        loss_agg_mode: see `PPOLoss`.
+        entropy_coef: see `PolicyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
 
     Raises:
-        ValueError: a number is out of its range, or the mode is unknown.
+        ValueError: an option is out of range, or the mode is unknown.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class DROLoss(PolicyLoss):
         ignore_index: int = IGNORE_INDEX,
     ) -> None:
         super().__init__(entropy_coef=entropy_coef, ignore_index=ignore_index)
-        self.pull = check_number('beta', beta, low=0.0)
+        self.square_coef = check_number('beta', beta, low=0.0)
         self.aggregation = check_choice('loss_agg_mode', loss_agg_mode, AGGREGATIONS)
         self.required_streams = ('advantages', 'old_logps')
         self.optional_streams = ()
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the objective, negated."""
+        """Return [R], the negated objective."""
         del ratio_R
         square_R = (batch.logps_R - batch.stream('old_logps')).square()
-        return 0.5 * self.pull * square_R - batch.stream('advantages') * batch.logps_R
+        return 0.5 * self.square_coef * square_R - batch.stream('advantages') * batch.logps_R

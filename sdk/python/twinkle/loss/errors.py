@@ -1,23 +1,23 @@
-"""What a loss cannot be computed from."""
+"""Errors of loss computation."""
 
 from functools import partial
 
 
 class InvalidLossInput(ValueError):
-    """A batch does not fit the loss; nothing was changed."""
+    """A batch is invalid for the loss; nothing was changed."""
 
     def __init__(self, problem: str, *, index: int | None = None) -> None:
         super().__init__(problem if index is None else f'features[{index}] {problem}')
         self.problem = problem
         self.index = index
-        """Which feature; None for the batch as a whole."""
+        """Index of the feature; None for the batch as a whole."""
 
     def __reduce__(self) -> tuple[partial['InvalidLossInput'], tuple[str]]:
         return partial(type(self), index=self.index), (self.problem,)
 
 
 class MissingStream(InvalidLossInput):
-    """A loss needs a per-token stream that the features do not carry."""
+    """A loss needs a per-token stream that the features do not have."""
 
     def __init__(self, loss: str, name: str) -> None:
         super().__init__(f'{loss} needs {name} on every feature')
@@ -28,10 +28,10 @@ class MissingStream(InvalidLossInput):
 
 
 class MissingOutput(InvalidLossInput):
-    """A loss needs something of the forward pass that it was not given."""
+    """A loss needs an output that the forward pass did not compute."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f'the loss needs {name}, which this forward pass does not give')
+        super().__init__(f'the loss needs {name}, which this forward pass does not compute')
         self.name = name
 
     def __reduce__(self) -> tuple[type, tuple[str]]:

@@ -16,29 +16,28 @@ from twinkle.loss.reporting import as_numbers, mean_of
 
 
 class GKDLoss(Loss):
-    """The divergence of the student's distribution from a teacher's, at each label.
+    """Divergence of the student's distribution from a teacher's, at each label.
 
     With P the teacher's distribution and Q the student's, both at `temperature`, and M = beta P + (1 - beta) Q:
-    `beta KL(P | M) + (1 - beta) KL(Q | M)`, arXiv 2306.13649, equation 1. For beta 0 and 1, where that is 0, their
-    limits in direction: KL(P | Q), which covers the teacher, and KL(Q | P), which seeks its modes.
+    `beta KL(P | M) + (1 - beta) KL(Q | M)`, arXiv 2306.13649, equation 1. For beta 0 and 1, where this is 0, the loss
+    is its directional limit: KL(P | Q), which covers the teacher's modes, or KL(Q | P), which seeks one of them.
 
-    With `teacher='topk'` both are first confined to the teacher's K likeliest tokens and add up to 1 there;
-    streams `teacher_topk_ids`, int64 [R, K], and `teacher_topk_logps`, float32 [R, K], K at least 2. With
-    'full' over the whole vocabulary; stream `teacher_logits`, float32 [R, V]. The label of a place only says
-    that it counts: sampled from the student, this is on-policy distillation.
+    `teacher='topk'` restricts both distributions to the teacher's K most likely tokens and renormalizes them; streams
+    `teacher_topk_ids`, int64 [R, K], and `teacher_topk_logps`, float32 [R, K], K at least 2. 'full' uses the whole
+    vocabulary; stream `teacher_logits`, float32 [R, V]. The labels only mark the positions that count. With sequences
+    sampled from the student this is on-policy distillation.
 
-    `num_tokens`: the labels. Reports `divergence`, its mean over the labels, in nats.
+    `num_tokens`: the labels. Metric: `divergence`, the mean over the labels, in nats.
 
     Args:
         beta: in [0, 1].
-        temperature: above 0; beside the temperature of the pass.
-        ignore_index: label that does not count.
-        chunk_size: rows of the vocabulary held at once with 'full'; they are computed a second time for
-            the gradient.
+        temperature: additional to the temperature of the pass; above 0.
+        ignore_index: label value to ignore, in addition to -100.
+        chunk_size: number of rows per block with 'full'; each block is recomputed for the gradient.
         teacher: 'topk' or 'full'.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class GKDLoss(Loss):
         """Return the weighted sum.
 
         Raises:
-            InvalidLossInput: there is but one candidate, which says nothing of a distribution.
+            InvalidLossInput: there are fewer than two candidates per label.
         """
         divergence_R = self._over_vocabulary(batch) if self.is_full else self._over_candidates(batch)
         return LossOutput(
@@ -77,7 +76,7 @@ class GKDLoss(Loss):
     def _over_candidates(self, batch: LossBatch) -> Tensor:
         teacher_RK = batch.stream('teacher_topk_logps')
         if teacher_RK.ndim != 2 or teacher_RK.shape[1] < 2:
-            raise InvalidLossInput('teacher_topk_logps must hold at least 2 candidates for each label')
+            raise InvalidLossInput('teacher_topk_logps must have at least 2 candidates for each label')
         return self._divergence(batch.output('candidate_logps'), teacher_RK)
 
     def _over_vocabulary(self, batch: LossBatch) -> Tensor:
@@ -87,7 +86,7 @@ class GKDLoss(Loss):
         return _InBlocks.apply(student_RV, teacher_RV, self._divergence, self.chunk_size)
 
     def _divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return [R] from scores [R, N], which a softmax at the temperature makes distributions."""
+        """Return [R], the divergence of the softmax distributions of two score tensors [R, N]."""
         log_q, log_p = (student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1)
         if self.beta == 0.0:
             return _kl(log_p, log_q)
@@ -98,13 +97,12 @@ class GKDLoss(Loss):
 
 
 class _InBlocks(Function):
-    """A function of rows, block by block, that is computed again for the gradient: memory holds one block's graph."""
+    """Rowwise function evaluated in blocks and recomputed for the gradient, so memory has one block's graph."""
 
     @staticmethod
     def forward(
         ctx: Any, student_RV: Tensor, teacher_RV: Tensor, function: Callable[[Tensor, Tensor], Tensor], rows: int
     ) -> Tensor:
-        """Return [R]."""
         ctx.save_for_backward(student_RV, teacher_RV)
         ctx.function, ctx.rows = function, rows
         blocks = zip(student_RV.split(rows), teacher_RV.split(rows), strict=True)
@@ -112,7 +110,6 @@ class _InBlocks(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient by the student's rows."""
         student_RV, teacher_RV = ctx.saved_tensors
         result = torch.empty_like(student_RV)
         for begin in range(0, len(student_RV), ctx.rows):

@@ -4,12 +4,12 @@ from twinkle.loss.policy import ClippedPolicyLoss
 
 
 class GRPOLoss(ClippedPolicyLoss):
-    """The clipped objective, averaged over each sequence's labels, then over sequences.
+    """Clipped objective, averaged over each sequence's labels and then over sequences.
 
-    DeepSeekMath, arXiv 2402.03300, equation 3; the advantages, relative to their group, come with the
-    features, see `twinkle.advantage.GRPOAdvantage`.
+    DeepSeekMath, arXiv 2402.03300, equation 3. The group-relative advantages come with the features; see
+    `twinkle.advantage.GRPOAdvantage`.
 
-    `num_tokens`: the sequences. Arguments, streams and reports: see `ClippedPolicyLoss`, `PolicyLoss`.
+    `num_tokens`: the sequences. For arguments, streams and metrics see `ClippedPolicyLoss` and `PolicyLoss`.
     """
 
     aggregation = 'seq-mean-token-mean'

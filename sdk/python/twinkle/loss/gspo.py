@@ -11,26 +11,25 @@ from twinkle.loss.policy import ClippedPolicyLoss, log_ratio
 
 
 class GSPOLoss(ClippedPolicyLoss):
-    """The clipped objective with one ratio for a whole sequence.
+    """Clipped objective with one ratio per sequence.
 
-    The ratio is the geometric mean of the labels' (arXiv 2507.18071, equation 7). Each label has its
-    value and the gradient of its own log-probability (GSPO-token, equations 13 and 14), which is GSPO
-    (equation 5) where a sequence's advantages are equal, and has a meaning where they are not.
+    The ratio is the geometric mean of the labels' ratios (arXiv 2507.18071, equation 7). Each label uses its value
+    with the gradient of the label's log-probability (GSPO-token, equations 13 and 14). If a sequence's advantages are
+    equal this is GSPO (equation 5); it also supports advantages that differ.
 
-    `num_tokens`: the sequences. Streams and reports: see `PolicyLoss`; `ratio` and what follows from it are of
-    sequences.
+    `num_tokens`: the sequences. Streams and metrics: see `PolicyLoss`; `ratio` and derived metrics are per sequence.
 
     Args:
-        epsilon: as of `ClippedPolicyLoss`. Ratios of sequences lie near 1: unset, with `epsilon_high`
-            unset, the values of the paper's section 5.1, 3e-4 and 4e-4.
-        epsilon_high: as of `ClippedPolicyLoss`.
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        ignore_index: label that does not count.
+        epsilon: see `ClippedPolicyLoss`. Sequence ratios are close to 1: if both bounds are unset, they are
+            3e-4 and 4e-4, the values of the paper's section 5.1.
+        epsilon_high: see `ClippedPolicyLoss`.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class GSPOLoss(ClippedPolicyLoss):
         super().__init__(epsilon, epsilon_high, beta, entropy_coef, ignore_index, **correction)
 
     def log_ratio(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the sequence's mean log ratio at each of its labels."""
+        """Return [R], the sequence's mean log ratio at each of its labels."""
         return sequence_log_ratio(batch, log_ratio(batch))
 
 
 def sequence_log_ratio(batch: LossBatch, log_ratio_R: Tensor) -> Tensor:
-    """Return [R]: each sequence's mean of `log_ratio_R`, with the gradient of the label's own log-probability."""
+    """Return [R], each sequence's mean of `log_ratio_R`, with the gradient of the label's log-probability."""
     mean_R = batch.spread(batch.feature_mean(log_ratio_R.detach()))
     return mean_R + batch.logps_R - batch.logps_R.detach()

@@ -1,4 +1,4 @@
-"""The policy gradient with an importance ratio and no clip."""
+"""Policy gradient with an importance ratio and no clipping."""
 
 from typing import Unpack
 
@@ -12,20 +12,20 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 
 
 class ImportanceSamplingLoss(PolicyLoss):
-    """`- r A`: the surrogate PPO starts from, arXiv 1707.06347, equation 6.
+    """`- r A`: the unclipped surrogate of arXiv 1707.06347, equation 6.
 
-    `num_tokens`: the labels with 'token-mean', else the sequences. Streams and reports: see `PolicyLoss`;
-    `old_logps` are required here, as the ratio is all there is.
+    `num_tokens`: the labels with 'token-mean', else the sequences. Streams and metrics: see `PolicyLoss`; `old_logps`
+    is required.
 
     Args:
-        loss_agg_mode: as of `PPOLoss`.
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        ignore_index: label that does not count.
+        loss_agg_mode: see `PPOLoss`.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range, or the mode is unknown.
+        ValueError: an option is out of range, or the mode is unknown.
     """
 
     def __init__(
@@ -42,5 +42,5 @@ class ImportanceSamplingLoss(PolicyLoss):
         self.optional_streams = ()
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the weighted advantage, negated."""
+        """Return [R], the negated weighted advantage."""
         return -ratio_R * batch.stream('advantages')

@@ -20,53 +20,53 @@ _NO_CANDIDATE = float('-inf')
 
 @dataclass(frozen=True)
 class _Groups:
-    """Places of the features of each anchor."""
+    """Indexes of the features of each anchor."""
 
     anchors_A: list[int]
     documents_N: list[int]
     owners_N: list[int]
-    """The anchor, counted from 0, each document was given for."""
+    """Index of the anchor that each document belongs to."""
     positives_A: list[int]
-    """Place of each anchor's positive among the documents."""
+    """Index of each anchor's positive among the documents."""
 
 
 @dataclass(frozen=True, eq=False)
 class InfonceLoss(Loss):
     """`-log(e^(s+ / T) / sum over candidates of e^(s / T))` for each anchor, s the cosine of two embeddings.
 
-    arXiv 1807.03748, equation 4; s+ is the positive's, itself a candidate, and the anchor's negatives are the
-    others. `include_qq`, `include_dd` and `mask_fake_negative` are of Qwen3-Embedding, arXiv 2506.05176,
-    equation 1.
+    arXiv 1807.03748, equation 4. s+ is the similarity of the positive, which is a candidate itself; the other
+    candidates are the anchor's negatives. `include_qq`, `include_dd` and `mask_fake_negative` are from
+    Qwen3-Embedding, arXiv 2506.05176, equation 1.
 
-    Features come as anchor, its positive, its negatives, the next anchor and so on. Each has one label that
-    counts, 1 on an anchor and 0 elsewhere. An anchor's weight is that of its label. Anchors see each other's
-    documents, so a batch is never run in parts.
+    Features are ordered as anchor, its positive, its negatives, next anchor and so on. Each has one counted label: 1 on
+    an anchor and 0 elsewhere. An anchor's weight is the weight of its label. Anchors use each other's documents, so a
+    batch cannot run in parts.
 
-    `num_tokens`: the anchors. Reports means over the anchors: `accuracy` (share whose positive is the likeliest
-    candidate), `positive_similarity`; and `negative_similarity`, over the negatives left: cosines.
+    `num_tokens`: the anchors. Metrics: `accuracy` (fraction of anchors whose positive is the most likely candidate)
+    and `positive_similarity`, both means over anchors; `negative_similarity`, the mean over unmasked negatives.
+    Similarities are cosines.
 
     Raises:
-        ValueError: a number is out of its range, or an option needs another.
+        ValueError: an option is out of range, or requires another one.
     """
 
     is_separable = False
     required_outputs = ('embeddings',)
 
     temperature: float = 0.1
-    """T, above 0."""
+    """Temperature T, above 0."""
     use_batch: bool = True
     """Whether other anchors' documents are candidates too."""
     hard_negatives: int | None = None
-    """Use this many negatives of each anchor: the first ones; where there are fewer, the same again in turn.
-    Unset: as given."""
+    """Number of negatives used per anchor: the first ones, repeated in order if there are fewer. None uses all."""
     mask_fake_negative: bool = False
-    """Whether to leave out candidates that are more similar than the positive by the margin."""
+    """Whether to exclude candidates whose similarity exceeds the positive's by more than the margin."""
     fake_neg_margin: float = 0.1
-    """In cosine, at least 0."""
+    """Margin as a difference of cosines, at least 0."""
     include_qq: bool = False
     """Whether other anchors are candidates too. Needs `use_batch`."""
     include_dd: bool = False
-    """Whether other documents also count by their similarity to the positive. Needs `use_batch`."""
+    """Whether similarities between the positive and other documents count as candidates too. Needs `use_batch`."""
 
     def __post_init__(self) -> None:
         check_number('temperature', self.temperature, low=0.0, is_low_allowed=False)
@@ -82,7 +82,7 @@ class InfonceLoss(Loss):
         """Return the sum over anchors.
 
         Raises:
-            InvalidLossInput: the features do not come in such groups; names where.
+            InvalidLossInput: the features are not ordered as described; the error names the first wrong one.
         """
         groups = self._groups(batch)
         embeddings_FD = normalize(batch.output('embeddings'), dim=-1)
@@ -91,7 +91,7 @@ class InfonceLoss(Loss):
         target_A = torch.tensor(groups.positives_A, device=scores_AN.device)
         positive_A = scores_AN.gather(1, target_A[:, None])[:, 0]
         if self.mask_fake_negative:
-            scores_AN = self._without_fakes(scores_AN, positive_A)
+            scores_AN = self._mask_fakes(scores_AN, positive_A)
         logits = torch.cat([scores_AN, *self._more_scores(embeddings_FD, documents_ND, positive_A, groups)], dim=1)
         losses_A = cross_entropy(logits / self.temperature, target_A, reduction='none')
         negatives = scores_AN.detach().scatter(1, target_A[:, None], _NO_CANDIDATE)
@@ -122,14 +122,14 @@ class InfonceLoss(Loss):
         if self.include_qq:
             anchors_AD = embeddings_FD[groups.anchors_A]
             scores_AA = (anchors_AD @ anchors_AD.T).fill_diagonal_(_NO_CANDIDATE)
-            blocks.append(self._without_fakes(scores_AA, positive_A) if self.mask_fake_negative else scores_AA)
+            blocks.append(self._mask_fakes(scores_AA, positive_A) if self.mask_fake_negative else scores_AA)
         if self.include_dd:
-            places_A1 = torch.tensor(groups.positives_A, device=documents_ND.device)[:, None]
+            indexes_A1 = torch.tensor(groups.positives_A, device=documents_ND.device)[:, None]
             scores_AN = documents_ND[groups.positives_A] @ documents_ND.T
-            blocks.append(scores_AN.scatter(1, places_A1, _NO_CANDIDATE))
+            blocks.append(scores_AN.scatter(1, indexes_A1, _NO_CANDIDATE))
         return blocks
 
-    def _without_fakes(self, scores: Tensor, positive_A: Tensor) -> Tensor:
+    def _mask_fakes(self, scores: Tensor, positive_A: Tensor) -> Tensor:
         limits_A1 = positive_A.detach()[:, None] + self.fake_neg_margin
         return scores.masked_fill(scores > limits_A1, _NO_CANDIDATE)
 
@@ -144,33 +144,33 @@ class InfonceLoss(Loss):
             groups.documents_N.extend(documents)
             groups.owners_N.extend([number] * len(documents))
         if len(groups.documents_N) == len(anchors) and (len(anchors) == 1 or not self.use_batch):
-            raise InvalidLossInput('has nothing to contrast its positive with; give negatives', index=0)
+            raise InvalidLossInput('has no negatives to contrast its positive with', index=0)
         return groups
 
     def _chosen_documents(self, documents: list[int], *, anchor: int) -> list[int]:
         if not documents:
-            raise InvalidLossInput('is an anchor without a positive behind it', index=anchor)
+            raise InvalidLossInput('is an anchor that no positive follows', index=anchor)
         positive, negatives = documents[0], documents[1:]
         if self.hard_negatives is None:
             return documents
         if not negatives:
-            raise InvalidLossInput('is an anchor without negatives, but hard_negatives asks for some', index=anchor)
-        return [positive, *(negatives[turn % len(negatives)] for turn in range(int(self.hard_negatives)))]
+            raise InvalidLossInput('is an anchor without negatives, which hard_negatives requires', index=anchor)
+        return [positive, *(negatives[index % len(negatives)] for index in range(int(self.hard_negatives)))]
 
 
 def _check_marks(batch: LossBatch, marks: list[int]) -> None:
-    """Check that each feature has one label, 0 or 1, the first of them 1.
+    """Check that each feature has exactly one label, 0 or 1, and that the first is 1.
 
     Raises:
-        InvalidLossInput: names the feature.
+        InvalidLossInput: a feature is wrong; the error names it.
     """
     feature_count = len(batch.output('embeddings'))
     counts = torch.bincount(batch.features_R, minlength=feature_count).tolist()
     for index, count in enumerate(counts):
         if count != 1:
-            raise InvalidLossInput(f'must have one label that counts, on an anchor 1, else 0; has {count}', index=index)
+            raise InvalidLossInput(f'must have one counted label, 1 on an anchor, else 0; has {count}', index=index)
     for index, mark in enumerate(marks):
         if mark not in (0, 1):
-            raise InvalidLossInput(f'must be labelled 1 if it is an anchor, else 0; got {mark}', index=index)
+            raise InvalidLossInput(f'must have label 1 if it is an anchor, else 0; got {mark}', index=index)
     if marks and marks[0] != 1:
-        raise InvalidLossInput('must be an anchor, labelled 1: groups begin with theirs', index=0)
+        raise InvalidLossInput('must be an anchor with label 1, because every group starts with its anchor', index=0)

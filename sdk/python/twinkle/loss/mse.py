@@ -9,13 +9,13 @@ from twinkle.loss.reporting import as_numbers, mean_of
 class MSELoss(Loss):
     """`sum over labels of weight * (v - returns)^2`, for regression and reward models.
 
-    v is the value head's output at the row that predicts the label; a reward model labels the last token
-    alone. Streams: `returns`, the targets.
+    v is the value head's output at the row that predicts the label; a reward model labels only the last token.
+    Streams: `returns`, the targets.
 
-    `num_tokens`: the labels. Reports means over the labels: `value` and `return`, in the targets' unit.
+    `num_tokens`: the labels. Metrics, as means over the labels: `value` and `return`, in the targets' unit.
 
     Args:
-        ignore_index: label that does not count.
+        ignore_index: label value to ignore, in addition to -100.
     """
 
     required_streams = ('returns',)

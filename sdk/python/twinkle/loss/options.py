@@ -1,13 +1,13 @@
-"""Checks of the options a loss is configured with."""
+"""Validation of loss options."""
 
 import math
 
 
 def check_number(name: str, value: float, *, low: float, high: float = math.inf, is_low_allowed: bool = True) -> float:
-    """Return `value` as a float if it is finite and in [low, high], or in (low, high].
+    """Return `value` as a float if it is finite and within `low` and `high`; `is_low_allowed` includes `low`.
 
     Raises:
-        ValueError: it is not; names the option.
+        ValueError: the value is invalid; the message names the option.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f'{name} must be a number, got {value!r}')
@@ -21,7 +21,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     """Return `value` if it is one of `choices`.
 
     Raises:
-        ValueError: it is not; names the option and the choices.
+        ValueError: the value is invalid; the message names the option and the choices.
     """
     if value not in choices:
         raise ValueError(f'{name} must be one of {", ".join(choices)}, got {value!r}')
@@ -32,7 +32,7 @@ def check_whole(name: str, value: float, *, low: float = -math.inf, high: float 
     """Return `value` as an integer if it is whole and in [low, high].
 
     Raises:
-        ValueError: it is not; names the option.
+        ValueError: the value is invalid; the message names the option.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f'{name} must be a whole number, got {value!r}')
@@ -43,11 +43,11 @@ def check_whole(name: str, value: float, *, low: float = -math.inf, high: float 
     return int(value)
 
 
-def check_flag(name: str, value: bool) -> bool:  # noqa: FBT001 - it is what is checked
+def check_flag(name: str, value: bool) -> bool:  # noqa: FBT001 - the value to validate
     """Return `value` if it is True or False.
 
     Raises:
-        ValueError: it is not; names the option.
+        ValueError: the value is invalid; the message names the option.
     """
     if not isinstance(value, bool):
         raise ValueError(f'{name} must be true or false, got {value!r}')

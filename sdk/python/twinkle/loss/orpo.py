@@ -10,17 +10,17 @@ from twinkle.loss.reporting import mean_of
 class ORPOLoss(PairLoss):
     """`- mean log p(chosen) - lambda_orpo * log sigmoid(log odds(chosen) - log odds(rejected))`.
 
-    arXiv 2403.07691, equations 6 and 7; the odds `P / (1 - P)` are of `P = exp(mean log p)` (equations 3 and 4).
+    arXiv 2403.07691, equations 6 and 7, with odds `P / (1 - P)` of `P = exp(mean log p)` (equations 3 and 4).
 
-    `num_tokens`: the pairs. Reports: see `PairLoss`; rewards are the log odds. `sft_loss`: the chosen
-    response's negative log-probability per label, in nats.
+    `num_tokens`: the pairs. Metrics: see `PairLoss`; rewards are the log odds. `sft_loss` is the chosen response's
+    negative log-probability per label, in nats.
 
     Args:
-        lambda_orpo: at least 0.
-        ignore_index: label that does not count.
+        lambda_orpo: factor of the odds-ratio term, at least 0.
+        ignore_index: label value to ignore, in addition to -100.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(self, lambda_orpo: float = 0.1, ignore_index: int = IGNORE_INDEX) -> None:
@@ -31,7 +31,7 @@ class ORPOLoss(PairLoss):
         """Return the sum over pairs.
 
         Raises:
-            InvalidLossInput: one of a pair has no labels.
+            InvalidLossInput: a response of a pair has no labels.
         """
         check_pairs(batch)
         chosen_P, rejected_P = self.response_logps(batch, batch.logps_R, is_mean=True)

@@ -1,6 +1,6 @@
-"""What the losses of preferences share.
+"""Base of preference losses, and functions that they share.
 
-Features come in pairs, the chosen one at an even index and the rejected one behind it.
+Features come in pairs: the chosen response at an even index, followed by the rejected one.
 Legend: R labels, S features, P pairs.
 """
 
@@ -18,33 +18,33 @@ from twinkle.loss.reporting import as_numbers, mean_of
 
 
 def check_pairs(batch: LossBatch) -> None:
-    """Check that both features of every pair have labels.
+    """Check that both features of every pair have counted labels.
 
     Raises:
-        InvalidLossInput: names the first that has not.
+        InvalidLossInput: a feature has none; the error names the first one.
     """
     indexes = batch.sequences.tolist()
     partners = {index ^ 1 for index in indexes} - set(indexes)
     if partners:
         raise InvalidLossInput(
-            'has no label that counts, but is one of a pair: give chosen and rejected in turn, both with labels',
+            'has no counted label, but is part of a pair; alternate chosen and rejected, both with labels',
             index=min(partners),
         )
 
 
 def chosen_and_rejected(values_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [P] and [P]."""
+    """Return the values of the chosen and of the rejected responses, [P] each."""
     return values_S[0::2], values_S[1::2]
 
 
 class PairLoss(Loss):
-    """Base of the losses of preferences.
+    """Base class of preference losses.
 
-    The log-probability of a response is the sum of its labels', each times its weight; lengths are
-    numbers of labels. Every pair needs labels on both sides. `num_tokens`: the pairs.
+    The log-probability of a response is the weighted sum of its labels'; its length is its number of labels. Both
+    responses of a pair need labels. `num_tokens`: the pairs.
 
-    Reports means over pairs: `chosen_reward`, `rejected_reward` (in nats; the loss says how they are scaled),
-    `reward_margin` (their difference), `reward_accuracy` (share of pairs with a positive one).
+    Metrics, as means over pairs: `chosen_reward` and `rejected_reward` (in nats, scaled as the loss defines),
+    `reward_margin` (their difference), `reward_accuracy` (fraction of pairs with a positive margin).
     """
 
     group_size = 2
@@ -53,19 +53,19 @@ class PairLoss(Loss):
         self.ignore_index = check_whole('ignore_index', ignore_index)
 
     def response_logps(self, batch: LossBatch, logps_R: Tensor, *, is_mean: bool = False) -> tuple[Tensor, Tensor]:
-        """Return [P] and [P]: sums, or means, of weighted log-probabilities of chosen and rejected responses."""
+        """Return weighted sums, or means, of the chosen and the rejected responses' log-probabilities, [P] each."""
         reduce = batch.feature_mean if is_mean else batch.feature_sum
         return chosen_and_rejected(reduce(batch.weights_R * logps_R))
 
     def outcome(
         self, losses_P: Tensor, rewards: tuple[Tensor, Tensor], others: Mapping[str, Tensor] | None = None
     ) -> LossOutput:
-        """Return the sum over pairs with the reports.
+        """Return the sum over pairs with the metrics.
 
         Args:
-            losses_P: one loss a pair.
-            rewards: of the chosen and the rejected responses, [P] each.
-            others: further scalars to report.
+            losses_P: one loss per pair.
+            rewards: rewards of the chosen and of the rejected responses, [P] each.
+            others: additional scalar metrics.
         """
         chosen_P, rejected_P = rewards
         reported = {
@@ -82,13 +82,13 @@ class PairLoss(Loss):
 
 
 def preference_nll(margins_P: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return [P]: `-log sigmoid(margin)`, with a share of the labels taken as flipped."""
+    """Return [P], `-log sigmoid(margin)`; a fraction `label_smoothing` of the labels is treated as flipped."""
     if not label_smoothing:
         return -logsigmoid(margins_P)
     return -(1.0 - label_smoothing) * logsigmoid(margins_P) - label_smoothing * logsigmoid(-margins_P)
 
 
 def log1mexp(values: Tensor) -> Tensor:
-    """Return `log(1 - exp(value))` for values below 0, exact at both ends; -1e-7 stands for what lies above."""
+    """Return `log(1 - exp(value))`, accurate for all values below 0; larger values are clamped to -1e-7."""
     bounded = values.clamp(max=-1e-7)
     return torch.where(bounded > -0.6931472, (-torch.expm1(bounded)).log(), torch.log1p(-bounded.exp()))

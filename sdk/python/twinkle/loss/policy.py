@@ -1,6 +1,6 @@
-"""What the losses of policy gradients share: the ratio to the sampling policy, penalties, aggregation.
+"""Base of policy-gradient losses: ratio to the sampling policy, penalties, aggregation.
 
-Legend: R labels, S features that have labels (one sampled sequence each).
+Legend: R labels, S features with labels (one sampled sequence each).
 """
 
 from abc import abstractmethod
@@ -16,16 +16,16 @@ from twinkle.loss.options import check_number, check_whole
 from twinkle.loss.reporting import as_numbers, mean_of
 
 AGGREGATIONS = ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum')
-"""How losses of labels become one: averaged over all labels; over each sequence's, then over sequences; or
-added up within a sequence and averaged over sequences."""
+"""Reductions of label losses: the mean over all labels; the mean over each sequence, then over sequences; or the
+sum over each sequence, then the mean over sequences."""
 
 LOG_RATIO_LIMIT = 20.0
-"""Ratios beyond e^20 or below e^-20 are taken for that, without gradient: float32 holds no e^89, and one
-such token would make the whole batch infinite."""
+"""Limit of log ratios, beyond which the gradient is 0; float32 overflows at e^89, and one such token would make
+the loss of the batch infinite."""
 
 
 def aggregate(batch: LossBatch, loss_R: Tensor, mode: str) -> tuple[Tensor, int]:
-    """Return the loss as a sum, and what it is to be divided by, after one of `AGGREGATIONS`."""
+    """Return the sum of the losses and its divisor, for one of `AGGREGATIONS`."""
     if mode == 'token-mean':
         return loss_R.sum(), batch.label_count
     reduce = batch.feature_mean if mode == 'seq-mean-token-mean' else batch.feature_sum
@@ -33,50 +33,50 @@ def aggregate(batch: LossBatch, loss_R: Tensor, mode: str) -> tuple[Tensor, int]
 
 
 def log_ratio(batch: LossBatch) -> Tensor:
-    """Return [R]: `log p(label) - old_logps`; without that stream 0, with the gradient of `log p(label)`."""
+    """Return [R], `log p(label) - old_logps`; without that stream the value is 0 with the gradient of `log p`."""
     old_R = batch.streams.get('old_logps')
     difference_R = batch.logps_R - (batch.logps_R.detach() if old_R is None else old_R)
     return difference_R.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def sampler_log_ratio(batch: LossBatch) -> Tensor:
-    """Return [R]: `old_logps - sampler_logps`, without gradient; `log p(label)` stands in for old ones not there."""
+    """Return [R], `old_logps - sampler_logps` without gradient; without `old_logps`, `log p(label)` replaces it."""
     old_R = batch.streams.get('old_logps')
     trainer_R = batch.logps_R.detach() if old_R is None else old_R
     return (trainer_R - batch.stream('sampler_logps')).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 class PolicyLoss(Loss):
-    """Base of the losses with a ratio `r = p / p_old` and an advantage A for each label.
+    """Base class of losses with a ratio `r = p / p_old` and an advantage A per label.
 
-    A label's loss is `surrogate(r, A) + beta * kl - entropy_coef * H`, times its weight. `kl` is the
-    unbiased, positive estimator `q/p - log(q/p) - 1` with the reference's probability q (DeepSeekMath,
-    arXiv 2402.03300, equation 4), H the entropy of the distribution the label is drawn from.
+    A label's loss is `surrogate(r, A) + beta * kl - entropy_coef * H`, times its weight. `kl` is the unbiased, positive
+    estimator `q/p - log(q/p) - 1` with the reference's probability q (DeepSeekMath, arXiv 2402.03300, equation 4). H is
+    the entropy of the distribution that predicts the label.
 
-    Streams: `advantages`; `old_logps`, without which the batch is taken to be on policy, r = 1; `ref_logps`
-    where beta is not 0. Positive advantages make a token likelier.
+    Streams: `advantages`; `old_logps`, without which the batch is on policy with r = 1; `ref_logps` if beta is not 0.
+    A positive advantage makes a token more likely.
 
-    With a `correction` the surrogate is weighted by what became of `k = p_old / p_sampler`, the latter from the stream
-    `sampler_logps`; without `old_logps`, p_old is p, without gradient. See `twinkle.loss.off_policy`.
+    A `correction` multiplies the surrogate by a weight computed from `k = p_old / p_sampler`, with p_sampler from the
+    stream `sampler_logps`; without `old_logps`, p_old is p without gradient. See `twinkle.loss.off_policy`.
 
-    Reports means over the labels: `ratio` (r), `approx_kl` (`r - 1 - log r`, in nats: how far from
-    the sampling policy), `clip_fraction` (share of labels whose gradient the clipping removed or bounded, where
-    the loss clips), `ref_kl` (kl, in nats, where beta is not 0), `entropy` (H, in nats, where its
-    coefficient is not 0); with a correction `sampler_ratio` (k), `sampler_kl` (`k - 1 - log k`, in nats: how far the
-    trainer is from the sampler) and `corrected_fraction` (share of labels whose k was bounded or dropped).
+    Metrics, as means over the labels: `ratio` (r); `approx_kl` (`r - 1 - log r`, in nats, distance from the sampling
+    policy); `clip_fraction` (fraction of labels whose gradient was clipped, if the loss clips); `ref_kl` (kl, in nats,
+    if beta is not 0); `entropy` (H, in nats, if its coefficient is not 0). With a correction also `sampler_ratio` (k),
+    `sampler_kl` (`k - 1 - log k`, in nats, distance of the trainer from the sampler) and `corrected_fraction` (fraction
+    of labels whose weight differs from k).
 
     Args:
         beta: factor of the divergence from the reference, at least 0.
         entropy_coef: factor of the entropy, at least 0.
-        ignore_index: label that does not count.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: an option is unknown or out of its range.
+        ValueError: an option is unknown or out of range.
     """
 
     aggregation = 'seq-mean-token-mean'
-    """One of `AGGREGATIONS`."""
+    """Reduction, one of `AGGREGATIONS`."""
 
     def __init__(
         self,
@@ -97,26 +97,26 @@ class PolicyLoss(Loss):
         self.required_outputs = ('entropies',) if self.entropy_coef else ()
 
     def log_ratio(self, batch: LossBatch) -> Tensor:
-        """Return [R]: log r."""
+        """Return [R], the logarithm of the ratio."""
         if 'old_logps' in self.required_streams:
             batch.stream('old_logps')
         return log_ratio(batch)
 
     @abstractmethod
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the loss of each label before penalties and weights."""
+        """Return [R], the loss of each label before penalties and weights."""
 
     def is_clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor | None:
-        """Return bool [R] for the report; None where the loss does not clip."""
+        """Return bool [R], true where the gradient was clipped, or None if the loss does not clip."""
         del ratio_R, batch
         return None
 
     def aggregate(self, batch: LossBatch, loss_R: Tensor) -> tuple[Tensor, int]:
-        """Return the loss as a sum, and what it is to be divided by."""
+        """Return the sum of the losses and its divisor."""
         return aggregate(batch, loss_R, self.aggregation)
 
     def __call__(self, batch: LossBatch) -> LossOutput:
-        """Return the sum, divided at the step as the aggregation says."""
+        """Return the sum over labels, with the divisor of the aggregation."""
         log_ratio_R = self.log_ratio(batch)
         ratio_R = log_ratio_R.exp()
         loss_R = self.surrogate(ratio_R, batch)
@@ -148,16 +148,16 @@ class ClippedPolicyLoss(PolicyLoss):
     """`- min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`: PPO, arXiv 1707.06347, equation 7.
 
     Args:
-        epsilon: how far r may fall while the advantage is negative, above 0.
-        epsilon_high: how far it may rise while the advantage is positive; unset: `epsilon`. Clip-higher
-            of DAPO, arXiv 2503.14476, equation 10, is a value above `epsilon`.
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        ignore_index: label that does not count.
-        correction: as of `PolicyLoss`.
+        epsilon: lower bound of r is `1 - epsilon`, effective for negative advantages; above 0.
+        epsilon_high: upper bound of r is `1 + epsilon_high`, effective for positive advantages; `epsilon` if
+            unset. A value above `epsilon` is clip-higher of DAPO, arXiv 2503.14476, equation 10.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
+        correction: see `PolicyLoss`.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class ClippedPolicyLoss(PolicyLoss):
         self.epsilon_high = check_number('epsilon_high', high, low=0.0, is_low_allowed=False)
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the pessimistic one of both objectives, negated."""
+        """Return [R], the smaller of both objectives, negated."""
         advantages_R = batch.stream('advantages')
         clipped_R = ratio_R.clamp(1.0 - self.epsilon, 1.0 + self.epsilon_high)
         return -torch.minimum(ratio_R * advantages_R, clipped_R * advantages_R)
 
     def is_clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return bool [R]: where the clipped objective is the smaller one, so that no gradient is left."""
+        """Return bool [R], true where the clipped objective is the smaller one, which has no gradient."""
         advantages_R = batch.stream('advantages')
         is_high = (advantages_R > 0) & (ratio_R > 1.0 + self.epsilon_high)
         return is_high | ((advantages_R < 0) & (ratio_R < 1.0 - self.epsilon))

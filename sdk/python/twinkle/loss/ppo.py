@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization: the policy."""
+"""Policy loss of Proximal Policy Optimization."""
 
 from typing import Unpack
 
@@ -9,22 +9,22 @@ from twinkle.loss.policy import AGGREGATIONS, ClippedPolicyLoss
 
 
 class PPOLoss(ClippedPolicyLoss):
-    """The clipped objective of arXiv 1707.06347, equation 7; for the critic see `PPOValueLoss`.
+    """Clipped objective of arXiv 1707.06347, equation 7; the critic's loss is `PPOValueLoss`.
 
-    `num_tokens`: the labels with 'token-mean', else the sequences. Streams and reports: see `PolicyLoss`.
+    `num_tokens`: the labels with 'token-mean', else the sequences. Streams and metrics: see `PolicyLoss`.
 
     Args:
-        loss_agg_mode: 'token-mean' averages over all labels, 'seq-mean-token-mean' over each sequence's and
-            then over sequences, 'seq-mean-token-sum' over sequences only.
-        epsilon: as of `ClippedPolicyLoss`.
-        epsilon_high: as of `ClippedPolicyLoss`.
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        ignore_index: label that does not count.
+        loss_agg_mode: 'token-mean' averages over all labels, 'seq-mean-token-mean' over each sequence and then
+            over sequences, 'seq-mean-token-sum' sums over each sequence and averages over sequences.
+        epsilon: see `ClippedPolicyLoss`.
+        epsilon_high: see `ClippedPolicyLoss`.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range, or the mode is none of these.
+        ValueError: an option is out of range, or the mode is unknown.
     """
 
     def __init__(

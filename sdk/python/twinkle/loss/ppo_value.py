@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization: the critic."""
+"""Value loss of Proximal Policy Optimization."""
 
 import torch
 
@@ -11,21 +11,21 @@ from twinkle.loss.reporting import as_numbers, mean_of
 class PPOValueLoss(Loss):
     """`1/2 max((v - returns)^2, (old + clip(v - old, -epsilon, epsilon) - returns)^2)`.
 
-    The squared error of PPO, arXiv 1707.06347, equation 9, with the value held near the one at sampling
-    time as in the first implementation (arXiv 2005.12729, section 3). v is the value head's output at the
-    row that predicts the label.
+    Squared error of PPO, arXiv 1707.06347, equation 9, with the value clipped around the one at sampling time as in the
+    original implementation (arXiv 2005.12729, section 3). v is the value head's output at the row that predicts the
+    label.
 
     Streams: `returns`; `old_values`, v when the label was sampled.
 
-    `num_tokens`: the labels. Reports means over the labels: `value` and `return` in units of reward,
-    `value_error` ((v - returns)^2), `clip_fraction` (share of labels where the held value counts).
+    `num_tokens`: the labels. Metrics, as means over the labels: `value` and `return`, in units of reward;
+    `value_error`, `(v - returns)^2`; `clip_fraction`, the fraction of labels whose error is that of the clipped value.
 
     Args:
-        epsilon: how far v may move from `old_values` with a gradient, in units of reward; above 0.
-        ignore_index: label that does not count.
+        epsilon: maximum distance of v from `old_values` before it is clipped, in units of reward; above 0.
+        ignore_index: label value to ignore, in addition to -100.
 
     Raises:
-        ValueError: epsilon is out of its range.
+        ValueError: epsilon is out of range.
     """
 
     required_streams = ('returns', 'old_values')
@@ -38,14 +38,14 @@ class PPOValueLoss(Loss):
     def __call__(self, batch: LossBatch) -> LossOutput:
         """Return the weighted sum."""
         values_R, returns_R, old_R = batch.output('values'), batch.stream('returns'), batch.stream('old_values')
-        held_R = old_R + (values_R - old_R).clamp(-self.epsilon, self.epsilon)
-        error_R, held_error_R = (values_R - returns_R).square(), (held_R - returns_R).square()
-        loss = 0.5 * (batch.weights_R * torch.maximum(error_R, held_error_R)).sum()
+        clipped_R = old_R + (values_R - old_R).clamp(-self.epsilon, self.epsilon)
+        error_R, clipped_error_R = (values_R - returns_R).square(), (clipped_R - returns_R).square()
+        loss = 0.5 * (batch.weights_R * torch.maximum(error_R, clipped_error_R)).sum()
         reported = {
             'value': mean_of(values_R),
             'return': mean_of(returns_R),
             'value_error': mean_of(error_R),
-            'clip_fraction': mean_of(held_error_R > error_R),
+            'clip_fraction': mean_of(clipped_error_R > error_R),
         }
         return LossOutput(
             loss=loss,

@@ -1,4 +1,4 @@
-"""Losses by name."""
+"""Registry of losses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ from twinkle.loss.weighted_logps import WeightedLogpsLoss
 LossFunction = Callable[[LossBatch], LossOutput]
 
 PLUGIN_GROUP = 'twinkle.losses'
-"""Entry points under which installed packages offer losses to `LOSSES.load_plugins`."""
+"""Entry-point group in which installed packages provide losses to `LOSSES.load_plugins`."""
 
 LOSSES = ComponentRegistry(
     'loss',
@@ -63,11 +63,11 @@ LOSSES = ComponentRegistry(
     named=TINKER_LOSSES,
     plugin_group=PLUGIN_GROUP,
 )
-"""Losses by name: the classes of this room, and Tinker's under the names its clients send."""
+"""Registered losses by name: the classes of this package, and Tinker's losses under the names in its API."""
 
 
 class _FunctionLoss(Loss):
-    """A plain function as a loss; nothing is known of it, so it is never run in parts and may read every stream."""
+    """Adapter of a plain function to `Loss`; it makes no declarations, so it may read every stream and runs whole."""
 
     is_separable = False
     optional_streams = tuple(STREAMS)
@@ -76,16 +76,15 @@ class _FunctionLoss(Loss):
         self._function = function
 
     def __call__(self, batch: LossBatch) -> LossOutput:
-        """Return what the function returns."""
         return self._function(batch)
 
 
 def build_loss(loss: 'str | type[Loss] | Loss | LossFunction', **options: Any) -> Loss:
-    """Return a loss given by name, class, instance or plain function.
+    """Return a loss for a name, class, instance or plain function.
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or refused.
+        InvalidComponentOptions: an option is unknown or invalid.
     """
     if isinstance(loss, str | type | Loss):
         return LOSSES.build(loss, options)

@@ -1,4 +1,4 @@
-"""REINFORCE."""
+"""REINFORCE policy gradient."""
 
 from typing import Unpack
 
@@ -12,23 +12,23 @@ from twinkle.loss.policy import AGGREGATIONS, PolicyLoss
 
 
 class ReinforceLoss(PolicyLoss):
-    """`- A log p`: the score-function gradient (Williams 1992, section 4), for samples of the present policy.
+    """`- A log p`: the score-function gradient (Williams 1992, section 4), for samples of the current policy.
 
-    With each sequence's advantage against the mean reward of its siblings it is RLOO, arXiv 2402.14740:
-    give it what `twinkle.advantage.RLOOAdvantage` returns, equal over a sequence's labels.
+    With the advantages of `twinkle.advantage.RLOOAdvantage`, repeated for each label of a sequence, this is RLOO,
+    arXiv 2402.14740.
 
-    `num_tokens`: the sequences, or the labels with 'token-mean'. Streams: `advantages`; `ref_logps` where beta
-    is not 0; `old_logps` only for the reports, see `PolicyLoss`.
+    `num_tokens`: the sequences, or the labels with 'token-mean'. Streams: `advantages`; `ref_logps` if beta is not 0;
+    `old_logps`, only for metrics. For metrics see `PolicyLoss`.
 
     Args:
-        loss_agg_mode: as of `PPOLoss`; the sum over a sequence is its log-probability, as in the papers.
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        ignore_index: label that does not count.
+        loss_agg_mode: see `PPOLoss`; the default sums over a sequence, which gives its log-probability.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range, or the mode is unknown.
+        ValueError: an option is out of range, or the mode is unknown.
     """
 
     def __init__(
@@ -43,6 +43,6 @@ class ReinforceLoss(PolicyLoss):
         self.aggregation = check_choice('loss_agg_mode', loss_agg_mode, AGGREGATIONS)
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the weighted log-probability, negated."""
+        """Return [R], the negated weighted log-probability."""
         del ratio_R
         return -batch.stream('advantages') * batch.logps_R

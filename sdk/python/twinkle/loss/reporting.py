@@ -1,4 +1,4 @@
-"""The numbers a loss reports beside itself, and how those of a batch's parts become one."""
+"""Metrics of losses, and their reduction over the parts of a batch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,12 +9,12 @@ from twinkle.data_format import LossOutput
 
 
 def mean_of(values: Tensor) -> Tensor:
-    """Return the mean, without gradient; 0 of nothing."""
+    """Return the mean without gradient; 0 for an empty tensor."""
     return values.detach().double().sum() / max(values.numel(), 1)
 
 
 def as_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return scalars as floats, in one transfer from the device."""
+    """Return scalar tensors as floats, with one transfer from the device."""
     if not values:
         return {}
     numbers = torch.stack([value.detach().double() for value in values.values()]).tolist()
@@ -22,10 +22,10 @@ def as_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def merge_metrics(outputs: Sequence[LossOutput]) -> dict[str, float]:
-    """Return the metrics of a batch that was computed in parts.
+    """Return the metrics of a batch that ran in parts.
 
-    A name that ends in `:sum`, `:min` or `:max` is reduced as it says; every other is averaged, weighted
-    by the parts' `metric_weight`. Of one part, its metrics unchanged.
+    A metric whose name ends in `:sum`, `:min` or `:max` is reduced accordingly; all others are averaged with the
+    parts' `metric_weight`. The metrics of a single part are unchanged.
     """
     if len(outputs) == 1:
         return dict(outputs[0].get('metrics', {}))

@@ -13,24 +13,24 @@ from twinkle.loss.policy import PolicyLoss
 
 
 class SAPOLoss(PolicyLoss):
-    """`- 4 / tau * sigmoid(tau (r - 1)) * A`: a gate in place of the clip.
+    """`- 4 / tau * sigmoid(tau (r - 1)) * A`: a soft gate instead of clipping.
 
-    arXiv 2511.20347, equations 5 and 6. On policy its gradient is that of the plain ratio; it fades as r leaves
-    1, faster for a larger tau.
+    arXiv 2511.20347, equations 5 and 6. On policy its gradient equals that of the unclipped ratio; it decays as r moves
+    away from 1, faster for a larger tau.
 
-    `num_tokens`: the sequences. Streams and reports: see `PolicyLoss`.
+    `num_tokens`: the sequences. Streams and metrics: see `PolicyLoss`.
 
     Args:
-        beta: as of `PolicyLoss`.
-        entropy_coef: as of `PolicyLoss`.
-        tau_pos: tau where the advantage is positive, above 0.
-        tau_neg: tau where it is not, above 0. The paper finds training more stable with it a
-            little above `tau_pos`.
-        ignore_index: label that does not count.
+        beta: see `PolicyLoss`.
+        entropy_coef: see `PolicyLoss`.
+        tau_pos: tau for positive advantages, above 0.
+        tau_neg: tau for all other advantages, above 0. The paper finds training more stable if it is slightly
+            larger than `tau_pos`.
+        ignore_index: label value to ignore, in addition to -100.
         correction: see `CorrectionOptions`.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SAPOLoss(PolicyLoss):
         self.tau_neg = check_number('tau_neg', tau_neg, low=0.0, is_low_allowed=False)
 
     def surrogate(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the gated advantage, negated."""
+        """Return [R], the negated gated advantage."""
         advantages_R = batch.stream('advantages')
         tau_R = torch.where(
             advantages_R > 0,

@@ -9,15 +9,15 @@ from twinkle.loss.pairs import PairLoss, check_pairs, preference_nll
 class SimPOLoss(PairLoss):
     """`-log sigmoid(beta (mean log p(chosen) - mean log p(rejected)) - gamma)`, arXiv 2405.14734, equation 6.
 
-    `num_tokens`: the pairs. Reports: see `PairLoss`; rewards are beta times the mean log-probability.
+    `num_tokens`: the pairs. Metrics: see `PairLoss`; rewards are beta times the mean log-probability.
 
     Args:
-        beta: above 0.
-        gamma: the margin the chosen response should have, at least 0.
-        ignore_index: label that does not count.
+        beta: scale of the rewards, above 0.
+        gamma: target margin between chosen and rejected, at least 0.
+        ignore_index: label value to ignore, in addition to -100.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: an option is out of range.
     """
 
     def __init__(self, beta: float = 2.5, gamma: float = 0.5, ignore_index: int = IGNORE_INDEX) -> None:
@@ -29,7 +29,7 @@ class SimPOLoss(PairLoss):
         """Return the sum over pairs.
 
         Raises:
-            InvalidLossInput: one of a pair has no labels.
+            InvalidLossInput: a response of a pair has no labels.
         """
         check_pairs(batch)
         chosen_P, rejected_P = self.response_logps(batch, self.beta * batch.logps_R, is_mean=True)

@@ -1,4 +1,4 @@
-"""Cross-entropy against several weighted tokens at each place."""
+"""Cross-entropy with several weighted target tokens per position."""
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
@@ -8,18 +8,18 @@ from twinkle.loss.options import check_choice, check_whole
 class SoftCrossEntropyLoss(Loss):
     """`- sum over labels r and candidates k of weight_r * target_weights_rk * log p(target_ids_rk)`.
 
-    For distillation into the K likeliest tokens of a teacher, and what `target_tokens` of shape [T, K] mean
-    in Tinker's `cross_entropy`. The label of a place only says that it counts. Streams: `target_ids`, int64
-    [R, K]; `target_weights`, float32 [R, K], of any sign and sum; 0 for a candidate to be left out.
+    It distills the K most likely tokens of a teacher, and implements `target_tokens` of shape [T, K] in Tinker's
+    `cross_entropy`. Labels only mark the positions that count. Streams: `target_ids`, int64 [R, K]; `target_weights`,
+    float32 [R, K], of any sign and sum; a weight of 0 disables a candidate.
 
-    `num_tokens`: the labels, with 'mean'; 0 with 'sum'. Reports nothing.
+    `num_tokens`: the labels with 'mean', 0 with 'sum'. It has no metrics.
 
     Args:
-        ignore_index: label that does not count.
-        reduction: 'mean' or 'sum', as of `CrossEntropyLoss`.
+        ignore_index: label value to ignore, in addition to -100.
+        reduction: 'mean' or 'sum', see `CrossEntropyLoss`.
 
     Raises:
-        ValueError: the reduction is neither.
+        ValueError: the reduction is unknown.
     """
 
     required_streams = ('target_ids', 'target_weights')

@@ -1,4 +1,4 @@
-"""A loss that is linear in the log-probabilities, with the caller's own coefficients."""
+"""Loss that is linear in the log-probabilities, with coefficients from the caller."""
 
 from twinkle.data_format import IGNORE_INDEX, LossOutput
 from twinkle.loss.base import Loss, LossBatch
@@ -6,17 +6,17 @@ from twinkle.loss.options import check_whole
 
 
 class WeightedLogpsLoss(Loss):
-    """`sum over labels of weight * logprob_gradients * log p(label)`, so that a new algorithm needs no new loss.
+    """`sum over labels of weight * logprob_gradients * log p(label)`, the gradient of any other loss.
 
-    The stream `logprob_gradients`, float32 [R], is the gradient of the caller's own loss by each label's
-    log-probability, with the sign and meaning it has in `backward(logprob_gradients=...)`: positive makes
-    a token rarer. Computed beforehand from log-probabilities of the same weights, it gives the very
-    gradient of any loss of them; see `twinkle.loss.custom`.
+    The stream `logprob_gradients`, float32 [R], is the gradient of the caller's loss by each label's log-probability,
+    with the same sign as in `backward(logprob_gradients=...)`: a positive value makes a token less likely. If the
+    caller computes it from log-probabilities of the same weights, this loss has exactly the gradient of the caller's
+    loss; see `twinkle.loss.custom`.
 
-    `num_tokens`: 0, the coefficients are taken as they are. Reports nothing.
+    `num_tokens`: 0, the coefficients are not divided. It has no metrics.
 
     Args:
-        ignore_index: label that does not count.
+        ignore_index: label value to ignore, in addition to -100.
     """
 
     required_streams = ('logprob_gradients',)

@@ -1,9 +1,9 @@
-"""The one forward path that trainer and sampler share.
+"""Forward path shared by the trainer and the sampler.
 
-All tokens of a batch are one flat row axis T: sequences and adapters are contiguous runs of
-rows. The frozen base model runs once over all rows; attention runs within each sequence, and
-each adapter's low-rank update is applied to its own rows. Because both sides use this path,
-the log-probabilities they report for the same tokens agree.
+All tokens of a batch lie on one flat row axis T; each sequence and each adapter owns a contiguous range of rows.
+The frozen base model runs once over all rows, attention runs within each sequence, and each adapter's low-rank
+update is applied to its own rows. Trainer and sampler use the same code, so the log-probabilities they report
+for the same tokens agree.
 """
 
 from twinkle.nn.base_weights import merged_parameters, replace_parameters

@@ -1,7 +1,7 @@
-"""Which adapters the pass that is running uses.
+"""Adapters of the running forward pass.
 
-Linear layers are called by the model's own code with nothing but their input, so this is how the
-spans reach them.
+The model's own code calls linear layers with the input tensor only, so the layers read their spans from an
+`ActiveAdapters` object that they share.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from twinkle.nn.spans import AdapterSpan
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """Rows `[begin_row, end_row)` get this update at one layer."""
+    """Rows `[begin_row, end_row)` receive this update at one layer."""
 
     begin_row: int
     end_row: int
@@ -25,7 +25,7 @@ class LayerSpan:
 
 @dataclass(frozen=True)
 class Pass:
-    """The adapters of one pass with their dropout, drawn once so that any part of the pass can be run again."""
+    """Adapters of one pass with their dropout, drawn once so that any part of the pass can be recomputed."""
 
     spans: Sequence[AdapterSpan] = ()
     dropouts: Sequence[RowDropout | None] = ()
@@ -33,16 +33,16 @@ class Pass:
 
     @classmethod
     def begin(cls, spans: Sequence[AdapterSpan], *, row_count: int, is_training: bool) -> 'Pass':
-        """Draw the dropout of each adapter, in order, where the pass is for training."""
+        """Return a pass over the given spans; a training pass draws each adapter's dropout, in order."""
         used = [span for span in spans if span.adapter is not None]
         dropouts = [span.adapter.draw_dropout() if is_training else None for span in used]
         return cls(used, dropouts, row_count)
 
 
 class ActiveAdapters:
-    """The pass that is running; one object shared by all layers of a model.
+    """Holder of the running pass, shared by all layers of a model.
 
-    Concurrency: one pass at a time for each model.
+    Concurrency: each model runs one pass at a time.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class ActiveAdapters:
 
     @contextmanager
     def during(self, running: Pass) -> Iterator[None]:
-        """Use a pass's adapters until the block ends.
+        """Make a pass the running one for the duration of the block.
 
         Raises:
-            RuntimeError: another pass of the same model is running.
+            RuntimeError: another pass of the same model is already running.
         """
         if self._running is not None:
             raise RuntimeError('a forward pass of this model is running; drive a model from one thread')
@@ -64,16 +64,16 @@ class ActiveAdapters:
             self._running = None
 
     def again(self) -> AbstractContextManager[None]:
-        """Return a context that uses the adapters of the pass that is running now, once it is over."""
+        """Return a context that activates the current pass a second time, after it has ended."""
         return self.during(self._running or Pass())
 
     @property
     def row_count(self) -> int:
-        """Number of rows of the pass."""
+        """Number of rows of the running pass, padding included."""
         return self._running.row_count if self._running else 0
 
     def spans_at(self, path: str, *, layer: int) -> list[LayerSpan]:
-        """Return the rows that some adapter changes at a layer, in order."""
+        """Return the row ranges that an adapter updates at a layer, in order."""
         if self._running is None:
             return []
         found: list[LayerSpan] = []

@@ -1,8 +1,7 @@
-"""Attention within each sequence of a pack, as an attention function of transformers.
+"""Attention within each sequence of a pack, registered as an attention function of transformers.
 
-It is registered under its own name through transformers' `AttentionInterface`, and reads the
-sequence spans from a keyword argument that the model hands through to every attention layer.
-No mask function is registered under that name, so transformers builds no mask.
+Transformers' `AttentionInterface` selects it by name. The model passes the sequence spans to every attention layer
+in a keyword argument. No mask function is registered under the name, so transformers builds no mask.
 
 Legend: T rows of the pack, N sequences of one call, L rows of one sequence, S keys of one sequence (cached ones
 included), Q query heads, K key-value heads, H head size.
@@ -21,9 +20,9 @@ from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.spans import SequenceSpan
 
 IMPLEMENTATION = 'twinkle_packed'
-"""For `attn_implementation` of transformers."""
+"""Value of transformers' `attn_implementation` that selects this function."""
 SEQUENCES_ARGUMENT = 'twinkle_sequences'
-"""Keyword argument of the model that carries the spans."""
+"""Keyword argument of the model that carries the sequence spans."""
 _UNSUPPORTED_ARGUMENTS = ('softcap', 's_aux', 'position_bias')
 
 
@@ -39,10 +38,10 @@ def packed_attention(
     """Attend causally within each sequence.
 
     Returns:
-        float [1, T, Q, H], zero for rows in no sequence; and no attention weights.
+        Attention output, float [1, T, Q, H], zero for rows outside all sequences; and None for the weights.
 
     Raises:
-        UnsupportedModel: the layer asks for soft-capped or sink attention, or brings a mask.
+        UnsupportedModel: the layer uses soft-capped or sink attention, or passes a mask.
     """
     unsupported = [name for name in _UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported or attention_mask is not None:
@@ -51,7 +50,8 @@ def packed_attention(
     attend = partial(_attend, scaling=scaling, window=arguments.get('sliding_window'))
     lengths = [span.end_row - span.begin_row for span in sequences]
     padding = query_1QTH.shape[2] - sum(lengths)
-    # One node of the graph a tensor, whose backward is one concatenation; slices would each fill a whole tensor.
+    # `split` adds one autograd node per tensor, and its backward is one concatenation. Slicing would fill a
+    # tensor of the full size for every slice.
     queries, keys, values = (x.split([*lengths, padding], dim=2) for x in (query_1QTH, key_1KTH, value_1KTH))
     outputs: list[Tensor] = [torch.empty(0)] * len(lengths)
     for group in _groups(sequences, lengths):
@@ -69,9 +69,9 @@ def packed_attention(
 
 
 def _groups(sequences: Sequence[SequenceSpan], lengths: Sequence[int]) -> list[list[int]]:
-    """Group sequences that can share a call: those of one length, and each with a cache for itself.
+    """Group sequences that can share a kernel call: equal lengths without a cache; each cached sequence is alone.
 
-    The kernel's bits do not depend on how many sequences a call has.
+    The kernel's results are bitwise independent of the number of sequences in a call.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, (span, length) in enumerate(zip(sequences, lengths, strict=True)):
@@ -105,7 +105,7 @@ def _attend(
 
 
 def _causal_mask(new: int, total: int, *, window: int | None, device: torch.device) -> Tensor:
-    """Return bool [new, total]: the last `new` of `total` tokens see themselves and those before, within the window."""
+    """Return bool [new, total], true where one of the last `new` tokens attends to one of all `total` tokens."""
     query_position = torch.arange(total - new, total, device=device)[:, None]
     key_position = torch.arange(total, device=device)[None, :]
     mask = key_position <= query_position

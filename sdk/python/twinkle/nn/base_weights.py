@@ -1,4 +1,4 @@
-"""The base model's own weights on their way to and from other processes: merged with an adapter, or replaced."""
+"""Export and replacement of the base model's weights: merged with an adapter, or overwritten in place."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,18 +13,20 @@ from twinkle.nn.peft_files import tensor_of
 
 
 def merged_parameters(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, Tensor]:
-    """Return the base weights by the model's own names, those that the adapter changes as `W + scaling B A`.
+    """Return all base weights by name, with `W + scaling B A` where the adapter has an update.
 
-    Computed in float32 and rounded once to the dtype of W. What is not changed is the model's own tensor.
+    The sum is computed in float32 and rounded once to the dtype of W. Unchanged entries alias the model's tensors.
 
     Raises:
-        UnsupportedModel: the adapter changes a head that is tied to the embeddings, which stay as they are.
+        UnsupportedModel: the adapter updates a head that is tied to the embeddings.
     """
     merged = {name: parameter.detach() for name, parameter in model.base_parameters.items()}
     with torch.no_grad():
         for path, factors in adapter.factors.items():
             if f'{path}.weight' not in merged:
-                raise UnsupportedModel(f'{path} is tied to other weights, which a merged adapter would change too')
+                raise UnsupportedModel(
+                    f'{path} shares its weight with another layer, so an adapter on it cannot be merged'
+                )
             weight_OI = merged[f'{path}.weight']
             update_OI = (factors.b @ factors.a).mul_(factors.scaling)
             merged[f'{path}.weight'] = update_OI.add_(weight_OI).to(weight_OI.dtype)
@@ -34,16 +36,16 @@ def merged_parameters(model: PackedCausalLM, adapter: LoraWeights) -> dict[str, 
 def replace_parameters(
     model: PackedCausalLM, state: Mapping[str, TensorData], *, before_each: Callable[[], object] | None = None
 ) -> None:
-    """Overwrite base weights in place, in the dtype the model has them in. No pass may be running.
+    """Overwrite base weights in place, converted to the model's dtype. No pass may be running.
 
     Args:
-        model: whose weights are replaced.
-        state: by the model's own names, tied ones once; those that are not in it stay as they are.
-        before_each: called before each weight is overwritten; an exception of it leaves some new and some old.
+        model: model to change.
+        state: new weights by parameter name, tied ones once; parameters that are missing here keep their values.
+        before_each: called before each write; if it raises, some weights are new and the rest old.
 
     Raises:
-        ValueError: the model has no tensor of that name, or of another shape, or it is no number of floating
-            point; nothing was changed then.
+        ValueError: a name is unknown, or a tensor has another shape or no floating-point dtype; no weight
+            was changed.
     """
     own = model.base_parameters
     for name, data in state.items():
@@ -51,7 +53,7 @@ def replace_parameters(
             raise ValueError(f'the model has no weight {name}')
         if data.shape != tuple(own[name].shape) or 'float' not in data.dtype:
             raise ValueError(
-                f'{name} must be of floating point and {tuple(own[name].shape)}, got {data.dtype} {data.shape}'
+                f'{name} must be a float tensor of shape {tuple(own[name].shape)}, got {data.dtype} {data.shape}'
             )
     with torch.no_grad():
         for name, data in state.items():

@@ -1,6 +1,6 @@
-"""A frozen Hugging Face causal language model that runs packs of sequences under many adapters.
+"""Frozen Hugging Face causal language model that runs packed sequences under many adapters.
 
-Legend: T rows of the pack, R rows of any choice of them, D hidden size, V vocabulary.
+Legend: T rows of the pack, R any selection of rows, D hidden size, V vocabulary.
 """
 
 import os
@@ -29,13 +29,13 @@ from twinkle.nn.targets import TargetLayers
 
 
 class PackedCausalLM:
-    """Any decoder-only model of transformers, frozen, with every linear layer adaptable.
+    """Frozen decoder-only model of transformers whose linear layers all accept adapters.
 
-    Concurrency: one forward pass at a time; drive it from one thread.
+    Concurrency: one forward pass at a time; call it from one thread.
 
     Args:
-        model: taken over and changed in place.
-        is_checkpointed: whether the backward pass runs each layer again instead of keeping its activations.
+        model: model to wrap; it is changed in place and must not be used elsewhere afterwards.
+        is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
     """
 
     def __init__(self, model: PreTrainedModel, *, is_checkpointed: bool = False) -> None:
@@ -44,14 +44,14 @@ class PackedCausalLM:
         self._active = ActiveAdapters()
         self._head, self.head_path = _head_of(model, self.config)
         self.base_parameters = dict(model.named_parameters())
-        """The frozen weights by the model's own names, tied ones once."""
+        """Frozen weights by the model's parameter names, tied ones once."""
         self._media = MediaInputs.of(model)
         text = model if self._media is None else self._media.language_model
         fuse_layers(text)
         self.layers = _wrap_linears(model, self._active, within=text)
         """Module path to `(in_features, out_features)`, in the model's order, without the output head."""
         self.targets = TargetLayers(self.layers, head=self.head_path, shape=self._head.shape)
-        """The same with the head as the last one: all that an adapter may be of."""
+        """`layers` plus the output head as the last entry: every layer that accepts an adapter."""
         self._widths = {width for widths in self.layers.values() for width in widths}
         self._parameter_count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
@@ -72,16 +72,16 @@ class PackedCausalLM:
         """Load a model folder.
 
         Args:
-            path: a local folder in the Hugging Face layout; nothing is fetched and no code in it is run.
-            dtype: of the frozen weights, by torch's name. Adapters are always float32.
-            device: where it runs.
-            is_checkpointed: whether the backward pass runs each layer again instead of keeping its activations.
-                Takes about a third more time and changes no bit.
-            prepare: changes the model in place before anything is built on it, such as `twinkle.patch` does.
+            path: local folder in the Hugging Face layout; no file is downloaded and no code from it is executed.
+            dtype: torch dtype of the frozen weights, by name. Adapters are always float32.
+            device: torch device of the model.
+            is_checkpointed: whether the backward pass recomputes each layer's activations instead of storing them.
+                It costs about a third more time and the results are bitwise the same.
+            prepare: called with the loaded model to change it in place before it is wrapped, as `twinkle.patch` does.
 
         Raises:
-            UnsupportedModel: the architecture cannot be run in packs.
-            OSError: the folder is no model.
+            UnsupportedModel: the architecture cannot run packed sequences.
+            OSError: the folder does not contain a model.
         """
         model = load_pretrained(path, dtype=getattr(torch, dtype))
         if prepare is not None:
@@ -90,12 +90,12 @@ class PackedCausalLM:
 
     @property
     def backbone(self) -> nn.Module:
-        """The frozen model without its output head, for whoever patches it; no pass may run meanwhile."""
+        """Frozen model without its output head. Patches may change it while no pass is running."""
         return self._backbone
 
     @property
     def seams(self) -> list[KernelSeam]:
-        """Layers whose arithmetic another kernel may take over, in the model's order."""
+        """Layers whose arithmetic an external kernel can replace, in the model's order."""
         return [module for module in self._backbone.modules() if isinstance(module, KernelSeam)]
 
     @property
@@ -105,7 +105,7 @@ class PackedCausalLM:
 
     @property
     def max_position_embeddings(self) -> int:
-        """Longest sequence, in tokens."""
+        """Maximum sequence length, in tokens."""
         return self.config.max_position_embeddings
 
     @property
@@ -120,7 +120,7 @@ class PackedCausalLM:
 
     @property
     def media(self) -> MediaSpec | None:
-        """How images, videos or audio are read; None where only text is."""
+        """Specification of the images, videos or audio that the model reads; None for a text model."""
         return None if self._media is None else self._media.spec
 
     @property
@@ -130,19 +130,19 @@ class PackedCausalLM:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in a `KVCache`."""
+        """Bytes that one token occupies in a `KVCache`."""
         heads = getattr(self.config, 'num_key_value_heads', None) or self.config.num_attention_heads
         head_dim = getattr(self.config, 'head_dim', None) or self.config.hidden_size // self.config.num_attention_heads
         return 2 * self.config.num_hidden_layers * heads * head_dim * self._head.weight_VD.element_size()
 
     @property
     def dtype_name(self) -> str:
-        """Of the frozen weights, by torch's name."""
+        """Name of the torch dtype of the frozen weights."""
         return str(self._head.weight_VD.dtype).removeprefix('torch.')
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs; inputs must be there."""
+        """Device of the model; inputs must be on it."""
         return self._head.weight_VD.device
 
     def hidden(
@@ -155,29 +155,29 @@ class PackedCausalLM:
         media: Sequence[MediaSpan] = (),
         is_training: bool = False,
     ) -> Tensor:
-        """Run the pack through all layers but the head.
+        """Run the pack through all layers except the head.
 
         Args:
             input_ids_T: int64 [T].
-            position_ids_T: int64 [T], the position of each token within its sequence; or, for a model that reads
-                images, [3, T]: its places in time, height and width.
-            sequences: cover all rows in order.
-            adapters: in order, disjoint; rows in none use the base model.
-            media: images and videos among the rows, each in the place of its tokens.
-            is_training: draw dropout, each adapter from its own generator. Whether gradients are
-                recorded is torch's grad mode, and reaches adapters whose weights require them.
+            position_ids_T: int64 [T], the position of each token within its sequence; for a model with a vision or
+                audio tower also [3, T], the positions on the time, height and width axes.
+            sequences: spans that cover all rows in order.
+            adapters: disjoint spans in order; rows outside them use the base model.
+            media: images, videos and clips whose tokens are among the rows.
+            is_training: whether to draw dropout, each adapter from its own generator. Gradients are recorded under
+                torch's grad mode for the adapters whose weights require them.
 
         Returns:
             float [T, D], after the final norm.
 
         Raises:
-            PackError: the spans do not fit the rows, or the model reads no images.
+            PackError: the spans do not fit the rows, or media was given to a text model.
         """
         row_count = input_ids_T.shape[0]
         if row_count == 0 or position_ids_T.shape[-1:] != input_ids_T.shape:
-            raise PackError('input_ids and position_ids must be equally long and not empty')
+            raise PackError('input_ids and position_ids must have the same length and at least one token')
         if self._media is None and (media or position_ids_T.dim() != 1):
-            raise PackError('the model reads text alone; leave media out, and give one position a token')
+            raise PackError('this model reads only text; leave media out and give one position per token')
         check_spans(row_count, sequences, adapters)
         padded_count = padded_row_count(row_count, self._widths)
         ids = pad_rows(input_ids_T, padded_count)
@@ -187,17 +187,17 @@ class PackedCausalLM:
         return output.last_hidden_state[0, :row_count]
 
     def _inputs(self, ids: Tensor, position_ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
-        """Return what the backbone takes for padded ids."""
+        """Return the backbone's keyword arguments for padded ids."""
         if self._media is None:
             return {'input_ids': ids[None], 'position_ids': pad_rows(position_ids, len(ids))[None]}
         return self._media(ids, position_ids, media)
 
     def logits(self, hidden_RD: Tensor, *, adapters: Sequence[AdapterSpan] = ()) -> Tensor:
-        """Return float32 [R, V] for rows of `hidden`'s result. For few rows: all are held at once.
+        """Return float32 [R, V], the logits of some rows. All of them are materialized, so pass few rows.
 
         Args:
-            hidden_RD: the rows.
-            adapters: of these rows; those that change the head do.
+            hidden_RD: rows of the result of `hidden`.
+            adapters: spans over these rows; only adapters with an update at the head have an effect.
         """
         used = [span for span in adapters if span.adapter is not None]
         updates = [span.adapter.update_of(self.head_path) for span in used]
@@ -218,17 +218,17 @@ class PackedCausalLM:
         candidate_ids_RK: Tensor | None = None,
         adapter: HeadAdapter | None = None,
     ) -> HeadOutputs:
-        """Return what losses ask of each row's distribution, in blocks of rows that bound memory.
+        """Compute what losses need of each row's distribution, block by block to bound memory.
 
-        Only what is asked for is computed. A row's results do not depend on the other rows.
+        Only the requested values are computed. A row's results do not depend on the other rows.
 
         Args:
-            hidden_RD: rows of `hidden`'s result.
+            hidden_RD: rows of the result of `hidden`.
             labels_R: int64 [R] in [0, vocab_size).
-            temperature: divides the logits; positive. For all rows, or float32 [R], one for each.
-            is_entropy_needed: whether entropies are computed.
-            candidate_ids_RK: int64 [R, K], ids whose log-probabilities are computed beside the label's.
-            adapter: what the adapter of all these rows does at the head.
+            temperature: positive divisor of the logits, one for all rows or float32 [R].
+            is_entropy_needed: whether to compute entropies.
+            candidate_ids_RK: int64 [R, K], token ids whose log-probabilities are computed in addition to the label's.
+            adapter: update of the head for all these rows, if their adapter has one.
         """
         return run_head(
             hidden_RD,
@@ -240,24 +240,26 @@ class PackedCausalLM:
         )
 
     def label_logprobs(self, hidden_RD: Tensor, labels_R: Tensor, *, temperature: float = 1.0) -> Tensor:
-        """Return float32 [R], the natural log-probability of each row's label: `head_outputs`' thinnest case."""
+        """Return float32 [R], the natural log-probability of each row's label."""
         return self.head_outputs(hidden_RD, labels_R, temperature=temperature).logps_R
 
 
 def _head_of(model: PreTrainedModel, config: Any) -> tuple[HeadWeights, str]:
-    """Return the output head and its path."""
+    """Return the output head and its module path."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise UnsupportedModel(f'{type(model).__name__} has no linear output head')
     for name in ('logit_scale', 'attn_logit_softcapping'):
         if getattr(config, name, None) is not None:
-            raise UnsupportedModel(f'{type(model).__name__} sets {name}, which the packed path does not compute')
+            raise UnsupportedModel(
+                f'{type(model).__name__} sets {name}, which the packed forward path does not support'
+            )
     path = next(path for path, module in model.named_modules() if module is head)
     return HeadWeights(head.weight, head.bias, softcap=getattr(config, 'final_logit_softcapping', None)), path
 
 
 def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters, *, within: nn.Module) -> dict[str, tuple[int, int]]:
-    """Make the linear layers of a part of the model adaptable, all but the head."""
+    """Replace the linear layers below `within`, except the head, by `LoraLinear`; return their widths by path."""
     head, own = model.get_output_embeddings(), set(within.modules())
     linears = {
         path: module
@@ -265,7 +267,7 @@ def _wrap_linears(model: PreTrainedModel, active: ActiveAdapters, *, within: nn.
         if isinstance(module, nn.Linear) and module is not head and module in own
     }
     if not linears:
-        raise UnsupportedModel(f'{type(model).__name__} has no linear layers that could be adapted')
+        raise UnsupportedModel(f'{type(model).__name__} has no linear layers to adapt')
     for layer, (path, linear) in enumerate(linears.items()):
         replace_module(model, path, LoraLinear(linear, path=path, layer=layer, active=active))
     return {path: (linear.in_features, linear.out_features) for path, linear in linears.items()}

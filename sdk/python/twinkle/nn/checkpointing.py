@@ -1,7 +1,8 @@
-"""Activation checkpointing: keep only each decoder layer's input, and run the layer again in the backward pass.
+"""Activation checkpointing: store only each decoder layer's input, and recompute the layer in the backward pass.
 
-The layers of transformers carry the switch; what they lack is the adapters, which are gone from
-`ActiveAdapters` by then. Dropout follows from the pass's seeds, so the second run draws the same.
+The layers of transformers implement it, but by the time of the backward pass the forward pass has ended and
+`ActiveAdapters` is empty; the context function here restores its adapters. Dropout masks depend only on the
+pass's seeds, so the recomputation draws the same ones.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -17,11 +18,11 @@ def checkpoint_layers(model: PreTrainedModel, active: ActiveAdapters) -> None:
     """Checkpoint every decoder layer of a model whenever gradients are recorded.
 
     Raises:
-        UnsupportedModel: the architecture has no layers that can be run again.
+        UnsupportedModel: the architecture has no layers that support recomputation.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers or not model.supports_gradient_checkpointing:
-        raise UnsupportedModel(f'{type(model).__name__} cannot run its layers again')
+        raise UnsupportedModel(f'{type(model).__name__} does not support gradient checkpointing')
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), active.again()
@@ -30,5 +31,5 @@ def checkpoint_layers(model: PreTrainedModel, active: ActiveAdapters) -> None:
         {'use_reentrant': False, 'preserve_rng_state': False, 'context_fn': contexts},
     )
     for layer in layers:
-        # The switch works in training mode only; that of the layers inside stays off, and with it their own dropout.
+        # Checkpointing requires training mode. Modules inside the layer stay in eval mode, so their dropout is off.
         layer.training = True

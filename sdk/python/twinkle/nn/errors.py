@@ -1,10 +1,10 @@
-"""What the forward path refuses. All are raised before anything is computed or changed."""
+"""Errors of the forward path. All are raised before anything is computed or changed."""
 
 from twinkle.data_format.lora import TARGET_GROUPS
 
 
 class PackError(ValueError):
-    """Spans, token ids and positions of a pack do not fit together."""
+    """Spans, token ids and positions of a pack are inconsistent."""
 
 
 class UnknownTargetModules(ValueError):
@@ -18,13 +18,13 @@ class UnknownTargetModules(ValueError):
 
 
 class UnsupportedModel(ValueError):
-    """The base model computes something that the packed forward path does not."""
+    """The packed forward path does not support an operation of the base model."""
 
 
 class UnknownParameters(ValueError):
     """Full-parameter training names parameters the model does not have."""
 
     def __init__(self, unknown: list[str], known: list[str]) -> None:
-        super().__init__(f'target_modules {unknown} match no parameter; leave them out, or use some of {known}')
+        super().__init__(f'target_modules {unknown} match no parameter; leave them out or use some of {known}')
         self.unknown = unknown
         self.known = known

@@ -1,7 +1,7 @@
-"""The base model's own weights as what is trained, for as long as one run leases them.
+"""Weights of the base model as the trainable weights of one run that leases the model.
 
-It is a kind of weights beside `LoraWeights`, with the same verbs: the trainer does not tell them apart. The
-base model is everybody's, so its weights are put back, to the bit, when the lease ends.
+`FullWeights` has the same methods as `LoraWeights`, so the trainer treats both alike. The base model is shared,
+so its original weights are restored bitwise when the lease ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,26 +17,26 @@ from twinkle.nn.targets import matches_any
 
 
 class FullWeights:
-    """Parameters of the base model, trained in place. Nothing else may use the model until `release`.
+    """Parameters of the base model, trained in place. The model must not be used elsewhere until `release`.
 
     Args:
-        model: whose weights are leased; they must be float32, since steps of 16-bit weights are lost to rounding.
-        target_modules: names matched against the dotted parts of each parameter's path; none for all.
-        seed: kept for symmetry with adapters: nothing is drawn.
+        model: model to train; its weights must be float32, because 16-bit weights lose small steps to rounding.
+        target_modules: names matched against the dotted parts of each parameter's path; empty selects all.
+        seed: unused; present because adapters take one.
 
     Raises:
-        UnknownParameters: a name matches nothing.
-        UnsupportedModel: the weights are not float32, or the model reads images, whose tower stays frozen.
+        UnknownParameters: a name matches no parameter.
+        UnsupportedModel: the weights are not float32, or the model has a vision or audio tower.
     """
 
     def __init__(self, model: PackedCausalLM, target_modules: Sequence[str] = (), *, seed: int = 0) -> None:
         if model.media is not None:
-            raise UnsupportedModel('a model that reads images is trained by adapters alone; give a LoraConfig')
+            raise UnsupportedModel('full-parameter training supports only text models; give a LoraConfig')
         chosen = select_parameters(model.base_parameters, target_modules)
         if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
             raise UnsupportedModel('full-parameter training needs a base model loaded as float32')
         self.config = None
-        """There is no LoRA configuration."""
+        """Always None: there is no LoRA configuration."""
         self.target_modules = tuple(target_modules)
         self.dropout_generator = torch.Generator().manual_seed(seed)
         self._parameters = chosen
@@ -44,26 +44,28 @@ class FullWeights:
         self.requires_grad_(is_trainable=True)
 
     def update_of(self, path: str) -> None:
-        """Return nothing: layers compute with their own weights."""
+        """Return None: no layer has an update beside its weights."""
         del path
 
     def draw_dropout(self) -> RowDropout | None:
-        """Return nothing: there is no dropout."""
+        """Return None: full-parameter training has no dropout."""
         return None
 
     def peft_state(self) -> dict[str, Tensor]:
-        """Return the weights under the names they are saved by, here the model's own, without copying."""
+        """Return the weights under the model's parameter names, without copying."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def load_peft_state(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite all weights in place.
 
         Raises:
-            ValueError: a tensor is missing, unexpected, or of another shape; nothing was changed then.
+            ValueError: a tensor is missing, unexpected, or has another shape; no weight was changed.
         """
         own = self.peft_state()
         if own.keys() != state.keys():
-            raise ValueError(f'weights do not fit: {sorted(own.keys() ^ state.keys())[:3]} are not on both sides')
+            raise ValueError(
+                f'weights do not match the model: {sorted(own.keys() ^ state.keys())[:3]} are on one side only'
+            )
         for name, tensor in own.items():
             if state[name].shape != tensor.shape:
                 raise ValueError(f'{name} must have shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}')
@@ -75,7 +77,7 @@ class FullWeights:
         return list(self._parameters.values())
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """Return the trained tensors under the model's own names, in the order of `parameters`."""
+        """Return the trained tensors under the model's parameter names, in the order of `parameters`."""
         return dict(self._parameters)
 
     def requires_grad_(self, *, is_trainable: bool) -> 'FullWeights':
@@ -90,7 +92,7 @@ class FullWeights:
         return sum(tensor.numel() for tensor in self._parameters.values())
 
     def release(self) -> None:
-        """Put the base model's weights back, and freeze them; the lease is over."""
+        """Restore and freeze the base model's weights, which ends the lease."""
         self.requires_grad_(is_trainable=False)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -99,10 +101,10 @@ class FullWeights:
 
 
 def select_parameters(parameters: Mapping[str, Tensor], target_modules: Sequence[str]) -> dict[str, Tensor]:
-    """Return those that some name matches, all where there is no name.
+    """Return the parameters that match a name, or all when there are no names.
 
     Raises:
-        UnknownParameters: a name matches nothing.
+        UnknownParameters: a name matches no parameter.
     """
     if not target_modules:
         return dict(parameters)

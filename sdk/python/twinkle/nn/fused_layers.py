@@ -1,4 +1,4 @@
-"""Puts one-node forms of norms and gated layers in the place of a model's own."""
+"""Replacement of a model's norms and gated layers by forms with one autograd node."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from twinkle.nn.rms_norm import fused_norm
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Replace what the fused forms compute the same; everything else stays as it is. Weights are shared."""
+    """Replace every norm and gated layer that has an equivalent fused form. Weights are shared, not copied."""
     for path, module in list(model.named_modules()):
         fused = fused_norm(module) or fused_mlp(module)
         if fused is not None:
@@ -15,6 +15,6 @@ def fuse_layers(model: nn.Module) -> None:
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put `module` at a path of the model."""
+    """Replace the module at a path of the model."""
     parent, _, name = path.rpartition('.')
     setattr(model.get_submodule(parent), name, module)

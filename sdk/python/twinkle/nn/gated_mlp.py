@@ -1,7 +1,7 @@
-"""Gated feed-forward layers (Shazeer 2020, section 2) whose gate is one node of autograd's graph.
+"""Gated feed-forward layers (Shazeer 2020, section 2) whose gate is one autograd node.
 
-The gate is written with exponential and tanh alone: torch's own silu and gelu round the scalar tail of
-a tensor otherwise than the rest, and where that tail is depends on the number of threads and rows.
+The gate uses only exp and tanh. Torch's silu and gelu round the scalar tail of a tensor differently from the
+rest, and the position of that tail depends on the number of threads and rows.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from twinkle.nn.kernel_seam import KernelSeam
 
 _GELU_SCALE = (2.0 / torch.pi) ** 0.5
 _GELU_CUBIC = 0.044715
-"""Of the tanh approximation: Hendrycks and Gimpel 2016, section 2."""
+"""Coefficients of the tanh approximation (Hendrycks and Gimpel 2016, section 2)."""
 
 
 class GatedMLP(KernelSeam):
-    """`down(act(gate(x)) up(x))`, with the layers of the module it stands for under their own names.
+    """`down(act(gate(x)) up(x))`, with the replaced module's layers under their original names.
 
     Args:
-        mlp: the module it stands for.
-        gate: which `act(g) u`.
+        mlp: module to replace; its layers are shared.
+        gate: autograd function that computes `act(g) u`.
     """
 
     def __init__(self, mlp: nn.Module, gate: type['_Gate']) -> None:
@@ -36,7 +36,7 @@ class GatedMLP(KernelSeam):
 
     @property
     def operation(self) -> str:
-        """Return 'swiglu' or 'geglu', by the gate."""
+        """Name of the gate: 'swiglu' or 'geglu'."""
         return self.gate.operation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ class GatedMLP(KernelSeam):
 
 
 class _Gate(Function):
-    """`act(g) u`, in the dtype of `g`, computed in float32."""
+    """`act(g) u`, computed in float32 and returned in the dtype of `g`."""
 
     operation: str
-    """As `KernelSeam.operation`."""
+    """Name of the gate, the value of `KernelSeam.operation`."""
 
     @staticmethod
     def activation(g: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class _Gate(Function):
 
     @staticmethod
     def activation_and_slope(g: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `act(g)` and its derivative, both of which the caller may overwrite."""
+        """Return `act(g)` and its derivative; the caller may overwrite both."""
         raise NotImplementedError
 
     @classmethod
@@ -115,7 +115,7 @@ _GATES: tuple[tuple[Callable[[Tensor], Tensor], type[_Gate]], ...] = (
 
 
 def fused_mlp(module: nn.Module) -> GatedMLP | None:
-    """Return what computes the same as a model's gated layer, or nothing where the module is none that is known."""
+    """Return the fused form of a gated layer, or None unless it computes the same function on sample rows."""
     names = {name for name, _ in module.named_children()}
     if names != {'gate_proj', 'up_proj', 'down_proj', 'act_fn'}:
         return None
@@ -127,7 +127,7 @@ def fused_mlp(module: nn.Module) -> GatedMLP | None:
     weight = module.gate_proj.weight
     rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
     with torch.no_grad():
-        # The largest value sets the scale: sums over the inner width are rounded anew.
+        # The largest value sets the tolerance, because sums over the inner width round differently.
         expected = module(rows)
         tolerance = 16 * torch.finfo(weight.dtype).eps * float(expected.abs().max())
         return fused if torch.allclose(fused(rows), expected, atol=tolerance, rtol=0.0) else None

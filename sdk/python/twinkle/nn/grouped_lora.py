@@ -1,8 +1,8 @@
-"""The low-rank updates of all spans of a layer in six grouped products, for accelerators.
+"""Low-rank updates of all spans of a layer in six grouped matrix products, for accelerators.
 
-A loop over spans launches six kernels a span and layer; a grouped product is one launch whatever the
-number of spans. Ranks are padded to the largest, rows of no span belong to a group whose weights are
-zero. The update is rounded once more than in the loop, since a grouped product does not add in place.
+A loop launches six kernels per span and layer; a grouped product is one launch for any number of spans. Ranks
+are padded to the largest. Rows outside all spans belong to groups whose weights are zero. The update is rounded
+once more than in the loop, because a grouped product cannot add in place.
 
 Legend: T rows of the pack, G groups, R padded rank, I inputs and O outputs of the layer.
 """
@@ -17,11 +17,11 @@ from twinkle.nn.active_adapters import LayerSpan
 from twinkle.nn.lora_factors import LoraFactors
 
 _RANK_MULTIPLE = 8
-"""Rows of a 16-bit matrix must begin at multiples of 16 bytes."""
+"""Rows of a 16-bit matrix must start at multiples of 16 bytes."""
 
 
 def is_groupable(spans: Sequence[LayerSpan], x_TI: Tensor) -> bool:
-    """Tell whether the spans are LoRA alone, in a dtype and widths that grouped products take."""
+    """Return whether all spans are LoRA, with a dtype and widths that grouped products support."""
     if not hasattr(torch.nn.functional, 'grouped_mm') or x_TI.dtype != torch.bfloat16:
         return False
     updates = [span.update for span in spans]
@@ -32,7 +32,7 @@ def is_groupable(spans: Sequence[LayerSpan], x_TI: Tensor) -> bool:
 
 
 class GroupedLora:
-    """`SpanLoop` for LoRA, with one launch a product."""
+    """Counterpart of `SpanLoop` for LoRA, with one kernel launch per product."""
 
     def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
         """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
@@ -44,7 +44,7 @@ class GroupedLora:
     def add_gradient(
         self, spans: Sequence[LayerSpan], x_TI: Tensor, dy_TO: Tensor, dx_TI: Tensor | None, saved: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Add each span's part to its rows of `dx_TI` in place; return the gradients of all parameters, in order."""
+        """Add each span's gradient to its rows of `dx_TI` in place; return all parameters' gradients, in order."""
         (z_TR,) = saved
         groups = _Groups.of(spans, x_TI)
         dz_TR = groups.product(dy_TO, groups.scaled_b_GOR)
@@ -63,13 +63,13 @@ class GroupedLora:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Stacked weights by group, and where the groups' rows end."""
+    """Weights stacked by group, and the end row of each group."""
 
     a_GRI: Tensor
     scaled_b_GOR: Tensor
     ends_G: Tensor
     indices: Sequence[int]
-    """Group of each span."""
+    """Group index of each span."""
 
     @classmethod
     def of(cls, spans: Sequence[LayerSpan], x_TI: Tensor) -> '_Groups':
@@ -94,7 +94,7 @@ class _Groups:
         return cls(a_GRI, b_GOR, torch.tensor(ends, dtype=torch.int32, device=x_TI.device), indices)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply each group's rows of `left` by its matrix of `right`, or each group's columns by its rows."""
+        """Multiply each group's rows of `left` by its matrix in `right`, or its columns of `left` by its rows."""
         return torch.nn.functional.grouped_mm(left, right, offs=self.ends_G)
 
 

@@ -1,4 +1,4 @@
-"""What losses ask of the output head, without ever holding all logits.
+"""Values that losses need of the output head, computed without materializing all logits.
 
 Legend: R rows, B rows of one block, D hidden size, V vocabulary, K candidates.
 """
@@ -17,7 +17,7 @@ from twinkle.nn.rows import MIN_ROWS, block_rows, pad_rows
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """What was asked of the rows; differentiable once by the hidden states, and by the head where it is trained."""
+    """Requested values per row; differentiable once by the hidden states, and by the head where it is trained."""
 
     logps_R: Tensor
     """float32, natural log-probability of each row's label."""
@@ -29,7 +29,7 @@ class HeadOutputs:
 
 @dataclass(frozen=True)
 class _Request:
-    """What one call asks, without the tensors that get gradients."""
+    """Arguments of one call that get no gradients."""
 
     labels_R: Tensor
     temperature_R1: Tensor | None
@@ -51,7 +51,7 @@ def run_head(
     is_entropy_needed: bool = False,
     candidate_ids_RK: Tensor | None = None,
 ) -> HeadOutputs:
-    """Return what is asked of each row; see `PackedCausalLM.head_outputs`."""
+    """Compute the requested values of each row; see `PackedCausalLM.head_outputs`."""
     row_count = hidden_RD.shape[0]
     if not row_count:
         nothing_R = hidden_RD.sum(dim=-1, dtype=torch.float32)
@@ -68,12 +68,11 @@ def run_head(
 
 
 class _Head(Function):
-    """Log-probabilities, entropies and candidates of rows, in blocks of rows.
+    """Log-probabilities, entropies and candidates of rows, computed block by block.
 
-    Where labels alone are asked, the gradient of a row's value by its hidden state is a [D] vector that
-    does not depend on what follows. It is then computed in the forward pass while the block's softmax
-    is at hand, so that no block is computed twice and the backward pass is one multiplication.
-    Otherwise the blocks are computed again in the backward pass.
+    When only labels are requested, the gradient of a row's value by its hidden state is a [D] vector that does not
+    depend on the upstream gradient. The forward pass computes it from the block's softmax, so no block is computed
+    twice and the backward pass is one multiplication. Otherwise the backward pass recomputes the blocks.
     """
 
     @staticmethod
@@ -125,7 +124,7 @@ class _Head(Function):
         bias = bias[: int(ctx.has_bias)]
         head = HeadWeights(weight_VD, bias[0] if bias else None, ctx.softcap)
         d_hidden_RD = torch.empty_like(hidden_RD)
-        # Zeros of the head's size are worth saving where it is frozen, as it is beside adapters.
+        # Allocate zeros of the head's size only for tensors that need gradients; beside adapters the head is frozen.
         wanted = zip((weight_VD, *bias), ctx.needs_input_grad[1:3], strict=False)
         by_head = [torch.zeros_like(tensor) if is_wanted else None for tensor, is_wanted in wanted]
         upstream = _Upstream(d_logps_R, d_entropies_R, d_candidates_RK)
@@ -142,7 +141,7 @@ class _Head(Function):
 
 @dataclass(frozen=True)
 class _Upstream:
-    """What arrives at the outputs; nothing for those that no loss used."""
+    """Upstream gradients of the outputs; None for outputs that no loss used."""
 
     logps_R: Tensor | None
     entropies_R: Tensor | None
@@ -171,7 +170,7 @@ class _Upstream:
 
 
 def _add_head_gradient(by_head: list[Tensor | None], gradient_BV: Tensor, hidden_BD: Tensor) -> None:
-    """Add what a block of rows has of the gradients by weight and bias, in place, where they are wanted."""
+    """Add one block's contribution to the gradients of weight and bias, in place."""
     gradient_BV = gradient_BV[: hidden_BD.shape[0]].to(hidden_BD.dtype)
     d_weight_VD, d_bias_V = (*by_head, None)[:2]
     if d_weight_VD is not None:
@@ -187,7 +186,7 @@ def _blocks(head: HeadWeights, hidden_RD: Tensor, request: _Request) -> Iterator
         temperature_B1 = None
         if request.temperature_R1 is not None:
             given_B1 = request.temperature_R1[rows]
-            # Rows that were added must not divide by zero.
+            # Padding rows get temperature 1, so they do not divide by zero.
             missing = max(MIN_ROWS - given_B1.shape[0], 0)
             temperature_B1 = torch.cat([given_B1, given_B1.new_ones((missing, 1))])
         hidden_BD = pad_rows(hidden_RD[rows], MIN_ROWS)

@@ -1,4 +1,4 @@
-"""The output head: from hidden states to logits, and the way back.
+"""Output head: logits of hidden states, and their gradients.
 
 Legend: R rows, B rows of one block, D hidden size, V vocabulary, K candidates.
 """
@@ -19,13 +19,13 @@ from twinkle.nn.span_kernels import kernel_for
 
 @dataclass(frozen=True)
 class HeadAdapter:
-    """What one adapter does at the head, in one pass."""
+    """Update of the head by one adapter in one pass."""
 
     update: LayerUpdate
     dropout: RowDropout | None = None
-    """Its dropout there; None where it has none, or the pass is not for training."""
+    """Dropout of the adapter; None if it has none or the pass is not for training."""
     first_layer: int = 0
-    """Number from which on the blocks of rows are numbered as layers, whose masks follow from their numbers."""
+    """Layer index of the first block of rows; block i draws the dropout mask of layer `first_layer + i`."""
 
     def draw(self, block: int) -> LayerDraw | None:
         """Return the dropout of a block of rows."""
@@ -34,13 +34,13 @@ class HeadAdapter:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """`z = softcap tanh((h W^T + bias) / softcap)`, or without the cap where there is none."""
+    """`z = softcap tanh((h W^T + bias) / softcap)`, or `h W^T + bias` without a softcap."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
     softcap: float | None
     adapter: HeadAdapter | None = None
-    """For `run_head`: what the adapter of all its rows does."""
+    """Update that `run_head` applies to all rows."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class HeadWeights:
         return self.weight_VD.shape[1], self.weight_VD.shape[0]
 
     def logits(self, hidden_RD: Tensor, spans: Sequence[LayerSpan] = ()) -> Tensor:
-        """Return float32 [R, V], which the caller may overwrite; adapters change their own rows alone."""
+        """Return float32 [R, V], which the caller may overwrite; each adapter changes only its own rows."""
         padded = pad_rows(hidden_RD, MIN_ROWS)
         raw = linear(padded, self.weight_VD, self.bias_V)
         if spans:
@@ -56,14 +56,14 @@ class HeadWeights:
         return self.capped(raw[: hidden_RD.shape[0]])
 
     def capped(self, raw_RV: Tensor) -> Tensor:
-        """Return the logits as float32, capped where the model says so."""
+        """Return the logits as float32, with the model's softcap if it has one."""
         logits = raw_RV.float()
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def block(
         self, hidden_BD: Tensor, temperature_B1: Tensor | None, *, adapted: 'Adapted | None' = None
     ) -> 'HeadBlock':
-        """Return the distributions of some rows. At least `MIN_ROWS`, which keeps a row's bits its own."""
+        """Return the distributions of at least `MIN_ROWS` rows; with fewer, results would depend on the row count."""
         raw_BV = linear(hidden_BD, self.weight_VD, self.bias_V)
         if adapted is not None:
             adapted.add_output(hidden_BD, raw_BV)
@@ -77,10 +77,10 @@ class HeadWeights:
 
 
 class Adapted:
-    """What an adapter does to the head on one block of rows.
+    """Update of the head by an adapter on one block of rows.
 
     Args:
-        update: of the head.
+        update: the adapter's update of the head.
         draw: its dropout on these rows.
     """
 
@@ -95,7 +95,7 @@ class Adapted:
         self._saved = self._update.add_output(hidden_BD, raw_BV, self._draw)
 
     def add_gradient(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
-        """Add the update's part to the gradient by the rows in place; return that by its parameters."""
+        """Add the update's gradient by the rows in place; return the gradients of the adapter's parameters."""
         return self._update.add_gradient(self._hidden_BD, gradient_BV, by_hidden_BD, self._saved, self._draw)
 
 
@@ -131,7 +131,7 @@ class HeadBlock:
     def label_jacobian(self, labels_B: Tensor) -> Tensor:
         """Return [B, D], the gradient of each row's label log-probability by its hidden state.
 
-        It is `(W[label] - softmax W) / temperature`, so that nothing of the vocabulary's width is written for it.
+        With weights W it is `(W[label] - softmax W) / temperature`, which needs no [B, V] tensor for the gradient.
         """
         if self._slope_BV is not None:
             gradient_BV = torch.zeros_like(self.logits_BV).scatter_(1, labels_B[:, None], 1.0) - self.softmax_BV
@@ -141,38 +141,38 @@ class HeadBlock:
         return jacobian_BD if self._temperature_B1 is None else jacobian_BD / self._temperature_B1.to(weight_VD.dtype)
 
     def by_raw_logits(self, gradient_BV: Tensor) -> Tensor:
-        """Turn the gradient by `logits_BV`, in place, into the one by the logits before temperature and softcap."""
+        """Return the gradient by the raw logits for the one by `logits_BV`, which is overwritten."""
         if self._temperature_B1 is not None:
             gradient_BV /= self._temperature_B1
         return gradient_BV if self._slope_BV is None else gradient_BV.mul_(self._slope_BV)
 
     def by_hidden(self, gradient_BV: Tensor) -> Tensor:
-        """Return [B, D] for the gradient by the raw logits."""
+        """Return [B, D], the gradient by the hidden states, for the gradient by the raw logits."""
         return gradient_BV.to(self._head.weight_VD.dtype) @ self._head.weight_VD
 
     def by_adapter(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:
-        """Add what the adapter has of it to the gradient by the rows; return that by the adapter's parameters."""
+        """Add the adapter's gradient by the rows in place; return the gradients of its parameters."""
         if self._adapted is None:
             return ()
         return self._adapted.add_gradient(gradient_BV.to(self._head.weight_VD.dtype), by_hidden_BD)
 
 
 def summed(totals: list[Tensor | None], more: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the sums of gradients, block by block; nothing where there is none."""
+    """Return the elementwise sums of two blocks' gradients; None where a tensor gets no gradient."""
     if not totals:
         return list(more)
     return [None if a is None or b is None else a.add_(b) for a, b in zip(totals, more, strict=True)]
 
 
 def log_probabilities(logits_RV: Tensor) -> Tensor:
-    """Return float32 [R, V], natural, to the bit what a `HeadBlock` gives: so a sampler and a trainer agree.
+    """Return float32 [R, V], natural log-probabilities, bitwise equal to a `HeadBlock`'s.
 
-    For few rows: all are held at once.
+    Samplers use it, so trainer and sampler agree. All values are materialized, so pass few rows.
     """
     return logits_RV - _normaliser(logits_RV, torch.softmax(logits_RV, dim=-1))[:, None]
 
 
 def _normaliser(logits_RV: Tensor, softmax_RV: Tensor) -> Tensor:
     largest_R, index_R = logits_RV.max(dim=-1)
-    # The largest probability is 1 / sum exp(z - max z), at hand and never small.
+    # The largest probability is 1 / sum(exp(z - max z)); it is already computed and never small.
     return largest_R - softmax_RV.gather(1, index_R[:, None])[:, 0].log_()

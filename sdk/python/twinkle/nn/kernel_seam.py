@@ -1,4 +1,4 @@
-"""Where another kernel can take over a layer's arithmetic; which one does is `twinkle.kernel`'s to say."""
+"""Extension point at which an external kernel replaces a layer's arithmetic; `twinkle.kernel` selects the kernel."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class KernelSeam(nn.Module, ABC):
-    """A layer whose arithmetic is one operation with a name."""
+    """Layer whose arithmetic is one named operation."""
 
     kernel: Callable[..., Tensor] | None = None
-    """Runs in the place of the layer's own, with the same arguments. None: the layer's own, the reference."""
+    """Replacement called with the operation's arguments; None uses the layer's own reference implementation."""
 
     @property
     @abstractmethod
     def operation(self) -> str:
-        """Return its name: 'rms_norm' of `(x, weight, eps, offset)`, 'swiglu' or 'geglu' of `(gate, up)`."""
+        """Name of the operation: 'rms_norm' of `(x, weight, eps, offset)`, 'swiglu' or 'geglu' of `(gate, up)`."""

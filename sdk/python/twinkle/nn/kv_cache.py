@@ -9,12 +9,12 @@ _FIRST_CAPACITY = 64
 
 
 class KVCache:
-    """Per layer the keys and values of one sequence, `[n_kv_heads, length, head_dim]`, grown by doubling.
+    """Keys and values of one sequence per layer, `[n_kv_heads, length, head_dim]`, grown by doubling.
 
-    Not for use under autograd: values are written in place.
+    Tensors are written in place, so it must not be used under autograd.
 
     Args:
-        max_length: most tokens it will ever hold, and so the most memory it takes. Unset: unbounded.
+        max_length: maximum number of tokens, which also bounds the memory; None is unbounded.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
@@ -25,23 +25,23 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Number of tokens held, the same for every layer between two forward passes."""
+        """Number of stored tokens; it is the same for every layer between forward passes."""
         return self._lengths[-1] if self._lengths else 0
 
     @property
     def size_bytes(self) -> int:
-        """Memory allocated."""
+        """Allocated memory, in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self._keys, *self._values))
 
     def layer_length(self, layer: int) -> int:
-        """Return the number of tokens held for one layer."""
+        """Return the number of tokens stored for one layer."""
         return self._lengths[layer] if layer < len(self._lengths) else 0
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add tokens to a layer.
 
         Args:
-            layer: index of the layer; layers are first appended to in order.
+            layer: layer index; the first appends must come in layer order.
             keys: [n_kv_heads, new tokens, head_dim].
             values: [n_kv_heads, new tokens, head_dim].
 
@@ -49,7 +49,7 @@ class KVCache:
             All keys and values of the layer, as views that the next append may invalidate.
 
         Raises:
-            PackError: more than `max_length` tokens.
+            PackError: the layer would have more than `max_length` tokens.
         """
         if layer == len(self._lengths):
             capacity = min(_FIRST_CAPACITY, self._max_length or _FIRST_CAPACITY)
@@ -66,22 +66,22 @@ class KVCache:
         return self._keys[layer][:, :end], self._values[layer][:, :end]
 
     def _capacity_for(self, length: int) -> int:
-        """Return the memory, in tokens, to take for `length` tokens."""
+        """Return the capacity, in tokens, to allocate for `length` tokens."""
         capacity = _FIRST_CAPACITY
         while capacity < length:
             capacity *= 2
         if self._max_length is None:
             return capacity
         if length > self._max_length:
-            raise PackError(f'{length} tokens do not fit a cache of {self._max_length}')
+            raise PackError(f'{length} tokens do not fit a cache of {self._max_length} tokens')
         return min(capacity, self._max_length)
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens from `length` on."""
+        """Discard all tokens from index `length` on."""
         self._lengths = [min(length, held) for held in self._lengths]
 
     def copy(self) -> 'KVCache':
-        """Return an independent cache with the same tokens, such as for another sample of the same prompt."""
+        """Return an independent copy, for example for another sample of the same prompt."""
         twin = KVCache(self._max_length)
         twin._keys = [tensor.clone() for tensor in self._keys]
         twin._values = [tensor.clone() for tensor in self._values]

@@ -1,8 +1,8 @@
-"""The low-rank update of one layer (Hu et al. 2021, equation 3), forward and backward.
+"""Low-rank update of one layer (Hu et al. 2021, equation 3), forward and backward.
 
-Factors are float32 master weights; products are in the dtype of the rows, which is the base model's:
-kernels accumulate in float32 in any case, the update is added before the one rounding of the sum,
-and 16-bit rows need not be copied to float32 first. Gradients are float32.
+Factors are float32 master weights. Products run in the dtype of the rows, which is the base model's: kernels
+accumulate in float32 in any case, the update is added before the single rounding of the sum, and 16-bit rows
+need no copy in float32. Gradients are float32.
 
 Legend: S rows of one adapter, I inputs and O outputs of the layer, r LoRA rank.
 """
@@ -35,7 +35,7 @@ class LoraFactors:
     def add_output(self, x_SI: Tensor, y_SO: Tensor, draw: LayerDraw | None) -> tuple[Tensor]:
         """Add the update to `y_SO` in place; return `A dropout(x)`, [S, r]."""
         dropped_SI = x_SI if draw is None else x_SI * draw.mask(x_SI)
-        # With rank 1 it would be a matrix times a vector, where a row's bits depend on how many rows there are.
+        # A single row would make this a matrix-vector product, whose rounding depends on the number of rows.
         a_RI = pad_rows(self.a, 2).to(x_SI.dtype)
         z_SR = (dropped_SI @ a_RI.t())[:, : self.a.shape[0]]
         y_SO.addmm_(z_SR, self.b.to(x_SI.dtype).t(), alpha=self.scaling)
@@ -44,10 +44,10 @@ class LoraFactors:
     def add_gradient(
         self, x_SI: Tensor, dy_SO: Tensor, dx_SI: Tensor | None, saved: Sequence[Tensor], draw: LayerDraw | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Add the update's part to `dx_SI` in place, where one is wanted; return the gradients of A and B."""
+        """Add the update's gradient to `dx_SI` in place if wanted; return the gradients of A and B."""
         (z_SR,) = saved
-        # Products with few rows, not few columns: up to three times as fast on CPUs. The forward one stays as it
-        # is, since with few rows its columns, which are the pack's rows, would not keep their bits.
+        # Products with few rows are up to three times as fast on CPUs as products with few columns. The forward
+        # product keeps its orientation: transposed, the rounding of a pack row would depend on the other rows.
         dz_RS = (self.b.to(dy_SO.dtype).t() @ dy_SO.t()).mul_(self.scaling)
         mask_SI = None if draw is None else draw.mask(x_SI)
         da_RI = db_OR = None

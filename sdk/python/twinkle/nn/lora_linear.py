@@ -1,7 +1,7 @@
-"""A frozen linear layer to which each adapter adds its update on its own rows.
+"""Frozen linear layer to which each adapter adds its update on its own rows.
 
-However many adapters there are, a layer is one node of autograd's graph: the frozen product is one
-over all rows, forward and backward, and each update works in place on its rows of the result.
+The layer is one autograd node for any number of adapters: the frozen product runs once over all rows, forward
+and backward, and each update is applied in place to its rows of the result.
 
 Legend: T rows of the pack, S rows of one adapter, I inputs and O outputs of the layer.
 """
@@ -21,10 +21,10 @@ class LoraLinear(nn.Module):
     """`y[t] = W x[t] + update(x[t])`, with the update of the adapter of row t.
 
     Args:
-        base: the frozen layer; its weight is shared, not copied.
-        path: of the layer in the model.
-        layer: number of the layer in the model, from which its dropout is drawn.
-        active: which adapters the pass that is running uses.
+        base: frozen layer; its weight is shared, not copied.
+        path: module path of the layer in the model.
+        layer: index of the layer in the model, which selects its dropout masks.
+        active: holder of the running pass's adapters.
     """
 
     def __init__(self, base: nn.Linear, *, path: str, layer: int, active: ActiveAdapters) -> None:
@@ -36,23 +36,25 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight; some models read it to learn a device or dtype."""
+        """Frozen weight; some models read its device or dtype."""
         return self.base.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `y [..., O]` for `x [..., I]`, whose leading axes are the rows of the pack."""
+        """Return `y [..., O]` for `x [..., I]`; the leading axes are the rows of the pack."""
         spans = self._active.spans_at(self._path, layer=self._layer)
         if not spans:
             return self.base(x)
         row_count = x.numel() // x.shape[-1]
         if row_count != self._active.row_count:
-            raise UnsupportedModel(f'{self._path} sees {row_count} of {self._active.row_count} rows')
+            raise UnsupportedModel(
+                f'{self._path} got {row_count} rows in a pass of {self._active.row_count}; pass all rows'
+            )
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
         return _AdaptedLinear.apply(x, self.base.weight, self.base.bias, spans, *parameters)
 
 
 class _AdaptedLinear(Function):
-    """`LoraLinear` with spans, as one node. The frozen weight gets no gradient."""
+    """`LoraLinear` with spans as one autograd node. The frozen weight gets no gradient."""
 
     @staticmethod
     def forward(

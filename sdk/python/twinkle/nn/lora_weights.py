@@ -1,4 +1,4 @@
-"""One adapter's weights on one device."""
+"""Weights of one LoRA adapter on one device."""
 
 import math
 from collections.abc import Mapping
@@ -18,32 +18,32 @@ class LoraWeights:
     """Low-rank factors by module path, and the random state of their dropout.
 
     Args:
-        config: what they were made from.
-        factors: module path, as in the base model, to factors; in the model's order.
-        seed: of dropout.
+        config: LoRA configuration of the adapter.
+        factors: factors by module path of the base model, in the model's order.
+        seed: seed of dropout.
     """
 
     def __init__(self, config: LoraConfig, factors: Mapping[str, LoraFactors], *, seed: int) -> None:
         self.config = config
         self.factors = dict(factors)
-        # On the CPU whatever the device, so that a run can move between devices.
+        # The generator is on the CPU on every device, so a run can move between devices.
         self.dropout_generator = torch.Generator().manual_seed(seed)
 
     @classmethod
     def create(
         cls, layers: Layers, config: LoraConfig, *, seed: int, device: str = 'cpu', is_trainable: bool = False
     ) -> 'LoraWeights':
-        """Draw fresh weights: A uniform in `±1 / sqrt(in)` (He et al. 2015 with a slope of sqrt 5), B zero.
+        """Initialize an adapter: A uniform in `±1 / sqrt(in)` (He et al. 2015 with a slope of sqrt 5), B zero.
 
         Args:
-            layers: of the base model.
-            config: ranks, targets, scaling.
-            seed: of A and of dropout; the same seed gives the same weights on every device.
-            device: where they live.
-            is_trainable: whether they collect gradients.
+            layers: linear layers of the base model.
+            config: ranks, targets and scaling.
+            seed: seed of A and of dropout; the same seed gives the same weights on every device.
+            device: torch device of the weights.
+            is_trainable: whether the weights collect gradients.
 
         Raises:
-            UnknownTargetModules: the configuration names layers the model does not have.
+            UnknownTargetModules: the configuration names layers that the model does not have.
         """
         generator = torch.Generator().manual_seed(seed)
         factors: dict[str, LoraFactors] = {}
@@ -66,18 +66,18 @@ class LoraWeights:
         device: str = 'cpu',
         is_trainable: bool = False,
     ) -> 'LoraWeights':
-        """Build from tensors under peft's names; they are copied.
+        """Build an adapter from tensors under peft's names; the tensors are copied.
 
         Raises:
-            UnknownTargetModules: the configuration names layers the model does not have.
-            ValueError: a tensor is missing, unexpected, or of another shape than the configuration says.
+            UnknownTargetModules: the configuration names layers that the model does not have.
+            ValueError: a tensor is missing, unexpected, or has another shape than the configuration requires.
         """
         weights = cls.create(layers, config, seed=config.seed or 0, device=device)
         weights.load_peft_state(state)
         return weights.requires_grad_(is_trainable=is_trainable)
 
     def peft_state(self) -> dict[str, Tensor]:
-        """Return the weights under the names peft saves them by, without copying."""
+        """Return the weights under the names that peft saves them by, without copying."""
         state: dict[str, Tensor] = {}
         for path, factors in self.factors.items():
             state[f'{_PEFT_PREFIX}{path}.lora_A.weight'] = factors.a.detach()
@@ -88,12 +88,12 @@ class LoraWeights:
         """Overwrite all weights in place.
 
         Raises:
-            ValueError: as `from_peft_state`; nothing was changed then.
+            ValueError: a tensor is missing, unexpected, or has another shape; no weight was changed.
         """
         own = self.peft_state()
         missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         if missing or unexpected:
-            raise ValueError(f'adapter tensors do not fit: missing {missing[:3]}, unexpected {unexpected[:3]}')
+            raise ValueError(f'tensors do not match the adapter: missing {missing[:3]}, unexpected {unexpected[:3]}')
         for name, tensor in own.items():
             if state[name].shape != tensor.shape:
                 raise ValueError(f'{name} must have shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}')
@@ -115,11 +115,11 @@ class LoraWeights:
         return self
 
     def update_of(self, path: str) -> LoraFactors | None:
-        """Return the factors of a layer, or nothing where the layer is no target."""
+        """Return the factors of a layer, or None if the layer is no target."""
         return self.factors.get(path)
 
     def draw_dropout(self) -> RowDropout | None:
-        """Draw the dropout of one training pass from the adapter's generator, or nothing where it has none."""
+        """Draw the dropout of one training pass from the adapter's generator, or return None if it has none."""
         probability = self.config.lora_dropout
         return RowDropout.draw(probability, self.dropout_generator) if probability else None
 

@@ -1,9 +1,9 @@
-"""Images, videos and audio of a pack: a frozen tower turns them into rows that stand in for tokens' embeddings.
+"""Images, videos and audio of a pack: a frozen tower computes the embeddings of their tokens.
 
-The tower runs once for each image by itself, without gradients and without adapters, so that what it gives depends on
-that image alone (docs/adr/0022-vision-tower.md).
+The tower processes each image alone, without gradients and without adapters, so its output depends only on that
+image (docs/adr/0022-vision-tower.md).
 
-Legend: T rows of the pack, P patches of one image or frames of one clip, C numbers of each, N tokens, D hidden size.
+Legend: T rows of the pack, P patches of one image or frames of one clip, C features of each, N tokens, D hidden size.
 """
 
 import os
@@ -22,31 +22,31 @@ from twinkle.nn.errors import PackError
 from twinkle.nn.rows import pad_rows
 
 _ATTENTION = {'': 'sdpa', 'text_config': IMPLEMENTATION, 'vision_config': 'sdpa', 'audio_config': 'sdpa'}
-"""Text runs in packs; a tower sees one image or clip at a time, whole."""
+"""Text runs packed; a tower processes one image or clip per call."""
 _POSITION_AXES = 3
-"""Time, height and width: Qwen2-VL, arXiv:2409.12191, section 2.1."""
+"""Axes time, height and width (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
 
 
 @dataclass(frozen=True)
 class MediaSpan:
-    """Rows `[begin_row, end_row)` of the pack are the tokens of one image, video or clip, or a piece of them."""
+    """Rows `[begin_row, end_row)` of the pack are tokens of one image, video or clip, or a range of them."""
 
     begin_row: int
     end_row: int
     kind: MediaKind
     patches_PC: Tensor
-    """float32 [P, C], as the model's own processor makes them."""
+    """float32 [P, C], as produced by the model's processor."""
     grid: Grid
     first_token: int = 0
-    """Which of the image's tokens the first row is, where the rows hold a piece of it."""
+    """Index of the token in the first row, when the rows are only part of the image."""
 
 
 class Tower(Protocol):
-    """The part of a model that reads what is not text."""
+    """Part of a model that encodes images, videos or audio."""
 
     spec: MediaSpec
     language_model: Any
-    """The part of the model that runs in packs."""
+    """Part of the model that runs packed sequences."""
 
     def tokens(self, patches_PC: Tensor, grid: Grid) -> Tensor:
         """Return [N, D] for one image, video or clip."""
@@ -54,11 +54,11 @@ class Tower(Protocol):
 
 
 class VisionTower:
-    """Qwen2.5-VL's images and videos.
+    """Tower of Qwen2.5-VL for images and videos.
 
     Args:
-        model: whose tower it is; its weights are shared.
-        spec: how its configuration says that images are read.
+        model: model with the tower; its weights are shared.
+        spec: image specification from the model's configuration.
     """
 
     def __init__(self, model: PreTrainedModel, spec: VisionSpec) -> None:
@@ -73,11 +73,11 @@ class VisionTower:
 
 
 class AudioTower:
-    """Qwen2-Audio's clips.
+    """Tower of Qwen2-Audio for audio clips.
 
     Args:
-        model: whose tower it is; its weights are shared.
-        spec: how its configuration says that audio is read.
+        model: model with the tower; its weights are shared.
+        spec: audio specification from the model's configuration.
     """
 
     def __init__(self, model: PreTrainedModel, spec: AudioSpec) -> None:
@@ -87,7 +87,7 @@ class AudioTower:
         self.language_model: Any = body.language_model
 
     def tokens(self, patches_PC: Tensor, grid: Grid) -> Tensor:
-        """Return [N, D] for one clip; the silence behind it is not attended to."""
+        """Return [N, D] for one clip; padding frames after its end are masked."""
         heard, frames, _ = grid
         is_heard = torch.arange(frames // 2, device=patches_PC.device) < (heard - 1) // 2 + 1
         mask = create_bidirectional_mask(
@@ -100,7 +100,7 @@ class AudioTower:
 
 
 class MediaInputs:
-    """What the text layers of a model with a tower take in the place of token ids."""
+    """Inputs of the text layers of a model with a tower: embeddings in place of token ids."""
 
     def __init__(self, tower: Tower) -> None:
         self.spec = tower.spec
@@ -109,20 +109,20 @@ class MediaInputs:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> 'MediaInputs | None':
-        """Return those of a model, None where it reads text alone."""
+        """Return the inputs of a model, or None if it reads only text."""
         spec = media_spec(model.config.to_dict())
         if spec is None:
             return None
         return cls(VisionTower(model, spec) if isinstance(spec, VisionSpec) else AudioTower(model, spec))
 
     def __call__(self, ids: Tensor, position_ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
-        """Return embeddings and positions for padded ids.
+        """Return the embeddings and positions of padded ids.
 
         Raises:
-            PackError: a span does not fit, or positions have axes that the model does not have.
+            PackError: a span does not fit, or the positions have more axes than the model supports.
         """
         if position_ids.dim() != 1 and not self.spec.has_axes:
-            raise PackError('the model has one position a token')
+            raise PackError('this model takes one position per token; got positions with several axes')
         positions = pad_rows(axes_of(position_ids).T, len(ids)).T[:, None]
         if not self.spec.has_axes:
             positions = positions[0]
@@ -130,25 +130,25 @@ class MediaInputs:
 
     @torch.no_grad()
     def rows(self, span: MediaSpan) -> Tensor:
-        """Return [N, D] for the rows of a span, the same bits whatever else is in the pass."""
+        """Return [N, D] for the rows of a span; the result does not depend on the rest of the pass."""
         weight = self.language_model.embed_tokens.weight
-        # A copy of its own lies where torch aligns it, wherever in a batch the patches came from.
+        # Results depend on alignment. A copy has torch's alignment at any offset of the patches in a batch.
         patches_PC = span.patches_PC.to(device=weight.device, dtype=weight.dtype, copy=True)
         rows_ND = self._tower.tokens(patches_PC, span.grid)
         return rows_ND[span.first_token : span.first_token + span.end_row - span.begin_row]
 
     def embeddings(self, input_ids_T: Tensor, media: Sequence[MediaSpan]) -> Tensor:
-        """Return [T, D]: the embedding of each token, and what the tower gives in the rows of media.
+        """Return [T, D], the embeddings of the tokens, with the tower's output in the rows of media.
 
         Raises:
-            PackError: a span reaches beyond the rows, or beyond its image.
+            PackError: a span exceeds the rows or its image.
         """
         embeddings_TD = self.language_model.embed_tokens(input_ids_T)
         for index, span in enumerate(media):
             count = self.spec.token_count(span.grid)
             is_within = 0 <= span.begin_row < span.end_row <= len(input_ids_T) and span.first_token >= 0
             if not is_within or span.first_token + span.end_row - span.begin_row > count:
-                raise PackError(f'media[{index}] has {count} tokens, and {len(input_ids_T)} rows to be in, got {span}')
+                raise PackError(f'media[{index}] of {count} tokens does not fit {len(input_ids_T)} rows: {span}')
         if not media:
             return embeddings_TD
         rows = torch.cat([torch.arange(span.begin_row, span.end_row) for span in media]).to(embeddings_TD.device)
@@ -156,15 +156,15 @@ class MediaInputs:
 
 
 def axes_of(position_ids: Tensor) -> Tensor:
-    """Return int64 [3, T] for positions [T] or [3, T]: text stands at the same place on every axis."""
+    """Return int64 [3, T] for positions [T] or [3, T]; a text token has the same position on every axis."""
     return position_ids.expand(_POSITION_AXES, -1) if position_ids.dim() == 1 else position_ids
 
 
 def load_pretrained(path: str | os.PathLike[str], *, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model of a local folder, its text to be run in packs.
+    """Load the model of a local folder with packed attention for its text layers.
 
     Raises:
-        OSError: the folder is no model.
+        OSError: the folder does not contain a model.
     """
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     if media_spec(config.to_dict()) is not None:

@@ -1,4 +1,4 @@
-"""Adapters in and out of the standard peft folder; the folder's layout is `twinkle.checkpoint_engine`'s."""
+"""Conversion of adapters to and from peft folders; `twinkle.checkpoint_engine` defines the folder's layout."""
 
 import os
 from collections.abc import Mapping
@@ -25,27 +25,27 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 
 def tensor_data_of(tensor: Tensor) -> TensorData:
-    """Copy a tensor into the shared byte layout.
+    """Copy a tensor into the library's byte layout.
 
     Raises:
-        KeyError: its dtype has no name there.
+        KeyError: the layout does not support the tensor's dtype.
     """
     view = tensor_view_of(tensor)
     return TensorData(view.dtype, view.shape, bytes(view.data))
 
 
 def tensor_view_of(tensor: Tensor) -> TensorData:
-    """Show a tensor in the shared byte layout, without copying one that lies contiguous on the CPU.
+    """Return a tensor in the library's byte layout; a contiguous CPU tensor is not copied.
 
     Raises:
-        KeyError: its dtype has no name there.
+        KeyError: the layout does not support the tensor's dtype.
     """
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return TensorData(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data.toreadonly())
 
 
 def tensor_of(data: TensorData) -> Tensor:
-    """Copy the shared byte layout into a tensor on the CPU."""
+    """Copy a tensor of the library's byte layout to the CPU."""
     dtype = _TORCH_DTYPES[data.dtype]
     if not data.data:
         return torch.empty(data.shape, dtype=dtype)
@@ -53,7 +53,7 @@ def tensor_of(data: TensorData) -> Tensor:
 
 
 def tensors_of(state: Mapping[str, TensorData]) -> dict[str, Tensor]:
-    """Copy named tensors out of the shared byte layout."""
+    """Copy named tensors of the library's byte layout to the CPU."""
     return {name: tensor_of(data) for name, data in state.items()}
 
 
@@ -62,8 +62,8 @@ def save_adapter(weights: LoraWeights, path: str | os.PathLike[str], *, base_mod
 
     Args:
         weights: the adapter.
-        path: the folder; made, or replaced.
-        base_model: recorded in the configuration.
+        path: folder to create or replace.
+        base_model: name of the base model, recorded in the configuration.
     """
     state = {name: tensor_data_of(tensor) for name, tensor in weights.peft_state().items()}
     write_peft_folder(path, state, weights.config, base_model=base_model)
@@ -72,10 +72,10 @@ def save_adapter(weights: LoraWeights, path: str | os.PathLike[str], *, base_mod
 def load_adapter(
     path: str | os.PathLike[str], layers: Layers, *, device: str = 'cpu', is_trainable: bool = False
 ) -> LoraWeights:
-    """Read a peft folder that this library, peft or another tool wrote.
+    """Read a peft folder that was written by this library, peft or another tool.
 
     Raises:
-        InvalidPeftFolder: the folder is missing a file or malformed.
+        InvalidPeftFolder: the folder is malformed or lacks a file.
         ValueError: its tensors do not fit the model.
     """
     state, config = read_peft_folder(path)

@@ -1,6 +1,6 @@
-"""Root mean square norms (Zhang and Sennrich 2019, equation 4) as one node of autograd's graph.
+"""Root mean square norms (Zhang and Sennrich 2019, equation 4) as one autograd node.
 
-Models write them as six operations, whose backward pass is three times the forward's memory traffic.
+Models implement them as six operations, whose backward pass has three times the memory traffic of the forward.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ class FusedRMSNorm(KernelSeam):
     """`y = x / sqrt(mean(x^2) + eps) (weight + offset)`, computed in float32, in the dtype of `x`.
 
     Args:
-        weight: [D], shared with the module this one stands for.
+        weight: [D], shared with the replaced module.
         eps: added to the mean square.
-        offset: 1 where the model stores the weight's distance from one.
+        offset: 1 if the model stores the weight minus one, else 0.
     """
 
     def __init__(self, weight: nn.Parameter, *, eps: float, offset: float) -> None:
@@ -29,11 +29,11 @@ class FusedRMSNorm(KernelSeam):
 
     @property
     def operation(self) -> str:
-        """Return 'rms_norm'."""
+        """Always 'rms_norm'."""
         return 'rms_norm'
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed rows of `x [..., D]`."""
+        """Return the normalized rows of `x [..., D]`."""
         kernel = _RMSNorm.apply if self.kernel is None else self.kernel
         return kernel(x, self.weight, self._eps, self._offset)
 
@@ -50,7 +50,7 @@ class _RMSNorm(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """With g = dy weight and s the inverse root, dx = s g - x s^3 mean(g x)."""
+        """Return the gradients: with g = dy weight and s the inverse root, dx = s g - x s^3 mean(g x)."""
         x, weight_D, inverse = ctx.saved_tensors
         x, dy, dtype = x.float(), dy.float(), x.dtype
         d_weight = None
@@ -68,9 +68,9 @@ def _scale(weight_D: Tensor, offset: float) -> Tensor:
 
 
 def fused_norm(module: nn.Module) -> FusedRMSNorm | None:
-    """Return what computes the same as a model's RMS norm, or nothing where the module is no such norm.
+    """Return the fused form of a model's RMS norm, or None if the module is not one.
 
-    What the module computes decides, by a comparison on drawn rows; its name only says that it is worth one.
+    The class name only selects candidates; a comparison on random rows decides.
     """
     weight = getattr(module, 'weight', None)
     eps = getattr(module, 'variance_epsilon', getattr(module, 'eps', None))
@@ -81,7 +81,7 @@ def fused_norm(module: nn.Module) -> FusedRMSNorm | None:
     for offset in (0.0, 1.0):
         fused = FusedRMSNorm(weight, eps=eps, offset=offset)
         with torch.no_grad():
-            # Two roundings more or less, in a 16-bit dtype, are no other function.
+            # Allow for a few more or fewer roundings in a 16-bit dtype.
             tolerance = 4 * torch.finfo(weight.dtype).eps
             if torch.allclose(fused(probe), module(probe), atol=tolerance, rtol=tolerance):
                 return fused

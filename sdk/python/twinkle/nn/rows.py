@@ -1,11 +1,10 @@
-"""Shapes at which each row of a matrix product has the same bits whatever its neighbours.
+"""Shapes at which each row of a matrix product is bitwise independent of the other rows.
 
-What was found with torch 2.13 and its MKL on CPUs, by sweeping rows, offsets, alignments and 1 to 8
-threads (docs/LOG.md): rows differ where a thread gets fewer than 4, so from 12 rows on, and at every
-multiple of 4, each row of a product is the same alone and within any larger one; 16 leaves a margin.
-Elementwise kernels end in a scalar tail whose exponential is rounded otherwise, so a tensor's element
-count must be a multiple of the vector width, and models must not call those kernels where threads cut
-tensors at other places (`twinkle.nn.gated_mlp`).
+Measured with torch 2.13 and its MKL on CPUs over row counts, offsets, alignments and 1 to 8 threads
+(docs/LOG.md): results differ where a thread gets fewer than 4 rows. From 12 rows on, in multiples of 4, each
+row of a product is the same alone and within any larger product; 16 leaves a margin. Elementwise kernels end in
+a scalar tail whose exponential rounds differently, so the element count of a tensor must be a multiple of the
+vector width, and models must not call kernels whose tail depends on the threads (`twinkle.nn.gated_mlp`).
 """
 
 import math
@@ -15,44 +14,44 @@ import torch
 from torch import Tensor
 
 MIN_ROWS = 16
-"""Fewest rows of a matrix product."""
+"""Minimum number of rows of a matrix product."""
 _BLOCK_ROWS = {'cpu': 128}
 _BLOCK_ROWS_OF_ACCELERATORS = 1024
 ALIGNMENT_BYTES = 64
-"""Of the first element; what torch allocates, and one cache line."""
+"""Alignment of a tensor's first element: torch's allocation alignment, one cache line."""
 _VECTOR = 32
-"""Elements that the widest vector loop of an elementwise kernel takes at once (two registers of AVX-512)."""
+"""Elements per step of the widest elementwise vector loop (two AVX-512 registers)."""
 
 
 def padded_row_count(row_count: int, widths: Iterable[int]) -> int:
-    """Return how many rows to run for `row_count` of them, so that no tensor of them has a scalar tail.
+    """Return the padded number of rows, chosen so that no tensor of the pass has a scalar tail.
 
     Args:
         row_count: rows with tokens.
-        widths: numbers of columns of what the model computes by rows.
+        widths: column counts of the tensors that the model computes.
     """
     multiple = _VECTOR // math.gcd(_VECTOR, *widths)
     return -(-max(row_count, MIN_ROWS) // multiple) * multiple
 
 
 def block_rows(device: torch.device) -> int:
-    """Return the rows of one block of the output head: as many as keep a block's logits to some tens of megabytes."""
+    """Return the rows per block of the output head, which keep a block's logits to tens of megabytes."""
     return _BLOCK_ROWS.get(device.type, _BLOCK_ROWS_OF_ACCELERATORS)
 
 
 def pad_rows(x: Tensor, row_count: int) -> Tensor:
-    """Return `x` with zero rows added up to `row_count`, or `x` itself where it has as many."""
+    """Return `x` with zero rows appended up to `row_count`, or `x` itself if it has enough rows."""
     missing = row_count - x.shape[0]
     return x if missing <= 0 else torch.cat([x, x.new_zeros((missing, *x.shape[1:]))])
 
 
 def is_stable(x: Tensor) -> bool:
-    """Tell whether a product of these rows has the bits that the same rows have in any other place."""
+    """Return whether a product with these rows gives the same bits as with the rows at any other offset."""
     return x.shape[0] >= MIN_ROWS and x.data_ptr() % ALIGNMENT_BYTES == 0
 
 
 def stable_rows(x: Tensor) -> Tensor:
-    """Return `x` itself where `is_stable`, else a copy that is, padded with zero rows."""
+    """Return `x` itself if `is_stable`, else a stable copy, padded with zero rows if it is short."""
     if x.shape[0] < MIN_ROWS:
         return pad_rows(x, MIN_ROWS)
     return x if is_stable(x) else x.clone()

@@ -1,7 +1,6 @@
-"""How the updates of one layer's spans are run: a loop over spans, or grouped products where kernels exist.
+"""Execution of the updates of one layer's spans: a loop over spans, or grouped products where kernels exist.
 
-The loop runs everywhere and is what the other is tested against. `kernel_for` is the one place
-that chooses.
+The loop runs on every device and is the reference that tests compare with. `kernel_for` chooses between the two.
 
 Legend: T rows of the pack, S rows of one adapter, I inputs and O outputs of the layer.
 """
@@ -17,7 +16,7 @@ from twinkle.nn.rows import is_stable, stable_rows
 
 
 class SpanKernel(Protocol):
-    """Runs the updates of one layer in one pass."""
+    """Executor of the updates of one layer in one pass."""
 
     def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
         """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
@@ -26,17 +25,17 @@ class SpanKernel(Protocol):
     def add_gradient(
         self, spans: Sequence[LayerSpan], x_TI: Tensor, dy_TO: Tensor, dx_TI: Tensor | None, saved: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Add each span's part to its rows of `dx_TI` in place; return the gradients of all parameters, in order."""
+        """Add each span's gradient to its rows of `dx_TI` in place; return all parameters' gradients, in order."""
         ...
 
 
 def kernel_for(spans: Sequence[LayerSpan], x_TI: Tensor) -> SpanKernel:
-    """Choose how to run the updates of rows like `x_TI`."""
+    """Return the executor for updates of rows like `x_TI`."""
     return GroupedLora() if x_TI.is_cuda and is_groupable(spans, x_TI) else SpanLoop()
 
 
 class SpanLoop:
-    """One span after the other, each on exactly its own rows, so that reductions over them see no neighbour."""
+    """Executor that runs spans one by one, each on exactly its rows, so no reduction mixes rows of two spans."""
 
     def add_output(self, spans: Sequence[LayerSpan], x_TI: Tensor, y_TO: Tensor) -> list[Tensor]:
         """Add each span's update to its rows of `y_TO` in place; return what `add_gradient` needs."""
@@ -52,7 +51,7 @@ class SpanLoop:
     def add_gradient(
         self, spans: Sequence[LayerSpan], x_TI: Tensor, dy_TO: Tensor, dx_TI: Tensor | None, saved: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Add each span's part to its rows of `dx_TI` in place; return the gradients of all parameters, in order."""
+        """Add each span's gradient to its rows of `dx_TI` in place; return all parameters' gradients, in order."""
         gradients: list[Tensor | None] = []
         remaining = iter(saved)
         for span in spans:

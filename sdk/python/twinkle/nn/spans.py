@@ -1,4 +1,4 @@
-"""How the rows of a pack belong to sequences and adapters."""
+"""Assignment of a pack's rows to sequences and adapters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ class AdapterSpan:
 
 
 def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Sequence[AdapterSpan]) -> None:
-    """Check that sequences cover the rows in order and adapters do not overlap.
+    """Check that the sequences cover the rows in order and that adapters do not overlap.
 
     Raises:
-        PackError: names the first span that is wrong.
+        PackError: a span is wrong; the message names the first one.
     """
     row = 0
     for index, span in enumerate(sequences):
@@ -42,11 +42,11 @@ def check_spans(row_count: int, sequences: Sequence[SequenceSpan], adapters: Seq
             raise PackError(f'sequences[{index}] must begin at row {row} and not be empty, got {span}')
         row = span.end_row
     if row != row_count:
-        raise PackError(f'sequences cover {row} rows of {row_count}')
+        raise PackError(f'sequences cover {row} of {row_count} rows; they must cover all')
     row = 0
     for index, span in enumerate(adapters):
         if span.begin_row < row or span.end_row <= span.begin_row:
             raise PackError(f'adapters[{index}] must begin at row {row} or later and not be empty, got {span}')
         row = span.end_row
     if row > row_count:
-        raise PackError(f'adapters reach row {row} of {row_count}')
+        raise PackError(f'adapters end at row {row}, but the pack has {row_count} rows')

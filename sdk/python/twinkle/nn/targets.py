@@ -1,4 +1,4 @@
-"""Which layers a LoRA configuration means, and with which rank and alpha."""
+"""Layers that a LoRA configuration selects, with their rank and scaling."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,18 +8,18 @@ from twinkle.data_format.lora import ALL_ATTENTION, ALL_LINEAR, ALL_MLP, OUTPUT_
 from twinkle.nn.errors import UnknownTargetModules
 
 _ATTENTION_MARKS = ('attn', 'attention')
-"""One of these is in the path of every linear layer of attention, in every architecture of transformers."""
+"""Substrings of the path of attention's linear layers in every architecture of transformers."""
 Layers = Mapping[str, tuple[int, int]]
 """Module path to `(in_features, out_features)`, in the model's order."""
 
 
 class TargetLayers(dict[str, tuple[int, int]]):
-    """`Layers` of which the last may be the output head.
+    """`Layers` whose last entry is the output head.
 
     Args:
-        layers: every linear layer but the head.
-        head: path of the head.
-        shape: its `(in_features, out_features)`.
+        layers: every linear layer except the head.
+        head: module path of the head.
+        shape: `(in_features, out_features)` of the head.
     """
 
     def __init__(self, layers: Layers, *, head: str, shape: tuple[int, int]) -> None:
@@ -31,7 +31,7 @@ def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
     """Return the paths that the configuration targets, in the model's order.
 
     Raises:
-        UnknownTargetModules: a name, or a pattern's key, matches no targeted layer.
+        UnknownTargetModules: a name or a pattern's key matches no targeted layer.
     """
     names = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules)
     groups = _groups(layers)
@@ -44,7 +44,7 @@ def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
 
 
 def _groups(layers: Layers) -> dict[str, list[str]]:
-    """Return the paths that each of `TARGET_GROUPS` stands for."""
+    """Return the paths of each group in `TARGET_GROUPS`."""
     head = layers.head if isinstance(layers, TargetLayers) else ''
     body = [path for path in layers if path != head]
     attention = [path for path in body if is_of_attention(path)]
@@ -57,22 +57,22 @@ def _groups(layers: Layers) -> dict[str, list[str]]:
 
 
 def is_of_attention(path: str) -> bool:
-    """Return whether a linear layer is one of attention, by its path."""
+    """Return whether the path of a linear layer belongs to attention."""
     return any(mark in path for mark in _ATTENTION_MARKS)
 
 
 def rank_of(path: str, config: LoraConfig) -> int:
-    """Return the LoRA rank of a layer."""
+    """Return the LoRA rank of the layer at `path`."""
     return value_at(config.rank_pattern, path, config.r)
 
 
 def scaling_of(path: str, config: LoraConfig) -> float:
-    """Return the factor of a layer's update."""
+    """Return the scaling factor of the update of the layer at `path`."""
     return scaling_at(path, config)
 
 
 def matches_any(path: str, names: Sequence[str]) -> bool:
-    """Return whether some name is the path or the end of it, or of the path of a module it is in."""
+    """Return whether a name equals a run of whole dotted parts of the path."""
     return any(f'.{name}.' in f'.{path}.' for name in names)
 
 

@@ -1,8 +1,8 @@
-"""Changes to a base model, made once when it is loaded and undone when asked.
+"""Reversible changes to a base model, applied when it is loaded.
 
-One frozen base model serves many tenants, so what changes it is the operator's to choose, never a tenant's: a patch
-that one of them asked for would be in every other's pass. Adapters are built on the patched model, and a sampler
-has to load it with the same patches to agree with the trainer.
+One frozen base model serves many tenants, so a patch affects all of them and only the operator of a service may
+choose it. Adapters are built on the patched model; a sampler must load the model with the same patches to agree
+with the trainer.
 """
 
 from twinkle.patch.base import Patch, PatchError, patches_of

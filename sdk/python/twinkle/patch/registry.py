@@ -1,4 +1,4 @@
-"""Patches by name, and how they get into a model."""
+"""Registry of patches, and functions that apply and undo them."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,16 +9,16 @@ from twinkle.patch.base import Patch, patches_of
 from twinkle.patch.rope_scaling import RopeScalingPatch
 
 PATCHES = ComponentRegistry('patch', Patch, (RopeScalingPatch,))
-"""Patches by name."""
+"""Registered patches by name."""
 
 
 def apply_patch(model: Any, patch: 'str | type[Patch] | Patch', /, **options: Any) -> Patch:
-    """Apply a patch given by name, class or instance; return it, to be undone with `unpatch`.
+    """Apply a patch given by name, class or instance; return it, so that `unpatch` can undo it.
 
     Raises:
         UnknownComponent: the name is not registered.
         InvalidComponentOptions: an option is unknown or out of range.
-        PatchError: the model is none this patch is for; nothing was changed.
+        PatchError: the patch does not support the model; nothing was changed.
     """
     built = PATCHES.build(patch, options)
     built(model)
@@ -26,11 +26,11 @@ def apply_patch(model: Any, patch: 'str | type[Patch] | Patch', /, **options: An
 
 
 def apply_patches(model: Any, patches: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Patch]:
-    """Apply an operator's patches, each a name and options, in order; all of them or none.
+    """Apply patches given as names and options, in order; if one fails, the previous ones are undone.
 
     Raises:
-        UnknownComponent, InvalidComponentOptions, PatchError: as `apply_patch`.
-        Whatever a patch of your own raises; in each case the model is as it was.
+        UnknownComponent, InvalidComponentOptions, PatchError: see `apply_patch`.
+        Exception: any exception of a custom patch.
     """
     built = [PATCHES.build(name, options) for name, options in patches]
     with ExitStack() as undo:
@@ -42,16 +42,16 @@ def apply_patches(model: Any, patches: Sequence[tuple[str, Mapping[str, Any]]]) 
 
 
 def undo_patches(patches: Sequence[Patch]) -> None:
-    """Undo patches that `apply_patches` returned, the last one first."""
+    """Undo the patches returned by `apply_patches`, in reverse order."""
     for patch in reversed(patches):
         patch.unpatch()
 
 
 @contextmanager
 def apply_context(model: Any, patch: 'str | type[Patch] | Patch', /, **options: Any) -> Generator[Patch]:
-    """Have a patch in a model until the block ends, however it ends; raises as `apply_patch`.
+    """Apply a patch for the duration of the block; raises like `apply_patch`.
 
-    Patches that the block applied after it and left there are undone with it, the last one first.
+    Patches that the block applied to the model and did not undo are undone too, in reverse order.
     """
     before = len(patches_of(model))
     applied = apply_patch(model, patch, **options)

@@ -1,4 +1,4 @@
-"""Longer sequences than a model was trained on, by scaling its rotary position embeddings."""
+"""Longer sequences than a model was trained on, by scaled rotary position embeddings."""
 
 import copy
 import math
@@ -14,14 +14,14 @@ _TYPES = ('linear', 'yarn')
 
 
 class RopeScalingPatch(Patch):
-    """Serve `factor` times the positions, as a `config.json` that asks for it would.
+    """Scaling of the supported positions by `factor`, equal to a `config.json` with the same rope scaling.
 
-    'yarn' (Peng et al. 2023, arXiv:2309.00071, section 3.4) stretches low frequencies only; 'linear' (Chen et al.
-    2023, arXiv:2306.15595) stretches all. Both are fixed once loaded: schemes that follow the length of what is in
-    the pass are not offered, since they would let one tenant's sequence change another's.
+    'yarn' (Peng et al. 2023, arXiv:2309.00071, section 3.4) stretches only low frequencies; 'linear' (Chen et al.
+    2023, arXiv:2306.15595) stretches all. Schemes that depend on the length of the input are not supported, because
+    one tenant's sequence would change another's results.
 
     Args:
-        factor: positions served over positions trained, above 1.
+        factor: supported positions divided by trained positions, above 1.
         rope_type: 'yarn' or 'linear'.
 
     Raises:
@@ -41,10 +41,10 @@ class RopeScalingPatch(Patch):
         self._modules: dict[str, nn.Module] = {}
 
     def apply(self, model: Any) -> None:
-        """Put scaled rotary embeddings in the place of the model's.
+        """Replace the model's rotary embeddings by scaled ones.
 
         Raises:
-            PatchError: the model has none, scales them already, or has several kinds.
+            PatchError: the model has no rotary embeddings, scales them already, or has several kinds.
         """
         config = model.config.get_text_config()
         present = self._checked_parameters(config)
@@ -66,7 +66,7 @@ class RopeScalingPatch(Patch):
         _set_modules(model, replacements)
 
     def undo(self, model: Any) -> None:
-        """Put the model's own modules and configuration back."""
+        """Restore the model's modules and configuration."""
         config = model.config.get_text_config()
         if self._before is not None:
             config.rope_parameters, config.max_position_embeddings = self._before
@@ -76,9 +76,9 @@ class RopeScalingPatch(Patch):
     def _checked_parameters(self, config: Any) -> dict[str, Any]:
         name, parameters = type(self).__name__, getattr(config, 'rope_parameters', None)
         if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
-            raise PatchError(name, 'the model has no rotary embeddings, or other ones for different layers')
+            raise PatchError(name, 'the model has no rotary embeddings, or different ones per layer')
         if parameters.get('rope_type', 'default') != 'default':
-            raise PatchError(name, f'the model scales its rotary embeddings already ({parameters["rope_type"]})')
+            raise PatchError(name, f'the model already scales its rotary embeddings ({parameters["rope_type"]})')
         return parameters
 
     def _like(self, module: nn.Module, config: Any) -> nn.Module:

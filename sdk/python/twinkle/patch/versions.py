@@ -1,28 +1,32 @@
-"""Which versions of other libraries a patch is for."""
+"""Comparison of installed library versions with the range that a patch supports."""
 
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 VersionRange = tuple[str, str]
-"""The first version that fits, and the first one after it that does not."""
+"""First supported version, and first later version that is not supported."""
 
 
-def misfit(libraries: Mapping[str, VersionRange]) -> str | None:
-    """Return what is wrong with the installed libraries, in a sentence; None where all of them fit."""
+def version_problem(libraries: Mapping[str, VersionRange]) -> str | None:
+    """Return a message about the first library whose version is not supported, or None."""
     for library, (first, end) in libraries.items():
         try:
             installed = version(library)
         except PackageNotFoundError:
-            return f'is for {library} from {first} to before {end}, which is not installed'
-        if not numbers(first) <= numbers(installed) < numbers(end):
-            return f'is for {library} from {first} to before {end}, and {installed} is installed'
+            return f'supports {library} from {first} to before {end}, which is not installed'
+        if not release_numbers(first) <= release_numbers(installed) < release_numbers(end):
+            return f'supports {library} from {first} to before {end}, but {installed} is installed'
     return None
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Return the release numbers of a version, so that versions compare; what comes after them is left out."""
+def release_numbers(text: str) -> tuple[int, ...]:
+    """Return the release numbers of a version as a comparable tuple; suffixes are ignored.
+
+    Raises:
+        ValueError: the text does not start with a number.
+    """
     found = re.match(r'\d+(\.\d+)*', text)
     if found is None:
-        raise ValueError(f'{text!r} is no version')
+        raise ValueError(f'{text!r} is not a version')
     return tuple(int(part) for part in found[0].split('.'))

@@ -1,8 +1,8 @@
-"""The losses of the Tinker API under its names, with exactly its formulas, options and defaults.
+"""Losses of the Tinker API under its names, with its formulas, options and defaults.
 
-All are sums over tokens that nothing divides, reported as `loss:sum`. What Tinker calls `weights` are
-`loss_weights` here, its `logprobs` `old_logps`, its `target_tokens` of shape [T, K] the stream `target_ids`. The
-objective of `stable_reinforce` is not published: ours is stated there.
+All are undivided sums over tokens, with the metric `loss:sum`. Tinker's `weights` are `loss_weights` here, its
+`logprobs` are `old_logps`, and its `target_tokens` of shape [T, K] are the stream `target_ids`. The objective of
+`stable_reinforce` is not published; its module defines one.
 """
 
 from twinkle.loss.tinker.base import TinkerLoss
@@ -23,7 +23,7 @@ TINKER_LOSSES: dict[str, type[TinkerLoss]] = {
     'ppo': TinkerPPO,
     'stable_reinforce': TinkerStableReinforce,
 }
-"""By the names Tinker's clients send."""
+"""Loss classes by the names in Tinker's API."""
 
 __all__ = [
     'TINKER_LOSSES',

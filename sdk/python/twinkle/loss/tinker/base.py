@@ -1,4 +1,4 @@
-"""What the losses of the Tinker API share."""
+"""Base classes of the Tinker API's losses."""
 
 from abc import abstractmethod
 
@@ -13,16 +13,16 @@ from twinkle.loss.reporting import as_numbers
 
 
 class TinkerLoss(Loss):
-    """A sum over labels of `weight * f(label)`; `num_tokens` is 0, `loss:sum` is reported.
+    """Sum over labels of `weight * f(label)`; `num_tokens` is 0, and the metric is `loss:sum`.
 
-    Labels of weight 0 have log-probabilities too, and a batch of them alone is one whose loss is 0.
+    Labels of weight 0 get log-probabilities too, and the loss of a batch with only such labels is 0.
     """
 
     takes_every_label = True
 
     @abstractmethod
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the loss of each label."""
+        """Return [R], the loss of each label."""
 
     def __call__(self, batch: LossBatch) -> LossOutput:
         """Return the sum."""
@@ -31,24 +31,24 @@ class TinkerLoss(Loss):
 
 
 class TinkerPolicyLoss(TinkerLoss):
-    """One of `logprobs` and `advantages`: r is `exp(log p - old_logps)`, A the advantage."""
+    """Loss of `old_logps` and `advantages`, with the ratio r = `exp(log p - old_logps)` and the advantage A."""
 
     required_streams = ('advantages', 'old_logps')
 
     def log_ratio(self, batch: LossBatch) -> Tensor:
-        """Return [R]: log r."""
+        """Return [R], the logarithm of the ratio."""
         return batch.logps_R - batch.stream('old_logps')
 
 
 class TinkerClippedLoss(TinkerPolicyLoss):
-    """A policy loss with bounds on the ratio, from the options or, label by label, from streams of their names.
+    """Policy loss with bounds on the ratio, from options or per label from streams of the same names.
 
     Args:
-        clip_low_threshold: the smallest ratio, at least 0. None: the stream has it.
-        clip_high_threshold: the largest, at least the smallest. None: the stream has it.
+        clip_low_threshold: lower bound, at least 0. None requires the stream.
+        clip_high_threshold: upper bound, at least the lower one. None requires the stream.
 
     Raises:
-        ValueError: a bound is out of its range.
+        ValueError: a bound is out of range.
     """
 
     optional_streams = ('clip_low_threshold', 'clip_high_threshold')
@@ -59,16 +59,16 @@ class TinkerClippedLoss(TinkerPolicyLoss):
         self.clip_high_threshold = _checked('clip_high_threshold', clip_high_threshold, low=lowest)
 
     def clipped(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: the ratio within its bounds.
+        """Return [R], the ratio clipped to its bounds.
 
         Raises:
-            MissingStream: a bound is neither an option nor in the features.
+            MissingStream: a bound is neither an option nor a stream.
         """
         low, high = (self._bound(name, ratio_R, batch) for name in ('clip_low_threshold', 'clip_high_threshold'))
         return torch.minimum(torch.maximum(ratio_R, low), high)
 
     def pessimistic(self, ratio_R: Tensor, batch: LossBatch) -> Tensor:
-        """Return [R]: `- min(r A, clip(r) A)`."""
+        """Return [R], `- min(r A, clip(r) A)`."""
         advantages_R = batch.stream('advantages')
         return -torch.minimum(ratio_R * advantages_R, self.clipped(ratio_R, batch) * advantages_R)
 

@@ -7,12 +7,12 @@ from twinkle.loss.tinker.base import TinkerClippedLoss
 
 
 class TinkerCISPO(TinkerClippedLoss):
-    """`- sum of sg(clip(r, low, high)) A log p`; arguments as of `TinkerClippedLoss`."""
+    """`- sum of sg(clip(r, low, high)) A log p`; for arguments see `TinkerClippedLoss`."""
 
     def __init__(self, clip_low_threshold: float = 0.0, clip_high_threshold: float = 4.0) -> None:
         super().__init__(clip_low_threshold, clip_high_threshold)
 
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the weighted log-probability, negated."""
+        """Return [R], the negated weighted log-probability."""
         ratio_R = self.clipped(self.log_ratio(batch).detach().exp(), batch)
         return -ratio_R * batch.logps_R * batch.stream('advantages')

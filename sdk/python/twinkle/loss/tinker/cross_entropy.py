@@ -8,10 +8,10 @@ from twinkle.loss.tinker.base import TinkerLoss
 
 
 class TinkerCrossEntropy(TinkerLoss):
-    """`- sum of weight * log p`; weights may be negative, which `forward_backward_custom` builds on.
+    """`- sum of weight * log p`; weights may be negative, as `forward_backward_custom` requires.
 
-    Targets of shape [T, K] are the streams `target_ids` and `target_weights`: then it is
-    `- sum over k of weight_k * log p_k` in the place of each label.
+    If the streams `target_ids` and `target_weights` give targets of shape [T, K], each label's term is
+    `- sum over k of weight_k * log p_k`.
     """
 
     optional_streams = ('target_ids', 'target_weights')
@@ -19,10 +19,10 @@ class TinkerCrossEntropy(TinkerLoss):
     are_candidates_targets = True
 
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the negative log-probability, or the weighted sum of those of the targets.
+        """Return [R], the negative log-probability of the label, or the weighted sum over its targets.
 
         Raises:
-            MissingStream: there are several targets, and no weights of theirs.
+            MissingStream: there are several targets but no target weights.
         """
         if self.candidate_stream not in batch.streams:
             return -batch.logps_R

@@ -11,16 +11,16 @@ class TinkerDRO(TinkerPolicyLoss):
     """`- sum of A log p - beta / 2 (log r)^2`.
 
     Args:
-        beta: at least 0. The service publishes no default; this is its documentation's example.
+        beta: at least 0. Tinker publishes no default; this is the example of its documentation.
 
     Raises:
-        ValueError: beta is out of its range.
+        ValueError: beta is out of range.
     """
 
     def __init__(self, beta: float = 0.05) -> None:
         self.beta = check_number('beta', beta, low=0.0)
 
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the objective, negated."""
+        """Return [R], the negated objective."""
         objective_R = batch.logps_R * batch.stream('advantages')
         return 0.5 * self.beta * self.log_ratio(batch).square() - objective_R

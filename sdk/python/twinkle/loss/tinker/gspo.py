@@ -9,16 +9,16 @@ from twinkle.loss.tinker.base import TinkerClippedLoss
 
 
 class TinkerGSPO(TinkerClippedLoss):
-    """`- sum of min(s A, clip(s, low, high) A)`, s a datum's mean ratio with each label's own gradient.
+    """`- sum of min(s A, clip(s, low, high) A)`, with s a datum's mean ratio with each label's gradient.
 
     The mean of log r is taken over the labels where the stream `sequence_ratio_mask` is not 0.
 
     Args:
-        clip_low_threshold: as of `TinkerClippedLoss`; the service publishes no default, so unset it must be a stream.
-        clip_high_threshold: likewise.
+        clip_low_threshold: see `TinkerClippedLoss`; Tinker publishes no default, so None requires the stream.
+        clip_high_threshold: see `clip_low_threshold`.
 
     Raises:
-        ValueError: a bound is out of its range.
+        ValueError: a bound is out of range.
     """
 
     required_streams = ('advantages', 'old_logps', 'sequence_ratio_mask')
@@ -27,16 +27,16 @@ class TinkerGSPO(TinkerClippedLoss):
         super().__init__(clip_low_threshold, clip_high_threshold)
 
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the pessimistic objective, negated.
+        """Return [R], the negated clipped objective.
 
         Raises:
-            InvalidLossInput: a datum's mask is 0 at all of its labels.
+            InvalidLossInput: a datum's mask is 0 at all labels.
         """
         mask_R = (batch.stream('sequence_ratio_mask') != 0).to(batch.logps_R.dtype)
         count_S = batch.feature_sum(mask_R)
         if bool((count_S == 0).any()):
             index = int(batch.sequences[torch.argmin(count_S)])
-            raise InvalidLossInput('has a sequence_ratio_mask of zeros alone: there is no ratio', index=index)
+            raise InvalidLossInput('has a sequence_ratio_mask of only zeros; mark at least one label', index=index)
         mean_S = batch.feature_sum(mask_R * self.log_ratio(batch).detach()) / count_S
         own_R = batch.logps_R - batch.logps_R.detach()
         return self.pessimistic((batch.spread(mean_S) + own_R).exp(), batch)

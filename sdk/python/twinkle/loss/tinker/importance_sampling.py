@@ -10,5 +10,5 @@ class TinkerImportanceSampling(TinkerPolicyLoss):
     """`- sum of r A`."""
 
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the weighted advantage, negated."""
+        """Return [R], the negated weighted advantage."""
         return -self.log_ratio(batch).exp() * batch.stream('advantages')

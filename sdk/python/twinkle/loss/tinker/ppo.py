@@ -7,11 +7,11 @@ from twinkle.loss.tinker.base import TinkerClippedLoss
 
 
 class TinkerPPO(TinkerClippedLoss):
-    """`- sum of min(r A, clip(r, low, high) A)`; arguments as of `TinkerClippedLoss`."""
+    """`- sum of min(r A, clip(r, low, high) A)`; for arguments see `TinkerClippedLoss`."""
 
     def __init__(self, clip_low_threshold: float = 0.8, clip_high_threshold: float = 1.2) -> None:
         super().__init__(clip_low_threshold, clip_high_threshold)
 
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the pessimistic objective, negated."""
+        """Return [R], the negated clipped objective."""
         return self.pessimistic(self.log_ratio(batch).exp(), batch)

@@ -1,4 +1,4 @@
-"""Tinker's `stable_reinforce`, whose objective is not published: this is our definition of it."""
+"""Tinker's `stable_reinforce`. Its objective is not published; this module defines one."""
 
 import torch
 from torch import Tensor
@@ -8,22 +8,22 @@ from twinkle.loss.options import check_number
 from twinkle.loss.tinker.base import TinkerLoss
 
 RATIO_LIMIT = 2.0
-"""Largest importance weight: that of truncated importance sampling in practice, Yao et al. 2025."""
+"""Maximum importance weight, the usual value of truncated importance sampling (Yao et al. 2025)."""
 
 
 class TinkerStableReinforce(TinkerLoss):
     """`- sum of sg(min(r, 2)) A log p - kl_coeff / 2 (log r)^2`: REINFORCE with truncated importance weights.
 
-    r is `exp(log p - old_logps)`; without that stream the batch is taken to be on policy, r = 1. The weight never
-    enters the gradient, so a label of a large ratio cannot dominate, and one of a small ratio fades out. The
-    penalty estimates the divergence from the policy that sampled; its gradient vanishes where both agree. A label
-    whose old log-probability is 0 was not sampled: it has weight 1 and no penalty.
+    r is `exp(log p - old_logps)`; without that stream the batch is on policy, r = 1. The weight has no gradient, so
+    labels with large ratios do not dominate and labels with small ratios fade out. The penalty estimates the divergence
+    from the sampling policy; its gradient vanishes where both agree. An old log-probability of 0 marks a label that was
+    not sampled: it has weight 1 and no penalty.
 
     Args:
         kl_coeff: factor of the penalty, at least 0.
 
     Raises:
-        ValueError: it is out of its range.
+        ValueError: kl_coeff is out of range.
     """
 
     required_streams = ('advantages',)
@@ -33,7 +33,7 @@ class TinkerStableReinforce(TinkerLoss):
         self.kl_coeff = check_number('kl_coeff', kl_coeff, low=0.0)
 
     def per_label(self, batch: LossBatch) -> Tensor:
-        """Return [R]: the objective, negated."""
+        """Return [R], the negated objective."""
         logps_R, old_R = batch.logps_R, batch.streams.get('old_logps')
         gain_R = batch.stream('advantages') * logps_R
         if old_R is None:

@@ -1,4 +1,4 @@
-"""Packs with audio against plain transformers + peft, and against themselves in other packings."""
+"""Tests of packs with audio against transformers with peft, and against other packings of the same rows."""
 
 from pathlib import Path
 
@@ -11,34 +11,34 @@ from fixtures.tiny_audio import build_tiny_audio
 from twinkle.data_format import LoraConfig
 from twinkle.nn import AdapterSpan, LoraWeights, MediaSpan, PackedCausalLM, PackError, SequenceSpan
 
-HEARD, FRAMES, BANDS = 61, 200, 16
+AUDIBLE, FRAMES, BANDS = 61, 200, 16
 
 
 @pytest.fixture(scope='session')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny audio-language model; read-only."""
+    """Folder of a tiny audio-language model; read-only."""
     return build_tiny_audio(tmp_path_factory.mktemp('audio') / 'tiny')
 
 
 def draw_clip():
-    """Return mel bands of one clip, [F, M]."""
+    """Return the mel bands of one clip, [F, M]."""
     return torch.randn(FRAMES, BANDS, generator=torch.Generator().manual_seed(1))
 
 
 def draw_ids(before, clip, after):
-    """Return text, the tokens of a clip, and text."""
+    """Return the tokens of text, a clip, and text."""
     text = torch.randint(6, 320, (before + after,), generator=torch.Generator().manual_seed(2))
     return torch.cat([text[:before], torch.full((clip,), 5), text[before:]])
 
 
 def test_logits_and_gradients_equal_transformers_and_peft(folder):
-    """What a clip does to logits and LoRA gradients is what transformers says."""
+    """Logits and LoRA gradients of a sequence with a clip equal those of transformers with peft."""
     model = PackedCausalLM.load(folder)
     weights = LoraWeights.create(model.layers, LoraConfig(r=4, lora_alpha=8), seed=0)
     for factors in weights.factors.values():
         factors.b.copy_(0.1 * torch.randn(factors.b.shape, generator=torch.Generator().manual_seed(3)))
     weights.requires_grad_(is_trainable=True)
-    grid = (HEARD, FRAMES, 1)
+    grid = (AUDIBLE, FRAMES, 1)
     count = model.media.token_count(grid)
     ids, clip = draw_ids(5, count, 9), draw_clip()
     plain = Qwen2AudioForConditionalGeneration.from_pretrained(folder, attn_implementation='eager')
@@ -46,7 +46,7 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder):
     oracle = peft.get_peft_model(plain, config).eval()
     state = {name: one.clone() for name, one in weights.peft_state().items()}
     assert not peft.set_peft_model_state_dict(oracle, state).unexpected_keys
-    mask = (torch.arange(FRAMES) < HEARD).long()[None]
+    mask = (torch.arange(FRAMES) < AUDIBLE).long()[None]
     expected = oracle(
         input_ids=ids[None],
         attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
@@ -71,9 +71,9 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder):
 
 
 def test_a_clip_beside_text_changes_no_bit(folder):
-    """Text gets the bits it gets alone, and so does the clip."""
+    """Text and a clip in one pass get bitwise the results that each gets alone."""
     model = PackedCausalLM.load(folder)
-    grid, text = (HEARD, FRAMES, 1), draw_ids(8, 0, 14)
+    grid, text = (AUDIBLE, FRAMES, 1), draw_ids(8, 0, 14)
     ids = draw_ids(5, model.media.token_count(grid), 9)
 
     def run(parts):
@@ -93,7 +93,7 @@ def test_a_clip_beside_text_changes_no_bit(folder):
 
 
 def test_positions_on_three_axes_are_refused(folder):
-    """A model that hears has one position a token."""
+    """An audio model takes one position per token and refuses positions on three axes."""
     with pytest.raises(PackError):
         PackedCausalLM.load(folder).hidden(
             torch.tensor([7, 8]), torch.zeros((3, 2), dtype=torch.int64), sequences=[SequenceSpan(0, 2)]

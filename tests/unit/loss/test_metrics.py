@@ -1,4 +1,4 @@
-"""The numbers losses report beside themselves, each computed a second time; and the names users type."""
+"""Tests of losses' metrics against independent formulas, and of the signatures that users rely on."""
 
 import inspect
 import math
@@ -15,7 +15,7 @@ from twinkle.loss.pairs import log1mexp
 
 
 def policy_reports(case: Case, arrays) -> dict[str, float]:
-    """Return what a loss of policy gradients is to report."""
+    """Return the expected metrics of a policy-gradient loss."""
     loss = case.loss
     ratio = formula.sequence_ratio if case.name == 'GSPOLoss' else formula.ratio_of
     ratios = np.array([ratio(arrays, arrays, row) for row in range(len(arrays.logps_R))])
@@ -46,14 +46,14 @@ POLICIES = [case for case in CASES if 'advantages' in case.loss.required_streams
 
 @pytest.mark.parametrize('case', POLICIES, ids=case_id)
 def test_policies_report_ratios_divergences_and_clipping(case):
-    """Means over the labels, of ratios as the loss has them."""
+    """Policy losses report means over the labels of ratios, divergences and clipping."""
     arrays = case.arrays(seed=9)
     metrics = case.loss(arrays.torch())['metrics']
     assert metrics == pytest.approx(policy_reports(case, arrays), rel=1e-9, abs=1e-12)
 
 
 def rewards_of(case: Case, arrays) -> list[tuple[float, float]]:
-    """Return what each pair's responses earn, as the loss scales it."""
+    """Return the rewards of each pair's responses, scaled as by the loss."""
     match case.name:
         case 'DPOLoss':
             ratios = formula.responses(arrays, arrays, has_reference=not case.loss.reference_free)
@@ -70,7 +70,7 @@ def rewards_of(case: Case, arrays) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize('case', [case for case in CASES if case.loss.group_size == 2], ids=case_id)
 def test_preferences_report_rewards_and_how_often_they_agree(case):
-    """Means over the pairs; and the imitated response's loss where there is one."""
+    """Preference losses report mean rewards, margins and accuracies, and the cloning loss if they have one."""
     arrays = case.arrays(seed=10)
     chosen, rejected = np.array(rewards_of(case, arrays)).T
     expected = {
@@ -86,16 +86,16 @@ def test_preferences_report_rewards_and_how_often_they_agree(case):
 
 
 def test_critics_report_values_and_how_often_they_were_held():
-    """Means over the labels."""
+    """Value losses report mean values, returns, errors and the fraction of clipped values."""
     arrays = make_arrays((6, 3), seed=3)
     metrics = build_loss('PPOValueLoss')(arrays.torch())['metrics']
     values, old, returns = arrays.values_R, arrays.streams['old_values'], arrays.streams['returns']
-    held = np.clip(values, old - 0.2, old + 0.2)
+    clipped = np.clip(values, old - 0.2, old + 0.2)
     expected = {
         'value': values.mean(),
         'return': returns.mean(),
         'value_error': ((values - returns) ** 2).mean(),
-        'clip_fraction': ((held - returns) ** 2 > (values - returns) ** 2).mean(),
+        'clip_fraction': ((clipped - returns) ** 2 > (values - returns) ** 2).mean(),
     }
     assert metrics == pytest.approx(expected)
     assert 0.0 < expected['clip_fraction'] < 1.0
@@ -104,7 +104,7 @@ def test_critics_report_values_and_how_often_they_were_held():
 
 
 def test_distillation_reports_the_divergence():
-    """Its mean over the labels, whatever they weigh."""
+    """The reported divergence is the mean over the labels, independent of their weights."""
     arrays = make_arrays((2, 3), seed=3)
     weightless = formula.gkd(0.5, 1.0, is_full=False)
     arrays.weights_R[:] = 2.0
@@ -113,14 +113,14 @@ def test_distillation_reports_the_divergence():
 
 
 def test_embeddings_report_similarities_and_how_often_the_positive_wins():
-    """Over anchors, and over the negatives that are left."""
+    """InfoNCE reports similarities and the accuracy over anchors and unmasked negatives."""
     arrays = make_arrays((1,) * 6, is_grouped=True)
     corners = {0: (1, 0), 1: (1, 0), 2: (0, 1), 3: (0, 1), 4: (1, 0), 5: (0, 1)}
     arrays.embeddings_FD[:] = 0.0
     for index, corner in corners.items():
         arrays.embeddings_FD[index, :2] = np.array(corner) * (index + 1)
     metrics = build_loss('InfonceLoss')(arrays.torch())['metrics']
-    # The first anchor's rivals have cosines 0, 1, 0; the second's, which lies on its negative, 0, 1, 1.
+    # Candidates of the first anchor have cosines 0, 1, 0; those of the second, which equals its negative, 0, 1, 1.
     assert metrics == pytest.approx({'accuracy': 0.5, 'positive_similarity': 0.5, 'negative_similarity': 0.5})
     alone = build_loss('InfonceLoss', use_batch=False)(arrays.torch())['metrics']
     assert alone == pytest.approx({'accuracy': 0.5, 'positive_similarity': 0.5, 'negative_similarity': 0.5})
@@ -128,8 +128,8 @@ def test_embeddings_report_similarities_and_how_often_the_positive_wins():
     assert unmasked['negative_similarity'] == pytest.approx(1 / 4)
 
 
-def test_the_logarithm_of_the_rest_is_exact_at_both_ends():
-    """`log(1 - e^x)` from -1e-7 to -700, against more digits than float64 has."""
+def test_log1mexp_is_accurate():
+    """`log1mexp` is accurate from -1e-7 to -700, compared with extended precision."""
     values = -np.geomspace(1e-7, 700.0, 200)
     precise = np.longdouble(values)
     expected = np.where(precise > -0.7, np.log(-np.expm1(precise)), np.log1p(-np.exp(precise)))
@@ -170,12 +170,12 @@ SIGNATURES = {
     'importance_sampling': {},
     'gspo': {},
 }  # fmt: skip
-"""What programs already type, and what they get where they leave it out."""
+"""Arguments and defaults that existing programs rely on."""
 
 
 @pytest.mark.parametrize('name', SIGNATURES)
-def test_names_and_defaults_are_those_users_know(name):
-    """A renamed argument or another default would change what a program trains."""
+def test_names_and_defaults_are_unchanged(name):
+    """Names, arguments and defaults of losses are unchanged."""
     parameters = inspect.signature(type(build_loss(name, **REQUIRED.get(name, {})))).parameters
     assert {key: parameters[key].default for key in SIGNATURES[name]} == SIGNATURES[name]
     assert name in LOSSES.names

@@ -1,4 +1,4 @@
-"""Refusals as values: what they say, and that they survive a trip between processes."""
+"""Tests of the errors of losses and registries: messages and pickling."""
 
 import pickle
 
@@ -23,11 +23,11 @@ REFUSALS = [
 
 @pytest.mark.parametrize('refusal', REFUSALS, ids=str)
 def test_refusals_survive_pickling(refusal):
-    """Type, words and attributes."""
+    """A pickled error keeps its type, message and attributes."""
     copy = pickle.loads(pickle.dumps(refusal))
     assert (type(copy), str(copy), vars(copy)) == (type(refusal), str(refusal), vars(refusal))
 
 
 def test_a_refusal_of_a_feature_names_it():
-    """By its place in the batch."""
+    """The message of an error about a feature contains its index."""
     assert str(InvalidLossInput('has no label', index=3)) == 'features[3] has no label'
