@@ -61,6 +61,7 @@ from services.gateway.sessions.servicer import SessionServicer
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.sessions.wiring import session_job
 from services.gateway.store.database import Database
+from services.gateway.store.migrations import SchemaNotSupported
 from services.gateway.tinker.wiring import TinkerNeeds, tinker_router
 from services.kit.clock import Clock, SystemClock
 from services.kit.config import load_config
@@ -347,6 +348,8 @@ def main() -> None:
     start_telemetry(config.telemetry, service=config.service)
     try:
         asyncio.run(run(config))
+    except SchemaNotSupported as error:
+        raise SystemExit(f'{config.service}: {error}') from error
     finally:
         stop_telemetry()
 

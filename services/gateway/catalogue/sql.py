@@ -1,12 +1,14 @@
 """The catalogue's copies of runs and checkpoints in SQL. Rows are marked, never removed."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, Index, false, select, update
+from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, EntryKey, Run, RunFilter
 from services.gateway.paging import Page
+from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import (
     as_row,
@@ -17,7 +19,52 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
-from services.gateway.store.tables import CheckpointRow, RunRow
+
+
+class RunRow(Base):
+    """Runs as last reported by the model services, which may name tenants that the gateway does not know."""
+
+    __tablename__ = 'runs'
+    __table_args__ = (
+        Index('ix_runs_newest', 'tenant_id', 'create_time', 'run_id'),
+        Index('ix_runs_session', 'tenant_id', 'session_id'),
+    )
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    base_model: Mapped[str]
+    lora_rank: Mapped[int]
+    step_count: Mapped[int]
+    version: Mapped[int]
+    user_metadata: Mapped[Mapping[str, str]]
+    is_active: Mapped[bool]
+    create_time: Mapped[datetime]
+    update_time: Mapped[datetime]
+    session_id: Mapped[str] = mapped_column(server_default='')
+
+
+class CheckpointRow(Base):
+    """Checkpoints as last reported by the checkpoint service."""
+
+    __tablename__ = 'checkpoints'
+    __table_args__ = (Index('ix_checkpoints_newest', 'tenant_id', 'create_time', 'checkpoint_id'),)
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    checkpoint_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str]
+    name: Mapped[str]
+    path: Mapped[str]
+    base_model: Mapped[str]
+    is_optimizer_included: Mapped[bool]
+    size_bytes: Mapped[int]
+    step_count: Mapped[int]
+    digest: Mapped[str]
+    folder: Mapped[str]
+    create_time: Mapped[datetime]
+    expire_time: Mapped[datetime | None]
+    is_public: Mapped[bool] = mapped_column(server_default=false())
+    user_metadata: Mapped[Mapping[str, str]] = mapped_column(server_default='{}')
+    lora_rank: Mapped[int] = mapped_column(server_default='0')
+    delete_time: Mapped[datetime | None]
+    """When the checkpoint was found deleted; None while it exists."""
 
 
 class SqlRunStore:

@@ -7,11 +7,13 @@ from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from services.gateway.catalogue.rules import Checkpoint, Run
+from services.gateway.catalogue.sql import CheckpointRow, RunRow
 from services.gateway.paging import Counted, Slice
 from services.gateway.sessions.session import Session
+from services.gateway.sessions.sql import SessionRow
+from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import fetch_all, select_values
-from services.gateway.store.tables import Base, CheckpointRow, RunRow, SessionRow
 
 Item = TypeVar('Item')
 

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import (
     ColumnElement,
-    Dialect,
     Index,
     LargeBinary,
     String,
@@ -19,12 +18,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
-from sqlalchemy.types import TypeDecorator
 
 from services.gateway.exports.rules import Export, ExportState
 from services.gateway.paging import Page
+from services.gateway.store.base import Base, EnumName, ErrorStatus
 from services.gateway.store.database import Database
-from services.gateway.store.error_column import ErrorStatus
 from services.gateway.store.statements import (
     as_row,
     fetch_all,
@@ -33,27 +31,9 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
-from services.gateway.store.tables import Base
 from services.kit.errors import DomainError, QuotaExceeded
 
 _OPEN = (ExportState.WAITING, ExportState.RUNNING)
-
-
-class ExportStateName(TypeDecorator[ExportState]):
-    """An export's state as its name."""
-
-    impl = String(16)
-    cache_ok = True
-
-    def process_bind_param(self, value: ExportState | None, dialect: Dialect) -> str | None:
-        """Return the name."""
-        del dialect
-        return None if value is None else value.value
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> ExportState | None:
-        """Return the state."""
-        del dialect
-        return None if value is None else ExportState(value)
 
 
 class ExportRow(Base):
@@ -73,7 +53,7 @@ class ExportRow(Base):
     target: Mapped[str]
     is_private: Mapped[bool]
     sealed_token: Mapped[bytes] = mapped_column(LargeBinary)
-    state: Mapped[ExportState] = mapped_column(ExportStateName)
+    state: Mapped[ExportState] = mapped_column(EnumName(ExportState))
     read_bytes: Mapped[int]
     size_bytes: Mapped[int]
     attempt_count: Mapped[int]

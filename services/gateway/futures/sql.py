@@ -12,9 +12,9 @@ from sqlalchemy.orm import aliased
 from services.gateway.futures.news import News, NewsKind, topic_name
 from services.gateway.futures.rules import Future, FutureState, FutureTaken
 from services.gateway.futures.sql_peers import TAKEOVER_LOCK, WAITING, announce
+from services.gateway.futures.tables import FutureRow, GatewayRow
 from services.gateway.store.database import Database
 from services.gateway.store.statements import as_row, fetch_all, fetch_one, insert_into, select_values
-from services.gateway.store.tables import FutureRow, GatewayRow
 from services.kit.errors import ServiceUnreachable
 
 _IDS_AT_ONCE = 500

@@ -18,8 +18,8 @@ from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.gateway.futures.news import News, NewsKind, PayloadsNotShared
+from services.gateway.futures.tables import FutureRow, GatewayRow
 from services.gateway.store.database import KEPT_ALIVE, Database
-from services.gateway.store.tables import FutureRow, GatewayRow
 from services.kit.errors import ServiceUnreachable
 from services.kit.ids import new_id
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import select, update
 
 from services.gateway.keys.api_key import ApiKey, Succession
+from services.gateway.keys.tables import ApiKeyRow
 from services.gateway.paging import Page
 from services.gateway.store.database import Database
 from services.gateway.store.statements import (
@@ -17,7 +18,6 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
-from services.gateway.store.tables import ApiKeyRow
 
 
 class SqlKeyStore:

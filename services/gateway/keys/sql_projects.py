@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement
 
 from services.gateway.keys.project import Project
+from services.gateway.keys.tables import ProjectRow
 from services.gateway.paging import Page
 from services.gateway.store.database import Database
 from services.gateway.store.statements import (
@@ -15,7 +16,6 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
-from services.gateway.store.tables import ProjectRow
 
 
 class SqlProjectStore:

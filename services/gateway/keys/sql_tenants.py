@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from services.gateway.keys.tables import TenantRow
 from services.gateway.keys.tenant import Tenant
 from services.gateway.paging import Page
 from services.gateway.store.database import Database
@@ -13,7 +14,6 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
-from services.gateway.store.tables import TenantRow
 
 
 class SqlTenantStore:

@@ -3,14 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
-from sqlalchemy import select
+from sqlalchemy import ForeignKey, String, select
+from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.quotas.rules import Quota, TenantQuota
+from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import as_row, insert_into
-from services.gateway.store.tables import QuotaRow
 
 _LIMITS = [field.name for field in fields(Quota)]
+
+
+class QuotaRow(Base):
+    """Quotas that administrators set; NULL selects the configured default."""
+
+    __tablename__ = 'quotas'
+    tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey('tenants.tenant_id'), primary_key=True)
+    max_adapters: Mapped[int | None]
+    tokens_per_second: Mapped[int | None]
+    burst_tokens: Mapped[int | None]
+    concurrent_samples: Mapped[int | None]
+    stored_bytes: Mapped[int | None]
+    weight: Mapped[float | None]
 
 
 class SqlQuotaStore:

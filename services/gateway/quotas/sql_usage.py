@@ -4,18 +4,52 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Select, String, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import Mapped, mapped_column
 
+from services.gateway.catalogue.sql import CheckpointRow
 from services.gateway.quotas.usage import Reading, Usage, UsageBatch, Work, hour_of
+from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import as_row, insert_into
-from services.gateway.store.tables import CheckpointRow, UsageMeterRow, UsageRow, UsageWriterRow
 
 _COUNTS = ('trained_token_count', 'sampled_token_count', 'prompt_token_count', 'operation_count', 'prompt_count')
 
 Works = dict[tuple[str, str], Work]
 """By tenant and run."""
+
+
+class UsageRow(Base):
+    """Usage by tenant, run and hour."""
+
+    __tablename__ = 'usage'
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    trained_token_count: Mapped[int]
+    sampled_token_count: Mapped[int]
+    prompt_token_count: Mapped[int]
+    operation_count: Mapped[int]
+    prompt_count: Mapped[int]
+
+
+class UsageMeterRow(Base):
+    """Last recorded reading of each run's meter at the model service."""
+
+    __tablename__ = 'usage_meters'
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    trained_token_count: Mapped[int]
+    operation_count: Mapped[int]
+
+
+class UsageWriterRow(Base):
+    """Last batch of each writer, so that no batch is recorded twice."""
+
+    __tablename__ = 'usage_writers'
+    writer_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    number: Mapped[int]
 
 
 class SqlUsageStore:

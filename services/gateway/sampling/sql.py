@@ -1,13 +1,33 @@
 """Sampling handles in SQL."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from sqlalchemy import ColumnElement, func, update
+from sqlalchemy import ColumnElement, Index, func, update
+from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.sampling.handle import SamplingHandle
+from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import as_row, fetch_all, fetch_one, insert_into, select_values
-from services.gateway.store.tables import SamplingHandleRow
+
+
+class SamplingHandleRow(Base):
+    """Sampling handles; clients choose the ids, which are unique within a tenant only."""
+
+    __tablename__ = 'sampling_handles'
+    __table_args__ = (Index('ix_sampling_handles_session', 'tenant_id', 'session_id', 'create_time'),)
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    handle_id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str]
+    base_model: Mapped[str]
+    checkpoint_path: Mapped[str]
+    adapter_id: Mapped[str]
+    future_id: Mapped[str]
+    version: Mapped[int | None]
+    is_inflight: Mapped[bool]
+    clone_count: Mapped[int]
+    create_time: Mapped[datetime]
 
 
 class SqlHandleStore:

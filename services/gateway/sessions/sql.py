@@ -1,12 +1,14 @@
 """Sessions in SQL."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from sqlalchemy import tuple_, update
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false, tuple_, update
+from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.session import Session, SessionState
+from services.gateway.sessions.session import FinishReason, Session, SessionState
+from services.gateway.store.base import Base, EnumName, TextTuple
 from services.gateway.store.database import Database
 from services.gateway.store.statements import (
     as_row,
@@ -16,7 +18,30 @@ from services.gateway.store.statements import (
     newest_first,
     select_values,
 )
-from services.gateway.store.tables import SessionRow
+
+
+class SessionRow(Base):
+    """Sessions."""
+
+    __tablename__ = 'sessions'
+    __table_args__ = (
+        UniqueConstraint('tenant_id', 'request_id', name='uq_sessions_request'),
+        Index('ix_sessions_newest', 'tenant_id', 'create_time', 'session_id'),
+        Index('ix_sessions_silent', 'state', 'heartbeat_time'),
+        Index('ix_sessions_unsettled', 'is_settled', 'heartbeat_time', 'session_id'),
+    )
+    session_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey('tenants.tenant_id'))
+    request_id: Mapped[str]
+    state: Mapped[SessionState] = mapped_column(EnumName(SessionState))
+    client: Mapped[str]
+    user_metadata: Mapped[Mapping[str, str]]
+    finish_reason: Mapped[FinishReason | None] = mapped_column(EnumName(FinishReason))
+    create_time: Mapped[datetime]
+    heartbeat_time: Mapped[datetime]
+    project_id: Mapped[str] = mapped_column(String(64), server_default='')
+    is_settled: Mapped[bool] = mapped_column(server_default=false())
+    checkpoint_paths: Mapped[tuple[str, ...]] = mapped_column(TextTuple, server_default='[]')
 
 
 class SqlSessionStore:

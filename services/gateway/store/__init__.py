@@ -1,3 +1,3 @@
-"""Database engine, tables and migrations that every feature of the gateway stores its rows in."""
+"""Database engine, base class of tables, and schema migrations. Features define their own tables and stores."""
 
 __all__: list[str] = []

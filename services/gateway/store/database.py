@@ -1,4 +1,4 @@
-"""A database: its connections, its transactions, its schema."""
+"""Database connections and transactions, on SQLite or PostgreSQL."""
 
 import asyncio
 import sqlite3
@@ -16,15 +16,15 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from services.gateway.store.migrations import upgrade_schema
-from services.gateway.store.uncut_connection import UncutConnection
+from services.gateway.store.shielded_connection import ShieldedConnection
 from services.kit.errors import InvalidField, ServiceUnreachable
 
 _BUSY_SECONDS = 30
-"""How long a writer waits for another one's transaction."""
-_LOOK_SECONDS = 0.02
-"""Between two tries where SQLite itself does not wait."""
+"""Longest time that a writer waits for another transaction."""
+_RETRY_SECONDS = 0.02
+"""Pause before retrying an operation that SQLite refuses instead of waiting."""
 _MIGRATION_LOCK = 0x7477696E6B6C65
-"""Number of PostgreSQL's advisory lock: only one gateway changes the schema at a time."""
+"""Number of the PostgreSQL advisory lock under which one gateway at a time changes the schema."""
 
 KEPT_ALIVE: Mapping[str, Any] = {
     'connect_timeout': 10,
@@ -34,43 +34,43 @@ KEPT_ALIVE: Mapping[str, Any] = {
     'keepalives_count': 3,
     'tcp_user_timeout': 20_000,
 }
-"""Of a connection to PostgreSQL: that its machine is gone is noticed within half a minute, also amid a statement."""
+"""PostgreSQL connection options that detect a lost server within 30 seconds, also during a statement."""
 _READ_ONLY = '25006'
-"""PostgreSQL's state for a write where nothing may be written."""
+"""SQLSTATE of a write in a read-only transaction."""
 
 _log = structlog.get_logger('database')
 
 
 class Database:
-    """Runs transactions. One that commits is kept across a kill of the process.
+    """Runs transactions. Committed transactions survive a kill of the process.
 
-    Concurrency: any number of tasks; of several processes on one SQLite file, writers take turns.
+    Concurrency: safe for any number of tasks. On one SQLite file, writers of all processes run one at a time.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """Use `engine`; see `open`."""
         self._engine = engine
         event.listen(engine.sync_engine, 'before_cursor_execute', _refuse_nul)
-        # SQLite has one writer at a time, and those that wait for it look again in ever longer intervals.
+        # SQLite allows one writer, and waiting writers poll with growing pauses: a lock in this process is fairer.
         is_single = engine.dialect.name == 'sqlite'
-        self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if is_single else nullcontext()
-        self._connection_class = UncutConnection if is_single else AsyncConnection
+        self._writer_lock: AbstractAsyncContextManager[Any] = asyncio.Lock() if is_single else nullcontext()
+        self._connection_class = ShieldedConnection if is_single else AsyncConnection
 
     @classmethod
     async def open(cls, url: str) -> Self:
-        """Return the database at `url` with its schema brought up to date.
+        """Open the database at `url` and upgrade its schema.
 
         Args:
             url: 'sqlite:///<path>' or 'postgresql://<user>:<password>@<host>/<name>'.
 
         Raises:
-            ValueError: the URL is of another kind.
-            ServiceUnreachable: the database does not answer.
+            ValueError: the URL has another scheme or names no file.
+            SchemaNotSupported: the schema has a revision that this release cannot upgrade.
+            ServiceUnreachable: the database does not respond.
         """
         address = _with_driver(url)
         if address.get_backend_name() == 'sqlite':
             engine = _sqlite_engine(address)
-            with _connection_errors_as_facts():
+            with _converted_connection_errors():
                 await asyncio.to_thread(_use_wal, str(address.database))
         else:
             engine = create_async_engine(
@@ -87,7 +87,7 @@ class Database:
 
     @property
     def dialect(self) -> str:
-        """Which SQL it speaks: 'sqlite' or 'postgresql'."""
+        """SQL dialect: 'sqlite' or 'postgresql'."""
         return self._engine.dialect.name
 
     @asynccontextmanager
@@ -95,29 +95,29 @@ class Database:
         """Open a transaction that commits at the end of the block.
 
         Raises:
-            ServiceUnreachable: the database does not answer.
+            ServiceUnreachable: the database does not respond.
         """
-        with _connection_errors_as_facts():
-            async with self._turn, self._connected() as connection:
-                # At once and for the whole block: what changes the schema would make transactions of its own.
+        with _converted_connection_errors():
+            async with self._writer_lock, self._connected() as connection:
+                # Begun explicitly, because Alembic would otherwise open its own transactions.
                 await connection.run_sync(_begin)
                 yield connection
                 await connection.commit()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction that sees one state and changes nothing.
+        """Open a read-only transaction that sees one consistent state.
 
         Raises:
-            ServiceUnreachable: the database does not answer.
+            ServiceUnreachable: the database does not respond.
         """
-        with _connection_errors_as_facts():
+        with _converted_connection_errors():
             async with self._connected() as connection:
                 yield await connection.execution_options(is_read_only=True)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncConnection]:
-        """Connect for the block; what was begun at its end and is not committed is undone."""
+        """Connect for the block; uncommitted changes are rolled back at its end."""
         connection = self._connection_class(self._engine)
         await connection.start()
         try:
@@ -130,8 +130,8 @@ class Database:
         await self._engine.dispose()
 
 
-class _connection_errors_as_facts:  # noqa: N801 (used as a block, named like one)
-    """Turns a database that does not answer into a fact a caller may see."""
+class _converted_connection_errors:  # noqa: N801 (used like a function)
+    """Converts connection errors to `ServiceUnreachable`."""
 
     def __enter__(self) -> None:
         return None
@@ -139,12 +139,12 @@ class _connection_errors_as_facts:  # noqa: N801 (used as a block, named like on
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         absent = OperationalError | InterfaceError | PoolTimeoutError | sqlite3.OperationalError
         if isinstance(error, absent) or _is_read_only(error):
-            _log.warning('the database does not answer', exc_info=error)
+            _log.warning('database unreachable', exc_info=error)
             raise ServiceUnreachable('database') from error
 
 
 def _is_read_only(error: BaseException | None) -> bool:
-    """Say whether it was written where nothing may be: at a server that another one has taken over from."""
+    """Return whether a write was refused as read-only, as by a PostgreSQL server that was demoted to a replica."""
     return isinstance(error, DBAPIError) and getattr(error.orig, 'sqlstate', None) == _READ_ONLY
 
 
@@ -154,9 +154,9 @@ def _refuse_nul(
     statement: str,
     parameters: Any,
     context: Any,
-    executemany: bool,  # noqa: FBT001 (the library's own signature)
+    executemany: bool,  # noqa: FBT001 (SQLAlchemy's signature)
 ) -> None:
-    """Refuse texts that PostgreSQL could not keep, whichever database it is: nothing that is kept has one.
+    """Refuse NUL characters, which PostgreSQL cannot store, on every database.
 
     Raises:
         InvalidField: a text has a NUL character.
@@ -166,7 +166,7 @@ def _refuse_nul(
     for row in rows:
         values = cast(Iterable[Any], row.values() if isinstance(row, dict) else row)
         if any(isinstance(value, str) and '\0' in value for value in values):
-            raise InvalidField('request', 'has a NUL character in a text that is kept')
+            raise InvalidField('request', 'must not have a NUL character in a text that is stored')
 
 
 def _with_driver(url: str) -> URL:
@@ -188,9 +188,9 @@ def _sqlite_engine(address: URL) -> AsyncEngine:
 
 
 def _use_wal(path: str) -> None:
-    """Have a file's readers not wait for its writer, which is kept in the file.
+    """Switch the file to write-ahead logging, so that readers do not wait for the writer. The file keeps this setting.
 
-    Whoever changes it needs the file alone, and SQLite does not wait for that: gateways may begin at once on a new one.
+    The switch needs exclusive access, for which SQLite does not wait; gateways that start together on a new file retry.
     """
     give_up_at = time.monotonic() + _BUSY_SECONDS
     with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
@@ -200,14 +200,14 @@ def _use_wal(path: str) -> None:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
                     raise
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_RETRY_SECONDS)
             else:
                 return
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
     del record
-    # Without this the driver begins transactions by itself, too late and never around DDL.
+    # Disables the driver's implicit transactions, which begin too late and never around DDL.
     connection.isolation_level = None
     cursor = connection.cursor()
     for setting in ('synchronous=NORMAL', 'foreign_keys=ON', 'cache_size=-2000'):
@@ -220,7 +220,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A writer takes its lock at once: a reader that turns writer later may find that it cannot.
+    # A writer takes its lock at the start, because upgrading a read lock later can fail.
     options = cast(dict[str, Any], connection.get_execution_options())
     connection.exec_driver_sql('BEGIN' if options.get('is_read_only') else 'BEGIN IMMEDIATE')
 

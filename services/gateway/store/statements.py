@@ -1,4 +1,4 @@
-"""Statements that every store builds alike: rows as values, insert-unless-there, newest-first pages."""
+"""Helpers for the statements of all stores: rows to values, upserts, and pages from newest to oldest."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -10,18 +10,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from services.gateway.paging import Page
-from services.gateway.store.tables import Base
+from services.gateway.store.base import Base
 
 Value = TypeVar('Value')
 
 
 def select_values(row_class: type[Base], value_class: type[Any]) -> Select[Any]:
-    """Return a query for the columns that `value_class` has fields for."""
+    """Return a query for the columns that are fields of `value_class`."""
     return cast(Select[Any], select(*(getattr(row_class, field.name) for field in fields(value_class))))
 
 
 def as_row(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, not copied."""
+    """Return the fields of a dataclass by name, without copying them."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
@@ -38,14 +38,14 @@ async def fetch_all(connection: AsyncConnection, query: Select[Any], value_class
 
 
 def insert_into(connection: AsyncConnection, row_class: type[Base]) -> sqlite.Insert | postgresql.Insert:
-    """Return an insert that can say what to do where the row is there already, in the connection's dialect."""
+    """Return an insert with `on_conflict_*` methods, in the connection's dialect."""
     return (postgresql if connection.dialect.name == 'postgresql' else sqlite).insert(row_class)
 
 
 def newest_first(
     query: Select[Any], page: Page, *, time: InstrumentedAttribute[Any], item_id: InstrumentedAttribute[str]
 ) -> Select[Any]:
-    """Return `query` cut to one item more than `page`, ordered by time and id, newest first."""
+    """Return `query` for a page and one more item, which tells whether there is a next page, newest first."""
     key: ColumnElement[Any] = tuple_(time, item_id)
     if page.after is not None:
         query = query.where(key < tuple_(page.after.create_time, page.after.item_id))
@@ -53,7 +53,7 @@ def newest_first(
 
 
 def has_label(labels: InstrumentedAttribute[Any], label: tuple[str, str], dialect: str) -> ColumnElement[bool]:
-    """Return whether a column of labels has this one, whatever characters are in its name."""
+    """Return a condition that a column of labels has this label, whose name may contain any characters."""
     expand = func.json_each_text if dialect == 'postgresql' else func.json_each
     entry = expand(labels).table_valued('key', 'value')
     return select(entry.c.key).where(entry.c.key == label[0], entry.c.value == label[1]).exists()

@@ -14,8 +14,8 @@ from services.gateway.errors import PositionMissing
 from services.gateway.futures.payload_files import PayloadFiles
 from services.gateway.futures.rules import Future, FutureOrder, FutureState, FutureTaken, future_id_of_name
 from services.gateway.futures.sql import SqlFutureStore
+from services.gateway.futures.tables import GatewayRow
 from services.gateway.store.database import Database
-from services.gateway.store.tables import GatewayRow
 from services.kit.errors import InvalidField, QueueFull, ServiceUnreachable
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)

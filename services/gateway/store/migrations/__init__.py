@@ -1,5 +1,40 @@
-"""The schema's history, by Alembic. A new table or column is a new file in `versions`, never a change to an old one."""
+"""Schema history, managed by Alembic. A schema change is a new file in `versions`; released files never change."""
 
-from services.gateway.store.migrations.upgrade import upgrade_schema
+from pathlib import Path
 
-__all__ = ['upgrade_schema']
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+__all__ = ['SchemaNotSupported', 'upgrade_schema']
+
+
+class SchemaNotSupported(Exception):
+    """The database has a schema revision that this release cannot upgrade."""
+
+    def __init__(self, revision: str, head: str) -> None:
+        super().__init__(
+            f'database_url: the database has schema revision {revision!r}, which this release cannot upgrade to '
+            f'{head!r}. Use the release that wrote it, or a new database.'
+        )
+
+
+def upgrade_schema(connection: Connection) -> None:
+    """Apply the migrations that the database lacks, within the connection's transaction.
+
+    Idempotency: an up-to-date schema is left unchanged.
+    Concurrency: the caller holds a lock that prevents concurrent upgrades.
+
+    Raises:
+        SchemaNotSupported: the database is at an unknown revision, such as one from before the first release.
+    """
+    config = Config()
+    config.set_main_option('script_location', str(Path(__file__).parent))
+    config.attributes['connection'] = connection
+    scripts = ScriptDirectory.from_config(config)
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise SchemaNotSupported(revision, scripts.get_current_head() or '')
+    command.upgrade(config, 'head')

@@ -1,8 +1,6 @@
-"""Alembic's entry: runs the migrations on the connection that `upgrade_schema` hands over."""
+"""Alembic's entry point: runs the migrations on the connection that `upgrade_schema` passes."""
 
 from alembic import context
 
-from services.gateway.store.tables import Base
-
-context.configure(connection=context.config.attributes['connection'], target_metadata=Base.metadata)
+context.configure(connection=context.config.attributes['connection'])
 context.run_migrations()
