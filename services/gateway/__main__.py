@@ -16,6 +16,7 @@ from services.gateway.catalogue.list_run_checkpoints import ListRunCheckpoints
 from services.gateway.catalogue.list_runs import ListRuns
 from services.gateway.catalogue.servicer import CatalogueServicer
 from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from services.gateway.catalogue.weight_facts import GrpcWeightFacts
 from services.gateway.catalogue.wiring import catalogue_router, change_checkpoints
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.wiring import OpenExports, make_exports
@@ -26,8 +27,10 @@ from services.gateway.forwarding.memory import memory_gates
 from services.gateway.forwarding.server_info import MergedServerInfoServicer, UpstreamFacts
 from services.gateway.forwarding.upstream_facts import GrpcUpstreamFacts
 from services.gateway.forwarding.wiring import ModelServices, kind_of, model_services
+from services.gateway.futures.grpc_trainer import GrpcTrainer
+from services.gateway.futures.limits import LimitedTrainer
 from services.gateway.futures.verbs import FutureVerbs
-from services.gateway.futures.wiring import OpenFutures, open_futures
+from services.gateway.futures.wiring import OpenFutures, Sampling, open_futures
 from services.gateway.http.assembly import make_http_server
 from services.gateway.http.server import HttpOptions, HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
@@ -42,7 +45,6 @@ from services.gateway.keys.verify_key import VerifyKey
 from services.gateway.keys.wiring import key_servicer
 from services.gateway.openai.fleet_samplers import FleetSamplers
 from services.gateway.quotas.wiring import (
-    FutureQuotas,
     ModelQuotas,
     OpenQuotas,
     model_quotas,
@@ -50,8 +52,10 @@ from services.gateway.quotas.wiring import (
     quota_jobs,
     quota_servicer,
 )
+from services.gateway.sampling.limits import SamplingGate
+from services.gateway.sampling.open import open_sampling
+from services.gateway.sampling.sampling_verbs import SamplingVerbs
 from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
-from services.gateway.sampling.wiring import sampling_handles
 from services.gateway.sessions.create_session import CreateSession
 from services.gateway.sessions.finish_session import FinishSession
 from services.gateway.sessions.get_session import GetSession
@@ -104,13 +108,14 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             open_futures(
                 config,
                 database,
-                models=upstreams.models.calls,
-                quotas=FutureQuotas(quotas, upstreams.model_quotas),
+                trainer=_trainer(config, upstreams),
+                sampling=_sampling(upstreams),
+                quotas=quotas,
                 clock=clock,
             )
         )
         server.on_drain(futures.verbs.begin_stop)
-        needs = _tinker_needs(config, database, futures, upstreams=upstreams, clock=clock)
+        needs = _tinker_needs(futures, upstreams)
         yield Gateway(
             server,
             (
@@ -137,6 +142,11 @@ class _Upstreams:
     """For the gateway's own calls."""
     fleet: OpenFleet
     """Samplers, which come and go."""
+    sampling: SamplingVerbs
+    """Sampling without quotas."""
+    limited_sampling: SamplingVerbs
+    """Sampling within quotas."""
+    sampling_gate: SamplingGate
     models: ModelServices
     quotas: OpenQuotas
     model_quotas: ModelQuotas
@@ -161,9 +171,11 @@ async def _open_upstreams(
             open_channel(address, internal_token=config.internal_token, tls=config.tls, service=service)
         )
     models = model_services(config, database, forwarding=forwarding, own=own, clock=clock)
-    fleet = await open_fleet(config, stack, weight_of=quotas.book.weight_of, clock=clock)
+    fleet = await open_fleet(config, stack, clock=clock)
+    sampling = open_sampling(config, fleet.membership, fleet.channels, quotas=quotas)
     exports = make_exports(config, database, forwarding, clock=clock)
-    return _Upstreams(forwarding, own, fleet, models, quotas, model_quotas(config, quotas, models.channels), exports)
+    limits = model_quotas(config, quotas, models.channels)
+    return _Upstreams(forwarding, own, fleet, *sampling, models, quotas, limits, exports)
 
 
 def _server(
@@ -193,7 +205,7 @@ def _server(
         get_usage=upstreams.quotas.get_usage,
     )
     fleet_servicer = FleetServicer(upstreams.fleet.verbs)
-    samplers = SamplerHandlers(SamplerServicer(upstreams.quotas.sampling(upstreams.fleet.sampling)))
+    samplers = SamplerHandlers(SamplerServicer(upstreams.limited_sampling))
     facts = _facts(config, upstreams, clock=clock)
     server = RpcServer(
         config,
@@ -246,8 +258,7 @@ def _http_server(
         certificate=config.listeners()[0].tls,
     )
     fleet = upstreams.fleet
-    sampling = upstreams.quotas.sampling(fleet.sampling)
-    samplers = FleetSamplers(sampling, fleet.membership, describe=fleet.facts.describe)
+    samplers = FleetSamplers(upstreams.limited_sampling, fleet.membership, describe=fleet.facts.describe)
     return make_http_server(
         options,
         authenticator=KeyAuthenticator(verify),
@@ -268,16 +279,24 @@ def _http_server(
     )
 
 
-def _tinker_needs(
-    config: GatewayConfig, database: Database, futures: OpenFutures, *, upstreams: _Upstreams, clock: Clock
-) -> TinkerNeeds:
-    lookups, sampling = upstreams.models.lookups, upstreams.fleet.sampling
+def _trainer(config: GatewayConfig, upstreams: _Upstreams) -> LimitedTrainer | None:
+    if upstreams.models.calls is None:
+        return None
+    limits = upstreams.model_quotas.quotas
+    trainer = GrpcTrainer(upstreams.models.calls, internal_token=config.internal_token)
+    return LimitedTrainer(trainer, limits.gate, limits.new_adapters, requests=limits.requests)
+
+
+def _sampling(upstreams: _Upstreams) -> Sampling:
+    weights = GrpcWeightFacts(upstreams.models.lookups)
+    return Sampling(verbs=upstreams.sampling, gate=upstreams.sampling_gate, weights=weights)
+
+
+def _tinker_needs(futures: OpenFutures, upstreams: _Upstreams) -> TinkerNeeds:
     return TinkerNeeds(
         futures=futures,
-        handles=sampling_handles(
-            database, futures, sampling=sampling, lookups=lookups, tally=upstreams.quotas.tally, clock=clock
-        ),
-        lookups=lookups,
+        handles=futures.handles,
+        lookups=upstreams.models.lookups,
         trainers=upstreams.models.facts,
         samplers=upstreams.fleet.facts,
         is_rate_limited=upstreams.quotas.rates.is_owing,

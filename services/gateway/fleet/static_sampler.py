@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import grpc
 
+from services.gateway.fleet.convert import load_from_proto
 from services.gateway.fleet.rules import ReplicaLoad, ReplicaReport
-from services.gateway.sampling.sampler_messages import load_from_proto
 from services.kit.rpc.status import error_from_call
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc

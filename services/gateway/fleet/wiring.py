@@ -21,9 +21,6 @@ from services.gateway.fleet.replica_channels import ReplicaChannels
 from services.gateway.fleet.rules import Fleet, ReplicaReport
 from services.gateway.fleet.static_sampler import GrpcStaticSampler
 from services.gateway.fleet.watch_fleet import WatchFleet
-from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.grpc import GrpcSamplers
-from services.gateway.sampling.sampling_verbs import SamplingVerbs, make_sampling_verbs
 from services.kit.clock import Clock
 
 
@@ -35,18 +32,14 @@ class OpenFleet:
     channels: ReplicaChannels
     facts: GrpcFleetFacts
     verbs: FleetVerbs
-    sampling: SamplingVerbs
 
 
-async def open_fleet(
-    config: GatewayConfig, stack: AsyncExitStack, *, weight_of: Callable[[str], float], clock: Clock
-) -> OpenFleet:
+async def open_fleet(config: GatewayConfig, stack: AsyncExitStack, *, clock: Clock) -> OpenFleet:
     """Return the fleet, without anybody in it.
 
     Args:
         config: of the gateway.
         stack: closes what is opened.
-        weight_of: returns a tenant's weight, by which turns at a replica are shared.
         clock: tells the time.
     """
     options = config.fleet
@@ -72,15 +65,7 @@ async def open_fleet(
         list_replicas=ListReplicas(membership),
         watch_fleet=WatchFleet(membership),
     )
-    dispatch = Dispatch(
-        membership,
-        replica_wait=options.replica_wait,
-        begin_wait=options.begin_wait,
-        waiting_per_tenant=options.waiting_per_tenant,
-        weight_of=weight_of,
-    )
-    samplers = GrpcSamplers(channels, internal_token=config.internal_token)
-    return OpenFleet(membership, channels, facts, verbs, make_sampling_verbs(dispatch, samplers))
+    return OpenFleet(membership, channels, facts, verbs)
 
 
 def fleet_jobs(

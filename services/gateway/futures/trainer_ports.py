@@ -1,39 +1,6 @@
 """Calls of the model service."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParkedAdapter:
-    """An adapter that was to leave the memory."""
-
-    is_at_rest: bool
-    """False: an operation of it runs, so that it is to be parked again later."""
-    checkpoint_path: str
-    """Where its weights are saved; empty: nowhere."""
-
-
-class AdapterKeeper(Protocol):
-    """Parks adapters on behalf of a tenant.
-
-    Every verb raises the service's own error as a DomainError, or ServiceUnreachable.
-    """
-
-    async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:
-        """Return the adapters that were made in a session, at every model service."""
-        ...
-
-    async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
-        """Have an adapter parked, its unsaved steps saved first where there is a prefix for the checkpoint's name.
-
-        Again is harmless.
-
-        Returns:
-            The adapter; None where it is not there any more.
-        """
-        ...
 
 
 class Trainer(Protocol):

@@ -6,29 +6,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.config import FuturesConfig, GatewayConfig
-from services.gateway.forwarding.model_channels import ModelChannels
 from services.gateway.futures.bulletin import Bulletin
+from services.gateway.futures.counted_futures import CountedFutureStore
 from services.gateway.futures.create_adapter import CreateAdapter
 from services.gateway.futures.delete_adapter import DeleteAdapter
 from services.gateway.futures.execute import ExecuteOperation
 from services.gateway.futures.expire import ExpireFutures
 from services.gateway.futures.follow_topic import FollowTopic
-from services.gateway.futures.grpc_trainer import GrpcTrainer
+from services.gateway.futures.limits import SAMPLE_KIND, QuotaRoom, SampleTally
 from services.gateway.futures.payload_files import PayloadFiles
 from services.gateway.futures.peers import make_peers, sharing
 from services.gateway.futures.persistence import Persistence
 from services.gateway.futures.ports import Executor
 from services.gateway.futures.refuse import REFUSED, Refuse
 from services.gateway.futures.runner import Runner, RunnerLimits
+from services.gateway.futures.sample import SamplePrompt
+from services.gateway.futures.trainer_ports import Trainer
 from services.gateway.futures.verbs import FutureVerbs
 from services.gateway.futures.world import World
-from services.gateway.quotas.futures import QuotaRoom
-from services.gateway.quotas.wiring import FutureQuotas, OpenQuotas
+from services.gateway.quotas.wiring import OpenQuotas
+from services.gateway.sampling.convert import order_for_weights
 from services.gateway.sampling.fair_queue import Places
+from services.gateway.sampling.handles import SamplingHandles, WeightFacts
+from services.gateway.sampling.limits import SamplingGate
+from services.gateway.sampling.sampling_verbs import SamplingVerbs
+from services.gateway.sampling.sql import SqlHandleStore
 from services.gateway.store.database import Database
 from services.kit.byte_gate import ByteGate
 from services.kit.clock import Clock
-from services.kit.rpc.context import current_caller
+from services.kit.rpc.context import acting_for, current_caller
 
 
 @dataclass(frozen=True)
@@ -39,29 +45,47 @@ class OpenFutures:
     executors: dict[str, Executor]
     """By kind; may be added to until the jobs begin."""
     follow: FollowTopic
+    handles: SamplingHandles
     jobs: tuple[Callable[[], Coroutine[Any, Any, Any]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What carries out futures that sample."""
+
+    verbs: SamplingVerbs
+    """Sampling without quotas."""
+    gate: SamplingGate
+    weights: WeightFacts
 
 
 @asynccontextmanager
 async def open_futures(
-    config: GatewayConfig, database: Database, *, models: ModelChannels | None, quotas: FutureQuotas, clock: Clock
+    config: GatewayConfig,
+    database: Database,
+    *,
+    trainer: Trainer | None,
+    sampling: Sampling,
+    quotas: OpenQuotas,
+    clock: Clock,
 ) -> AsyncIterator[OpenFutures]:
-    """Carry futures out during the block, once the jobs run; what is not finished then stays for the next start.
+    """Run futures during the block, once the jobs run. Unfinished futures resume at the next start.
 
     Args:
-        config: of the gateway.
-        database: keeps them.
-        models: find the model service of a call; None: training is not part of this deployment.
-        quotas: what they are held to, and counted by.
-        clock: tells the time.
+        config: Of the gateway.
+        database: Stores futures and sampling handles.
+        trainer: Calls the model service; None where the deployment has none.
+        sampling: Completes the prompts of sampling futures.
+        quotas: Limits of tenants, and the meter of their usage.
+        clock: Tells the time.
     """
     payloads = PayloadFiles(config.payload_folder(), is_synced=config.is_commit_synced())
     peers = await make_peers(config, database, payloads)
-    options = config.futures
+    options, tally = config.futures, SampleTally(quotas.meter)
     world = World(
-        store=quotas.all.futures(database),
+        store=CountedFutureStore(database, on_settled=tally.settled),
         payloads=payloads,
-        room=_room(options, quotas.all),
+        room=_room(options, sampling.gate),
         memory=_memory(options),
         unordered_memory=_memory(options),
         bulletin=Bulletin(),
@@ -71,28 +95,35 @@ async def open_futures(
         clock=clock,
     )
     executors: dict[str, Executor] = {REFUSED: Refuse()}
-    if models is not None:
-        trainer = quotas.models.trainer(GrpcTrainer(models, internal_token=config.internal_token))
+    if trainer is not None:
         executors['create_adapter'] = CreateAdapter(trainer, world.persistence)
         executors['delete_adapter'] = DeleteAdapter(trainer, world.store, world.persistence)
         executors['execute'] = ExecuteOperation(trainer, world.store, world.persistence)
-    verbs = FutureVerbs(world, Runner(world, executors, _limits(options, quotas.all)))
+    verbs = FutureVerbs(world, Runner(world, executors, _limits(options, quotas)))
+    handles = SamplingHandles(SqlHandleStore(database), sampling.weights, verbs, caller=current_caller, clock=clock)
+    sample = SamplePrompt(
+        sampling.verbs.sample_batch, handles, order_for_weights, world.persistence, acting_for=acting_for
+    )
+    sample.note = tally.note
+    executors[SAMPLE_KIND] = sample
     expire = ExpireFutures(
         world.store, payloads, results_for=options.results_for, records_for=options.records_for, clock=clock
     )
     try:
         async with sharing(config, peers, verbs) as carry_on:
             jobs = (carry_on, lambda: expire.keep_on(interval=options.sweep_interval))
-            yield OpenFutures(verbs, executors, FollowTopic(world), jobs)
+            yield OpenFutures(verbs, executors, FollowTopic(world), handles, jobs)
     finally:
         await verbs.close()
         payloads.close()
 
 
-def _room(options: FuturesConfig, quotas: OpenQuotas) -> QuotaRoom:
-    return quotas.room(
+def _room(options: FuturesConfig, gate: SamplingGate) -> QuotaRoom:
+    return QuotaRoom(
         Places(tenant=options.waiting_per_tenant, total=options.waiting),
         sizes=Places(tenant=options.waiting_bytes_per_tenant, total=options.waiting_bytes),
+        gate=gate,
+        samples=gate.places,
     )
 
 

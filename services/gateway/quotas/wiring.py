@@ -11,29 +11,22 @@ from services.gateway.catalogue.follow_catalogue import FollowCatalogue
 from services.gateway.catalogue.limited_checkpoints import LimitedCheckpoints
 from services.gateway.config import GatewayConfig, QuotasConfig
 from services.gateway.forwarding.admission import AdmittedCalls, Quotas
-from services.gateway.futures.counted_futures import CountedFutureStore
-from services.gateway.futures.grpc_adapters import GrpcAdapters
-from services.gateway.futures.trainer_ports import Trainer
 from services.gateway.keys.sql_tenants import SqlTenantStore
 from services.gateway.quotas.book import QuotaBook
-from services.gateway.quotas.futures import QuotaRoom, SampleTally
 from services.gateway.quotas.get_quota import GetQuota
 from services.gateway.quotas.get_usage import GetTenantUsage, GetUsage
 from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.new_adapters import NewAdapters
 from services.gateway.quotas.rates import TokenRates
 from services.gateway.quotas.requests import QuotaRequests
-from services.gateway.quotas.sampling import SamplingGate, limited_sampling
 from services.gateway.quotas.servicer import QuotaServicer
 from services.gateway.quotas.set_quota import SetQuota
 from services.gateway.quotas.sql import SqlQuotaStore
 from services.gateway.quotas.sql_usage import SqlUsageStore
-from services.gateway.quotas.training import LimitedTrainer, TrainingGate
+from services.gateway.quotas.training import TrainingGate
 from services.gateway.quotas.upstream_requests import is_save, refused_creation, refused_save
 from services.gateway.quotas.usage_feed import GrpcMeterFeed
-from services.gateway.sampling.fair_queue import Places
-from services.gateway.sampling.sample_places import SamplePlaces
-from services.gateway.sampling.sampling_verbs import SamplingVerbs
+from services.gateway.sessions.grpc import GrpcAdapters
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
 
@@ -48,27 +41,12 @@ class OpenQuotas:
     book: QuotaBook
     rates: TokenRates
     meter: UsageMeter
-    samples: SamplePlaces
-    sampling_gate: SamplingGate
     training_gate: TrainingGate
-    tally: SampleTally
     get_usage: GetUsage
-
-    def sampling(self, verbs: SamplingVerbs) -> SamplingVerbs:
-        """Return the verbs of sampling, held to quotas and counted, for calls that are answered at once."""
-        return limited_sampling(verbs, self.sampling_gate, self.meter)
 
     def checkpoints(self, config: GatewayConfig, channel: grpc.aio.Channel | None) -> LimitedCheckpoints:
         """Return calls over a bare channel to the checkpoint service, held to storage quotas."""
         return LimitedCheckpoints(channel, internal_token=config.internal_token, check=self.training_gate.check_storage)
-
-    def room(self, places: Places, *, sizes: Places) -> QuotaRoom:
-        """Return the room for futures that wait."""
-        return QuotaRoom(places, sizes=sizes, gate=self.sampling_gate, samples=self.samples)
-
-    def futures(self, database: Database) -> CountedFutureStore:
-        """Return the store of futures, which counts what is settled."""
-        return CountedFutureStore(database, on_settled=self.tally.settled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,22 +55,9 @@ class ModelQuotas:
 
     quotas: Quotas
 
-    def trainer(self, trainer: Trainer) -> Trainer:
-        """Return a trainer that is held to it, for futures."""
-        quotas = self.quotas
-        return LimitedTrainer(trainer, quotas.gate, quotas.new_adapters, requests=quotas.requests)
-
     def admitted(self, handlers: Sequence[Any]) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
         """Return handlers of forwarded calls that are held to it, with the methods that each serves."""
         return {AdmittedCalls(handler, self.quotas): handler.methods for handler in handlers}
-
-
-@dataclass(frozen=True)
-class FutureQuotas:
-    """What futures are held to."""
-
-    all: OpenQuotas
-    models: ModelQuotas
 
 
 @asynccontextmanager
@@ -101,7 +66,7 @@ async def open_quotas(config: GatewayConfig, database: Database, *, clock: Clock
     options, usage = config.quotas, SqlUsageStore(database)
     book = QuotaBook(SqlQuotaStore(database), default=options.default())
     await book.read()
-    rates, samples = TokenRates(book, clock=clock), SamplePlaces()
+    rates = TokenRates(book, clock=clock)
     meter = UsageMeter(usage, rates, clock=clock)
     try:
         yield OpenQuotas(
@@ -109,10 +74,7 @@ async def open_quotas(config: GatewayConfig, database: Database, *, clock: Clock
             book=book,
             rates=rates,
             meter=meter,
-            samples=samples,
-            sampling_gate=SamplingGate(book, rates, samples, patience=options.patience),
             training_gate=TrainingGate(book, rates, usage),
-            tally=SampleTally(meter),
             get_usage=GetUsage(usage, meter),
         )
     finally:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import grpc
 
+from services.gateway.fleet.convert import load_from_proto, resident_from_proto
 from services.gateway.fleet.replica_channels import ReplicaChannels
 from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
 from services.gateway.sampling.rules import BatchOrder, Piece, Progress, PromptAnswer, SampleOrder, Share
@@ -18,11 +19,9 @@ from services.gateway.sampling.sampler_messages import (
     adapter_of,
     batch_request,
     continued_request,
-    load_from_proto,
     piece_from_bytes,
     placed_error,
     prompt_answer,
-    resident_from_proto,
     score_request,
 )
 from services.kit.errors import DomainError, ServiceUnreachable

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
 from services.gateway.sampling.rules import Delivered, Piece, PieceKind, Progress, PromptAnswer, SampleOrder, Share
 from services.kit.errors import DomainError, FieldViolation, ServiceUnreachable
 from services.kit.ids import new_id
 from services.kit.rpc.status import ForwardedError
-from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 
 
@@ -174,30 +173,6 @@ def aborted_answers(share: Share) -> Iterator[tuple[int, bytes]]:
                 logprobs=tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[0]),
             )
         yield position, answer.SerializeToString()
-
-
-def load_from_proto(message: engine_pb2.EngineLoad) -> ReplicaLoad:
-    """Return how busy an engine is."""
-    return ReplicaLoad(
-        running_sequence_count=message.running_sequence_count,
-        waiting_sequence_count=message.waiting_sequence_count,
-        kv_usage=message.kv_usage,
-        tokens_per_second=message.tokens_per_second,
-        prefix_hit_rate=message.prefix_hit_rate,
-        is_paused=message.is_paused,
-        max_sequence_count=message.max_sequence_count,
-        is_sleeping=message.is_sleeping,
-    )
-
-
-def resident_from_proto(message: engine_pb2.ResidentAdapter) -> ResidentAdapter:
-    """Return a version that a sampler holds."""
-    return ResidentAdapter(
-        adapter_id=message.adapter_id,
-        version=message.version,
-        size_bytes=message.size_bytes,
-        sequence_count=message.sequence_count,
-    )
 
 
 def _fix_version(adapter: sampling_pb2.AdapterRef | None, version: int | None) -> None:

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.gateway.forwarding.routed_call import RoutedCall
 from services.gateway.sampling.abort_sample import AbortSample
 from services.gateway.sampling.batches import Batches
 from services.gateway.sampling.broadcast import Broadcast
@@ -14,6 +13,7 @@ from services.gateway.sampling.get_load import GetLoad
 from services.gateway.sampling.list_resident_adapters import ListResidentAdapters
 from services.gateway.sampling.load_adapter import LoadAdapter
 from services.gateway.sampling.ports import Samplers
+from services.gateway.sampling.routed_call import RoutedCall
 from services.gateway.sampling.rules import BatchOrder, Piece, PromptAnswer, SampleOrder
 from services.gateway.sampling.running_samples import RunningSamples
 from services.gateway.sampling.sample import Sample

@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from services.gateway.futures.trainer_ports import AdapterKeeper
 from services.gateway.paging import Cursor
-from services.gateway.sessions.ports import SessionStore
+from services.gateway.sessions.ports import AdapterKeeper, SessionStore
 from services.gateway.sessions.session import Session, SessionState
 from services.kit.errors import DomainError
 from services.kit.failpoints import reach

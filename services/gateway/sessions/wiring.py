@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 
 from services.gateway.config import GatewayConfig
-from services.gateway.futures.grpc_adapters import GrpcAdapters
 from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sessions.expire_sessions import ExpireSessions
+from services.gateway.sessions.grpc import GrpcAdapters
 from services.gateway.sessions.session import Session
 from services.gateway.sessions.settle_sessions import SettleSessions
 from services.gateway.sessions.sql import SqlSessionStore

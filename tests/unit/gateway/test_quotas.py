@@ -12,20 +12,19 @@ from hypothesis import strategies as st
 
 from fixtures.record_trainer import RecordTrainer
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
+from services.gateway.futures.limits import LimitedTrainer, QuotaRoom
 from services.gateway.futures.room import UNBOUNDED
 from services.gateway.futures.rules import Future, FutureOrder
 from services.gateway.quotas.book import QuotaBook
-from services.gateway.quotas.futures import QuotaRoom
 from services.gateway.quotas.new_adapters import NewAdapters
 from services.gateway.quotas.rates import TokenRates
 from services.gateway.quotas.requests import QuotaRequests
 from services.gateway.quotas.rules import Quota
-from services.gateway.quotas.sampling import SamplingGate
 from services.gateway.quotas.token_bucket import TokenBucket
-from services.gateway.quotas.training import LimitedTrainer, TrainingGate
+from services.gateway.quotas.training import TrainingGate
 from services.gateway.quotas.upstream_requests import refused_creation
 from services.gateway.sampling.fair_queue import Places
-from services.gateway.sampling.sample_places import SamplePlaces
+from services.gateway.sampling.limits import SamplePlaces, SamplingGate
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField, QueueFull, QuotaExceeded
 from twinkle.api.model.v1 import adapter_service_pb2

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.gateway_stores import MemorySessionStore
-from services.gateway.futures.trainer_ports import ParkedAdapter
 from services.gateway.sessions.expire_sessions import ExpireSessions
+from services.gateway.sessions.ports import ParkedAdapter
 from services.gateway.sessions.session import FinishReason, Session, SessionState
 from services.gateway.sessions.settle_sessions import SettleSessions
 from services.kit.clock import FakeClock

@@ -9,9 +9,9 @@ import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.fleet.routing import AdapterWish, RouteKey
+from services.gateway.futures.limits import SampleTally
 from services.gateway.futures.rules import Future, FutureOrder
 from services.gateway.quotas.book import QuotaBook
-from services.gateway.quotas.futures import SampleTally
 from services.gateway.quotas.meter import MOST_READINGS, UsageMeter
 from services.gateway.quotas.rates import TokenRates
 from services.gateway.quotas.rules import Quota

@@ -1,6 +1,7 @@
 """Sampling within quotas, counted as it is passed on."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,6 @@ from services.gateway.quotas.rates import TokenRates
 from services.gateway.quotas.usage import Work
 from services.gateway.sampling.compute_logprobs import Scores
 from services.gateway.sampling.rules import BatchOrder, Piece, PieceKind, PromptAnswer, SampleOrder
-from services.gateway.sampling.sample_places import SamplePlaces
 from services.gateway.sampling.sampling_verbs import (
     ComputesLogprobs,
     SamplesBatches,
@@ -26,6 +26,37 @@ from services.kit.ids import new_id
 NAME = 'concurrent_samples'
 BUSY = timedelta(seconds=1)
 """When another request may be let in, as far as can be told."""
+
+
+class SamplePlaces:
+    """Counts requests; whoever enters one leaves it again, and it is counted until the last one has."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._held: dict[str, Counter[str]] = {}
+
+    def count(self, tenant_id: str) -> int:
+        """Return how many of a tenant's are under way."""
+        return len(self._held.get(tenant_id, ()))
+
+    def holds(self, tenant_id: str, key: str) -> bool:
+        """Whether this one is."""
+        return key in self._held.get(tenant_id, ())
+
+    def enter(self, tenant_id: str, key: str) -> None:
+        """Count a request."""
+        self._held.setdefault(tenant_id, Counter())[key] += 1
+
+    def leave(self, tenant_id: str, key: str) -> None:
+        """Count it no more; one that is not counted is no error."""
+        held = self._held.get(tenant_id)
+        if held is None or key not in held:
+            return
+        held[key] -= 1
+        if not held[key]:
+            del held[key]
+        if not held:
+            del self._held[tenant_id]
 
 
 class SamplingGate:
@@ -42,7 +73,7 @@ class SamplingGate:
         """
         self._book = book
         self._rates = rates
-        self._places = places
+        self.places = places
         self._patience_seconds = patience.total_seconds()
 
     def check(self, tenant_id: str, key: str) -> None:
@@ -51,10 +82,10 @@ class SamplingGate:
         Raises:
             QuotaExceeded: there are as many under way as may be, or tokens are owed; with the time to try again.
         """
-        if self._places.holds(tenant_id, key):
+        if self.places.holds(tenant_id, key):
             return
         limit = self._book.of(tenant_id).concurrent_samples
-        if limit is not None and self._places.count(tenant_id) >= limit:
+        if limit is not None and self.places.count(tenant_id) >= limit:
             raise QuotaExceeded(NAME, limit, BUSY)
         self._rates.check(tenant_id)
 
@@ -71,16 +102,16 @@ class SamplingGate:
         """
         key, patience = new_id('sp'), self._patience_seconds
         limit = self._book.of(tenant_id).concurrent_samples
-        if limit is not None and self._places.count(tenant_id) >= limit:
+        if limit is not None and self.places.count(tenant_id) >= limit:
             raise QuotaExceeded(NAME, limit, BUSY)
-        self._places.enter(tenant_id, key)
+        self.places.enter(tenant_id, key)
         try:
             if deadline is not None:
                 patience = min(patience, max(0.0, deadline - asyncio.get_running_loop().time()))
             await self._rates.enter(tenant_id, patience_seconds=patience)
             yield
         finally:
-            self._places.leave(tenant_id, key)
+            self.places.leave(tenant_id, key)
 
 
 class LimitedSample:

@@ -4,12 +4,15 @@ from collections import OrderedDict
 
 from services.gateway.futures.room import UNBOUNDED, Room
 from services.gateway.futures.rules import Future, FutureState
+from services.gateway.futures.trainer_ports import Trainer
 from services.gateway.quotas.meter import UsageMeter
-from services.gateway.quotas.sampling import SamplingGate, work_of
+from services.gateway.quotas.new_adapters import NewAdapters
+from services.gateway.quotas.requests import QuotaRequests
+from services.gateway.quotas.training import TrainingGate
 from services.gateway.quotas.usage import Work
 from services.gateway.sampling.fair_queue import Places
+from services.gateway.sampling.limits import SamplePlaces, SamplingGate, work_of
 from services.gateway.sampling.rules import BatchOrder, PromptAnswer
-from services.gateway.sampling.sample_places import SamplePlaces
 
 SAMPLE_KIND = 'sample'
 """Kind of the futures that are samples."""
@@ -72,3 +75,57 @@ class QuotaRoom(Room):
         super().leave(future)
         if future.kind == SAMPLE_KIND:
             self._samples.leave(future.tenant_id, future.future_id)
+
+
+class LimitedTrainer:
+    """Implements `ports.Trainer` for futures, whose clients are told that they wait, and not refused."""
+
+    def __init__(
+        self, trainer: Trainer, gate: TrainingGate, new_adapters: NewAdapters, *, requests: QuotaRequests
+    ) -> None:
+        """Hold calls of `trainer` to quotas.
+
+        Args:
+            trainer: makes them.
+            gate: lets operations in.
+            new_adapters: lets adapters be made.
+            requests: reads and marks what is passed on.
+        """
+        self._trainer = trainer
+        self._gate = gate
+        self._new_adapters = new_adapters
+        self._requests = requests
+
+    async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
+        """Create an adapter, and return the answer; one that was made for the request before is always found.
+
+        Raises:
+            QuotaExceeded: it is new, and the tenant has as many as it may.
+        """
+        async with self._new_adapters.creating(tenant_id) as limit:
+            request = request if limit is None else self._requests.refused_creation(request, limit)
+            return await self._trainer.create_adapter(tenant_id, request, request_id=request_id)
+
+    async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
+        """Delete an adapter, and return the answer."""
+        return await self._trainer.delete_adapter(tenant_id, request)
+
+    async def last_number(self, tenant_id: str, adapter_id: str) -> int:
+        """Return the number of an adapter's last operation."""
+        return await self._trainer.last_number(tenant_id, adapter_id)
+
+    async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
+        """Run an operation once the tenant owes no tokens, and return the answer.
+
+        Raises:
+            QuotaExceeded: it saves, and the tenant stores as much as it may.
+        """
+        await self._gate.enter(tenant_id, patience_seconds=None)
+        if self._gate.is_storage_limited(tenant_id) and self._requests.is_save(request):
+            limit = await self._gate.full_limit(tenant_id)
+            request = request if limit is None else self._requests.refused_save(request, limit)
+        return await self._trainer.execute(tenant_id, request, number=number)
+
+    async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
+        """Drop an operation that still waits there."""
+        await self._trainer.cancel(tenant_id, adapter_id, number=number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway.futures.trainer_ports import ParkedAdapter
+from services.gateway.sessions.ports import ParkedAdapter
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, Code
 from services.kit.paging import MAX_PAGE_SIZE
