@@ -1,7 +1,7 @@
-"""Twinkle's component library: what a training loop is composed of.
+"""Twinkle's component library: the building blocks of a training loop.
 
-Importing it is cheap and loads no torch: names here are loaded when first used, and every
-component lives in its own package (`twinkle.dataset`, `twinkle.model`, ...).
+Importing it is cheap and does not import torch. The names below are loaded on first use, and each kind of component
+has its own package (`twinkle.dataset`, `twinkle.model`, ...).
 """
 
 import importlib
@@ -30,7 +30,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name of `__all__` when it is first used."""
+    """Load a name of `__all__` on first use.
+
+    Raises:
+        AttributeError: `name` is not in `__all__`.
+    """
     if name not in __all__:
         raise AttributeError(f'module twinkle has no attribute {name!r}')
     value = getattr(importlib.import_module('twinkle.infra'), name)

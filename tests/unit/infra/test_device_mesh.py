@@ -1,4 +1,4 @@
-"""Meshes place ranks along axes, and say what each of them reads and whose results count."""
+"""Unit tests of `DeviceMesh`: rank coordinates, batch slices and the ranks whose results are collected."""
 
 import pytest
 from hypothesis import given
@@ -12,16 +12,16 @@ sizes = st.fixed_dictionaries({f'{axis}_size': st.integers(1, 3) for axis in AXE
 
 @given(sizes)
 def test_axes_and_ranks_are_one_to_one(named: dict[str, int]) -> None:
-    """The places along all axes tell every rank from every other, the last axis varying fastest."""
+    """Each rank has unique coordinates, and the last axis varies fastest."""
     mesh = DeviceMesh.from_sizes(**named)
-    places = [tuple(mesh.axis_rank(axis, rank) for axis in AXES) for rank in range(mesh.world_size)]
-    assert places == sorted(set(places))
+    coordinates = [tuple(mesh.axis_rank(axis, rank) for axis in AXES) for rank in range(mesh.world_size)]
+    assert coordinates == sorted(set(coordinates))
     assert mesh.data_world_size == named['dp_size'] * named['fsdp_size']
 
 
 @given(sizes, st.integers(0, 40))
 def test_slices_are_the_batch_in_order(named: dict[str, int], length: int) -> None:
-    """Nothing is read twice or left out, and no part is longer than another by more than one."""
+    """The slices of all data ranks cover the batch exactly once, and their lengths differ by at most one."""
     mesh = DeviceMesh.from_sizes(**named)
     parts = [list(range(length))[mesh.get_slice(length, rank)] for rank in range(mesh.data_world_size)]
     assert [row for part in parts for row in part] == list(range(length))
@@ -30,7 +30,7 @@ def test_slices_are_the_batch_in_order(named: dict[str, int], length: int) -> No
 
 @given(sizes)
 def test_results_are_collected_once_from_the_last_stage(named: dict[str, int]) -> None:
-    """One rank answers for each data rank, in order, and it holds the loss."""
+    """Results are collected from one rank of the last pipeline stage per data rank, in data-rank order."""
     mesh = DeviceMesh.from_sizes(**named)
     ranks = mesh.get_collect_ranks()
     assert [mesh.get_data_rank_from_global_rank(rank) for rank in ranks] == list(range(mesh.data_world_size))
@@ -39,7 +39,7 @@ def test_results_are_collected_once_from_the_last_stage(named: dict[str, int]) -
 
 
 def test_worked_example_of_sixteen_ranks() -> None:
-    """Two stages of two replicas of two context ranks of two tensor ranks, counted by hand."""
+    """A mesh of 2 x 2 x 2 x 2 ranks matches coordinates computed by hand."""
     mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, cp_size=2, tp_size=2)
     assert mesh.get_pp_last_ranks() == list(range(8, 16))
     assert mesh.get_collect_ranks() == [8, 12]
@@ -49,8 +49,8 @@ def test_worked_example_of_sixteen_ranks() -> None:
     assert mesh.get_dim_ranks('fsdp', 5) == [5]
 
 
-def test_experts_divide_the_ranks_of_a_stage_anew() -> None:
-    """Of the eight ranks of a stage, four share the experts and two each a copy."""
+def test_expert_axes_divide_the_ranks_of_a_stage() -> None:
+    """Eight ranks with ep_size 4 and ep_fsdp_size 2 form two groups of four expert ranks."""
     mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=8, ep_size=4, ep_fsdp_size=2)
     assert [mesh.axis_rank('ep', rank) for rank in range(16)] == [0, 1, 2, 3] * 4
     assert [mesh.axis_rank('ep_fsdp', rank) for rank in range(8)] == [0] * 4 + [1] * 4
@@ -66,7 +66,7 @@ def test_experts_divide_the_ranks_of_a_stage_anew() -> None:
 
 
 def test_this_process_is_a_rank_when_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Properties of one rank mean `RANK`, and say when nobody set it."""
+    """Properties of one rank read `RANK`, and raise ValueError if it is unset or out of range."""
     mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
     monkeypatch.delenv('RANK', raising=False)
     with pytest.raises(ValueError, match='rank'):
@@ -80,8 +80,8 @@ def test_this_process_is_a_rank_when_the_environment_says_so(monkeypatch: pytest
         assert mesh.dp_rank
 
 
-def test_a_mesh_may_be_written_out() -> None:
-    """Nested lists with names are a mesh, whatever the ranks are; what is none is refused."""
+def test_a_mesh_can_be_built_from_nested_lists() -> None:
+    """Nested lists with axis names form a mesh, and invalid ranks, axes and sizes raise ValueError."""
     mesh = DeviceMesh([[4, 5], [6, 7]], ('dp', 'tp'), vpp_size=2, sequence_parallel=True)
     assert (mesh.world_size, mesh.axis_rank('dp', 6), mesh.dp_world_size) == (4, 1, 2)
     for wrong, names in (([0, 0], ('dp',)), ([0, 1], ('dp', 'tp')), ([0, 1], ('rows',)), ([-1, 0], ('dp',))):

@@ -1,4 +1,4 @@
-"""The programs of docs/parts.md run as they stand there."""
+"""Runs the example programs of docs/parts.md."""
 
 import re
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ def _places(tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize('program', PROGRAMS, ids=range(len(PROGRAMS)))
 def test_program_runs(program: str) -> None:
-    """Each by itself; what it asserts holds."""
+    """Each program runs in isolation and its assertions hold."""
     exec(compile(program, 'docs/parts.md', 'exec'), {})
 
 
 def test_the_document_names_every_kernel() -> None:
-    """Operations and backends; and none of its programs was missed."""
+    """The document names all kernel operations and backends, and all of its programs were found."""
     assert [name for name in (*OPERATIONS, *BACKENDS) if name not in DOCUMENT] == []
     assert len(PROGRAMS) == 6

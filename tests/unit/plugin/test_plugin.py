@@ -1,4 +1,4 @@
-"""Plugins run only where they are allowed, each under a name of its own."""
+"""Unit tests of plugins: the policy that allows them, their digests, and how their modules are imported."""
 
 import py_compile
 import sys
@@ -24,16 +24,16 @@ from twinkle.template import UnknownTemplate, build_template
 
 
 class Shape:
-    """What the plugins here are."""
+    """Base class of the plugins in these tests."""
 
     def area(self) -> float:
-        """Return it."""
+        """Return the area of the shape."""
         raise NotImplementedError
 
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a mirror; nothing is allowed at first."""
+    """Return the folder of a hub mirror, with all plugins disallowed."""
     monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path))
     monkeypatch.setenv('TWINKLE_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '0')
@@ -42,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(hub: Path, name: str, code: str, **modules: str) -> str:
-    """Put a plugin into the mirror, and return its id."""
+    """Write a plugin to the mirror and return its id."""
     folder = hub / 'models' / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / '__init__.py').write_text(code)
@@ -52,7 +52,7 @@ def write(hub: Path, name: str, code: str, **modules: str) -> str:
 
 
 def shape(area: float) -> str:
-    """Return the code of a shape."""
+    """Return the code of a plugin that defines a shape."""
     return f"""
 from {__name__} import Shape
 
@@ -63,12 +63,12 @@ class Square(Shape):
 
 
 def plugin_modules() -> set[str]:
-    """Return the names of what was loaded for plugins."""
+    """Return the names of the imported plugin modules."""
     return {name for name in sys.modules if name.startswith('twinkle_plugin_')}
 
 
 def test_nothing_is_loaded_unless_it_is_allowed(hub: Path) -> None:
-    """Off by default; by name, by a variable, or all; what is refused has not run."""
+    """Plugins are disabled by default, load only while allowed by name, and do not run when refused."""
     plugin = write(hub, 'me/square', shape(4.0))
     before = plugin_modules()
     for refuse in (lambda: Plugin.load_plugin(plugin, Shape), lambda: load_function(plugin, 'Square')):
@@ -85,7 +85,7 @@ def test_nothing_is_loaded_unless_it_is_allowed(hub: Path) -> None:
 
 
 def test_all_are_allowed_by_one_variable_and_none_in_a_service(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`TWINKLE_TRUST_REMOTE_CODE` is 0 or 1; a service puts it out."""
+    """`TWINKLE_TRUST_REMOTE_CODE=1` allows all plugins, other values are refused, and a service disables it."""
     plugin = write(hub, 'me/square', shape(4.0))
     monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '1')
     assert Plugin.load_plugin(plugin, Shape)().area() == 4.0
@@ -99,7 +99,7 @@ def test_all_are_allowed_by_one_variable_and_none_in_a_service(hub: Path, monkey
 
 
 def test_two_plugins_of_one_layout_do_not_mix(hub: Path) -> None:
-    """Each has its own classes and modules; the same code is loaded once, changed code anew."""
+    """Two plugins have separate modules; unchanged code is imported once, and changed code is imported again."""
     code = f'from {__name__} import Shape\nfrom .side import SIDE\n'
     code += 'class Square(Shape):\n    def area(self):\n        return SIDE**2\n'
     one = write(hub, 'me/one', code, side='SIDE = 1.0\n')
@@ -112,14 +112,14 @@ def test_two_plugins_of_one_layout_do_not_mix(hub: Path) -> None:
     assert (Plugin.load_plugin(one, Shape)().area(), first().area()) == (9.0, 1.0)
 
 
-def test_only_the_code_that_was_allowed_runs(hub: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A digest beside the id, as the log told it, fixes the code; a beginning too short to mean something does not."""
+def test_only_code_with_the_allowed_digest_runs(hub: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An id with the logged digest allows only that code, and a digest prefix that is too short is refused."""
     plugin = write(hub, 'me/square', shape(4.25))
     with allowed_plugins(plugin), caplog.at_level('INFO', logger='twinkle'):
         Plugin.load_plugin(plugin, Shape)
-    (told,) = [record.args for record in caplog.records]
-    assert told[0] == plugin
-    digest = told[1]
+    (logged,) = [record.args for record in caplog.records]
+    assert logged[0] == plugin
+    digest = logged[1]
     with allowed_plugins(f'{plugin}@{digest[:12]}'):
         assert Plugin.load_plugin(plugin, Shape)().area() == 4.25
         write(hub, 'me/square', shape(5.0))
@@ -130,8 +130,8 @@ def test_only_the_code_that_was_allowed_runs(hub: Path, caplog: pytest.LogCaptur
         Plugin.load_plugin(plugin, Shape)
 
 
-def test_what_code_reads_is_part_of_it_and_compiled_code_is_none(hub: Path) -> None:
-    """A table beside the code changes what it does; what nobody can read is not run."""
+def test_data_files_change_the_digest_and_compiled_code_is_refused(hub: Path) -> None:
+    """A JSON file is part of a plugin's digest, a README is not, and compiled code is refused."""
     plugin = write(hub, 'me/square', shape(4.0))
     folder = hub / 'models' / 'me' / 'square'
     allow_plugins(plugin)
@@ -145,10 +145,8 @@ def test_what_code_reads_is_part_of_it_and_compiled_code_is_none(hub: Path) -> N
         Plugin.load_plugin(plugin, Shape)
 
 
-def test_a_digest_holds_where_all_are_allowed_and_an_empty_one_allows_nothing(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever wrote a digest meant it; whoever lost it did not mean all code."""
+def test_a_digest_is_enforced_if_all_plugins_are_allowed(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong or empty digest refuses the plugin even if `TWINKLE_TRUST_REMOTE_CODE` is 1."""
     plugin = write(hub, 'me/square', shape(4.5))
     monkeypatch.setenv('TWINKLE_TRUST_REMOTE_CODE', '1')
     for entry in (f'{plugin}@{"0" * 12}', f'{plugin}@'):
@@ -158,8 +156,8 @@ def test_a_digest_holds_where_all_are_allowed_and_an_empty_one_allows_nothing(
         allow_plugins('./a,hf://you/other')
 
 
-def test_what_runs_is_what_the_digest_is_of(hub: Path) -> None:
-    """Code in a cache's folder counts; what was compiled of other code, or changed since, does not run."""
+def test_the_code_that_runs_is_the_code_in_the_digest(hub: Path) -> None:
+    """Source files in `__pycache__` are part of a plugin; bytecode and files changed after loading do not run."""
     code = f'from {__name__} import Shape\nfrom .__pycache__.side import SIDE\n'
     code += 'class Square(Shape):\n    def area(self):\n        from . import late\n        return SIDE + late.LATE\n'
     plugin = write(hub, 'me/cached', code, late='LATE = 0.5\n')
@@ -177,8 +175,8 @@ def test_what_runs_is_what_the_digest_is_of(hub: Path) -> None:
     assert Plugin.load_plugin(plugin, Shape)().area() == 9.0
 
 
-def test_modules_of_a_plugin_are_found_in_its_folders_alone(hub: Path, tmp_path: Path) -> None:
-    """Packages, and folders that are none, hold modules; a link out of the plugin is refused."""
+def test_modules_of_a_plugin_are_found_in_its_folders_only(hub: Path, tmp_path: Path) -> None:
+    """Modules are imported from packages and plain folders, and a link to another folder is refused."""
     code = f'from {__name__} import Shape\nfrom .inner.deep import SIDE\nfrom .plain import more\n'
     code += 'class Square(Shape):\n    def area(self):\n        return SIDE + more.MORE\n'
     plugin = write(hub, 'me/folders', code)
@@ -206,16 +204,16 @@ def test_modules_of_a_plugin_are_found_in_its_folders_alone(hub: Path, tmp_path:
         shape(1.0) + 'class Circle(Shape):\n    pass\n',
     ],
 )
-def test_a_plugin_holds_exactly_one_class_of_the_kind(hub: Path, code: str) -> None:
-    """None, an imported one, one of another kind, and two are refused."""
+def test_a_plugin_must_define_exactly_one_class_of_the_kind(hub: Path, code: str) -> None:
+    """A plugin is refused if it defines no such class, two of them, or only imports one."""
     plugin = write(hub, 'me/other', code)
     allow_plugins(plugin)
     with pytest.raises(PluginRefused, match='Shape'):
         Plugin.load_plugin(plugin, Shape)
 
 
-def test_what_breaks_while_it_is_loaded_leaves_nothing_behind(hub: Path) -> None:
-    """The error is the plugin's own, and mending the code is enough."""
+def test_a_failed_import_leaves_no_modules_behind(hub: Path) -> None:
+    """An error raised by a plugin reaches the caller, and the corrected plugin loads."""
     plugin = write(hub, 'me/broken', 'from . import half\nraise KeyError(1)\n', half='')
     allow_plugins(plugin)
     before = plugin_modules()
@@ -226,8 +224,8 @@ def test_what_breaks_while_it_is_loaded_leaves_nothing_behind(hub: Path) -> None
     assert Plugin.load_plugin(plugin, Shape)().area() == 2.0
 
 
-def test_folders_are_plugins_and_what_is_none_is_not_found(hub: Path) -> None:
-    """A path works as an id does; a folder without code is named."""
+def test_a_folder_can_be_a_plugin(hub: Path) -> None:
+    """A path works like a hub id, and a folder without `__init__.py` raises PluginNotFound."""
     write(hub, 'me/square', shape(4.0))
     folder = str(hub / 'models' / 'me' / 'square')
     allow_plugins(folder, str(hub), 'ms://no id')
@@ -256,8 +254,8 @@ def twice(x): return 2 * x
 """
 
 
-def test_components_are_asked_for_by_the_ids_of_plugins(hub: Path, tiny_llama_dir: Path) -> None:
-    """Wherever a name is taken: losses, rewards, templates, preprocessors, filters; one plugin may hold each."""
+def test_components_can_be_built_by_plugin_id(hub: Path, tiny_llama_dir: Path) -> None:
+    """Losses, rewards, templates, preprocessors and filters can be built by plugin id, all from one plugin."""
     plugin = write(hub, 'me/parts', CODE)
     with pytest.raises(PluginRefused):
         build_loss(plugin)
@@ -272,8 +270,8 @@ def test_components_are_asked_for_by_the_ids_of_plugins(hub: Path, tiny_llama_di
         load_function(plugin, 'thrice')
 
 
-def test_an_operator_lists_plugins_that_others_ask_for_by_name(hub: Path) -> None:
-    """They are loaded at the start and then known; nothing else is, and state names them by their id."""
+def test_a_service_loads_only_the_plugins_its_operator_listed(hub: Path) -> None:
+    """A registry with plugins disabled builds only the plugins it loaded explicitly, and names them by id."""
     plugin = write(hub, 'me/square', shape(4.0))
     shapes: ComponentRegistry[Shape] = ComponentRegistry('shape', Shape, ())
     keep_plugins_out()

@@ -1,4 +1,4 @@
-"""What stands between two turns, in the chat templates that exist."""
+"""Unit tests of the tokens between two turns, with several chat templates."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from twinkle.rollout.bridge import bridge_tokens
 from twinkle.template import Template, TemplateError
 
 ANSWER = [{'role': 'user', 'content': 'more'}]
-BETWEEN = {
+BRIDGES = {
     'chatml': '<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n',
     'marked': '<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n',
     'thinking': '<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n',
@@ -33,25 +33,25 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Template]
     return make
 
 
-@pytest.mark.parametrize('name', BETWEEN)
-def test_an_answer_is_framed_as_the_template_frames_it(build, name):
-    """A turn that was ended is not ended again; one that was cut is."""
+@pytest.mark.parametrize('name', BRIDGES)
+def test_an_answer_is_formatted_by_the_template(build, name):
+    """The bridge ends a truncated turn, and does not repeat the end of a complete turn."""
     template = build(ALL[name])
     end = template.tokenizer.token_id('<|im_end|>')
     cut = template.decode(bridge_tokens(template, ANSWER, last_token=end + 100))
     ended = template.decode(bridge_tokens(template, ANSWER, last_token=end))
-    assert cut == BETWEEN[name]
-    assert '<|im_end|>' + ended == BETWEEN[name]
+    assert cut == BRIDGES[name]
+    assert '<|im_end|>' + ended == BRIDGES[name]
 
 
 def test_a_template_without_earlier_turns_cannot_go_on(build):
-    """It would show the model a chat that never was."""
+    """A chat template that renders only the last message raises ChatCannotGoOn."""
     template = build("{% for message in messages[-1:] %}{{ message['content'] }}{% endfor %}")
     with pytest.raises(ChatCannotGoOn):
         bridge_tokens(template, ANSWER, last_token=2)
 
 
-def test_what_the_template_refuses_is_refused(build):
-    """Answers of tools, where the template knows none."""
+def test_errors_of_the_template_propagate(build):
+    """An answer whose role the template does not support raises TemplateError."""
     with pytest.raises(TemplateError):
         bridge_tokens(build(ALL['brackets']), [{'role': 'system', 'content': 'x'}], last_token=2)

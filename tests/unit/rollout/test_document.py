@@ -1,4 +1,4 @@
-"""The programs of docs/rollouts.md, run as they stand, on a tiny model."""
+"""Runs the example programs of docs/rollouts.md on a tiny model."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ BLOCK = re.compile(r'^```python\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
 
 def run(model: Path, folder: Path) -> dict[str, Any]:
-    """Return what the names of the document stand for in the end."""
+    """Run the document's programs and return their variables."""
     names: dict[str, Any] = {'MODEL': str(model), 'FOLDER': str(folder), '__name__': 'document'}
     blocks = BLOCK.findall((ROOT / 'docs' / 'rollouts.md').read_text())
     exec(compile('\n'.join(blocks), 'docs/rollouts.md', 'exec'), names)
@@ -20,8 +20,8 @@ def run(model: Path, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-def test_the_documents_programs_run_and_repeat_to_the_bit(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Chats have turns and rewards, no batch is older than allowed, and a second run gives the same curve."""
+def test_the_documents_programs_run_and_are_reproducible(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """The programs run, no batch exceeds the staleness limit, and a second run gives the same curve."""
     first, second = run(tiny_llama_dir, tmp_path / 'first'), run(tiny_llama_dir, tmp_path / 'second')
     assert first['first'].turn_count >= 1
     assert [numbers['staleness/max'] for numbers in first['curve']] == [0.0, 1.0, 1.0, 1.0]

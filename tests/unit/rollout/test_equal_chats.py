@@ -1,4 +1,4 @@
-"""Chats that begin alike, under one seed."""
+"""Unit tests of chats with equal prompts in one seeded call."""
 
 from pathlib import Path
 from typing import Any
@@ -24,58 +24,58 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     return Template(str(folder), max_length=100_000)
 
 
-class Asking:
-    """Asks twice."""
+class TwoAnswers:
+    """Answers two turns, then ends the chat."""
 
     def reset(self, trajectory: Any, *, seed: int | None) -> Any:
-        """Begin as told."""
+        """Return the trajectory unchanged."""
         del seed
         self.left = 2
         return trajectory
 
     def step(self, message: Any, *, is_last: bool) -> EnvStep:
-        """Ask again."""
+        """Request another turn."""
         del message, is_last
         self.left -= 1
         return EnvStep(messages=[{'role': 'user', 'content': 'more'}], is_done=self.left < 0)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release nothing."""
 
 
-def test_chats_that_are_given_several_times_draw_apart(template):
-    """Under a seed as well, in every turn: a group of them would else have no advantages."""
+def test_equal_chats_get_different_samples(template):
+    """Equal chats in one seeded call get different samples in every turn, so that a group has advantages."""
 
     def run(chats: list[Any], count: int) -> tuple[list[Any], ScriptedSampler]:
         sampler = ScriptedSampler(template, lambda prompt, seed: f'{seed}')
-        rollouts = MultiTurnRollout(sampler, env=Asking)(chats, num_samples=count, seed=5)
+        rollouts = MultiTurnRollout(sampler, env=TwoAnswers)(chats, num_samples=count, seed=5)
         return [[message['content'] for message in one.messages] for one in rollouts], sampler
 
     chats = [{**CHAT, 'user_data': [('answer', str(index))]} for index in range(4)]
-    said, sampler = run(chats, 1)
+    all_contents, sampler = run(chats, 1)
     for turn in (1, 3, 5):
-        assert len({contents[turn] for contents in said}) == 4
+        assert len({contents[turn] for contents in all_contents}) == 4
     assert [params.num_samples for params in sampler.params[:2]] == [4, 1]
-    assert run([CHAT, CHAT], 2)[0] == run([CHAT], 4)[0] == said
+    assert run([CHAT, CHAT], 2)[0] == run([CHAT], 4)[0] == all_contents
     other = {'messages': [{'role': 'user', 'content': 'you'}]}
     assert run([other, CHAT], 1)[0][1] == run([CHAT], 1)[0][0]
 
 
-def test_equal_tokens_beside_other_images_are_requests_of_their_own(template):
-    """One request has one input; the seeds differ nevertheless."""
+def test_equal_tokens_with_different_images_are_separate_requests(template):
+    """Chats with equal tokens but different images are not merged into one request, and their seeds differ."""
 
-    class Seeing:
+    class ImageTemplate:
         def __getattr__(self, name: str) -> Any:
             return getattr(template, name)
 
         def encode(self, trajectory: Any, *, add_generation_prompt: bool = False) -> Any:
-            """Add what a template for images would."""
+            """Add pixel values, like a template for images."""
             feature = template.encode(trajectory, add_generation_prompt=add_generation_prompt)
             return {**feature, 'pixel_values': np.asarray(trajectory['pixels'])}
 
     sampler = ScriptedSampler(template, lambda prompt, seed: f'{seed}')
     chats = [{**CHAT, 'pixels': [[number]]} for number in (0.0, 1.0)]
-    rollouts = MultiTurnRollout(sampler, Seeing())(chats, num_samples=2, seed=5)
+    rollouts = MultiTurnRollout(sampler, ImageTemplate())(chats, num_samples=2, seed=5)
     assert [params.num_samples for params in sampler.params] == [2, 2]
     assert len({one.messages[-1]['content'] for one in rollouts}) == 4
     assert [float(one.feature['pixel_values'][0][0]) for one in rollouts] == [0, 0, 1, 1]

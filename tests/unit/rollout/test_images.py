@@ -1,4 +1,4 @@
-"""Chats that begin with an image and grow turn by turn."""
+"""Unit tests of multi-turn chats that start with an image."""
 
 from pathlib import Path
 from typing import Any
@@ -21,31 +21,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_vision(tmp_path_factory.mktemp('vision') / 'tiny')
 
 
-class Asking:
-    """Asks once more."""
+class OneAnswer:
+    """Answers one turn, then ends the chat."""
 
     def reset(self, trajectory: Any, *, seed: int | None) -> Any:
-        """Begin as told."""
+        """Return the trajectory unchanged."""
         del seed
         self.left = 1
         return trajectory
 
     def step(self, message: Any, *, is_last: bool) -> EnvStep:
-        """Ask again."""
+        """Request another turn."""
         del message, is_last
         self.left -= 1
         return EnvStep(messages=[{'role': 'user', 'content': 'more'}], is_done=self.left < 0)
 
     def close(self) -> None:
-        """Give nothing back."""
+        """Release nothing."""
 
 
-def test_turns_behind_an_image_are_trained_on_as_they_were_drawn(folder):
-    """Pixels stay with the chat, positions go on behind the image, and the trainer's log-probabilities agree."""
+def test_turns_after_an_image_match_the_trainer(folder):
+    """The feature keeps pixels and positions, and the trainer computes the same log-probabilities."""
     sampler = TorchSampler(str(folder))
-    # Most tokens end a turn, which a model of random weights would seldom do by itself.
+    # Most tokens end a turn, because a model with random weights would rarely do so.
     params = SamplingParams(max_tokens=60, temperature=1.0, logprobs=0, stop=list(range(7, 200)))
-    (rollout,) = MultiTurnRollout(sampler, env=Asking, sampling_params=params)([CHAT], seed=3)
+    (rollout,) = MultiTurnRollout(sampler, env=OneAnswer, sampling_params=params)([CHAT], seed=3)
     feature = rollout.feature
     assert rollout.turn_count == 2
     assert np.asarray(feature['pixel_values']).shape == (48, 384)

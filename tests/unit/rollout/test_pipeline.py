@@ -1,4 +1,4 @@
-"""Sampling beside training: order, age, errors and the end."""
+"""Unit tests of `AsyncPipeline`: order, staleness, errors and closing."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from twinkle.rollout import AsyncPipeline, PipelineClosed
 
 
 class Loop:
-    """A trainer and a sampler that only count; every batch notes the weights that sampled it."""
+    """A fake trainer and sampler; every batch contains the number of the weights that sampled it."""
 
     def __init__(self) -> None:
         self.trained = 0
@@ -19,13 +19,13 @@ class Loop:
         self.is_sampling = False
 
     def sync(self) -> None:
-        """Give the sampler what was trained."""
+        """Copy the trainer's weights to the sampler."""
         assert not self.is_sampling
         self.sync_threads.add(threading.get_ident())
         self.weights = self.trained
 
     def sample(self, index: int, prompts: str) -> tuple[int, str, int]:
-        """Draw with the weights of now."""
+        """Sample with the current weights."""
         self.is_sampling = True
         self.sample_threads.add(threading.get_ident())
         drawn = index, prompts, self.weights
@@ -34,8 +34,8 @@ class Loop:
 
 
 @pytest.mark.parametrize('ahead', [0, 1, 3])
-def test_batches_come_in_order_with_the_weights_they_must_have(ahead):
-    """Batch n has those that n - ahead batches trained, every time."""
+def test_batches_are_sampled_with_the_promised_weights(ahead):
+    """Batch n is sampled with the weights after exactly n - max_staleness trained batches."""
     for _ in range(5):
         loop = Loop()
         with AsyncPipeline(loop.sample, 'abcdef', sync=loop.sync, max_staleness=ahead) as pipeline:
@@ -49,8 +49,8 @@ def test_batches_come_in_order_with_the_weights_they_must_have(ahead):
         assert loop.sample_threads != loop.sync_threads
 
 
-def test_unordered_batches_are_never_older_than_the_bound():
-    """They may be younger than ordered ones."""
+def test_unordered_batches_are_never_older_than_the_limit():
+    """The staleness of an unordered batch is at most `max_staleness`."""
     loop = Loop()
     with AsyncPipeline(loop.sample, range(50), sync=loop.sync, max_staleness=3, is_ordered=False) as pipeline:
         for batch in pipeline:
@@ -60,7 +60,7 @@ def test_unordered_batches_are_never_older_than_the_bound():
 
 
 def test_the_next_batch_is_sampled_while_the_last_one_trains():
-    """Training waits here for a sampling that begins only beside it."""
+    """The next batch starts sampling before the training of the current one ends."""
     loop, begun = Loop(), [threading.Event() for _ in range(4)]
 
     def sample(index: int, prompts: int) -> int:
@@ -73,7 +73,7 @@ def test_the_next_batch_is_sampled_while_the_last_one_trains():
 
 
 def test_with_no_staleness_nothing_runs_ahead():
-    """A batch is not even begun before the one before is trained."""
+    """Sampling with `max_staleness` 0 starts only after the previous batch is trained."""
     loop, begun = Loop(), []
 
     def sample(index: int, prompts: int) -> int:
@@ -86,8 +86,8 @@ def test_with_no_staleness_nothing_runs_ahead():
     assert begun == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
-def test_an_error_of_the_sampler_comes_after_the_batches_before_it():
-    """In the trainer's thread, again at each further call; the thread has ended."""
+def test_an_error_of_the_sampler_follows_the_batches_before_it():
+    """An error of `sample` is raised after the earlier batches, and again at each further call."""
 
     def sample(index: int, prompts: int) -> int:
         if index == 2:
@@ -110,7 +110,7 @@ def _noted(pipeline: AsyncPipeline, seen: list[int]) -> Iterator:
 
 
 def test_errors_of_prompts_and_sync_are_raised_too():
-    """Whatever of the caller's own fails."""
+    """Errors of `prompts` and `sync` reach the caller."""
 
     def prompts() -> Iterator[int]:
         yield 1
@@ -127,8 +127,8 @@ def test_errors_of_prompts_and_sync_are_raised_too():
         next(pipeline)
 
 
-def test_closing_ends_the_thread_wherever_it_is():
-    """Never begun, in the middle, at the end, twice; afterwards there are no batches."""
+def test_closing_stops_the_thread():
+    """A pipeline can be closed at any point and more than once, and then raises PipelineClosed."""
     for taken in range(4):
         before = set(threading.enumerate())
         pipeline = AsyncPipeline(lambda index, prompt: prompt, range(3), sync=lambda: None)
@@ -141,8 +141,8 @@ def test_closing_ends_the_thread_wherever_it_is():
             next(pipeline)
 
 
-def test_prompts_are_read_no_further_than_the_bound():
-    """What is made ahead is bounded, however fast the sampler."""
+def test_prompts_are_read_at_most_one_batch_ahead_of_the_limit():
+    """The number of prompts read ahead is bounded by `max_staleness`."""
     read: list[int] = []
 
     def prompts() -> Iterator[int]:
@@ -152,13 +152,13 @@ def test_prompts_are_read_no_further_than_the_bound():
 
     with AsyncPipeline(lambda index, prompt: prompt, prompts(), sync=lambda: None, max_staleness=2) as pipeline:
         for batch in pipeline:
-            # The one behind the bound is read to wait for its turn.
+            # The batch after the limit is read before its sampling waits.
             assert len(read) <= batch.index + 2 + 2
             if batch.index == 5:
                 break
 
 
-def test_a_negative_bound_is_refused():
-    """Nothing is sampled before its weights."""
-    with pytest.raises(ValueError):  # noqa: PT011 (a bound is not a fact of its own)
+def test_a_negative_limit_is_refused():
+    """A negative `max_staleness` raises ValueError."""
+    with pytest.raises(ValueError):  # noqa: PT011 (there is no dedicated error)
         AsyncPipeline(lambda index, prompt: prompt, [1], sync=lambda: None, max_staleness=-1)

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym as environments, over a small set of the same form."""
+"""Unit tests of reasoning-gym tasks as environments, with a fake dataset."""
 
 import importlib.util
 from typing import Any
@@ -11,7 +11,7 @@ from twinkle.rollout import TaskEnv, load_tasks, task_chats, task_envs
 
 
 class Sums:
-    """Three tasks."""
+    """A fake dataset of three tasks."""
 
     def __len__(self) -> int:
         return 3
@@ -22,26 +22,26 @@ class Sums:
         return {'question': f'What is {index} + 1?', 'answer': str(index + 1), 'metadata': {}}
 
     def score_answer(self, answer: str | None, entry: Any) -> float:
-        """Give 1 for the answer, 0.25 for any other, 0 for none."""
+        """Return 1 for the right answer, 0.25 for another and 0 for None."""
         if answer is None:
             return 0.0
         return 1.0 if answer == entry['answer'] else 0.25
 
 
 class Puzzles(Sums):
-    """Tasks of many right answers, which name none."""
+    """Tasks with many correct answers, which list none of them."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), 'answer': None}
 
 
 def test_a_task_without_an_answer_has_no_ground_truth():
-    """Least of all the word None."""
+    """The chat of a task without an answer has no `ground_truth`."""
     assert user_data_get(next(task_chats(Puzzles())), 'ground_truth', 'absent') == 'absent'
 
 
-def test_each_task_becomes_a_chat_that_names_it():
-    """In order, with the true answer for rewards."""
+def test_each_task_becomes_a_chat():
+    """The chats are in task order and contain the correct answers for rewards."""
     chats = list(task_chats(Sums(), system='Answer.'))
     assert [chat['messages'][-1]['content'] for chat in chats] == [f'What is {index} + 1?' for index in range(3)]
     assert [user_data_get(chat, 'ground_truth') for chat in chats] == ['1', '2', '3']
@@ -50,7 +50,7 @@ def test_each_task_becomes_a_chat_that_names_it():
 
 
 @pytest.mark.parametrize(
-    ('said', 'reward', 'has_answer'),
+    ('text', 'reward', 'has_answer'),
     [
         ('so <answer> 2 </answer>', 1.0, 1.0),
         ('<answer>3</answer> no, <answer>\n2\n</answer>', 1.0, 1.0),
@@ -59,25 +59,25 @@ def test_each_task_becomes_a_chat_that_names_it():
         ('<answer>2', 0.0, 0.0),
     ],
 )
-def test_the_last_answer_is_scored_by_the_task(said, reward, has_answer):
-    """And the chat is done."""
+def test_the_last_answer_is_scored_by_the_task(text, reward, has_answer):
+    """The last answer element of a message is scored, and the chat ends."""
     env = task_envs(Sums())()
     env.reset(list(task_chats(Sums()))[1], seed=None)
-    step = env.step({'role': 'assistant', 'content': said}, is_last=False)
+    step = env.step({'role': 'assistant', 'content': text}, is_last=False)
     assert (step.reward, step.is_done, step.facts) == (reward, True, {'has_answer': has_answer})
     env.close()
 
 
 @pytest.mark.parametrize('data', [[], [('reasoning_gym_index', '7')], [('reasoning_gym_index', '"1"')]])
-def test_a_chat_of_no_task_is_refused(data):
-    """No name, a number too large, or no number."""
+def test_a_chat_without_a_task_is_refused(data):
+    """A missing, too large or non-numeric task index raises ValueError."""
     with pytest.raises(ValueError):  # noqa: PT011 (a malformed field)
         TaskEnv(Sums()).reset({'messages': [], 'user_data': data}, seed=None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is not None, reason='reasoning-gym is installed')
-def test_without_the_library_it_is_said_how_to_get_it():
-    """The error names it."""
+def test_a_missing_library_is_reported():
+    """Loading tasks without reasoning-gym raises MissingLibrary that names it."""
     with pytest.raises(MissingLibrary) as caught:
         load_tasks('leg_counting', size=1, seed=1)
     assert caught.value.library == 'reasoning-gym'
@@ -85,7 +85,7 @@ def test_without_the_library_it_is_said_how_to_get_it():
 
 @pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is None, reason='reasoning-gym is not installed')
 def test_tasks_of_the_library_score_their_own_answers():
-    """The same tasks for the same seed; a task's own answer is right."""
+    """A seed determines the tasks, and the listed answer of a task gets the full score."""
     tasks, again = (load_tasks('leg_counting', size=3, seed=7) for _ in range(2))
     for index, chat in enumerate(task_chats(tasks)):
         assert tasks[index] == again[index]

@@ -1,4 +1,4 @@
-"""Ages in versions, and the bound on them: what is too old is dropped and counted."""
+"""Unit tests of the age of samples and of `drop_stale`."""
 
 import pickle
 
@@ -25,13 +25,13 @@ def sampled(*versions: int) -> SampledSequence:
 
 
 def test_a_sample_is_as_old_as_its_oldest_token():
-    """Whatever versions drew the others."""
+    """The age of a sample is the age of its oldest token."""
     assert staleness_of(sampled(4, 3, 5), version=5) == 2
     assert staleness_of(sampled(5), version=5) == 0
 
 
 def test_old_samples_are_dropped_and_counted():
-    """In order, with the places of those that stay."""
+    """Samples that are too old are dropped, and the result has the indexes of the others."""
     fresh = drop_stale([sampled(3), sampled(1), sampled(2, 3)], version=3, max_staleness=1)
     assert fresh.indexes == [0, 2]
     assert fresh.ages == [0, 2, 1]
@@ -39,31 +39,31 @@ def test_old_samples_are_dropped_and_counted():
     assert fresh.numbers() == {'staleness/mean': 1.0, 'staleness/max': 2.0, 'staleness/dropped': 1.0}
 
 
-def test_a_group_goes_as_a_whole():
-    """Advantages are relative to all of it."""
+def test_a_group_is_dropped_together():
+    """One sample that is too old drops all samples of its group."""
     samples = [sampled(3), sampled(1), sampled(3), sampled(3)]
     fresh = drop_stale(samples, version=3, max_staleness=1, group_size=2)
     assert (fresh.indexes, fresh.dropped_count) == ([2, 3], 2)
 
 
 @given(versions=st.lists(st.integers(0, 9), max_size=12), most=st.integers(0, 9))
-def test_nothing_is_lost_and_nothing_too_old_stays(versions, most):
-    """Kept and dropped are all there were."""
+def test_exactly_the_old_samples_are_dropped(versions, most):
+    """Every sample is either returned or counted as dropped, according to its age."""
     fresh = drop_stale([sampled(version) for version in versions], version=9, max_staleness=most)
     assert fresh.indexes == [index for index, version in enumerate(versions) if 9 - version <= most]
     assert len(fresh.samples) + fresh.dropped_count == len(versions)
 
 
 def test_a_sample_without_versions_is_refused():
-    """Nobody can tell how old it is."""
+    """A sample with tokens but without version spans raises UnknownVersion with its index."""
     nameless = SampledSequence(stop_reason=StopReason.STOP, tokens=[5])
     with pytest.raises(UnknownVersion) as caught:
         drop_stale([sampled(1), nameless], version=1, max_staleness=9)
     assert caught.value.index == 1
 
 
-def test_what_has_no_drawn_tokens_is_not_stale():
-    """No version drew any of it, so it stays with its group."""
+def test_a_sample_without_tokens_is_not_stale():
+    """A sample without sampled tokens has age 0 and does not drop its group."""
     assert staleness_of(sampled(), version=3) == 0
     fresh = drop_stale([sampled(3), sampled()], version=3, max_staleness=0, group_size=2)
     assert (fresh.indexes, fresh.ages) == ([0, 1], [0, 0])
@@ -73,13 +73,13 @@ def test_what_has_no_drawn_tokens_is_not_stale():
     'options', [{'version': 0}, {'max_staleness': -1}, {'group_size': 2}, {'group_size': 0}], ids=str
 )
 def test_numbers_out_of_range_are_refused(options):
-    """A newest version that is older than a sample, negative ages, groups that do not come out even."""
-    with pytest.raises(ValueError):  # noqa: PT011 (bounds are not a fact of their own)
+    """A version older than a sample, a negative limit or an invalid group size raises ValueError."""
+    with pytest.raises(ValueError):  # noqa: PT011 (there is no dedicated error)
         drop_stale([sampled(1)], **{'version': 1, 'max_staleness': 1, **options})
 
 
-def test_log_probabilities_take_the_samplers_name():
-    """So that the trainer's own may stand beside them; the feature given is as it was."""
+def test_log_probabilities_are_renamed_to_sampler_logps():
+    """The copy has `sampler_logps` instead of `old_logps`, and the original feature is unchanged."""
     feature = {'input_ids': [1, 2], 'old_logps': [-0.5, 0.0]}
     assert as_sampler_logps(feature) == {'input_ids': [1, 2], 'sampler_logps': [-0.5, 0.0]}
     assert 'old_logps' in feature
@@ -91,6 +91,6 @@ def test_log_probabilities_take_the_samplers_name():
     'error', [UnknownVersion(3), InvalidTool('x', 'is bad'), PipelineClosed(), MissingLibrary('a', 'b')], ids=repr
 )
 def test_errors_survive_pickling(error):
-    """Type, words and attributes."""
+    """A pickled error has the same type, message and attributes."""
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

@@ -1,4 +1,4 @@
-"""Tools: schemas from signatures, arguments checked, and calls that fail in every way."""
+"""Unit tests of tools: schemas from signatures, argument validation, failures and timeouts."""
 
 import threading
 from collections.abc import Callable
@@ -20,8 +20,8 @@ def search(query: str, limit: int = 3, tags: list[str] | None = None, order: Lit
     Best ones first.
 
     Args:
-        query: what to look for.
-        limit: most documents.
+        query: search terms.
+        limit: maximum number of documents.
     """
     return f'{query} {limit} {tags} {order}'
 
@@ -32,14 +32,14 @@ def call(name: str, arguments: Any) -> Any:
 
 
 def test_a_signature_becomes_a_schema():
-    """Types, defaults, and what the docstring says of each parameter."""
+    """The schema contains the types, defaults and documented meanings of the parameters."""
     tool = Tool.of(search)
     assert tool.description == 'Find documents.\n\nBest ones first.'
     assert tool.spec['function']['parameters'] == {
         'type': 'object',
         'properties': {
-            'query': {'type': 'string', 'description': 'what to look for.'},
-            'limit': {'type': 'integer', 'description': 'most documents.'},
+            'query': {'type': 'string', 'description': 'search terms.'},
+            'limit': {'type': 'integer', 'description': 'maximum number of documents.'},
             'tags': {'anyOf': [{'type': 'array', 'items': {'type': 'string'}}, {'type': 'null'}]},
             'order': {'enum': ['new', 'old']},
         },
@@ -49,15 +49,15 @@ def test_a_signature_becomes_a_schema():
 
 
 def untyped(what):
-    """Do."""
+    """Return nothing."""
 
 
 def odd(what: Callable[[], int]) -> None:
-    """Do."""
+    """Return nothing."""
 
 
 def many(*what: str) -> None:
-    """Do."""
+    """Return nothing."""
 
 
 def silent(what: str) -> None:
@@ -66,19 +66,19 @@ def silent(what: str) -> None:
 
 @pytest.mark.parametrize('function', [untyped, odd, many, silent, lambda what: what])
 def test_a_function_without_a_schema_is_no_tool(function):
-    """It is refused when it is offered, not when it is called."""
+    """A function without complete type annotations or a description raises InvalidTool."""
     with pytest.raises(InvalidTool):
         Tool.of(function)
 
 
 def test_two_tools_of_one_name_are_refused():
-    """A call would not say which."""
+    """Two tools with the same name raise InvalidTool."""
     with pytest.raises(InvalidTool):
         ToolManager([search, search])
 
 
 def test_a_call_answers_with_the_functions_text():
-    """Under its id; arguments may be JSON text, too."""
+    """The answer has the call's id and name, and the arguments may also be JSON text."""
     tools = ToolManager([search])
     result = tools.call(call('search', {'query': 'x', 'tags': ['a']}))
     assert result.message == {
@@ -91,11 +91,11 @@ def test_a_call_answers_with_the_functions_text():
     assert tools.call(call('search', '{"query": "y"}')).message['content'] == 'y 3 None new'
 
 
-def test_values_become_json():
-    """What is no text is written as JSON."""
+def test_other_values_are_converted_to_json():
+    """A result that is not a string becomes JSON text."""
 
     def facts() -> dict[str, Any]:
-        """Tell."""
+        """Return a mapping."""
         return {'é': [1, None]}
 
     assert ToolManager([facts]).call(call('facts', {})).message['content'] == '{"é": [1, null]}'
@@ -117,8 +117,8 @@ def test_values_become_json():
         ('search', None, ToolFailure.BAD_ARGUMENTS),
     ],
 )
-def test_a_call_that_does_not_fit_is_told_so(name, arguments, failure):
-    """The model gets a message; the function is not run."""
+def test_an_invalid_call_is_answered_with_an_error(name, arguments, failure):
+    """An invalid call returns an error message for the model and does not run the function."""
     result = ToolManager([search]).call(call(name, arguments))
     assert result.failure is failure
     assert result.message['role'] == 'tool'
@@ -126,8 +126,8 @@ def test_a_call_that_does_not_fit_is_told_so(name, arguments, failure):
 
 
 @pytest.mark.parametrize('error', [ValueError('no'), SystemExit(3), KeyboardInterrupt()])
-def test_a_function_that_raises_is_an_answer(error):
-    """Nothing it raises ends the loop."""
+def test_a_function_that_raises_is_answered_with_an_error(error):
+    """Any exception of a tool, including SystemExit, becomes a failed result."""
 
     def fail() -> None:
         """Fail."""
@@ -136,8 +136,8 @@ def test_a_function_that_raises_is_an_answer(error):
     assert ToolManager([fail]).call(call('fail', {})).failure is ToolFailure.RAISED
 
 
-def test_a_call_ends_in_time_and_left_ones_are_bounded():
-    """A function that does not end is left behind; when too many are, calls are refused until one ends."""
+def test_calls_time_out_and_their_number_is_limited():
+    """A call that times out keeps its thread; after eight of them, calls fail as BUSY until one ends."""
     end = threading.Event()
 
     def hang() -> str:
@@ -156,10 +156,10 @@ def test_a_call_ends_in_time_and_left_ones_are_bounded():
 
 
 def test_a_long_answer_loses_its_middle():
-    """It is as long as allowed, and says so; the ends stay."""
+    """A text that is too long is cut in the middle to the maximum length and marked as cut."""
 
     def talk() -> str:
-        """Talk."""
+        """Return a long text."""
         return 'a' * 500 + 'z' * 500
 
     result = ToolManager([talk], max_result_chars=100).call(call('talk', {}))
@@ -170,8 +170,8 @@ def test_a_long_answer_loses_its_middle():
 
 
 @given(text=st.text(max_size=200), most=st.integers(70, 120))
-def test_cutting_never_exceeds_the_bound(text, most):
-    """And leaves short texts as they are."""
+def test_cutting_never_exceeds_the_limit(text, most):
+    """A cut text fits the limit, and a short text is unchanged."""
     assert len(cut_middle(text, most)) <= most
     if len(text) <= most:
         assert cut_middle(text, most) == text
@@ -179,15 +179,15 @@ def test_cutting_never_exceeds_the_bound(text, most):
 
 @given(pieces=st.lists(st.sampled_from(['<|im_end|>', '<|im_', 'start|>', '<', '|', 'x', '<|im_start|>']), max_size=8))
 def test_no_special_token_survives_in_an_answer(pieces):
-    """However its pieces are put together; other text stays."""
+    """No combination of pieces forms a special token, and only spaces are inserted."""
     special = {'<|im_end|>', '<|im_start|>'}
     text = without_special(''.join(pieces), special)
     assert not any(token in text for token in special)
     assert text.replace(' ', '') == ''.join(pieces)
 
 
-def test_a_call_that_cannot_be_read_is_answered():
-    """A parser that refuses a text gives the model a second chance."""
+def test_an_unreadable_call_is_answered():
+    """A call that the parser refuses is answered with a message, and the chat continues."""
 
     def parse(text: str) -> list[Any]:
         raise ValueError(text)
@@ -197,11 +197,11 @@ def test_a_call_that_cannot_be_read_is_answered():
 
 
 def test_the_calls_of_a_last_turn_are_not_run():
-    """Nobody would read the answers."""
+    """A call in the last turn does not run the tool."""
     ran: list[str] = []
 
     def note(what: str) -> str:
-        """Note."""
+        """Record the argument."""
         ran.append(what)
         return what
 
@@ -213,6 +213,6 @@ def test_the_calls_of_a_last_turn_are_not_run():
 
 @pytest.mark.parametrize('options', [{'timeout': timedelta(seconds=-1)}, {'max_result_chars': 3}])
 def test_bounds_out_of_range_are_refused(options):
-    """Negative times, and room for less than the mark of what is left out."""
-    with pytest.raises(ValueError):  # noqa: PT011 (bounds are not a fact of their own)
+    """A negative timeout or a maximum length below the size of the omission mark raises ValueError."""
+    with pytest.raises(ValueError):  # noqa: PT011 (there is no dedicated error)
         ToolManager([search], **options)

@@ -1,4 +1,4 @@
-"""Rollouts as people follow them: lines of JSON, and callbacks."""
+"""Unit tests of rollout tracing: the JSON Lines file and the callbacks."""
 
 import json
 import pickle
@@ -27,7 +27,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
 
 @pytest.fixture
 def sampler(template: Template) -> ScriptedSampler:
-    """Says yes to one chat and no to the other."""
+    """A sampler that answers yes to one chat and no to the other."""
     return ScriptedSampler(template, lambda prompt, _: 'yes' if 'hi' in prompt else 'no')
 
 
@@ -36,14 +36,14 @@ def said_yes(rollout: Rollout) -> bool:
     return rollout.messages[-1]['content'] == 'yes'
 
 
-def test_each_rollout_is_a_line_that_says_all_of_it(sampler: ScriptedSampler, tmp_path: Path) -> None:
-    """In order, call after call, in a folder that was not there; with the tokens that would be trained on."""
+def test_each_rollout_is_written_as_a_line(sampler: ScriptedSampler, tmp_path: Path) -> None:
+    """The file has one line per rollout of all calls, in order, with its tokens, messages and facts."""
     folder = tmp_path / 'deep' / 'traces'
     rollout = MultiTurnRollout(sampler, trace_dir=folder, success_callback=said_yes, num_samples=2)
     results = [*rollout(CHATS, seed=1), *rollout(CHATS[0], seed=2)]
     lines = [json.loads(line) for line in (folder / 'rollouts.jsonl').read_text().splitlines()]
-    places = [(line['call_index'], line['trajectory_index'], line['sample_index']) for line in lines]
-    assert places == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)]
+    indexes = [(line['call_index'], line['trajectory_index'], line['sample_index']) for line in lines]
+    assert indexes == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)]
     for line, result in zip(lines, results, strict=True):
         assert line['messages'] == result.messages
         assert line['input_ids'] == [int(token) for token in result.feature['input_ids']]
@@ -56,7 +56,7 @@ def test_each_rollout_is_a_line_that_says_all_of_it(sampler: ScriptedSampler, tm
 
 
 def test_a_callback_sees_each_rollout_in_order(sampler: ScriptedSampler) -> None:
-    """The very rollouts that are returned."""
+    """The callback receives the returned rollout objects in order."""
     seen: list[Rollout] = []
     rollout = MultiTurnRollout(sampler, trace_callback=seen.append, success_callback=said_yes)
     results = rollout(CHATS, seed=1)
@@ -65,7 +65,7 @@ def test_a_callback_sees_each_rollout_in_order(sampler: ScriptedSampler) -> None
 
 @pytest.mark.parametrize('name', ['trace_callback', 'success_callback'])
 def test_a_callback_that_raises_is_named(sampler: ScriptedSampler, tmp_path: Path, name: str) -> None:
-    """With its own error as the cause; rollouts before it are written, and an interrupt passes as it is."""
+    """CallbackFailed names the callback and has its error as the cause; an interrupt is not converted."""
     failures: list[BaseException] = [LookupError('no'), KeyboardInterrupt()]
 
     def fail(rollout: Rollout) -> None:
@@ -85,8 +85,8 @@ def test_a_callback_that_raises_is_named(sampler: ScriptedSampler, tmp_path: Pat
     assert {line['call_index'] for line in lines} == {0, 1}
 
 
-def test_what_cannot_be_followed_is_refused_first(sampler: ScriptedSampler, tmp_path: Path) -> None:
-    """A file for a folder, and callbacks that are none, before anything is drawn."""
+def test_invalid_trace_options_are_refused(sampler: ScriptedSampler, tmp_path: Path) -> None:
+    """A file as the trace folder or a callback that is not callable raises ValueError before sampling."""
     (tmp_path / 'file').write_text('')
     refused: list[dict[str, Any]] = [
         {'trace_dir': tmp_path / 'file'}, {'trace_callback': 'print'}, {'success_callback': 1},
@@ -97,22 +97,22 @@ def test_what_cannot_be_followed_is_refused_first(sampler: ScriptedSampler, tmp_
     assert not sampler.prompts
 
 
-def test_a_fact_of_the_world_is_not_overwritten(sampler: ScriptedSampler) -> None:
-    """A world that reports its own success, and a callback that does, are one too many."""
+def test_a_fact_of_the_environment_is_not_overwritten(sampler: ScriptedSampler) -> None:
+    """A success callback conflicts with an environment that reports a fact of the same name."""
 
-    class Knowing:
-        """Ends at once, and says that it went well."""
+    class ReportsSuccess:
+        """Ends the chat after one turn and reports success."""
 
         def reset(self, trajectory: Any, *, seed: int | None) -> Any:
-            """Begin as told."""
+            """Return the trajectory unchanged."""
             return trajectory
 
         def step(self, message: Any, *, is_last: bool) -> EnvStep:
-            """End."""
+            """End the chat."""
             return EnvStep(is_done=True, facts={'success': 1.0})
 
         def close(self) -> None:
-            """Hold nothing."""
+            """Release nothing."""
 
     with pytest.raises(ValueError, match='success'):
-        MultiTurnRollout(sampler, env=Knowing, success_callback=said_yes)(CHATS, seed=1)
+        MultiTurnRollout(sampler, env=ReportsSuccess, success_callback=said_yes)(CHATS, seed=1)

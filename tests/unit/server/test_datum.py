@@ -1,4 +1,4 @@
-"""Our examples in the Tinker SDK's types say the same."""
+"""Unit tests of the conversion of encoded examples to Tinker datums."""
 
 import subprocess
 import sys
@@ -20,22 +20,22 @@ def _columns(feature: dict[str, Any]) -> tuple[list[int], list[int], list[float]
 
 
 def test_labels_become_targets_with_weights() -> None:
-    """What is ignored has weight 0; tokens behind the last label are left out."""
+    """Ignored labels get weight 0, and tokens after the last label are dropped."""
     assert _columns(FEATURE) == ([1, 5, 6, 7], [5, 6, 7, 2], [0.0, 1.0, 0.0, 1.0])
 
 
-def test_arrays_are_taken_as_lists_are() -> None:
-    """A template's arrays and JSON's lists mean the same."""
+def test_arrays_and_lists_are_equivalent() -> None:
+    """NumPy arrays from a template and lists from JSON give the same datum."""
     assert _columns({name: np.array(values, dtype=np.int32) for name, values in FEATURE.items()}) == _columns(FEATURE)
 
 
 def test_last_token_may_have_a_label() -> None:
-    """A label whose own token is in the next piece of a long example counts, too."""
+    """The label of the last token is used, as in a long example that was split."""
     assert _columns({'input_ids': [1, 5], 'labels': [5, 9]}) == ([1, 5], [5, 9], [1.0, 1.0])
 
 
 def test_weights_of_labels_are_kept_and_padding_is_not() -> None:
-    """`loss_weights` stand where labels count; what the attention mask leaves out is not sent."""
+    """`loss_weights` become the weights of labeled tokens, and tokens masked by `attention_mask` are dropped."""
     feature = {
         'input_ids': [0, 1, 5, 6],
         'labels': [-100, 5, 6, -100],
@@ -57,18 +57,18 @@ def test_weights_of_labels_are_kept_and_padding_is_not() -> None:
         {**FEATURE, 'advantages': 0.5},
     ],
 )
-def test_what_cannot_be_said_is_refused(feature: dict[str, Any]) -> None:
-    """Nothing is sent of an example that is no example, or that another loss is meant for."""
+def test_invalid_features_are_refused(feature: dict[str, Any]) -> None:
+    """A feature with missing or inconsistent columns, or with advantages, raises ValueError."""
     with pytest.raises(ValueError, match=r'input_ids|labels|loss_weights|advantages'):
         input_feature_to_datum(feature)
 
 
-def test_both_names_are_one() -> None:
-    """Older programs import it from another place."""
+def test_both_import_paths_give_the_same_function() -> None:
+    """The import path of older programs gives the same function as the new one."""
     assert older_name is input_feature_to_datum
 
 
 def test_importing_it_loads_no_sdk() -> None:
-    """The SDK takes seconds to load; who imports the name may not have it."""
+    """Importing the function imports neither the Tinker SDK nor torch."""
     program = "import sys, twinkle.server.common; sys.exit('tinker' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, '-c', program], check=False).returncode == 0

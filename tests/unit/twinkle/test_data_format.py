@@ -1,4 +1,4 @@
-"""The values components exchange refuse what no component could use."""
+"""Unit tests of `twinkle.data_format`: tensors, sampling parameters, LoRA configs, user data and samples."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ from twinkle.data_format import (
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20))
 def test_tensor_survives_bytes(values: list[int]) -> None:
-    """What goes in comes out, dtype and shape included."""
+    """A tensor converted to bytes and back has the same dtype and values."""
     array = np.array(values, dtype=np.int32)
     back = TensorData.from_numpy(array).to_numpy()
     assert back.dtype == array.dtype
@@ -35,13 +35,13 @@ def test_tensor_survives_bytes(values: list[int]) -> None:
 
 
 def test_tensor_in_fortran_order_is_written_in_c_order() -> None:
-    """The layout is one, whatever the array's was."""
+    """The bytes are in C order for every memory layout of the array."""
     array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
     assert TensorData.from_numpy(array).to_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_bfloat16_widens_exactly() -> None:
-    """1.5 and -2 have exact bfloat16 forms."""
+    """The bfloat16 values 1.5 and -2 convert to float32 exactly."""
     tensor = TensorData('bfloat16', (2,), np.array([0x3FC0, 0xC000], dtype='<u2').tobytes())
     assert tensor.to_numpy().tolist() == [1.5, -2.0]
 
@@ -51,7 +51,7 @@ def test_bfloat16_widens_exactly() -> None:
     [('int7', (1,), 1), ('int32', (2,), 7), ('int32', (-1,), 4), ('float32', (2, 0), 4)],
 )
 def test_tensor_that_does_not_add_up_is_refused(dtype: str, shape: tuple[int, ...], size: int) -> None:
-    """Unknown dtype, wrong byte count, negative size."""
+    """An unknown dtype, a wrong number of bytes or a negative size raises ValueError."""
     with pytest.raises(ValueError, match=r'dtype|shape|bytes'):
         TensorData(dtype, shape, bytes(size))
 
@@ -71,19 +71,19 @@ def test_tensor_that_does_not_add_up_is_refused(dtype: str, shape: tuple[int, ..
     ],
 )
 def test_sampling_params_out_of_range_are_refused(values: dict[str, float]) -> None:
-    """Each message names the field."""
+    """An invalid sampling parameter raises ValueError that names the field."""
     with pytest.raises(ValueError, match=next(iter(values))):
         SamplingParams.from_dict(values)
 
 
 def test_stop_is_split_by_kind() -> None:
-    """Strings and ids may be mixed."""
+    """Stop strings and stop token ids may be mixed in `stop`."""
     params = SamplingParams(stop=['a', 7])
     assert (params.stop_strings, params.stop_token_ids) == (('a',), (7,))
 
 
 def test_lora_config_reads_a_peft_like_object() -> None:
-    """Fields that both have are taken, target sets are sorted."""
+    """Fields that both classes have are copied, and the set of target modules is sorted."""
 
     class PeftLike:
         r = 4
@@ -97,13 +97,13 @@ def test_lora_config_reads_a_peft_like_object() -> None:
 
 @pytest.mark.parametrize('values', [{'r': 0}, {'lora_dropout': 1.0}, {'lora_alpha': 0}, {'target_modules': ()}])
 def test_lora_config_out_of_range_is_refused(values: dict[str, object]) -> None:
-    """Each message names the field."""
+    """An invalid LoRA setting raises ValueError that names the field."""
     with pytest.raises(ValueError, match=next(iter(values))):
         LoraConfig.of(values)
 
 
-def test_user_data_comes_back() -> None:
-    """What was packed under a key is found; what was not is the default."""
+def test_user_data_is_read_by_key() -> None:
+    """A packed value is found by its key, and a missing key gives the default."""
     row = {'user_data': [pack_value('target', 24), pack_value('nums', [1, 2])]}
     assert user_data_get(row, 'nums') == [1, 2]
     assert user_data_get(row, 'absent', 0) == 0
@@ -122,32 +122,32 @@ def test_user_data_comes_back() -> None:
     ],
 )
 def test_user_data_is_read_in_every_form(user_data: Any) -> None:
-    """Pairs and mappings say the same; of a key that is there twice, the first counts."""
+    """Pairs and mappings are equivalent, and the first value of a duplicate key is used."""
     assert user_data_values({'user_data': user_data}) == {'target': 24, 'nums': [1, 2]}
 
 
 @pytest.mark.parametrize('user_data', [None, 7, 'target', [], [7, 'target', ()]])
-def test_what_is_no_user_data_holds_nothing(user_data: Any) -> None:
-    """What has no keys has no values."""
+def test_malformed_user_data_is_empty(user_data: Any) -> None:
+    """User data without keys reads as an empty mapping."""
     assert user_data_values({'user_data': user_data}) == {}
 
 
 def test_keys_of_user_data_keep_their_order() -> None:
-    """Of a key that is there twice the first counts, at its place."""
+    """Keys are in their original order, and a duplicate key has its first position and value."""
     pairs = [['b', '1'], ['a', '2'], ['b', '3']]
     assert list(user_data_values({'user_data': pairs}).items()) == [('b', 1), ('a', 2)]
 
 
 def test_packed_user_data_serves_both_ways_of_reading() -> None:
-    """As pairs of a key and JSON, and by `get` of the first of them; a pickled one as well."""
+    """Packed user data reads as pairs of key and JSON and through `get`, also after pickling and copying."""
     packed: Any = pack_user_data({'target': 24, 'nums': [1, 2]})
     for user_data in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
         assert dict(user_data) == {'target': '24', 'nums': '[1, 2]'}
         assert (user_data[0].get('nums'), user_data[1].get('target'), user_data[0].get('absent', 0)) == ([1, 2], 24, 0)
 
 
-def test_samples_are_read_as_responses_or_as_one() -> None:
-    """One response a prompt, or the sequences of all; of mappings and of objects alike."""
+def test_sample_results_read_as_list_or_as_one_response() -> None:
+    """Results iterate as one response per prompt and expose all sequences, by attribute and by `get`."""
     sequences = [SampledSequence(stop_reason=StopReason.STOP, tokens=[token], decoded=str(token)) for token in range(3)]
     results = SampleResults([SampleResponse(sequences=sequences[:2]), SampleResponse(sequences=sequences[2:])])
     assert results.sequences == results.get('sequences') == sequences

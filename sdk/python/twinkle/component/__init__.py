@@ -1,4 +1,4 @@
-"""Components chosen by name: losses, metrics, processors, optimizers, schedules; and libraries they may lack."""
+"""Registries that build components (losses, metrics, optimizers, ...) by name, and the errors they raise."""
 
 from twinkle.component.missing import MissingLibrary
 from twinkle.component.registry import (

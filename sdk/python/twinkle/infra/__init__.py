@@ -1,13 +1,13 @@
-"""Where a program runs: meshes of devices, groups of them, and how the program is told.
+"""Runtime configuration: device meshes, device groups, and `initialize`.
 
-One process on one device is what works today; larger meshes can be described but not run.
+Programs run in one process on one device. Larger meshes can be described, but components refuse to run on them.
 """
 
 from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.logs import get_logger
-from twinkle.infra.placement import get_device_placement
-from twinkle.infra.placing import DEFAULT_GROUP, place_here, remote_class, remote_function
+from twinkle.infra.placement_report import get_device_placement
+from twinkle.infra.remote import DEFAULT_GROUP, place_here, remote_class, remote_function
 from twinkle.infra.runtime import NotSupportedYet, Runtime, initialize, refuse_many_ranks, runtime
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Meshes and groups of devices as values; nothing here touches a device."""
+"""The `DeviceMesh` value: ranks arranged along parallelism axes. Nothing here accesses a device."""
 
 import os
 from dataclasses import dataclass, field
@@ -9,75 +9,75 @@ import numpy as np
 import numpy.typing as npt
 
 _AXES = ('pp', 'dp', 'fsdp', 'cp', 'ulysses', 'tp')
-"""Axes whose sizes multiply to the world size, the slowest-varying first."""
+"""Axes whose sizes multiply to the world size, slowest-varying first."""
 _EXPERT_AXES = ('ep', 'etp', 'ep_fsdp')
-"""Axes that divide the same ranks anew for experts."""
+"""Axes of the second layout that expert layers use over the same ranks."""
 
 
 class MeshSizes(TypedDict, total=False):
-    """Sizes of a mesh's axes; what is not given is 1."""
+    """Sizes of a mesh's axes. The default of each axis is 1."""
 
     world_size: int
-    """Number of ranks. Unset: the product of the sizes. Given without `dp_size`, `dp` takes what is left."""
+    """Number of ranks. Unset: the product of the sizes. If set without `dp_size`, `dp` takes the remaining factor."""
     dp_size: int
-    """Data parallel replicas."""
+    """Number of data-parallel replicas."""
     fsdp_size: int
-    """Ranks that share one sharded copy of the model."""
+    """Number of ranks that share one sharded copy of the model."""
     tp_size: int
-    """Ranks that split each layer."""
+    """Number of ranks that split each layer."""
     pp_size: int
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     ulysses_size: int
-    """Ranks that split attention heads of a sequence."""
+    """Number of ranks that split the attention heads of a sequence."""
     cp_size: int
-    """Ranks that split a sequence's tokens."""
+    """Number of ranks that split the tokens of a sequence."""
     ep_size: int
-    """Ranks that split the experts."""
+    """Number of ranks that split the set of experts."""
     etp_size: int
-    """Ranks that split each expert."""
+    """Number of ranks that split each expert."""
     ep_fsdp_size: int
-    """Ranks that share one sharded copy of the experts."""
+    """Number of ranks that share one sharded copy of the experts."""
     vpp_size: int
-    """Virtual stages that each pipeline stage runs in turn; they divide layers, not ranks."""
+    """Number of virtual stages per pipeline stage. They divide layers, not ranks."""
 
 
 def _axis_rank(axis: str) -> property:
     def read(mesh: 'DeviceMesh') -> int:
         return mesh.axis_rank(axis)
 
-    return property(read, doc=f'Place of this process along {axis!r}; 0 where the mesh does not have it.')
+    return property(read, doc=f'Index of this process along {axis!r}; 0 if the mesh does not have this axis.')
 
 
 def _axis_size(axis: str) -> property:
     def read(mesh: 'DeviceMesh') -> int:
         return mesh.axis_size(axis)
 
-    return property(read, doc=f'Number of ranks along {axis!r}; 1 where the mesh does not have it.')
+    return property(read, doc=f'Number of ranks along {axis!r}; 1 if the mesh does not have this axis.')
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceMesh:
     """Ranks arranged along named axes.
 
-    The methods that speak of one rank take it as an argument; without it they mean this process, whose rank is the
-    environment's `RANK`, or the only one of a mesh of one.
+    Methods that concern one rank take it as an argument. The default is this process's rank: the environment variable
+    `RANK`, or the only rank of a one-rank mesh.
 
     Raises:
-        ValueError: axes without names or unknown ones, a rank twice, or expert axes that do not fit.
+        ValueError: an axis is unnamed or unknown, a rank appears twice, or the expert axes do not divide the ranks.
     """
 
     mesh: npt.NDArray[Any]
-    """int, one dimension an axis: the rank at each place. Nested lists become an array."""
+    """int, one dimension per axis: the rank at each position. Nested lists are converted to an array."""
     mesh_dim_names: tuple[str, ...]
-    """Name of each axis of `mesh`: of 'pp', 'dp', 'fsdp', 'cp', 'ulysses', 'tp', 'ep_fsdp', 'ep', 'etp'."""
+    """Axis names of `mesh`, from 'pp', 'dp', 'fsdp', 'cp', 'ulysses', 'tp', 'ep_fsdp', 'ep' and 'etp'."""
     device_type: str = 'auto'
-    """As `DeviceGroup.device_type`."""
+    """See `DeviceGroup.device_type`."""
     expert_sizes: tuple[tuple[str, int], ...] = ()
-    """`(axis, size)` of the axes that divide the ranks anew for experts."""
+    """`(axis, size)` of each expert axis."""
     vpp_size: int = 1
-    """As `MeshSizes.vpp_size`."""
+    """See `MeshSizes.vpp_size`."""
     sequence_parallel: bool = field(default=False, kw_only=True)
-    """Whether the ranks of `tp` also split what lies between their layers along the sequence."""
+    """Whether `tp` ranks also split the activations between their layers along the sequence."""
 
     dp_rank, dp_world_size = _axis_rank('dp'), _axis_size('dp')
     fsdp_rank, fsdp_world_size = _axis_rank('fsdp'), _axis_size('fsdp')
@@ -90,7 +90,6 @@ class DeviceMesh:
     ep_fsdp_rank, ep_fsdp_world_size = _axis_rank('ep_fsdp'), _axis_size('ep_fsdp')
 
     def __post_init__(self) -> None:
-        """Make an array of `mesh`, and check it."""
         object.__setattr__(self, 'mesh', np.asarray(self.mesh))
         object.__setattr__(self, 'mesh_dim_names', tuple(self.mesh_dim_names))
         if self.mesh.ndim != len(self.mesh_dim_names):
@@ -98,11 +97,11 @@ class DeviceMesh:
         known = (*_AXES, *_EXPERT_AXES)
         unknown = [name for name in self.mesh_dim_names if name not in known]
         if unknown or len(set(self.mesh_dim_names)) != len(self.mesh_dim_names):
-            raise ValueError(f'mesh_dim_names must be of {known}, each once, got {self.mesh_dim_names}')
+            raise ValueError(f'mesh_dim_names must be distinct names from {known}, got {self.mesh_dim_names}')
         if self.mesh.dtype.kind not in 'iu' or (self.mesh < 0).any():
-            raise ValueError('mesh must hold ranks: whole numbers from 0 on')
+            raise ValueError('mesh must contain ranks: integers of at least 0')
         if len(np.unique(self.mesh)) != self.mesh.size:
-            raise ValueError('mesh holds a rank twice')
+            raise ValueError('mesh contains a rank twice')
         self._check_experts()
 
     def _check_experts(self) -> None:
@@ -110,7 +109,7 @@ class DeviceMesh:
         for name, size in sizes:
             _count(name, size)
         if not {name for name, _ in self.expert_sizes} <= set(_EXPERT_AXES):
-            raise ValueError(f'expert_sizes must be of {_EXPERT_AXES}, got {self.expert_sizes}')
+            raise ValueError(f'the axes of expert_sizes must be from {_EXPERT_AXES}, got {self.expert_sizes}')
         stage_size = self.world_size // self.axis_size('pp')
         product = prod(size for _, size in self.expert_sizes)
         if stage_size % product:
@@ -124,10 +123,10 @@ class DeviceMesh:
         """Arrange ranks 0, 1, ... along the axes whose sizes are given.
 
         Raises:
-            ValueError: a size is below 1 or they do not fit `world_size`.
+            ValueError: a size is below 1, or the sizes do not multiply to `world_size`.
             TypeError: an axis is unknown.
         """
-        # A size of None is one that is not given, as programs write it.
+        # Programs may pass None for an unset size.
         given = {name.removesuffix('_size'): size for name, size in sizes.items() if size is not None}
         unknown = sorted(set(given) - {'world', 'vpp', *_AXES, *_EXPERT_AXES})
         if unknown:
@@ -154,19 +153,19 @@ class DeviceMesh:
 
     @property
     def data_world_size(self) -> int:
-        """Number of ranks that see different data: dp x fsdp."""
+        """Number of ranks that read different data: dp x fsdp."""
         return self.axis_size('dp') * self.axis_size('fsdp')
 
     @property
     def data_rank(self) -> int:
-        """Which of the parts of a batch this process reads, from 0 to `data_world_size` - 1."""
+        """Index of the batch part that this process reads, from 0 to `data_world_size` - 1."""
         return self.get_data_rank_from_global_rank(self.rank())
 
     def axis_size(self, name: str) -> int:
-        """Return the size of axis `name`, 1 where the mesh does not have it.
+        """Return the size of axis `name`, or 1 if the mesh does not have it.
 
         Raises:
-            ValueError: there is no such axis.
+            ValueError: `name` is not a known axis.
         """
         _check_axis(name)
         if name in self.mesh_dim_names:
@@ -177,64 +176,66 @@ class DeviceMesh:
         """Return this process's rank.
 
         Raises:
-            ValueError: the mesh has several ranks and nobody said which this is, or it is none of them.
+            ValueError: the mesh has several ranks and `RANK` is unset or not an integer.
         """
-        said = os.environ.get('RANK')
+        value = os.environ.get('RANK')
         if self.world_size == 1:
             return int(self.mesh.flat[0])
-        if said is None:
+        if value is None:
             raise ValueError(
-                f'device_mesh has {self.world_size} ranks, and which of them this is nobody said: '
-                f'start the program under torchrun, or give rank'
+                f'device_mesh has {self.world_size} ranks, and the rank of this process is not known: '
+                f'start the program under torchrun, or pass rank'
             )
-        return int(said)
+        return int(value)
 
     def axis_rank(self, name: str, rank: int | None = None) -> int:
-        """Return a rank's place along axis `name`, 0 where the mesh does not have it.
+        """Return a rank's index along axis `name`, or 0 if the mesh does not have it.
 
-        Expert axes divide the ranks of each pipeline stage anew, `etp` varying fastest, then `ep`, then `ep_fsdp`
-        (Megatron-core's order of its expert groups).
+        Expert axes form a second layout of each pipeline stage's ranks: `etp` varies fastest, then `ep`, then
+        `ep_fsdp`, which is the order of Megatron-core's expert groups.
 
         Raises:
-            ValueError: the rank is not in the mesh, or there is no such axis.
+            ValueError: the rank is not in the mesh, or `name` is not a known axis.
         """
         _check_axis(name)
-        own = self.rank() if rank is None else rank
+        rank = self.rank() if rank is None else rank
         if name in self.mesh_dim_names or name not in _EXPERT_AXES:
-            return self._place(own).get(name, 0)
-        return self._expert_place(own)[name]
+            return self._coordinates(rank).get(name, 0)
+        return self._expert_coordinates(rank)[name]
 
     def get_data_rank_from_global_rank(self, rank: int) -> int:
-        """Return which of the parts of a batch a rank reads; ranks that differ in other axes only read the same.
+        """Return the index of the batch part that a rank reads.
+
+        Ranks that differ only in axes other than `dp` and `fsdp` read the same part.
 
         Raises:
             ValueError: the rank is not in the mesh.
         """
-        place = self._place(rank)
-        return place.get('dp', 0) * self.axis_size('fsdp') + place.get('fsdp', 0)
+        coordinates = self._coordinates(rank)
+        return coordinates.get('dp', 0) * self.axis_size('fsdp') + coordinates.get('fsdp', 0)
 
     def get_slice(self, total_length: int, rank: int | None = None) -> slice:
-        """Return the part of a batch of `total_length` that a data rank reads.
+        """Return the slice of a batch that a data rank reads.
 
-        Parts follow each other in the order of the data ranks and differ in length by at most one.
+        Slices are consecutive in data-rank order, and their lengths differ by at most one.
 
         Args:
-            total_length: examples of the batch, at least 0.
-            rank: a data rank, from 0 to `data_world_size` - 1.
+            total_length: number of examples in the batch, at least 0.
+            rank: data rank, from 0 to `data_world_size` - 1. None: this process's data rank.
 
         Raises:
             ValueError: a number is out of range.
         """
         count, at = self.data_world_size, self.data_rank if rank is None else rank
         if total_length < 0 or not 0 <= at < count:
-            raise ValueError(f'rank must be from 0 to {count - 1} and total_length from 0 on, got {at}, {total_length}')
+            raise ValueError(f'rank must be from 0 to {count - 1} and total_length >= 0, got {at}, {total_length}')
         return slice(total_length * at // count, total_length * (at + 1) // count)
 
     def get_pp_stage_ranks(self, stage: int) -> list[int]:
-        """Return the ranks of a pipeline stage, in the order of the mesh.
+        """Return the ranks of a pipeline stage, in mesh order.
 
         Raises:
-            ValueError: there is no such stage.
+            ValueError: `stage` is out of range.
         """
         if not 0 <= stage < self.axis_size('pp'):
             raise ValueError(f'stage must be from 0 to {self.axis_size("pp") - 1}, got {stage}')
@@ -251,9 +252,9 @@ class DeviceMesh:
         return self.get_pp_stage_ranks(self.axis_size('pp') - 1)
 
     def get_collect_ranks(self) -> list[int]:
-        """Return the ranks whose results make up a batch's: one a data rank, in order, of the last pipeline stage.
+        """Return the ranks whose results together form a batch's result, in data-rank order.
 
-        Of the ranks that share a part of the batch it is the first along every other axis.
+        There is one rank per data rank: in the last pipeline stage, the first along every other axis.
         """
         found: dict[int, int] = {}
         for rank in self.get_pp_last_ranks():
@@ -261,44 +262,44 @@ class DeviceMesh:
         return [found[data_rank] for data_rank in sorted(found)]
 
     def get_dim_ranks(self, name: str, rank: int | None = None) -> list[int]:
-        """Return the ranks that differ from a rank in axis `name` only, itself among them.
+        """Return the ranks that differ from `rank` only along axis `name`, including `rank` itself.
 
-        Of the axes that divide the ranks anew for experts, the others are the other two.
+        An expert axis is compared with the other expert axes only.
 
         Raises:
-            ValueError: the rank is not in the mesh, or there is no such axis.
+            ValueError: the rank is not in the mesh, or `name` is not a known axis.
         """
         _check_axis(name)
-        own = self.rank() if rank is None else rank
-        place = self._place(own)
+        rank = self.rank() if rank is None else rank
+        coordinates = self._coordinates(rank)
         if name not in self.mesh_dim_names:
-            return self._expert_ranks(name, own) if name in _EXPERT_AXES else [own]
-        index = tuple(slice(None) if axis == name else place[axis] for axis in self.mesh_dim_names)
-        return [int(one) for one in self.mesh[index].flat]
+            return self._expert_ranks(name, rank) if name in _EXPERT_AXES else [rank]
+        index = tuple(slice(None) if axis == name else coordinates[axis] for axis in self.mesh_dim_names)
+        return [int(other) for other in self.mesh[index].flat]
 
     def _expert_ranks(self, name: str, rank: int) -> list[int]:
-        wanted = {**self._expert_place(rank), name: 0}
-        stage = self.get_pp_stage_ranks(self._place(rank).get('pp', 0))
-        return [one for one in stage if {**self._expert_place(one), name: 0} == wanted]
+        wanted = {**self._expert_coordinates(rank), name: 0}
+        stage = self.get_pp_stage_ranks(self._coordinates(rank).get('pp', 0))
+        return [other for other in stage if {**self._expert_coordinates(other), name: 0} == wanted]
 
-    def _expert_place(self, rank: int) -> dict[str, int]:
-        """Return a rank's place along the axes that divide its stage anew, and which of their copies it is in."""
-        index = self.get_pp_stage_ranks(self._place(rank).get('pp', 0)).index(rank)
-        place: dict[str, int] = {}
+    def _expert_coordinates(self, rank: int) -> dict[str, int]:
+        """Return a rank's indices in its stage's expert layout; `copy` numbers the repetitions of that layout."""
+        index = self.get_pp_stage_ranks(self._coordinates(rank).get('pp', 0)).index(rank)
+        coordinates: dict[str, int] = {}
         for axis in ('etp', 'ep', 'ep_fsdp'):
-            index, place[axis] = divmod(index, self.axis_size(axis))
-        return {**place, 'copy': index}
+            index, coordinates[axis] = divmod(index, self.axis_size(axis))
+        return {**coordinates, 'copy': index}
 
-    def _place(self, rank: int) -> dict[str, int]:
-        places = np.argwhere(self.mesh == rank)
-        if not len(places):
+    def _coordinates(self, rank: int) -> dict[str, int]:
+        found = np.argwhere(self.mesh == rank)
+        if not len(found):
             raise ValueError(f'rank {rank} is not in device_mesh, which has {self.world_size} ranks')
-        return dict(zip(self.mesh_dim_names, (int(place) for place in places[0]), strict=True))
+        return dict(zip(self.mesh_dim_names, (int(index) for index in found[0]), strict=True))
 
 
 def _check_axis(name: str) -> None:
     if name not in (*_AXES, *_EXPERT_AXES):
-        raise ValueError(f'there is no axis {name!r}; there are {(*_AXES, *_EXPERT_AXES)}')
+        raise ValueError(f'unknown axis {name!r}; known axes are {(*_AXES, *_EXPERT_AXES)}')
 
 
 def _count(name: str, size: object) -> int:

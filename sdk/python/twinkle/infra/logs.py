@@ -6,12 +6,12 @@ import sys
 
 
 def get_logger(name: str = 'twinkle') -> logging.Logger:
-    """Return a logger that writes to standard error, unless the program configured logging itself.
+    """Return a logger that writes to standard error, unless the program has configured logging itself.
 
-    The level is `TWINKLE_LOG_LEVEL`, else INFO.
+    The environment variable `TWINKLE_LOG_LEVEL` sets the level; the default is INFO.
 
     Raises:
-        ValueError: `TWINKLE_LOG_LEVEL` is no level.
+        ValueError: `TWINKLE_LOG_LEVEL` is not a level of `logging`.
     """
     logger = logging.getLogger(name)
     if not logger.handlers and not logging.getLogger().handlers:

@@ -1,4 +1,4 @@
-"""The program's one runtime: what `initialize` was told."""
+"""The process-wide runtime settings, and `initialize`, which sets them."""
 
 import random
 import sys
@@ -13,11 +13,11 @@ from twinkle.infra.device_mesh import DeviceMesh
 
 
 class NotSupportedYet(NotImplementedError):
-    """A documented way of running that this release does not have; the sentence says what to use instead."""
+    """A documented mode that this release does not implement. The message names an alternative."""
 
 
 class RayOptions(TypedDict, total=False):
-    """Options that mean something under Ray only."""
+    """Options that apply to Ray only."""
 
     nproc_per_node: int
     ncpu_proc_per_node: int
@@ -28,12 +28,12 @@ class RayOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """How the program runs."""
+    """Runtime settings of the program."""
 
     seed: int | None = None
-    """Seed given to `initialize`. None: it was not called."""
+    """Seed passed to `initialize`. None: it was not called."""
     device_mesh: DeviceMesh | None = None
-    """Mesh of components that are given none."""
+    """Default mesh of components."""
     groups: tuple[DeviceGroup, ...] = ()
     """Named groups of ranks."""
 
@@ -42,7 +42,7 @@ _current: list[Runtime] = [Runtime()]
 
 
 def runtime() -> Runtime:
-    """Return what `initialize` was last told."""
+    """Return the settings of the last call of `initialize`."""
     return _current[0]
 
 
@@ -55,19 +55,19 @@ def initialize(
     global_device_mesh: DeviceMesh | None = None,
     **ray_options: Unpack[RayOptions],
 ) -> None:
-    """Choose how the program runs, and seed its random numbers.
+    """Set the runtime settings and seed the random number generators.
 
     Args:
-        mode: 'local' is this process.
-        seed: of `random`, numpy and, where it is loaded already, torch.
-        full_determinism: make torch refuse algorithms that are not repeatable.
-        groups: named ranks that components are placed on; under 'local' those of one rank are this process.
-        global_device_mesh: mesh of components that are given none.
-        ray_options: of mode 'ray'.
+        mode: 'local' runs in this process; 'ray' is not supported yet.
+        seed: seed of `random`, numpy and, if it is already imported, torch.
+        full_determinism: make torch raise an error for nondeterministic algorithms.
+        groups: named groups that components can be placed on. A group of one rank is this process.
+        global_device_mesh: default mesh of components.
+        ray_options: options of mode 'ray'.
 
     Raises:
-        ValueError: `mode` is unknown, an option means nothing under it, or two groups have one name.
-        NotSupportedYet: mode 'ray', or a mesh of more than one rank.
+        ValueError: `mode` is unknown, an option does not apply to it, or two groups have the same name.
+        NotSupportedYet: `mode` is 'ray', or the mesh has more than one rank.
     """
     if mode not in ('local', 'ray'):
         raise ValueError(f"mode must be 'local' or 'ray', got {mode!r}")
@@ -76,11 +76,11 @@ def initialize(
             "mode='ray' is not supported yet; use mode='local' and one device, or train through `twinkle up`"
         )
     if ray_options:
-        raise ValueError(f"{sorted(ray_options)} mean something under mode='ray' only; leave them out")
+        raise ValueError(f"{sorted(ray_options)} apply to mode='ray' only; leave them out")
     refuse_many_ranks(global_device_mesh)
-    _refuse_twins(groups)
+    _check_unique_names(groups)
     if full_determinism and 'torch' not in sys.modules:
-        raise ValueError('full_determinism is a setting of torch: import torch before initialize()')
+        raise ValueError('full_determinism is a setting of torch; import torch before calling initialize()')
     _current[0] = Runtime(seed=seed, device_mesh=global_device_mesh, groups=tuple(groups))
     _seed_all(seed, is_fully_deterministic=full_determinism)
 
@@ -89,7 +89,7 @@ def refuse_many_ranks(device_mesh: DeviceMesh | None) -> None:
     """Refuse a mesh that this release cannot run.
 
     Raises:
-        NotSupportedYet: it has more than one rank.
+        NotSupportedYet: the mesh has more than one rank.
     """
     if device_mesh is not None and device_mesh.world_size > 1:
         sizes = zip(device_mesh.mesh_dim_names, device_mesh.mesh.shape, strict=True)
@@ -100,17 +100,17 @@ def refuse_many_ranks(device_mesh: DeviceMesh | None) -> None:
         )
 
 
-def _refuse_twins(groups: Sequence[DeviceGroup]) -> None:
+def _check_unique_names(groups: Sequence[DeviceGroup]) -> None:
     names = [group.name for group in groups]
-    twins = sorted({name for name in names if names.count(name) > 1})
-    if twins:
-        raise ValueError(f'groups name {twins} twice')
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f'groups must have distinct names, got {duplicates} twice')
 
 
 def _seed_all(seed: int, *, is_fully_deterministic: bool) -> None:
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - libraries that draw from numpy's global generator
-    # Whoever has not loaded torch draws nothing from it; loading it here would cost seconds and memory.
+    np.random.seed(seed)  # noqa: NPY002 - other libraries use numpy's global generator
+    # Importing torch here would cost seconds and memory, and a program that has not imported it does not use it.
     torch = sys.modules.get('torch')
     if torch is not None:
         torch.manual_seed(seed)

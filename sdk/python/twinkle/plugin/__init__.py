@@ -1,7 +1,7 @@
-"""Components that come from a hub or a folder as code: off by default, since running them runs their author's code.
+"""Plugins: components loaded as code from a hub or a folder. Off by default, because loading one runs its code.
 
-A plugin is a repository or folder with an `__init__.py`. It is allowed by name, loaded under a module name of its
-own, and has to hold exactly one class of the kind that is asked for.
+A plugin is a repository or folder with an `__init__.py`. It must be allowed by name, is loaded under a unique module
+name, and must contain exactly one class of the requested kind.
 """
 
 from twinkle.plugin.errors import PluginRefused

@@ -1,6 +1,6 @@
-"""The code of a plugin, read once: its digest is of what was read, and what was read is what runs.
+"""The code of a plugin: its files are read once, and both the digest and the imports use the bytes that were read.
 
-Whatever else lies in the folder is never run: what changed since, what a link leads to, what was compiled before.
+Files that change afterwards, linked folders and compiled files are never run.
 """
 
 import hashlib
@@ -23,33 +23,36 @@ _CACHE = '__pycache__'
 
 @dataclass(frozen=True, eq=False)
 class PluginCode:
-    """What a plugin is made of."""
+    """Files of a plugin."""
 
     folder: Path
     files: Mapping[str, bytes]
-    """Content by path within the folder, with slashes; sorted by path."""
+    """File contents by relative path with forward slashes, sorted by path."""
 
     @classmethod
     def read(cls, folder: Path) -> 'PluginCode':
         """Read a plugin's folder.
 
         Raises:
-            PluginRefused: it holds compiled code, which nobody can read and no hub is asked for, or a link to a
-                folder, whose code would be none of its own.
+            PluginRefused: the folder contains compiled code, which cannot be reviewed, or a link to another folder.
         """
         paths = sorted(folder.rglob('*'))
         for path in paths:
             if path.is_symlink() and path.is_dir():
-                raise PluginRefused(str(folder), f'holds a link to a folder ({path.name}); put the files there')
-            # Python leaves compiled files of its own there; they are not run.
+                raise PluginRefused(
+                    str(folder), f'contains a link to a folder ({path.name}); copy the files into the plugin'
+                )
+            # Python's bytecode cache is allowed, but never run.
             if path.suffix in _COMPILED and not (path.parent.name == _CACHE and path.suffix == '.pyc'):
-                raise PluginRefused(str(folder), f'holds compiled code ({path.name}); a plugin is made of Python files')
-        own = [path for path in paths if path.suffix in _SUFFIXES and path.is_file()]
-        return cls(folder, {path.relative_to(folder).as_posix(): path.read_bytes() for path in own})
+                raise PluginRefused(
+                    str(folder), f'contains compiled code ({path.name}); a plugin may contain Python source only'
+                )
+        files = [path for path in paths if path.suffix in _SUFFIXES and path.is_file()]
+        return cls(folder, {path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
 
     @property
     def digest(self) -> str:
-        """The sha256 of all of it, names and contents, as hexadecimal digits."""
+        """SHA-256 over the names and contents of all files, as hexadecimal digits."""
         digest = hashlib.sha256()
         for name, content in self.files.items():
             for part in (name.encode(), content):
@@ -57,46 +60,46 @@ class PluginCode:
         return digest.hexdigest()
 
     def spec(self, package: str, name: str) -> ModuleSpec | None:
-        """Return how a module is loaded; None where there is none.
+        """Return the import spec of a module, or None if the plugin does not contain it.
 
         Args:
-            package: name under which the plugin runs.
-            name: of the module, `package` itself or one within it.
+            package: name under which the plugin is imported.
+            name: full module name: `package` or a module below it.
         """
-        place = '/'.join(name.split('.')[1:])
-        file = f'{place}/__init__.py'.lstrip('/')
-        if file not in self.files and f'{place}.py' in self.files:
-            return self._spec_of(name, f'{place}.py')
+        stem = '/'.join(name.split('.')[1:])
+        file = f'{stem}/__init__.py'.lstrip('/')
+        if file not in self.files and f'{stem}.py' in self.files:
+            return self._spec_of(name, f'{stem}.py')
         if file in self.files:
             return self._spec_of(name, file)
-        if place and any(other.startswith(f'{place}/') for other in self.files):
+        if stem and any(other.startswith(f'{stem}/') for other in self.files):
             folder = ModuleSpec(name, None, is_package=True)
-            folder.submodule_search_locations = [str(self.folder / place)]
+            folder.submodule_search_locations = [str(self.folder / stem)]
             return folder
         return None
 
     def _spec_of(self, name: str, file: str) -> ModuleSpec | None:
         path = self.folder / file
-        places = [str(path.parent)] if path.name == '__init__.py' else None
-        return spec_from_file_location(name, path, loader=_Loader(self, path), submodule_search_locations=places)
+        locations = [str(path.parent)] if path.name == '__init__.py' else None
+        return spec_from_file_location(name, path, loader=_Loader(self, path), submodule_search_locations=locations)
 
 
 class _Loader(SourceLoader):
-    """Runs one module from what was read."""
+    """Loads one module from the stored bytes."""
 
     def __init__(self, code: PluginCode, path: Path) -> None:
         self._code, self._path = code, path
 
     def get_filename(self, fullname: str) -> str:
-        """Return where the module was read, for tracebacks."""
+        """Return the path of the module's file, for tracebacks."""
         del fullname
         return str(self._path)
 
     def get_data(self, path: str) -> bytes:
-        """Return what was read of a file.
+        """Return the stored content of a file.
 
         Raises:
-            OSError: nothing was; so it is with compiled code, which is looked for first.
+            OSError: the file is not stored. This is always so for bytecode, which Python requests first.
         """
         name = Path(path).relative_to(self._code.folder).as_posix()
         if name not in self._code.files:
@@ -105,20 +108,20 @@ class _Loader(SourceLoader):
 
 
 class PluginFinder(MetaPathFinder):
-    """Finds the modules of plugins, and keeps Python from looking for them in their folders."""
+    """Import hook for modules of plugins. It prevents Python from importing them from their folders."""
 
     def __init__(self) -> None:
         self._codes: dict[str, PluginCode] = {}
 
     def add(self, package: str, code: PluginCode) -> ModuleSpec:
-        """Have modules of `package` found in `code`; return how the package itself is loaded.
+        """Make the modules of `package` importable from `code`, and return the spec of the package itself.
 
         Raises:
-            PluginRefused: it has no `__init__.py`.
+            PluginRefused: the plugin has no `__init__.py`.
         """
         spec = code.spec(package, package)
         if spec is None or spec.loader is None:
-            raise PluginRefused(str(code.folder), 'its __init__.py cannot be loaded')
+            raise PluginRefused(str(code.folder), 'has no __init__.py that can be loaded')
         self._codes[package] = code
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
@@ -127,10 +130,10 @@ class PluginFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how a module of a plugin is loaded; None for modules of others.
+        """Return the spec of a plugin's module, or None if `fullname` is not in a plugin.
 
         Raises:
-            ModuleNotFoundError: the plugin has no such module.
+            ModuleNotFoundError: the plugin does not contain the module.
         """
         package = fullname.partition('.')[0]
         if package not in self._codes:

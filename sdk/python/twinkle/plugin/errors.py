@@ -1,8 +1,8 @@
-"""Why a plugin is not loaded."""
+"""The error raised for plugins that are not loaded."""
 
 
 class PluginRefused(ValueError):
-    """A plugin is not allowed here, or is not what it is asked for as; none of its names are used."""
+    """A plugin is not allowed here, or does not contain the requested class or function."""
 
     def __init__(self, plugin: str, problem: str) -> None:
         super().__init__(plugin, problem)

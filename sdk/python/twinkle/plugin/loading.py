@@ -1,7 +1,7 @@
-"""From a plugin's id to the class it holds.
+"""Loads classes and functions from plugins.
 
-The code of a plugin is loaded as a package named after its digest: two plugins never share a name, one that changed
-is another module, and the same code is loaded once.
+A plugin's code is imported as a package named after its digest. Different plugins therefore never share a module name,
+changed code becomes a new module, and the same code is imported once.
 """
 
 import inspect
@@ -28,47 +28,47 @@ _lock = threading.RLock()
 
 
 def is_plugin_id(text: str) -> bool:
-    """Return whether a component's name is the id of a plugin: one of a hub, or a path that is written as one.
+    """Return whether a component's name is a plugin id: a hub id such as `hf://org/name`, or a path.
 
-    In a process that keeps plugins out none is.
+    Always false in a process that called `keep_plugins_out`.
     """
     return text.startswith(_PREFIXES) and not are_plugins_kept_out()
 
 
 class Plugin:
-    """Loads components that are not part of this library."""
+    """Loads component classes from plugins."""
 
     @staticmethod
     def load_plugin(plugin: str, base: type[_Base]) -> type[_Base]:
-        """Return the one class of a plugin that is a `base`; runs the plugin's code.
+        """Return the only subclass of `base` in a plugin. This runs the plugin's code.
 
         Args:
-            plugin: `hf://org/name`, `ms://org/name`, or a folder of this machine.
-            base: what the class has to be a subclass of, such as `twinkle.loss.Loss`.
+            plugin: `hf://org/name`, `ms://org/name`, or a local folder.
+            base: base class of the component, such as `twinkle.loss.Loss`.
 
         Raises:
-            PluginRefused: plugins are not allowed here, the code is not what was allowed, or it does not hold
-                exactly one such class.
-            HubError: the plugin cannot be had.
+            PluginRefused: plugins are not allowed here, the code has another digest than the allowed one, or the
+                plugin does not contain exactly one such class.
+            HubError: the plugin cannot be downloaded.
 
-        Concurrency: any thread; of two that ask for the same code one runs it and both get the same class.
+        Concurrency: safe from any thread. The same code runs once, and all callers get the same class.
         """
         module = _load(plugin)
-        found = [cls for cls in _own_classes(module) if issubclass(cls, base) and not inspect.isabstract(cls)]
+        found = [cls for cls in _defined_classes(module) if issubclass(cls, base) and not inspect.isabstract(cls)]
         if len(found) != 1:
             names = sorted(cls.__name__ for cls in found)
             raise PluginRefused(
-                plugin, f'must define exactly one class that implements {base.__name__}, and defines {names or "none"}'
+                plugin, f'must define exactly one class that implements {base.__name__}, found {names or "none"}'
             )
         return found[0]
 
 
 def load_function(plugin: str, name: str) -> Callable[..., Any]:
-    """Return a function of a plugin by its name; runs the plugin's code.
+    """Return a plugin's function by name. This runs the plugin's code.
 
     Raises:
-        PluginRefused: as `Plugin.load_plugin`, or it has no function of that name.
-        HubError: the plugin cannot be had.
+        PluginRefused: see `Plugin.load_plugin`; or the plugin has no function of this name.
+        HubError: the plugin cannot be downloaded.
     """
     function = getattr(_load(plugin), name, None)
     if not callable(function):
@@ -85,28 +85,28 @@ def _load(plugin: str) -> ModuleType:
     with _lock:
         if name in sys.modules:
             return sys.modules[name]
-        logging.getLogger('twinkle').info('plugin %s: its code runs here, its digest is %s', plugin, digest)
+        logging.getLogger('twinkle').info('loading plugin id=%s digest=%s', plugin, digest)
         return _run(name, code)
 
 
 def _run(name: str, code: PluginCode) -> ModuleType:
     spec = _finder.add(name, code)
     module = module_from_spec(spec)
-    # Before it runs, so that its own modules can be imported relative to it.
+    # Registered before it runs, so that its relative imports resolve.
     sys.modules[name] = module
-    is_whole = False
+    is_loaded = False
     try:
         cast('Loader', spec.loader).exec_module(module)
-        is_whole = True
+        is_loaded = True
     finally:
-        if not is_whole:
+        if not is_loaded:
             for loaded in [key for key in sys.modules if key == name or key.startswith(f'{name}.')]:
                 del sys.modules[loaded]
     return module
 
 
-def _own_classes(module: ModuleType) -> list[type]:
-    """Return the classes that the plugin's code defines and its `__init__.py` has, not those that it imports."""
+def _defined_classes(module: ModuleType) -> list[type]:
+    """Return the classes in a plugin's `__init__.py` that the plugin defines, without imported ones."""
     return [
         value
         for value in {id(value): value for value in vars(module).values()}.values()

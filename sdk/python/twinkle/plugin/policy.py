@@ -1,6 +1,6 @@
-"""Which plugins this process may load: none, those that are listed, or all.
+"""The policy for loading plugins: none, a list, or all.
 
-It is kept in the environment, so processes that this one starts are bound by it too.
+The policy is stored in environment variables, so child processes inherit it.
 """
 
 import os
@@ -13,7 +13,7 @@ TRUST_VARIABLE = 'TWINKLE_TRUST_REMOTE_CODE'
 LIST_VARIABLE = 'TWINKLE_PLUGINS'
 
 _NONE = 'none'
-"""Of `TWINKLE_PLUGINS`: ids of plugins are not even known as such."""
+"""Value of `TWINKLE_PLUGINS` that disables plugin ids: they are treated as ordinary, unknown names."""
 _DIGEST_MARK = '@'
 _LEAST_DIGITS = 12
 
@@ -22,33 +22,33 @@ def trust_remote_code() -> bool:
     """Return whether every plugin is allowed: `TWINKLE_TRUST_REMOTE_CODE` is '1'. Unset and '0' mean no.
 
     Raises:
-        PluginRefused: the variable is something else.
+        PluginRefused: the variable has another value.
     """
-    said = os.environ.get(TRUST_VARIABLE, '0').strip()
-    if said not in ('0', '1', ''):
-        raise PluginRefused('', f"{TRUST_VARIABLE} must be '0' or '1', got {said!r}")
-    return said == '1'
+    value = os.environ.get(TRUST_VARIABLE, '0').strip()
+    if value not in ('0', '1', ''):
+        raise PluginRefused('', f"{TRUST_VARIABLE} must be '0' or '1', got {value!r}")
+    return value == '1'
 
 
 def allow_plugins(*plugins: str) -> None:
-    """Allow plugins in this process and those it will start, as `TWINKLE_PLUGINS` would.
+    """Add plugins to `TWINKLE_PLUGINS`, which allows them in this process and its future child processes.
 
     Args:
-        plugins: ids as they are asked for, each alone or with `@` and the beginning of the digest that its code must
-            have, at least 12 digits: `ms://me/my-loss@3f5ab90c21d4`.
+        plugins: plugin ids. An id may end in `@` and at least the first 12 digits of the digest that the code must
+            have: `ms://me/my-loss@3f5ab90c21d4`.
 
     Raises:
-        PluginRefused: one holds a comma, which would be read as the end of its name.
+        PluginRefused: an id contains a comma, which separates ids in the variable.
     """
     for plugin in plugins:
         if ',' in plugin:
-            raise PluginRefused(plugin, 'holds a comma, which parts plugins in a list; give each alone')
+            raise PluginRefused(plugin, 'contains a comma; pass each plugin as a separate argument')
     os.environ[LIST_VARIABLE] = ','.join([*(entry for entry in _listed() if entry != _NONE), *plugins])
 
 
 @contextmanager
 def allowed_plugins(*plugins: str) -> Generator[None]:
-    """Allow plugins as `allow_plugins` until the block ends."""
+    """Return a context manager that allows plugins, like `allow_plugins`, and restores the list on exit."""
     before = os.environ.get(LIST_VARIABLE)
     allow_plugins(*plugins)
     try:
@@ -61,48 +61,48 @@ def allowed_plugins(*plugins: str) -> Generator[None]:
 
 
 def keep_plugins_out() -> None:
-    """Allow none, whatever the environment said, and know no ids of plugins: they are names that nothing has.
+    """Disable plugins in this process and its future child processes, and treat plugin ids as unknown names.
 
-    Services call it, since strangers choose their components. What an operator lists in a service's configuration is
-    loaded all the same (`ComponentRegistry.load_plugins`).
+    Services call it because their clients choose components by name. Plugins listed in a service's configuration are
+    loaded explicitly with `ComponentRegistry.load_plugins`.
     """
     os.environ[TRUST_VARIABLE], os.environ[LIST_VARIABLE] = '0', _NONE
 
 
 def are_plugins_kept_out() -> bool:
-    """Return whether `keep_plugins_out` was called, here or in the process that started this one."""
+    """Return whether `keep_plugins_out` was called in this process or its parent."""
     return _listed() == [_NONE]
 
 
 def check_allowed(plugin: str) -> None:
-    """Refuse a plugin that is not allowed, before anything of it is fetched.
+    """Refuse a plugin that is not allowed; call it before downloading anything.
 
     Raises:
-        PluginRefused: the sentence says how it would be.
+        PluginRefused: the plugin is not allowed. The message says how to allow it.
     """
     if not trust_remote_code() and not _entries(plugin):
         raise PluginRefused(
             plugin,
-            f'plugins run code of others and are off; if you trust this one, call allow_plugins({plugin!r}) or set '
-            f'{LIST_VARIABLE}={plugin} ({TRUST_VARIABLE}=1 allows all)',
+            f'plugins run third-party code and are disabled; if you trust this one, call allow_plugins({plugin!r}) '
+            f'or set {LIST_VARIABLE}={plugin} ({TRUST_VARIABLE}=1 allows all plugins)',
         )
 
 
 def check_digest(plugin: str, digest: str) -> None:
-    """Refuse code that is not the code that was allowed, before any of it is run.
+    """Refuse code whose digest is not allowed; call it before running the code.
 
     Raises:
-        PluginRefused: every listed entry of the plugin names another digest.
+        PluginRefused: every listed entry of the plugin requires another digest.
     """
     entries = _entries(plugin)
     wanted = [entry.rpartition(_DIGEST_MARK)[2] for entry in entries if entry != plugin]
-    # A digest that somebody gave holds even where all plugins are allowed.
+    # A required digest is enforced even if all plugins are allowed.
     if plugin in entries or (not wanted and trust_remote_code()):
         return
     if not any(len(start) >= _LEAST_DIGITS and digest.startswith(start) for start in wanted):
         raise PluginRefused(
             plugin,
-            f'its code has the digest {digest}, and {LIST_VARIABLE} allows {wanted} only, each of at least '
+            f'its code has the digest {digest}, but {LIST_VARIABLE} requires one of {wanted}; an entry needs at least '
             f'{_LEAST_DIGITS} digits',
         )
 

@@ -1,6 +1,6 @@
-"""Rollouts: chats of several turns with tools and environments, how old they are, and sampling beside training.
+"""Rollouts: multi-turn chats with tools and environments, staleness limits, and sampling in parallel with training.
 
-Loads no torch. Engines are in `twinkle.sampler`, what is learnt from rollouts in `twinkle.loss`.
+This package does not import torch. The engines are in `twinkle.sampler`, the losses in `twinkle.loss`.
 """
 
 from twinkle.rollout.diagnostics import as_sampler_logps, rollout_numbers

@@ -1,4 +1,4 @@
-"""What rollouts came to, as numbers by name."""
+"""Metrics of a batch of rollouts."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,19 +8,21 @@ from twinkle.rollout.staleness import staleness_of
 
 
 def rollout_numbers(rollouts: Sequence[Rollout], *, version: int | None = None) -> dict[str, float]:
-    """Return means over rollouts; nothing of none.
+    """Return metrics of a batch of rollouts, by name; an empty mapping for an empty batch.
 
-    `rollout/reward`, `rollout/turns`, `rollout/sampled_tokens`, `rollout/tokens`; `rollout/end/<reason>`, shares;
-    `rollout/logp`, the mean natural log-probability of the drawn tokens under the policy that drew them, whose
-    negative estimates its entropy; `rollout/facts/<name>`, the environment's numbers, 0 where one has none.
-    With a version, `staleness/mean` and `staleness/max`, in versions.
+    - `rollout/reward`, `rollout/turns`, `rollout/sampled_tokens`, `rollout/tokens`: means.
+    - `rollout/end/<reason>`: fraction of the rollouts that ended for this reason.
+    - `rollout/logp`: mean natural log-probability of the sampled tokens under the policy that sampled them. Its
+      negative estimates the policy's entropy.
+    - `rollout/facts/<name>`: mean of an environment's fact; a missing fact counts as 0.
+    - `staleness/mean`, `staleness/max`: age in versions, if `version` is given.
 
     Args:
-        rollouts: of one batch.
-        version: the trainer's newest, to tell ages by.
+        rollouts: rollouts of one batch.
+        version: the trainer's newest version.
 
     Raises:
-        UnknownVersion: a version is given, and a rollout with drawn tokens names none of its own.
+        UnknownVersion: `version` is given, and a rollout with sampled tokens has no version spans.
     """
     if not rollouts:
         return {}
@@ -41,18 +43,18 @@ def rollout_numbers(rollouts: Sequence[Rollout], *, version: int | None = None) 
 
 
 def as_sampler_logps(feature: InputFeature) -> InputFeature:
-    """Return a copy whose log-probabilities are named as the sampler's, for losses with a `correction`.
+    """Return a copy with `old_logps` renamed to `sampler_logps`, for losses with a `correction`.
 
-    `old_logps` is then free for what the trainer itself gives the same tokens; without it the batch is taken to be
-    the newest policy's, and the correction is all that stands between both engines.
+    `old_logps` can then be set to the trainer's log-probabilities of the same tokens. If it is unset, the loss assumes
+    that the newest policy sampled the batch and corrects only for the difference between the two engines.
 
     Raises:
         ValueError: the feature has no `old_logps`.
     """
     if 'old_logps' not in feature:
-        raise ValueError('old_logps is missing; give a feature as a sampler or a rollout made it')
+        raise ValueError('old_logps is missing; pass a feature returned by a sampler or a rollout')
     renamed = {('sampler_logps' if name == 'old_logps' else name): value for name, value in feature.items()}
-    return InputFeature(**renamed)  # pyright: ignore[reportCallIssue, reportArgumentType] (a stream, not a field)
+    return InputFeature(**renamed)  # pyright: ignore[reportCallIssue, reportArgumentType] (not a declared field)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -1,4 +1,4 @@
-"""The seam between a rollout and what answers the model: a world, a game, a set of tools."""
+"""The interface of environments, which answer the model's turns: tasks, games, or sets of tools."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,56 +9,56 @@ from twinkle.data_format import Message, Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class EnvStep:
-    """What an environment answers to one message of the model."""
+    """An environment's answer to one message of the model."""
 
     messages: Sequence[Message] = ()
-    """What the model reads before its next turn. Empty is legal only where the chat is done."""
+    """Messages that the model reads before its next turn. May be empty only if the chat is done."""
     reward: float = 0.0
-    """Earned by this message; those of a chat are added up."""
+    """Reward of this message. The rewards of a chat are summed."""
     is_done: bool = False
-    """Whether the chat ends here."""
+    """Whether the chat ends with this step."""
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Numbers worth reporting; those of a chat are added up by name."""
+    """Numbers to report. The facts of a chat are summed by name."""
 
 
 class Env(Protocol):
-    """One chat's world. A rollout makes one for each sample, so it may keep state.
+    """The environment of one chat. A rollout creates one per sample, so it may have state.
 
-    Concurrency: its verbs are called one after the other, perhaps from different threads.
+    Concurrency: methods are called one at a time, possibly from different threads.
     """
 
     def reset(self, trajectory: Trajectory, *, seed: int | None) -> Trajectory:
-        """Return the chat to begin with.
+        """Return the initial chat.
 
         Args:
-            trajectory: what the rollout was given; not to be changed.
-            seed: of the world, the same for all samples of one trajectory. None: any.
+            trajectory: the trajectory passed to the rollout; must not be modified.
+            seed: seed of the environment, the same for all samples of a trajectory. None: unseeded.
         """
         ...
 
     def step(self, message: Message, *, is_last: bool) -> EnvStep:
-        """Answer what the model said.
+        """Answer a message of the model.
 
         Args:
             message: the model's turn, as text.
-            is_last: whether the model gets no further turn whatever the answer, so that it need only be scored.
+            is_last: whether the model gets no further turn, so that only the reward of this step is used.
         """
         ...
 
     def close(self) -> None:
-        """Give back what the chat holds. Called once, also after an error."""
+        """Release the environment's resources. Called once, also after an error."""
         ...
 
 
 EnvFactory = Callable[[], Env]
-"""Makes a world for one sample."""
+"""Creates the environment of one sample."""
 
 
 class SingleTurn:
-    """The world of plain completions: done after the first turn, with nothing earned."""
+    """The environment of plain completions: the chat ends after the first turn, with reward 0."""
 
     def reset(self, trajectory: Trajectory, *, seed: int | None) -> Trajectory:
-        """Return the chat as it is."""
+        """Return the trajectory unchanged."""
         del seed
         return trajectory
 
@@ -68,4 +68,4 @@ class SingleTurn:
         return EnvStep(is_done=True)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release nothing; there are no resources."""

@@ -1,4 +1,4 @@
-"""One chat on its way, and what is left of it at its end."""
+"""The state of one running chat (`Episode`) and its result (`Rollout`)."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,62 +19,65 @@ class EndReason(StrEnum):
     """Why a chat ended."""
 
     DONE = 'done'
-    """The environment said so, to a whole turn; with tools: the model called none."""
+    """The environment ended the chat after a complete turn. With tools: the model called none."""
     MAX_TURNS = 'max_turns'
-    """The model had all its turns."""
+    """The model used all its turns."""
     MAX_TOKENS = 'max_tokens'
-    """The chat has no room for another turn, in `max_trajectory_tokens` or in the model's context."""
+    """Another turn does not fit into `max_trajectory_tokens` or the model's context."""
     LENGTH = 'length'
-    """A turn was cut at `sampling_params.max_tokens`, also where the environment then said that it is done."""
+    """A turn was cut at `sampling_params.max_tokens`, even if the environment then ended the chat."""
     ABORT = 'abort'
-    """The sampler was told to stop; the chat has what was drawn so far."""
+    """Sampling was aborted. The chat contains the tokens sampled so far."""
     ERROR = 'error'
     """The sampler's engine failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One sample of a trajectory, ready to be trained on."""
+    """One sample of a trajectory, ready for training."""
 
     feature: InputFeature
-    """All turns as one example: labels and `old_logps` where the model drew; `messages` and `user_data` for rewards."""
+    """All turns as one example, with labels and `old_logps` at sampled tokens, and `messages` and `user_data`."""
     messages: list[Message]
-    """The whole chat as text, what the model said and was answered included."""
+    """The complete chat as text."""
     end_reason: EndReason
     turn_count: int
-    """Turns the model had."""
+    """Number of turns of the model."""
     rewards: list[float]
-    """What each turn earned; a turn that the sampler did not finish earned nothing."""
+    """Reward of each turn. A turn that the sampler did not finish has none."""
     version_spans: list[VersionSpan]
-    """Which version drew which tokens of the feature."""
+    """Token ranges of the feature with the adapter version that sampled them."""
     facts: dict[str, float]
-    """The environment's numbers, added up."""
+    """Facts of the environment, summed over the chat."""
     trajectory_index: int
-    """Of the trajectory it is a sample of."""
+    """Index of the sampled trajectory in the call."""
     sample_index: int
-    """Among the samples of that trajectory."""
+    """Index among the samples of that trajectory."""
 
     @property
     def reward(self) -> float:
-        """What all turns earned."""
+        """Sum of the rewards of all turns."""
         return sum(self.rewards)
 
     @property
     def sampled_count(self) -> int:
-        """Tokens the model drew."""
+        """Number of tokens that the model sampled."""
         return int(sum(self.feature.get('completion_mask', ())))
 
 
 @dataclass(eq=False)
 class Episode:
-    """A chat that goes on. For one thread."""
+    """A running chat.
+
+    Concurrency: one thread at a time.
+    """
 
     env: Env
     template: ChatFormat
     trajectory_index: int
     sample_index: int
-    twin_index: int = 0
-    """Among the chats of a call that begin with the same tokens."""
+    duplicate_index: int = 0
+    """Index among the chats of a call that start with the same tokens."""
     chat: Trajectory = field(default_factory=lambda: cast('Trajectory', {}))
     prompt: InputFeature = field(default_factory=InputFeature)
     track: TokenTrack = field(default_factory=lambda: TokenTrack.of_prompt(()))
@@ -85,34 +88,34 @@ class Episode:
     end_reason: EndReason | None = None
 
     def begin(self, trajectory: Trajectory, *, seed: int | None) -> None:
-        """Reset the world and tokenise the chat it begins with."""
+        """Reset the environment and tokenize the initial chat."""
         self.chat = self.env.reset(trajectory, seed=seed)
         self.prompt = self.template.encode(self.chat, add_generation_prompt=True)
         self.track = TokenTrack.of_prompt([int(token) for token in self.prompt.get('input_ids', ())])
-        # As the template formatted them: with a default system message where it adds one.
+        # The template's messages include the default system message if it adds one.
         formatted = self.prompt.get('messages') or self.chat.get('messages', [])
         self.messages = cast('list[Message]', list(formatted))
 
     @property
-    def is_text_alone(self) -> bool:
-        """Whether its tokens are all that the model is given: no images or their like."""
-        return set(self.prompt) <= _OF_TOKENS | _OF_TEXT
+    def is_text_only(self) -> bool:
+        """Whether the model's input consists of tokens only, without images or other media."""
+        return set(self.prompt) <= _TOKEN_FIELDS | _TEXT_FIELDS
 
     def model_input(self) -> InputFeature:
-        """Return what the sampler is to go on from: tokens, with images and their like as the template made them."""
-        others = {name: value for name, value in self.prompt.items() if name not in _OF_TOKENS}
-        if not self.is_text_alone:
-            # Labels tell a token that the model drew from one that stands for an image.
+        """Return the sampler's input: all tokens so far, and the media of the prompt."""
+        others = {name: value for name, value in self.prompt.items() if name not in _TOKEN_FIELDS}
+        if not self.is_text_only:
+            # The labels distinguish sampled tokens from tokens that represent an image.
             return cast('InputFeature', {**others, **self._tokens()})
         return cast('InputFeature', {**others, 'input_ids': list(self.track.token_ids)})
 
-    def take(self, sequence: SampledSequence, *, turns_left: int, room: int | None) -> None:
-        """Add a turn of the model and its answer.
+    def add_turn(self, sequence: SampledSequence, *, turns_left: int, room: int | None) -> None:
+        """Add a turn of the model and the environment's answer.
 
         Args:
             sequence: the turn.
-            turns_left: after this one.
-            room: tokens the chat may still have after this turn; None where no bound is known.
+            turns_left: number of turns that may follow this one.
+            room: number of tokens that may follow this turn. None: no known limit.
         """
         self.track = self.track.with_sampled(sequence)
         self.turn_count += 1
@@ -126,7 +129,7 @@ class Episode:
         self.facts.update(step.facts)
         if step.is_done:
             self.messages += step.messages
-        # A turn that was cut is no whole answer, whatever the environment made of it.
+        # A truncated turn is not a complete answer, even if the environment ended the chat.
         if is_cut:
             self.end_reason = EndReason.MAX_TOKENS if room == 0 else EndReason.LENGTH
         elif step.is_done:
@@ -141,20 +144,21 @@ class Episode:
     def _answer(self, step: EnvStep, *, room: int | None) -> None:
         if not step.messages:
             raise ValueError(
-                f'{type(self.env).__name__}.step: messages is empty and is_done False; say something or end'
+                f'{type(self.env).__name__}.step returned no messages and is_done=False; return messages or end the '
+                f'chat'
             )
-        shown = bridge_tokens(self.template, step.messages, last_token=self.track.token_ids[-1])
-        if room is not None and len(shown) >= room:
+        answer = bridge_tokens(self.template, step.messages, last_token=self.track.token_ids[-1])
+        if room is not None and len(answer) >= room:
             self.end_reason = EndReason.MAX_TOKENS
             return
-        self.track = self.track.with_shown(shown)
+        self.track = self.track.with_unsampled(answer)
         self.messages += step.messages
 
     def result(self) -> Rollout:
-        """Return what is left of a chat that ended."""
-        assert self.end_reason is not None  # noqa: S101 - only ended chats are asked
+        """Return the rollout of a chat that has ended."""
+        assert self.end_reason is not None  # noqa: S101 - callers pass ended chats only
         feature = self._tokens()
-        others = {name: value for name, value in self.prompt.items() if name not in {*_OF_TOKENS, 'messages'}}
+        others = {name: value for name, value in self.prompt.items() if name not in {*_TOKEN_FIELDS, 'messages'}}
         messages: list[Any] = self.messages
         return Rollout(
             feature=cast('InputFeature', {**others, **feature, 'messages': messages}),
@@ -169,7 +173,7 @@ class Episode:
         )
 
     def _tokens(self) -> InputFeature:
-        """Return the track; behind images, text goes on from the furthest of their positions."""
+        """Return the track as a feature; with images, the text after the prompt continues their positions."""
         feature, positions = self.track.feature(), np.asarray(self.prompt.get('position_ids', ()))
         if positions.ndim > 1:
             feature['position_ids'] = positions_behind(positions, len(self.track) - positions.shape[1])
@@ -177,7 +181,7 @@ class Episode:
 
 
 _BROKEN: Mapping[StopReason, EndReason] = {StopReason.ABORT: EndReason.ABORT, StopReason.ERROR: EndReason.ERROR}
-_OF_TOKENS = frozenset({'input_ids', 'attention_mask', 'position_ids', 'labels', 'completion_mask', 'length'})
-"""What a feature says token by token; of a growing chat it is said anew."""
-_OF_TEXT = frozenset({'messages', 'user_data'})
-"""What a feature says beside, for rewards."""
+_TOKEN_FIELDS = frozenset({'input_ids', 'attention_mask', 'position_ids', 'labels', 'completion_mask', 'length'})
+"""Fields of a feature with one value per token, and its length. They are recomputed as the chat grows."""
+_TEXT_FIELDS = frozenset({'messages', 'user_data'})
+"""Fields of a feature that rewards read."""

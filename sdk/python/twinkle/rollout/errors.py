@@ -1,8 +1,8 @@
-"""What rollouts refuse, as facts a caller can act on."""
+"""Errors raised by rollouts."""
 
 
 class RolloutError(Exception):
-    """Base of everything this room raises by itself."""
+    """Base class of the errors in this package."""
 
 
 class InvalidTool(RolloutError, ValueError):
@@ -17,19 +17,19 @@ class InvalidTool(RolloutError, ValueError):
 
 
 class InvalidArguments(RolloutError, ValueError):
-    """A call does not fit the tool's schema; the model is told so."""
+    """The arguments of a call do not match the tool's schema. The message is sent to the model."""
 
 
 class ChatCannotGoOn(RolloutError, ValueError):
-    """The chat template renders no turn after an assistant's, so that a chat cannot have several."""
+    """The chat template cannot render a turn after an assistant turn, so multi-turn chats are impossible."""
 
 
 class UnknownVersion(RolloutError, ValueError):
-    """A sample does not say which versions drew it, so that nobody can tell how old it is."""
+    """A sample has no version spans, so its age is unknown."""
 
     def __init__(self, index: int) -> None:
         super().__init__(
-            f'samples[{index}].version_spans is empty; keep the spans of its SampledSequence, or leave the sample out'
+            f'samples[{index}].version_spans is empty; copy the spans of its SampledSequence, or remove the sample'
         )
         self.index = index
 
@@ -38,22 +38,26 @@ class UnknownVersion(RolloutError, ValueError):
 
 
 class CallbackFailed(RolloutError, RuntimeError):
-    """A callback that was given to a rollout raised; its own error is the cause."""
+    """A callback passed to a rollout raised an error, which is also the `__cause__`.
+
+    Args:
+        name: name of the option that holds the callback.
+        error: the error that the callback raised.
+    """
 
     def __init__(self, name: str, error: BaseException) -> None:
         super().__init__(f'{name} raised {type(error).__name__}: {error}')
         self.name, self.error = name, error
-        """Which option it was given as, and what it raised."""
 
     def __reduce__(self) -> tuple[type, tuple[str, BaseException]]:
         return type(self), (self.name, self.error)
 
 
 class PipelineClosed(RolloutError, RuntimeError):
-    """The pipeline was closed; make another."""
+    """The pipeline was closed and cannot be used again."""
 
     def __init__(self) -> None:
-        super().__init__('the pipeline is closed; make another one to go on')
+        super().__init__('the pipeline is closed; create a new one')
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()

@@ -1,4 +1,4 @@
-"""Chats of several turns between a sampler and environments, many at once."""
+"""Batched multi-turn chats between a sampler and environments."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ from twinkle.rollout.tracing import RolloutTracing
 
 
 class TokenSampler(Protocol):
-    """What the room needs of a sampler; `twinkle.sampler.Sampler` has it."""
+    """The part of a sampler that rollouts use; `twinkle.sampler.Sampler` implements it."""
 
     @property
     def template(self) -> Any:
-        """How chats become tokens."""
+        """Chat template of the model."""
         ...
 
     def sample(
@@ -35,52 +35,52 @@ class TokenSampler(Protocol):
 
 
 class RolloutOptions(TypedDict, total=False):
-    """How chats go."""
+    """Options of `MultiTurnRollout`."""
 
     env: EnvFactory
-    """Makes the world of one sample, such as a class. Unset: the tools', or a single turn where there are none."""
+    """Creates the environment of one sample, such as a class. Default: a `ToolEnv`, or `SingleTurn` without tools."""
     parse_tool_call: ParseCalls
-    """Finds the calls in what a model said. Unset: the template's."""
+    """Finds the tool calls in a message of the model. Default: the template's parser."""
     max_turns: int
-    """Most turns of the model. Unset: 6."""
+    """Maximum number of turns of the model. Default: 6."""
     max_trajectory_tokens: int
-    """Most tokens of a whole chat. Unset: as many as the model's context."""
+    """Maximum number of tokens of a chat. Default: the model's context length."""
     num_samples: int
-    """Samples of each trajectory. Unset: 1."""
+    """Number of samples per trajectory. Default: 1."""
     adapter_name: str
-    """As of `Sampler.sample`. Unset: the one received from a trainer."""
+    """Adapter to sample with, see `Sampler.sample`. Default: the adapter received from a trainer."""
     env_threads: int
-    """Worlds that may answer at once. Results do not depend on it. Unset: 1."""
+    """Number of environments that may step at the same time. It does not affect the results. Default: 1."""
     trace_dir: str | PathLike[str]
-    """Folder whose `rollouts.jsonl` gets a line for each rollout. Unset: nothing is written."""
+    """Folder whose `rollouts.jsonl` gets one line per rollout. Default: no file is written."""
     trace_callback: Callable[[Rollout], object]
-    """Called with each rollout of a call, in order, at its end."""
+    """Called with each rollout at the end of a call, in order."""
     success_callback: Callable[[Rollout], object]
-    """Says of a rollout whether it succeeded; becomes its fact `success`, 1 or 0."""
+    """Returns whether a rollout succeeded. The result becomes the fact `success`, 1 or 0."""
 
 
 class MultiTurnRollout:
-    """Samples chats turn by turn; what a model drew stays the tokens it drew.
+    """Samples multi-turn chats. Sampled tokens are never tokenized again.
 
-    The chats of a call take their turns together. Give `sampling_params.max_tokens`: turns whose chats have room
-    for as much run as one batch.
+    All chats of a call take each turn together. Set `sampling_params.max_tokens`: the turns of all chats with room for
+    this many tokens then run as one batch.
 
-    With a seed, everything drawn is a function of it, of the inputs and the weights. In the first turn chats with one
-    prompt are samples of one request, be they siblings or given several times; the `j`-th of them draws its later turn
-    `t` from a seed of its own, made of all three.
+    With a seed, all results are a function of the seed, the inputs and the weights. In the first turn, chats with the
+    same prompt are samples of one request, whether they come from one trajectory or several. In a later turn `t`, the
+    `j`-th of them uses a seed derived from the seed, `t` and `j`.
 
     Args:
-        sampler: draws the turns.
-        template: the model's. Unset: the sampler's.
-        tool_manager: tools the model may call; not together with `env`.
-        sampling_params: of each turn; their `num_samples` and `seed` are taken where none are given here or at a call.
+        sampler: samples the turns.
+        template: chat template of the model. None: the sampler's template.
+        tool_manager: tools that the model may call. Cannot be combined with `env`.
+        sampling_params: parameters of each turn. `num_samples` and `seed` are defaults for the option and the call.
         options: see `RolloutOptions`.
 
     Raises:
-        ValueError: an option is out of its range, or two say different things; names it.
+        ValueError: an option is out of range, or two options conflict. The message names them.
         TypeError: an option is unknown.
 
-    Concurrency: as the sampler's.
+    Concurrency: the same as the sampler's.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class MultiTurnRollout:
         if unknown:
             raise TypeError(f'unknown rollout options {unknown}; known are {sorted(RolloutOptions.__annotations__)}')
         if tool_manager is not None and 'env' in options:
-            raise ValueError('env and tool_manager are both given; let the environment call the tools, or leave it out')
+            raise ValueError('env and tool_manager are both set; pass only one, or call the tools in the environment')
         self._sampler = sampler
         self._template: ChatFormat = sampler.template if template is None else template
         given = sampling_params
@@ -105,7 +105,7 @@ class MultiTurnRollout:
         if self._limit is not None:
             _at_least_one('max_trajectory_tokens', self._limit)
         if self._params.max_tokens == 0:
-            raise ValueError('sampling_params.max_tokens is 0, which draws nothing; give at least 1')
+            raise ValueError('sampling_params.max_tokens must be at least 1, got 0')
         self._num_samples = _at_least_one('num_samples', options.get('num_samples', self._params.num_samples))
         self._adapter_name = options.get('adapter_name', '')
         self._env_threads = _at_least_one('env_threads', options.get('env_threads', 1))
@@ -121,56 +121,60 @@ class MultiTurnRollout:
         num_samples: int | None = None,
         seed: int | None = None,
     ) -> list[Rollout]:
-        """Return the samples of each trajectory, those of one trajectory side by side, in order.
+        """Return the samples of all trajectories in order; the samples of one trajectory are adjacent.
+
+        Errors of an environment or the sampler propagate after all environments are closed.
 
         Args:
-            trajectories: chats to go on from, one or many.
-            num_samples: of each, in place of the option's.
-            seed: in place of `sampling_params.seed`.
+            trajectories: initial chats, one or many.
+            num_samples: number of samples per trajectory. None: the option `num_samples`.
+            seed: seed of the call. None: `sampling_params.seed`.
 
         Raises:
-            ValueError: there are no trajectories, or a chat, an answer or a number is malformed.
-            ChatCannotGoOn, TemplateError: the chat template cannot show an answer.
-            CallbackFailed: a callback raised.
-            Whatever an environment or the sampler raises; all environments are closed first.
+            ValueError: `trajectories` is empty, or a chat, an answer or a number is malformed.
+            ChatCannotGoOn, TemplateError: the chat template cannot render an answer.
+            CallbackFailed: a callback raised an error.
         """
         chats: list[Any] = [trajectories] if isinstance(trajectories, Mapping) else list(trajectories)
         if not chats:
-            raise ValueError('trajectories is empty; give at least one chat')
+            raise ValueError('trajectories is empty; pass at least one chat')
         count = self._num_samples if num_samples is None else _at_least_one('num_samples', num_samples)
         seed = self._params.seed if seed is None else seed
         with self._episodes(len(chats), count) as episodes, self._pool() as run_all:
             run_all(
-                lambda one: one.begin(chats[one.trajectory_index], seed=_mixed(seed, one.trajectory_index)), episodes
+                lambda episode: episode.begin(
+                    chats[episode.trajectory_index], seed=_derived_seed(seed, episode.trajectory_index)
+                ),
+                episodes,
             )
-            _number_twins(episodes)
+            _number_duplicates(episodes)
             limit = _Limit(self._limit)
             for turn in range(self._max_turns):
-                waiting = [one for one in episodes if one.end_reason is None]
-                drawn = list(self._turn(waiting, limit, seed=seed, turn=turn))
+                running = [episode for episode in episodes if episode.end_reason is None]
+                turns = list(self._turn(running, limit, seed=seed, turn=turn))
                 turns_left = self._max_turns - turn - 1
                 run_all(
-                    lambda pair, left=turns_left: pair[0].take(
+                    lambda pair, left=turns_left: pair[0].add_turn(
                         pair[1], turns_left=left, room=limit.room(len(pair[0].track) + len(pair[1].tokens))
                     ),
-                    drawn,
+                    turns,
                 )
-            rollouts = [one.result() for one in episodes]
+            rollouts = [episode.result() for episode in episodes]
         return self._trace(rollouts)
 
     def _turn(
         self, episodes: Sequence[Episode], limit: '_Limit', *, seed: int | None, turn: int
     ) -> Iterator[tuple[Episode, SampledSequence]]:
-        """Yield each chat that has room with its next turn; end the others."""
+        """Yield each chat with its next turn; end chats that have no room for one."""
         waiting: list[list[Episode]] = _requests(episodes, is_first=turn == 0, is_seeded=seed is not None)
         while waiting:
-            full = [one for request in waiting for one in request if limit.room(len(one.track)) == 0]
-            for one in full:
-                one.end_reason = EndReason.MAX_TOKENS
+            full = [episode for request in waiting for episode in request if limit.room(len(episode.track)) == 0]
+            for episode in full:
+                episode.end_reason = EndReason.MAX_TOKENS
             waiting = [request for request in waiting if request[0].end_reason is None]
             if not waiting:
                 return
-            # One call has one seed, length and number of samples: the first request's, and all that share them.
+            # All requests of one sampler call must have the same seed, length and number of samples.
             keys = [self._key(request, limit, seed) for request in waiting]
             group = [request for request, key in zip(waiting, keys, strict=True) if key == keys[0]]
             try:
@@ -184,10 +188,9 @@ class MultiTurnRollout:
     def _draw(
         self, group: Sequence[list[Episode]], key: '_Key', *, seed: tuple[int, int] | None
     ) -> list[tuple[Episode, SampledSequence]]:
-        """Return the next turn of each chat of the group."""
         params = replace(
             self._params,
-            seed=None if seed is None else _mixed(*seed, key.slot),
+            seed=None if seed is None else _derived_seed(*seed, key.seed_index),
             max_tokens=key.max_tokens,
             num_samples=key.count,
         )
@@ -202,36 +205,38 @@ class MultiTurnRollout:
     def _key(self, request: Sequence[Episode], limit: '_Limit', seed: int | None) -> '_Key':
         room, wanted = limit.room(len(request[0].track)), self._params.max_tokens
         return _Key(
-            slot=0 if seed is None else request[0].twin_index,
+            seed_index=0 if seed is None else request[0].duplicate_index,
             max_tokens=wanted if room is None else room if wanted is None else min(room, wanted),
             count=len(request),
         )
 
     @contextmanager
     def _episodes(self, count: int, num_samples: int) -> Iterator[list[Episode]]:
-        """Make the chats and, in the end, close their worlds."""
+        """Create the chats, and close their environments on exit."""
         with ExitStack() as stack:
             episodes: list[Episode] = []
             for index in range(count * num_samples):
                 env = self._make_env()
                 stack.callback(env.close)
-                place = divmod(index, num_samples)
-                episodes.append(Episode(env, self._template, trajectory_index=place[0], sample_index=place[1]))
+                trajectory_index, sample_index = divmod(index, num_samples)
+                episodes.append(
+                    Episode(env, self._template, trajectory_index=trajectory_index, sample_index=sample_index)
+                )
             yield episodes
 
     @contextmanager
     def _pool(self) -> Iterator['_RunAll']:
-        """Give a way to do something with each item; the first error, in order, is raised."""
+        """Yield a function that applies a function to all items and raises the first error in item order."""
         if self._env_threads == 1:
-            yield _one_by_one
+            yield _run_sequentially
             return
         with ThreadPoolExecutor(self._env_threads, thread_name_prefix='rollout-env') as pool:
 
-            def at_once(function: Callable[[Any], None], items: Sequence[Any]) -> None:
+            def run_in_threads(function: Callable[[Any], None], items: Sequence[Any]) -> None:
                 for _ in pool.map(function, items):
                     continue
 
-            yield at_once
+            yield run_in_threads
 
     def _env_of(self, tools: ToolManager | None, parse: ParseCalls | None) -> EnvFactory:
         if tools is None:
@@ -243,47 +248,48 @@ class MultiTurnRollout:
 
 @dataclass(frozen=True, kw_only=True)
 class _Key:
-    """What the requests of one call have in common."""
+    """Properties that all requests of one sampler call share."""
 
-    slot: int
-    """Place among chats with one prompt, which has a seed of its own."""
+    seed_index: int
+    """Value that the seed is derived with: the chat's index among those with the same prompt."""
     max_tokens: int | None
     count: int
-    """Chats that a request draws for."""
+    """Number of samples per request."""
 
 
-def _number_twins(episodes: Sequence[Episode]) -> None:
-    """Number chats that begin with the same tokens: under one seed they would draw the same."""
+def _number_duplicates(episodes: Sequence[Episode]) -> None:
+    """Assign indexes to chats that start with the same tokens, because one seed would give them the same samples."""
     counts: Counter[tuple[int, ...]] = Counter()
-    for one in episodes:
-        one.twin_index = counts[one.track.token_ids]
-        counts[one.track.token_ids] += 1
+    for episode in episodes:
+        episode.duplicate_index = counts[episode.track.token_ids]
+        counts[episode.track.token_ids] += 1
 
 
 def _requests(episodes: Sequence[Episode], *, is_first: bool, is_seeded: bool) -> list[list[Episode]]:
-    """Return chats in lists that one request can draw for: before the first turn, those with one prompt."""
+    """Group chats into requests. In the first turn, chats with the same prompt share a request."""
     lists: dict[tuple[object, ...], list[Episode]] = {}
-    for one in episodes:
-        # Without a seed requests draw apart, and those of one size make larger batches; images may differ.
-        is_any_twin = is_seeded and one.is_text_alone
-        first = (one.track.token_ids, None if is_any_twin else one.trajectory_index)
-        lists.setdefault(first if is_first else (one.trajectory_index, one.sample_index), []).append(one)
+    for episode in episodes:
+        # Trajectories are merged only with a seed: without one, requests of equal size form larger batches. Prompts
+        # with images are not merged, because equal tokens may represent different images.
+        is_merged = is_seeded and episode.is_text_only
+        first = (episode.track.token_ids, None if is_merged else episode.trajectory_index)
+        lists.setdefault(first if is_first else (episode.trajectory_index, episode.sample_index), []).append(episode)
     return list(lists.values())
 
 
 class _Limit:
-    """Most tokens of a chat: the caller's bound, or the model's context once the sampler told it."""
+    """Maximum number of tokens of a chat: the caller's limit, or the model's context once it is known."""
 
     def __init__(self, max_tokens: int | None) -> None:
         self._max_tokens = max_tokens
 
     def room(self, token_count: int) -> int | None:
-        """Return tokens left beside so many, at least 0; None where nothing is known."""
+        """Return how many tokens may follow `token_count` tokens, at least 0. None: no known limit."""
         return None if self._max_tokens is None else max(self._max_tokens - token_count, 0)
 
     def learn(self, error: ValueError) -> bool:
-        """Take the context from a sampler's refusal; return whether that is news."""
-        # Samplers here and elsewhere name it so; importing theirs would load torch.
+        """Read the context length from a sampler's error; return whether this lowers the limit."""
+        # All samplers use this attribute name. Importing their error class would import torch.
         context: int | None = getattr(error, 'context_tokens', None)
         if context is None or (self._max_tokens is not None and self._max_tokens <= context):
             return False
@@ -294,16 +300,16 @@ class _Limit:
 _RunAll = Callable[[Callable[[Any], None], Sequence[Any]], None]
 
 
-def _one_by_one(function: Callable[[Any], None], items: Sequence[Any]) -> None:
+def _run_sequentially(function: Callable[[Any], None], items: Sequence[Any]) -> None:
     for item in items:
         function(item)
 
 
-def _mixed(seed: int | None, *places: int) -> int | None:
-    """Return a seed of its own for a place; None stays None."""
+def _derived_seed(seed: int | None, *indices: int) -> int | None:
+    """Return a distinct seed for each combination of indices; None stays None."""
     if seed is None:
         return None
-    return int(np.random.SeedSequence([abs(seed), int(seed < 0), *places]).generate_state(1)[0])
+    return int(np.random.SeedSequence([abs(seed), int(seed < 0), *indices]).generate_state(1)[0])
 
 
 def _at_least_one(name: str, value: int) -> int:

@@ -1,4 +1,4 @@
-"""Sampling the next batch while the last one trains."""
+"""Pipelining: samples the next batch while the current one trains."""
 
 import threading
 from collections import deque
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from twinkle.rollout.error_capture import ErrorCapture
 from twinkle.rollout.errors import PipelineClosed
-from twinkle.rollout.raised import Raised
 
 _Prompts = TypeVar('_Prompts')
 _Samples = TypeVar('_Samples')
@@ -15,44 +15,44 @@ _Samples = TypeVar('_Samples')
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineBatch(Generic[_Prompts, _Samples]):
-    """A batch that was sampled."""
+    """A sampled batch."""
 
     index: int
-    """From 0, in the order of the prompts."""
+    """Position in `prompts`, from 0."""
     prompts: _Prompts
     samples: _Samples
     sync_count: int
-    """Syncs before it was sampled; the first is 1."""
+    """Number of syncs before the batch was sampled, at least 1."""
     staleness: int
-    """Syncs since then: how many trained batches its weights did not see."""
+    """Number of syncs since then: the number of trained batches that its weights do not include."""
 
 
 class AsyncPipeline(Generic[_Prompts, _Samples]):
-    """Yields batches in order; while one trains, the next is sampled in a thread.
+    """Iterates over sampled batches in order, and samples the next one in a thread while the current one trains.
 
-    A batch counts as trained when the next one is asked for. Then `sync` runs, in the caller's thread and never
-    beside `sample`, so a sampler that is for one thread at a time will do. `sync` also runs before the first batch
-    and after the last.
+    Requesting the next batch means that the current one is trained. The pipeline then calls `sync` in the caller's
+    thread, never at the same time as `sample`, so the sampler need not be thread-safe. It also calls `sync` before the
+    first batch and after the last.
 
-    Batch `n` is sampled with the weights that `max(0, n - max_staleness)` batches trained, neither older nor
-    newer, whatever the speeds: a loop with a seed gives the same numbers each time. The price is that a sync waits
-    for the sampling under way. With 0 nothing runs beside anything; from 1 on a step takes as long as the slower of
-    both; more than 1 makes samples older and gains nothing, unless `is_ordered` is False.
+    Batch `n` is sampled with the weights after exactly `max(0, n - max_staleness)` trained batches, independent of
+    timing, so a seeded loop is reproducible. The cost is that a sync waits for running sampling. With `max_staleness`
+    0, nothing runs in parallel. With 1, a step takes as long as the slower of sampling and training. Higher values
+    only make samples older, unless `is_ordered` is False.
 
     Use it as a context manager, or call `close`.
 
     Args:
         sample: returns the samples of a batch: `sample(index, prompts)`. Runs in the pipeline's thread.
         prompts: batches of prompts; read in the pipeline's thread, at most `max_staleness + 1` ahead.
-        sync: gives the sampler the trainer's weights.
-        max_staleness: most syncs between a batch's sampling and its training; at least 0.
-        is_ordered: False: a sync does not wait for batches that are not begun, which are then sampled with newer
-            weights than they might be. Uneven steps cost less; which weights sampled what depends on time.
+        sync: copies the trainer's weights to the sampler.
+        max_staleness: maximum number of syncs between sampling a batch and training on it; at least 0.
+        is_ordered: if False, a sync does not wait for batches whose sampling has not started; they are sampled with
+            newer weights. Uneven step times cost less, but the weights used for each batch depend on timing.
 
     Raises:
         ValueError: `max_staleness` is negative.
 
-    Concurrency: for one thread.
+    Concurrency: one thread at a time.
     """
 
     def __init__(
@@ -78,23 +78,24 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         self._error: BaseException | None = None
 
     def __enter__(self) -> 'AsyncPipeline[_Prompts, _Samples]':
-        """Return itself; leaving closes it."""
+        """Return the pipeline; leaving the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[PipelineBatch[_Prompts, _Samples]]:
-        """Return itself: batches are yielded once."""
+        """Return the pipeline; each batch is yielded once."""
         return self
 
     def __next__(self) -> PipelineBatch[_Prompts, _Samples]:
-        """Take the batch before as trained, sync, and return the next one.
+        """Mark the previous batch as trained, sync, and return the next batch.
+
+        Errors of `prompts`, `sample` and `sync` propagate after the batches sampled before them were returned.
 
         Raises:
-            StopIteration: the prompts are at their end, and all were trained.
+            StopIteration: all batches were returned and trained.
             PipelineClosed: `close` was called.
-            Whatever `prompts`, `sample` or `sync` raised; batches sampled before are yielded first.
         """
         with self._changed:
             if self._is_closed:
@@ -113,7 +114,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
             raise StopIteration
 
     def close(self) -> None:
-        """End the thread, after the sampling under way. Twice is no error."""
+        """Stop the thread after the batch that is being sampled. Calling it again has no effect."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -124,33 +125,33 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
         return self._error is not None and not self._ready
 
     def _sync_in_turn(self) -> None:
-        """Sync between two samplings; ordered, between the very two that this sync belongs between."""
+        """Sync while nothing is being sampled. In ordered mode, first wait for all batches sampled before this sync."""
         wanted = self._yielded_count + self._ahead if self._is_ordered and self._thread.ident else 0
         self._changed.wait_for(
             lambda: not self._is_sampling and (self._sampled_count >= wanted or self._is_exhausted or self._error)
         )
         if self._is_failed_and_empty():
             return
-        # The lock is kept: no sampling begins meanwhile.
+        # Holding the lock prevents sampling from starting during the sync.
         self._sync()
         self._sync_count += 1
         self._changed.notify_all()
 
     def _run(self) -> None:
-        raised = Raised()
-        with raised:
+        capture = ErrorCapture()
+        with capture:
             for index, prompts in enumerate(self._prompts):
                 if not self._run_one(index, prompts):
                     break
         with self._changed:
-            self._error = raised.error
+            self._error = capture.error
             self._is_sampling, self._is_exhausted = False, True
             self._changed.notify_all()
 
     def _run_one(self, index: int, prompts: _Prompts) -> bool:
-        """Sample a batch once its turn has come; return whether to go on."""
+        """Wait until the batch may be sampled, and sample it; return False if the pipeline was closed."""
         with self._changed:
-            # One sync comes before all training, so n trained batches are n + 1 syncs.
+            # The first sync precedes all training, so n trained batches correspond to n + 1 syncs.
             self._changed.wait_for(lambda: self._is_closed or self._sync_count > index - self._ahead)
             if self._is_closed:
                 return False
@@ -166,7 +167,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
 
 
 def _aged(batch: PipelineBatch[_Prompts, _Samples], sync_count: int) -> PipelineBatch[_Prompts, _Samples]:
-    """Return the batch with its age."""
+    """Return a copy of the batch with its staleness."""
     return PipelineBatch(
         index=batch.index,
         prompts=batch.prompts,

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym as environments; the library is optional and loaded when one is made."""
+"""Tasks of the optional library reasoning-gym as rollout environments."""
 
 import importlib
 import re
@@ -11,29 +11,29 @@ from twinkle.rollout.env import EnvFactory, EnvStep
 
 _INDEX = 'reasoning_gym_index'
 _ANSWER = re.compile(r'<answer>\s*(.*?)\s*</answer>', re.DOTALL)
-_ASKED_FORM = 'Think step by step. Put your final answer, and nothing else, between <answer> and </answer>.'
+_ANSWER_FORMAT = 'Think step by step. Put your final answer, and nothing else, between <answer> and </answer>.'
 
 
 class TaskSet(Protocol):
-    """What the room needs of a reasoning-gym dataset."""
+    """The part of a reasoning-gym dataset that rollouts use."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        """Return a task: `question`, `answer` and what scoring needs."""
+        """Return a task: a mapping with `question`, `answer` and the scorer's data."""
         ...
 
     def score_answer(self, answer: str | None, entry: Any) -> float:
-        """Return how good an answer is, in [0, 1]."""
+        """Return the score of an answer, in [0, 1]."""
         ...
 
 
 def load_tasks(name: str, *, size: int, seed: int, **options: Any) -> TaskSet:
-    """Return a reasoning-gym dataset, such as 'leg_counting'; its tasks are a function of name, seed and options.
+    """Create a reasoning-gym dataset, such as 'leg_counting'. Its tasks depend only on name, seed and options.
 
     Raises:
         MissingLibrary: reasoning-gym is not installed.
-        ValueError: the library knows no such dataset or refuses an option.
+        ValueError: the dataset is unknown, or an option is invalid.
     """
     try:
         library = importlib.import_module('reasoning_gym')
@@ -42,31 +42,31 @@ def load_tasks(name: str, *, size: int, seed: int, **options: Any) -> TaskSet:
     return library.create_dataset(name, size=size, seed=seed, **options)
 
 
-def task_chats(tasks: TaskSet, *, system: str = _ASKED_FORM) -> Iterator[Trajectory]:
-    """Yield a chat for each task, in order; `user_data` names the task and its `ground_truth`, where it has one.
+def task_chats(tasks: TaskSet, *, system: str = _ANSWER_FORMAT) -> Iterator[Trajectory]:
+    """Yield one chat per task, in order; `user_data` contains the task's index and its `ground_truth` if it has one.
 
     Args:
         tasks: a reasoning-gym dataset.
-        system: the system message, which says where the answer goes. Empty: none.
+        system: system message, which describes the format of the answer. Empty: no system message.
     """
     opening: list[Message] = [{'role': 'system', 'content': system}] if system else []
     for index in range(len(tasks)):
         task = tasks[index]
         question: Message = {'role': 'user', 'content': str(task['question'])}
         data = [pack_value(_INDEX, index)]
-        # Some puzzles have many right answers and name none; their scorer knows.
+        # Tasks with many correct answers do not list one; their scorer decides.
         if task.get('answer') is not None:
             data.append(pack_value('ground_truth', str(task['answer'])))
         yield {'messages': [*opening, question], 'user_data': data}
 
 
 class TaskEnv:
-    """Scores the model's first turn with the task's own scorer.
+    """Scores the model's first turn with the scorer of the task.
 
-    The answer is what stands in the last `<answer>`; without one the scorer is given none.
+    The answer is the content of the last `<answer>` element. Without one, the scorer receives None.
 
     Args:
-        tasks: a reasoning-gym dataset. Chats are those of `task_chats` of the same one.
+        tasks: a reasoning-gym dataset. The chats must come from `task_chats` of the same dataset.
     """
 
     def __init__(self, tasks: TaskSet) -> None:
@@ -74,10 +74,10 @@ class TaskEnv:
         self._task: Mapping[str, Any] = {}
 
     def reset(self, trajectory: Trajectory, *, seed: int | None) -> Trajectory:
-        """Return the chat as it is, its task found.
+        """Select the chat's task and return the chat unchanged.
 
         Raises:
-            ValueError: the chat names no task of the dataset.
+            ValueError: `user_data` does not contain the index of a task in the dataset.
         """
         del seed
         index = user_data_get(trajectory, _INDEX)
@@ -87,16 +87,16 @@ class TaskEnv:
         return trajectory
 
     def step(self, message: Message, *, is_last: bool) -> EnvStep:
-        """Score the answer and end."""
+        """Score the answer and end the chat."""
         del is_last
         answers = _ANSWER.findall(str(message.get('content', '')))
         score = float(self._tasks.score_answer(answers[-1] if answers else None, self._task))
         return EnvStep(reward=score, is_done=True, facts={'has_answer': float(bool(answers))})
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release nothing; there are no resources."""
 
 
 def task_envs(tasks: TaskSet) -> EnvFactory:
-    """Return what makes environments of a dataset's tasks, for `MultiTurnRollout(env=...)`."""
+    """Return a factory of environments for a dataset's tasks, for `MultiTurnRollout(env=...)`."""
     return lambda: TaskEnv(tasks)

@@ -1,4 +1,4 @@
-"""A function's signature as a JSON schema, and a call's arguments checked against it."""
+"""JSON schemas of tool functions, derived from their signatures, and validation of call arguments."""
 
 import inspect
 import re
@@ -24,29 +24,33 @@ Schema = dict[str, Any]
 
 
 def parameters_of(function: Callable[..., Any], *, name: str) -> Schema:
-    """Return the JSON schema of what a function takes.
+    """Return the JSON schema of a function's parameters.
 
     Every parameter needs an annotation: `str`, `int`, `float`, `bool`, `list`, `dict`, `Literal`, `X | None`, and
-    lists and dicts of these. What it means is read from the docstring's `Args:`.
+    lists and dicts of these. The descriptions are read from the `Args:` section of the docstring.
+
+    Args:
+        function: function to describe.
+        name: name of the tool, for messages.
 
     Raises:
-        InvalidTool: names the parameter.
+        InvalidTool: a parameter has no supported annotation or cannot be passed by name. The message names it.
     """
     try:
         hints = get_type_hints(function)
     except NameError as error:
         raise InvalidTool(name, f'an annotation cannot be read: {error}') from error
-    meanings = _meanings(inspect.getdoc(function) or '')
+    descriptions = _descriptions(inspect.getdoc(function) or '')
     properties: Schema = {}
     required: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InvalidTool(name, f'parameter {parameter.name} cannot be given by name; make it an ordinary one')
+            raise InvalidTool(name, f'parameter {parameter.name} cannot be passed by name; make it a named parameter')
         if parameter.name not in hints:
             raise InvalidTool(name, f'parameter {parameter.name} has no type; annotate it')
         schema = _schema_of(hints[parameter.name], where=f'parameter {parameter.name}', name=name)
-        if parameter.name in meanings:
-            schema['description'] = meanings[parameter.name]
+        if parameter.name in descriptions:
+            schema['description'] = descriptions[parameter.name]
         properties[parameter.name] = schema
         if parameter.default is parameter.empty:
             required.append(parameter.name)
@@ -54,16 +58,16 @@ def parameters_of(function: Callable[..., Any], *, name: str) -> Schema:
 
 
 def summary_of(function: Callable[..., Any]) -> str:
-    """Return what a docstring says before its `Args:`."""
+    """Return the part of a docstring before its first section, such as `Args:`."""
     text = inspect.getdoc(function) or ''
     return re.split(r'\n\s*(?:Args|Returns|Raises):', text)[0].strip()
 
 
 def check_arguments(arguments: Any, schema: Schema) -> dict[str, Any]:
-    """Return a call's arguments, having checked them.
+    """Validate the arguments of a call and return a copy.
 
     Raises:
-        InvalidArguments: names the one that does not fit and what would.
+        InvalidArguments: an argument does not match the schema. The message names it and the expected type.
     """
     if not isinstance(arguments, dict):
         raise InvalidArguments(f'arguments must be an object, got {type(arguments).__name__}')
@@ -95,7 +99,7 @@ def _schema_of(hint: Any, *, where: str, name: str) -> Schema:
     if origin in (Union, types.UnionType):
         known = [_schema_of(kind, where=where, name=name) for kind in inner if kind is not type(None)]
         return {'anyOf': [*known, *([{'type': 'null'}] if type(None) in inner else [])]}
-    raise InvalidTool(name, f'{where} is a {hint!r}, which has no JSON form; use text, numbers, lists or dicts')
+    raise InvalidTool(name, f'{where} has the unsupported type {hint!r}; use str, int, float, bool, list or dict')
 
 
 def _check(value: Any, schema: Schema, *, path: str) -> None:
@@ -116,7 +120,7 @@ def _check(value: Any, schema: Schema, *, path: str) -> None:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    # A bool is an int to Python, and to nobody else.
+    # In Python a bool is an int; in JSON schemas it is not.
     return isinstance(value, _KINDS[kind]) and (not isinstance(value, bool) or kind == 'boolean')
 
 
@@ -131,8 +135,8 @@ def _check_any(value: Any, choices: list[Schema], *, path: str) -> None:
     raise InvalidArguments(f'{path} must be {wanted}, got {value!r}')
 
 
-def _meanings(text: str) -> dict[str, str]:
-    """Return what the section `Args:` of a docstring says of each parameter, first lines only."""
+def _descriptions(text: str) -> dict[str, str]:
+    """Return the first line of each parameter's description in the `Args:` section of a docstring."""
     _, found, section = text.partition('Args:\n')
     lines = section.split('\n\n')[0].splitlines() if found else []
     matches = [match for match in map(_ARGUMENT.match, lines) if match]

@@ -1,4 +1,4 @@
-"""How old samples are, in versions of the weights, and the bound that is held on it."""
+"""The age of samples in adapter versions, and a filter that drops old samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from twinkle.rollout.errors import UnknownVersion
 
 
 class Versioned(Protocol):
-    """What names the versions that drew it: a `SampledSequence`, a `Rollout`."""
+    """A sample with version spans: a `SampledSequence` or a `Rollout`."""
 
     @property
     def version_spans(self) -> list[VersionSpan]:
-        """Which version drew which tokens."""
+        """Token ranges with the version that sampled them."""
         ...
 
 
@@ -23,22 +23,22 @@ _Sample = TypeVar('_Sample', bound=Versioned)
 
 @dataclass(frozen=True, kw_only=True)
 class FreshSamples(Generic[_Sample]):
-    """What is left of a batch after the bound, and what is not."""
+    """The result of `drop_stale`."""
 
     samples: list[_Sample]
-    """Those young enough, in order."""
+    """Samples that were not dropped, in order."""
     indexes: list[int]
-    """Where each of them was in the batch, to pick rewards and their like by."""
+    """Index of each of them in the batch, for selecting the matching rewards and other data."""
     ages: list[int]
-    """Age of every sample of the batch, those that were dropped included."""
+    """Age of every sample of the batch, including dropped ones."""
 
     @property
     def dropped_count(self) -> int:
-        """Samples that were too old, or of a group with one that was."""
+        """Number of dropped samples: too old, or in a group with a sample that is too old."""
         return len(self.ages) - len(self.samples)
 
     def numbers(self) -> dict[str, float]:
-        """Return `staleness/mean`, `staleness/max` (versions, over the whole batch) and `staleness/dropped`."""
+        """Return the metrics `staleness/mean`, `staleness/max` (in versions) and `staleness/dropped` of the batch."""
         return {
             'staleness/mean': sum(self.ages) / max(len(self.ages), 1),
             'staleness/max': float(max(self.ages, default=0)),
@@ -47,41 +47,43 @@ class FreshSamples(Generic[_Sample]):
 
 
 def staleness_of(sample: Versioned, *, version: int, index: int = 0) -> int:
-    """Return how many versions ago the oldest token of a sample was drawn; 0 where none was drawn.
+    """Return the age of a sample's oldest token in versions; 0 if it has no sampled tokens.
 
     Args:
-        sample: what was drawn.
-        version: the newest one, that the trainer has now.
-        index: of the sample, for the error.
+        sample: the sample.
+        version: the trainer's current version.
+        index: index of the sample, for the error message.
 
     Raises:
-        UnknownVersion: the sample has drawn tokens and names no versions.
-        ValueError: it names one that is newer than `version`.
+        UnknownVersion: the sample has sampled tokens but no version spans.
+        ValueError: the sample has a version newer than `version`.
     """
     if not sample.version_spans:
-        if _has_drawn(sample):
+        if _has_sampled_tokens(sample):
             raise UnknownVersion(index)
         return 0
     newest = max(span.version for span in sample.version_spans)
     if newest > version:
-        raise ValueError(f'version is {version}, but samples[{index}] was drawn with {newest}; give the newest version')
+        raise ValueError(
+            f'version is {version}, but samples[{index}] was sampled with version {newest}; pass the newest version'
+        )
     return version - min(span.version for span in sample.version_spans)
 
 
 def drop_stale(
     samples: Sequence[_Sample], *, version: int, max_staleness: int, group_size: int = 1
 ) -> FreshSamples[_Sample]:
-    """Return the samples that are at most so old, and count the others.
+    """Drop the samples that are too old.
 
     Args:
-        samples: of one policy.
-        version: the newest one, that the trainer has now.
-        max_staleness: most versions between a sample's oldest token and `version`; at least 0.
-        group_size: samples side by side that go or stay together, as advantages relative to a group need.
+        samples: samples of one policy.
+        version: the trainer's current version.
+        max_staleness: maximum age of a sample's oldest token in versions; at least 0.
+        group_size: number of adjacent samples that are kept or dropped together, for group-relative advantages.
 
     Raises:
-        UnknownVersion: a sample has drawn tokens and names no versions.
-        ValueError: a number is out of its range.
+        UnknownVersion: a sample has sampled tokens but no version spans.
+        ValueError: a number is out of range.
     """
     if max_staleness < 0:
         raise ValueError(f'max_staleness must be at least 0, got {max_staleness}')
@@ -93,8 +95,8 @@ def drop_stale(
     return FreshSamples(samples=[samples[index] for index in kept], indexes=kept, ages=ages)
 
 
-def _has_drawn(sample: Versioned) -> bool:
-    """Return whether a model drew tokens of it; of a sample of another kind, which does not say, that is assumed."""
+def _has_sampled_tokens(sample: Versioned) -> bool:
+    """Return whether the sample has sampled tokens; assumed for other types, which cannot be inspected."""
     match sample:
         case Rollout():
             return sample.sampled_count > 0

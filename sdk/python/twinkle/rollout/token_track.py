@@ -1,6 +1,6 @@
-"""The tokens of one chat as it grows: what the model drew and what it was shown, never tokenised twice.
+"""The tokens of a growing chat. Sampled tokens are stored as drawn and never tokenized again.
 
-Legend: T tokens so far.
+Legend: T is the number of tokens so far.
 """
 
 from collections.abc import Sequence
@@ -13,35 +13,35 @@ from twinkle.data_format import IGNORE_INDEX, InputFeature, SampledSequence, Ver
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTrack:
-    """A value: growing returns another one."""
+    """The tokens of one chat. Immutable: methods that add tokens return a new track."""
 
     token_ids: tuple[int, ...]
     is_sampled: tuple[bool, ...]
-    """T: whether the model drew the token."""
+    """[T]: whether the model sampled the token."""
     logps: tuple[float, ...]
-    """T: natural log-probability the token was drawn with; 0 where it was not drawn."""
+    """[T]: natural log-probability of a sampled token; 0 for other tokens."""
     version_spans: tuple[VersionSpan, ...] = field(default=())
-    """Which version drew which of the T tokens; only drawn ones are covered."""
+    """Ranges of sampled tokens with the version that sampled them."""
 
     @classmethod
     def of_prompt(cls, token_ids: Sequence[int]) -> 'TokenTrack':
-        """Return the track of tokens a chat begins with."""
+        """Create a track from the tokens of a prompt."""
         empty = cls(token_ids=(), is_sampled=(), logps=())
-        return empty.with_shown(token_ids)
+        return empty.with_unsampled(token_ids)
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     @property
     def sampled_count(self) -> int:
-        """Tokens the model drew."""
+        """Number of sampled tokens."""
         return sum(self.is_sampled)
 
     def with_sampled(self, sequence: SampledSequence) -> 'TokenTrack':
-        """Return the track with what the model drew behind it.
+        """Return a track with the tokens of `sequence` appended.
 
         Raises:
-            ValueError: the sequence has another number of log-probabilities than of tokens.
+            ValueError: the sequence does not have one log-probability per token.
         """
         tokens, logprobs = sequence.tokens, sequence.logprobs
         if len(logprobs) != len(tokens):
@@ -58,8 +58,8 @@ class TokenTrack:
             version_spans=(*self.version_spans, *spans),
         )
 
-    def with_shown(self, token_ids: Sequence[int]) -> 'TokenTrack':
-        """Return the track with tokens behind it that the model only reads."""
+    def with_unsampled(self, token_ids: Sequence[int]) -> 'TokenTrack':
+        """Return a track with tokens appended that the model did not sample."""
         return replace(
             self,
             token_ids=(*self.token_ids, *(int(token) for token in token_ids)),
@@ -68,7 +68,7 @@ class TokenTrack:
         )
 
     def feature(self) -> InputFeature:
-        """Return the track as a training example: labels and `old_logps` stand at the token before the drawn one."""
+        """Return the track as a training example; labels and `old_logps` are shifted to the preceding token."""
         ids = np.array(self.token_ids, dtype=np.int32)
         count = len(ids)
         is_sampled = np.array(self.is_sampled, dtype=bool)

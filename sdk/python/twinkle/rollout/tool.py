@@ -1,4 +1,4 @@
-"""Tools: functions that a model may call, what they say of themselves, and what came of a call."""
+"""Tools: functions that a model may call, and the results of calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ class Tool:
     name: str
     description: str
     parameters: Schema
-    """JSON schema of an object. Parts it has beside types, enums, items and anyOf are told, not checked."""
+    """JSON schema of an object. Only types, enums, items and anyOf are validated; the model sees the full schema."""
     function: Callable[..., Any]
-    """Called with the arguments by name; what it returns becomes text, JSON where it is no text."""
+    """Called with the arguments by name. A result that is not a string is converted to JSON."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, name: str = '', description: str = '') -> 'Tool':
-        """Return a function as a tool, schema and description read from signature and docstring.
+        """Create a tool from a function; schema and description come from its signature and docstring.
 
         Raises:
-            InvalidTool: it has no name or no description, or a parameter has no type with a JSON form.
+            InvalidTool: the function has no name or description, or a parameter has no supported type.
         """
         name = name or getattr(function, '__name__', '')
         if not name.isidentifier():
-            raise InvalidTool(name or repr(function), 'has no name a model could call; give name=')
+            raise InvalidTool(name or repr(function), 'the name is not an identifier; pass name=')
         description = description or summary_of(function)
         if not description:
-            raise InvalidTool(name, 'says nothing of itself; give it a docstring or description=')
+            raise InvalidTool(name, 'has no description; add a docstring or pass description=')
         parameters = parameters_of(function, name=name)
         return cls(name=name, description=description, parameters=parameters, function=function)
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as chat templates show it to a model."""
+        """The tool in the format of chat templates."""
         return {
             'type': 'function',
             'function': {'name': self.name, 'description': self.description, 'parameters': self.parameters},
@@ -48,25 +48,27 @@ class Tool:
 
 
 class ToolFailure(StrEnum):
-    """Why a call came to nothing."""
+    """Why a call failed."""
 
     UNKNOWN_TOOL = 'unknown_tool'
-    """No tool has that name."""
+    """No tool has the requested name."""
     BAD_ARGUMENTS = 'bad_arguments'
-    """The arguments do not fit the schema."""
+    """The arguments do not match the schema."""
     RAISED = 'raised'
-    """The function raised."""
+    """The function raised an error."""
     TIMEOUT = 'timeout'
-    """It did not end in time; its thread goes on alone, and what it returns is dropped."""
+    """The function exceeded the timeout. Its thread continues to run, and its result is discarded."""
     BUSY = 'busy'
-    """Too many earlier calls that ran out of time still run."""
+    """Too many earlier calls that timed out are still running."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """What came of a call: always a message for the model."""
+    """The result of a call."""
 
     message: Message
+    """Message for the model, also after a failure."""
     failure: ToolFailure | None = None
+    """Reason of the failure. None: the call succeeded."""
     is_cut: bool = False
-    """Whether the text was longer than allowed and lost its middle."""
+    """Whether the text exceeded the maximum length and its middle was removed."""

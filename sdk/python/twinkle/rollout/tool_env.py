@@ -1,4 +1,4 @@
-"""The world of a model with tools: it answers calls, and the chat is done at the first turn without one."""
+"""An environment that runs the model's tool calls. The chat ends with the first turn that contains no call."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -9,29 +9,29 @@ from twinkle.rollout.tool import ToolFailure
 from twinkle.rollout.tool_manager import ToolManager
 
 ParseCalls = Callable[[str], Sequence[ToolCall]]
-"""Returns the calls in what a model said, none where it made none; raises ValueError where one cannot be read."""
+"""Returns the tool calls in a message of the model; raises ValueError if one cannot be parsed."""
 
 
 class ToolEnv:
     """Runs tools for one chat.
 
-    Facts: `tool_calls`, `tool_failures`, and `tool_<failure>` of each kind of failure.
+    Facts: `tool_calls`, `tool_failures`, and one `tool_<failure>` per kind of failure.
 
     Args:
-        tools: what may be called; shown to the model in place of tools that the chat names itself.
-        parse: such as `Template.parse_tool_call`.
+        tools: tools that the model may call. They replace the tools listed in the chat.
+        parse: parser of tool calls, such as `Template.parse_tool_call`.
     """
 
     def __init__(self, tools: ToolManager, parse: ParseCalls) -> None:
         self._tools, self._parse = tools, parse
 
     def reset(self, trajectory: Trajectory, *, seed: int | None) -> Trajectory:
-        """Return the chat with the tools shown."""
+        """Return the chat with the list of tools added."""
         del seed
         return cast('Trajectory', {**trajectory, 'tools': self._tools.specs})
 
     def step(self, message: Message, *, is_last: bool) -> EnvStep:
-        """Run the calls of a turn, in order; of a last turn none, as nobody would read the answers."""
+        """Run the calls of a turn in order. Calls in the last turn are skipped: the model cannot read the answers."""
         try:
             calls = self._parse(str(message.get('content', '')))
         except ValueError as error:
@@ -46,4 +46,4 @@ class ToolEnv:
         return EnvStep(messages=[result.message for result in results], facts=facts)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release nothing; there are no resources."""

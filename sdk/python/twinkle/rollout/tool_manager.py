@@ -1,4 +1,4 @@
-"""Runs the calls a model makes, bounded in time and size; a failure is an answer, never an exception."""
+"""Runs tool calls with limits on time and result size. A failed call returns a message instead of raising."""
 
 import json
 import queue
@@ -9,31 +9,31 @@ from typing import Any, cast
 
 from twinkle.data_format import Message, ToolCall
 from twinkle.data_format import Tool as ToolSpec
+from twinkle.rollout.error_capture import ErrorCapture
 from twinkle.rollout.errors import InvalidArguments, InvalidTool
-from twinkle.rollout.raised import Raised
 from twinkle.rollout.schema import check_arguments
 from twinkle.rollout.tool import Tool, ToolFailure, ToolResult
 
-_MOST_ABANDONED = 8
-"""Calls that ran out of time and may still run; a thread cannot be ended from outside."""
+_MAX_ABANDONED = 8
+"""Maximum number of timed-out calls that are still running, because a thread cannot be stopped from outside."""
 
 
 class ToolManager:
-    """The tools of a rollout by name.
+    """The tools of a rollout, by name.
 
-    A function that does not end in time is left behind in its thread: one that must end, such as code of a
-    model's making, belongs into a process of its own, which the function starts and ends.
+    A function that times out continues to run in its thread. To run untrusted or model-generated code, have the
+    function start a separate process and stop it.
 
     Args:
-        tools: tools, or functions to make tools of.
-        timeout: for one call.
-        max_result_chars: longest text of an answer; the middle of a longer one is left out. At least 64.
+        tools: tools, or functions to convert to tools.
+        timeout: time limit of one call.
+        max_result_chars: maximum length of an answer, at least 64; the middle of a longer text is removed.
 
     Raises:
-        InvalidTool: a function cannot be a tool, or two have one name.
-        ValueError: a bound is out of its range.
+        InvalidTool: a function cannot be a tool, or two tools have the same name.
+        ValueError: a limit is out of range.
 
-    Concurrency: any thread.
+    Concurrency: safe from any thread.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class ToolManager:
         for given in tools:
             tool = given if isinstance(given, Tool) else Tool.of(given)
             if tool.name in self._tools:
-                raise InvalidTool(tool.name, 'is there twice; give one of them another name')
+                raise InvalidTool(tool.name, 'two tools have this name; rename one of them')
             self._tools[tool.name] = tool
         self._abandoned: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """The tools as chat templates show them to a model, in the order given."""
+        """The tools in the format of chat templates, in the given order."""
         return [tool.spec for tool in self._tools.values()]
 
     def call(self, call: ToolCall) -> ToolResult:
-        """Run a call and return the message that answers it."""
+        """Run a call and return its result; a failure is part of the result."""
         function = call.get('function', {})
         name = str(function.get('name', ''))
         tool = self._tools.get(name)
@@ -79,7 +79,7 @@ class ToolManager:
     def _run(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, ToolFailure | None]:
         with self._lock:
             self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-            if len(self._abandoned) >= _MOST_ABANDONED:
+            if len(self._abandoned) >= _MAX_ABANDONED:
                 return 'Error: earlier calls have not ended yet; try again later', ToolFailure.BUSY
         outcome: queue.SimpleQueue[tuple[str, ToolFailure | None]] = queue.SimpleQueue()
         thread = threading.Thread(
@@ -107,7 +107,7 @@ _LEFT_OUT = '\n[... the middle is left out ...]\n'
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """Return a text, without its middle where it is longer than allowed."""
+    """Return the text, with its middle removed if it is longer than `max_chars`."""
     if len(text) <= max_chars:
         return text
     room = max_chars - len(_LEFT_OUT)
@@ -115,7 +115,7 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
-    """Return a call's arguments, read from JSON where they are text."""
+    """Return the arguments of a call; a string is parsed as JSON."""
     arguments = function.get('arguments', {})
     if not isinstance(arguments, str):
         return arguments
@@ -126,10 +126,10 @@ def _arguments(function: Mapping[str, Any]) -> Any:
 
 
 def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, ToolFailure | None]:
-    """Run a function and put what came of it into words."""
-    # Whatever a user's function raises, the end of the interpreter too, is for the model to read.
-    raised = Raised()
-    with raised:
+    """Run a function and return its result as text, with the kind of failure."""
+    # Any error of the user's function, including SystemExit, is reported to the model.
+    capture = ErrorCapture()
+    with capture:
         value = tool.function(**arguments)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), None
-    return f'Error: {type(raised.error).__name__}: {raised.error}', ToolFailure.RAISED
+    return f'Error: {type(capture.error).__name__}: {capture.error}', ToolFailure.RAISED

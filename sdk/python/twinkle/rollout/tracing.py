@@ -1,4 +1,4 @@
-"""What a person sees of rollouts: each as a line of JSON, whether it succeeded, and a call for it."""
+"""Tracing of rollouts: a JSON Lines file and the user's callbacks."""
 
 import json
 import os
@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from twinkle.rollout.episode import Rollout
+from twinkle.rollout.error_capture import ErrorCapture
 from twinkle.rollout.errors import CallbackFailed
-from twinkle.rollout.raised import Raised
 
 TRACE_FILE = 'rollouts.jsonl'
-"""In the folder of traces; appended to."""
+"""Name of the file in the trace folder; lines are appended."""
 SUCCESS = 'success'
-"""The fact that `success_callback` makes: 1.0 or 0.0."""
+"""Name of the fact that `success_callback` sets to 1.0 or 0.0."""
 
 
 class RolloutTracing:
-    """Looks at the rollouts of each call, in order.
+    """Writes the rollouts of each call to a file and passes them to callbacks, in order.
 
     Args:
-        folder: for `TRACE_FILE`; made if it is not there. None: nothing is written.
-        on_rollout: called with each rollout, once it is written.
-        is_success: says of a rollout whether it reached its end; becomes the fact `SUCCESS`.
+        folder: folder of `TRACE_FILE`, created if it does not exist. None: no file is written.
+        on_rollout: called with each rollout after it is written.
+        is_success: returns whether a rollout succeeded. The result becomes the fact `SUCCESS`.
 
     Raises:
-        ValueError: the folder is a file, or a callback cannot be called.
+        ValueError: the folder is a file, or a callback is not callable.
     """
 
     def __init__(
@@ -45,36 +45,36 @@ class RolloutTracing:
         self._call_count = 0
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return the rollouts, with the fact of their success where it was asked for.
+        """Trace the rollouts, and return them with the fact `SUCCESS` if `is_success` is set.
 
         Raises:
-            CallbackFailed: a callback raised; the rollouts before it were seen and written.
-            ValueError: an environment has a fact of that name already.
-            OSError: the disk refused.
+            CallbackFailed: a callback raised an error. Earlier rollouts are written and were passed to the callbacks.
+            ValueError: the environment already has a fact named `SUCCESS`.
+            OSError: the file cannot be written.
         """
-        seen: list[Rollout] = []
-        # A call that a callback ends has been one: its lines are there.
+        traced: list[Rollout] = []
+        # The index is used up even if a callback fails, because lines may already be written.
         call_index, self._call_count = self._call_count, self._call_count + 1
         for rollout in rollouts:
-            judged = self._judged(rollout)
+            rated = self._with_success(rollout)
             if self._path is not None:
-                _append(self._path, trace_of(judged, call_index=call_index))
+                _append(self._path, trace_of(rated, call_index=call_index))
             if self._on_rollout is not None:
-                _called('trace_callback', self._on_rollout, judged)
-            seen.append(judged)
-        return seen
+                _run_callback('trace_callback', self._on_rollout, rated)
+            traced.append(rated)
+        return traced
 
-    def _judged(self, rollout: Rollout) -> Rollout:
+    def _with_success(self, rollout: Rollout) -> Rollout:
         if self._is_success is None:
             return rollout
         if SUCCESS in rollout.facts:
-            raise ValueError(f'the environment reports a fact {SUCCESS!r} itself; leave success_callback out')
-        is_success = bool(_called('success_callback', self._is_success, rollout))
+            raise ValueError(f'the environment already reports a fact {SUCCESS!r}; leave success_callback out')
+        is_success = bool(_run_callback('success_callback', self._is_success, rollout))
         return replace(rollout, facts={**rollout.facts, SUCCESS: float(is_success)})
 
 
 def trace_of(rollout: Rollout, *, call_index: int) -> dict[str, Any]:
-    """Return what a line says of a rollout: all of it but its training feature, whose tokens it has."""
+    """Return the JSON object of a rollout: all fields except the feature, from which only the tokens are included."""
     return {
         'call_index': call_index,
         'trajectory_index': rollout.trajectory_index,
@@ -92,17 +92,17 @@ def trace_of(rollout: Rollout, *, call_index: int) -> dict[str, Any]:
 
 def _append(path: Path, trace: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Images and their like have no place in JSON: their text stands in.
+    # Values without a JSON form, such as images, are written as text.
     line = json.dumps(trace, ensure_ascii=False, default=str)
     with path.open('a', encoding='utf-8') as file:
         file.write(line + '\n')
 
 
-def _called(name: str, callback: Callable[[Rollout], object], rollout: Rollout) -> object:
-    raised = Raised()
-    with raised:
+def _run_callback(name: str, callback: Callable[[Rollout], object], rollout: Rollout) -> object:
+    capture = ErrorCapture()
+    with capture:
         return callback(rollout)
-    if isinstance(raised.error, Exception):
-        raise CallbackFailed(name, raised.error) from raised.error
-    assert raised.error is not None  # noqa: S101 - the block ends in an answer or an error
-    raise raised.error
+    if isinstance(capture.error, Exception):
+        raise CallbackFailed(name, capture.error) from capture.error
+    assert capture.error is not None  # noqa: S101 - the block either returns or raises
+    raise capture.error

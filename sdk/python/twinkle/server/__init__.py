@@ -1,6 +1,6 @@
-"""What programs that speak the Tinker API import to bring our examples to it; the services themselves are elsewhere.
+"""Helpers for programs that use the Tinker API. The package names are a compatibility promise to existing programs.
 
-The packages' names are those that users type.
+The services themselves are in the `services` package.
 """
 
 from twinkle.server.tinker import input_feature_to_datum

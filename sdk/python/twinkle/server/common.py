@@ -1,4 +1,4 @@
-"""The name that newer programs import from; see `twinkle.server.tinker.datum`."""
+"""Import path of newer programs; see `twinkle.server.tinker.datum`."""
 
 from twinkle.server.tinker import input_feature_to_datum
 

@@ -1,4 +1,4 @@
-"""Traces in files: every process appends its spans, one reader puts them together."""
+"""Trace files: each process appends its finished spans to a file, and `read_spans` reads them all."""
 
 from twinkle.telemetry.span_file import SpanFileExporter, SpanRecord, read_spans
 

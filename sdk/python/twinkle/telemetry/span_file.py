@@ -1,6 +1,6 @@
-"""Spans as lines of JSON, one file a process, so that a trace can be shown without a collector.
+"""Spans in JSON Lines files, one per process, so that `twinkle trace` can show a trace without a collector.
 
-For collectors there is OTLP; this is what `twinkle trace` reads on one machine.
+Export to collectors uses OTLP and is configured elsewhere.
 """
 
 import json
@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 _MAX_FILE_BYTES = 32 << 20
-"""A full file is renamed to `<name>.old`, replacing the one before: two files bound the disk."""
+"""Size at which a file is renamed to `<name>.old`, replacing the previous one. A process uses at most two files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class SpanRecord:
     span_id: str
     """16 hexadecimal digits."""
     parent_id: str
-    """16 hexadecimal digits; empty for a root."""
+    """16 hexadecimal digits; empty for a root span."""
     service: str
     name: str
     kind: str
@@ -38,17 +38,21 @@ class SpanRecord:
 
 
 class SpanFileExporter(SpanExporter):
-    """Appends finished spans to a file; used with a batching span processor."""
+    """Appends finished spans to a file; use it with a batching span processor.
+
+    Args:
+        path: file to append to; its folder is created if it does not exist.
+        service: name of this process in the spans.
+    """
 
     def __init__(self, path: Path, *, service: str) -> None:
-        """Write to `path`, whose folder is made if need be; `service` names the process."""
         self._path = path
         self._service = service
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append `spans`; one write, so that lines of several writers never mix."""
+        """Append `spans` with a single write, so that lines of several processes do not interleave."""
         lines = ''.join(json.dumps(asdict(self._record(span)), ensure_ascii=False) + '\n' for span in spans)
         with self._lock:
             if self._path.exists() and self._path.stat().st_size > _MAX_FILE_BYTES:
@@ -77,8 +81,8 @@ def read_spans(folder: Path, *, trace_id: str | None = None) -> Iterator[SpanRec
     """Yield the spans of every file in `folder`, in no particular order.
 
     Args:
-        folder: where the exporters write; a missing one holds no spans.
-        trace_id: only spans of traces whose id begins with this. None: all.
+        folder: folder that the exporters write to; a missing folder contains no spans.
+        trace_id: prefix of the trace ids to read. None: all traces.
     """
     paths = [*folder.glob('*.jsonl'), *folder.glob('*.old')] if folder.is_dir() else []
     for path in paths:
@@ -93,5 +97,5 @@ def _parse(line: str) -> SpanRecord | None:
     try:
         return SpanRecord(**json.loads(line))
     except (ValueError, TypeError):
-        # The last line of a process that was killed may be cut.
+        # The last line may be incomplete if the process was killed.
         return None

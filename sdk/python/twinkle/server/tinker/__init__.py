@@ -1,4 +1,4 @@
-"""Our examples in the types of the Tinker SDK, which is loaded when the first one is converted."""
+"""Conversion of training examples to types of the Tinker SDK. The SDK is imported on first use."""
 
 from twinkle.server.tinker.datum import input_feature_to_datum
 

@@ -1,4 +1,4 @@
-"""The name that older programs import from; see `twinkle.server.tinker.datum`."""
+"""Import path of older programs; see `twinkle.server.tinker.datum`."""
 
 from twinkle.server.tinker.datum import input_feature_to_datum
 

@@ -1,4 +1,4 @@
-"""Training examples as the Tinker API takes them: a prompt, and a target with a weight for each of its tokens."""
+"""Conversion of an encoded example to a Tinker `Datum`: input tokens with a target and a weight for each."""
 
 import importlib
 from collections.abc import Mapping
@@ -16,21 +16,24 @@ if TYPE_CHECKING:
 
 
 def input_feature_to_datum(input_feature: Mapping[str, Any]) -> 'tinker.Datum':
-    """Return an encoded example for the loss 'cross_entropy'.
+    """Convert an encoded example to a `tinker.Datum` for the loss 'cross_entropy'.
 
-    Labels are shifted already, so they are the targets; where a label is ignored, the weight is 0 and the target the
-    token that follows. Padding is left out, and so are tokens behind the last label.
+    Labels are already shifted, so they become the targets. Where the label is ignored, the weight is 0 and the target
+    is the next token. Padding and the tokens after the last label are dropped.
 
     Args:
-        input_feature: with `input_ids` and `labels`; `loss_weights` and `attention_mask` may be there.
+        input_feature: mapping with `input_ids` and `labels`, and optionally `loss_weights` and `attention_mask`.
 
     Raises:
-        ValueError: no label counts, lengths differ, or there is something that only policy losses read.
+        ValueError: every label is ignored, lengths differ, or `advantages` is set, which only policy losses use.
         MissingLibrary: the Tinker SDK is not installed.
     """
     types = _tinker()
     if input_feature.get('advantages') is not None:
-        raise ValueError('advantages: cross_entropy reads none; make a tinker.Datum with logprobs and advantages')
+        raise ValueError(
+            'advantages is not used by cross_entropy; for a policy loss, build a tinker.Datum with logprobs and '
+            'advantages'
+        )
     tokens = _column(input_feature, 'input_ids')
     count = len(tokens)
     is_kept = _column(input_feature, 'attention_mask', count=count, default=1) != 0
@@ -38,7 +41,7 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> 'tinker.Datum':
     weights = _column(input_feature, 'loss_weights', count=count, default=1)[is_kept]
     is_label = labels != IGNORE_INDEX
     if not is_label.any():
-        raise ValueError('labels: none of them counts, so there is nothing to learn; encode a chat with an answer')
+        raise ValueError('labels: every label is ignored; encode a chat that contains an answer')
     end = int(np.flatnonzero(is_label)[-1]) + 1
     tokens = tokens[is_kept]
     targets = np.where(is_label, labels, np.append(tokens[1:], 0))
@@ -54,7 +57,7 @@ def input_feature_to_datum(input_feature: Mapping[str, Any]) -> 'tinker.Datum':
 def _column(
     feature: Mapping[str, Any], name: str, *, count: int | None = None, default: int | None = None
 ) -> npt.NDArray[Any]:
-    """Return a feature's numbers, or `default` for each token where it does not have them."""
+    """Return a column of a feature, or `count` times `default` if the feature does not have it."""
     given: Any = feature.get(name)
     if given is None:
         if default is None or count is None:
@@ -68,7 +71,7 @@ def _column(
 
 
 def _tinker() -> ModuleType:
-    # Whoever calls this has loaded it; everybody else does without its start-up time.
+    # Imported here because the SDK takes seconds to load.
     try:
         return importlib.import_module('tinker')
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A picture of where the program runs."""
+"""A text report of the devices that the program runs on."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from twinkle.infra.runtime import runtime
 
 
 def get_device_placement() -> str:
-    """Return a boxed text: this process, its device, the mesh's axes and the groups."""
+    """Return a text in a box that lists this process, its device, the axes of the mesh and the groups."""
     current = runtime()
     mesh = current.device_mesh
     lines = [
@@ -29,7 +29,7 @@ def _ranks(group: DeviceGroup) -> str:
 
 
 def _device() -> str:
-    # Only a program that has loaded torch can run on anything but the CPU.
+    # A program that has not imported torch can only use the CPU.
     torch = sys.modules.get('torch')
     if torch is not None and torch.cuda.is_available():
         return f'{torch.cuda.get_device_name()} (cuda), {os.cpu_count()} CPU cores'

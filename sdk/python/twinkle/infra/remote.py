@@ -1,7 +1,7 @@
-"""Where a component runs: in this process, or nowhere yet.
+"""Placement of components on device groups (`remote_group`), with the decorators `remote_class` and `remote_function`.
 
-Programs written for clusters name a group of ranks for each component (`remote_group`). Where that group is this
-process, the component runs here as if nothing had been named; where it is not, it is refused before it is made.
+Programs written for clusters name a group of ranks for each component. A group of one rank is this process, and the
+component runs here. Larger groups are not supported: the constructor of the component raises.
 """
 
 import functools
@@ -15,7 +15,7 @@ from twinkle.infra.logs import get_logger
 from twinkle.infra.runtime import NotSupportedYet, refuse_many_ranks, runtime
 
 DEFAULT_GROUP = 'default'
-"""The group that needs no declaring: this process."""
+"""Name of the predefined group that contains this process."""
 
 _Class = TypeVar('_Class')
 _Function = TypeVar('_Function', bound=Callable[..., Any])
@@ -26,15 +26,15 @@ _COLLECTS = ('none', 'flatten', 'mean', 'avg', 'sum', 'first', 'last_pp', 'last_
 
 
 def place_here(component: str, remote_group: str | None) -> DeviceGroup | None:
-    """Say that a component runs in this process, and return its group; None where it named none.
+    """Check that a component can run in this process, log it, and return its group.
 
     Args:
-        component: its name, for messages.
-        remote_group: a group of `initialize`, or 'default'.
+        component: name of the component, for messages.
+        remote_group: a group passed to `initialize`, or 'default'. None: no group; the function returns None.
 
     Raises:
-        ValueError: no group of that name was declared, or this machine has no device of its kind.
-        NotSupportedYet: the group is more than this process.
+        ValueError: the group was not declared, or this machine has no device of its type.
+        NotSupportedYet: the group has several ranks, or its device type is not supported.
     """
     if remote_group is None:
         return None
@@ -42,26 +42,26 @@ def place_here(component: str, remote_group: str | None) -> DeviceGroup | None:
     group = groups.get(remote_group) or (DeviceGroup(DEFAULT_GROUP, 1) if remote_group == DEFAULT_GROUP else None)
     if group is None:
         raise ValueError(
-            f'{component}: there is no group {remote_group!r}, only {sorted({DEFAULT_GROUP, *groups})}; declare it '
-            f'with initialize(groups=[DeviceGroup({remote_group!r}, ranks=1)]), or leave remote_group out'
+            f'{component}: unknown group {remote_group!r}, declared groups are {sorted({DEFAULT_GROUP, *groups})}; '
+            f'add it with initialize(groups=[DeviceGroup({remote_group!r}, ranks=1)]), or leave remote_group out'
         )
     if group.size > 1:
         raise NotSupportedYet(
             f'{component}: group {remote_group!r} has {group.size} ranks, which needs torchrun or Ray, and neither is '
-            f'supported yet; give it ranks=1 to run in this process, or train through `twinkle up`'
+            f'supported yet; set ranks=1 to run in this process, or train through `twinkle up`'
         )
     _check_device(component, group)
-    get_logger().info('%s: group %r is this process; it runs here', component, remote_group)
+    get_logger().info('component runs in this process component=%s group=%s', component, remote_group)
     return group
 
 
 def remote_class(execute: Literal['first', 'peer', 'all'] = 'peer') -> Callable[[type[_Class]], type[_Class]]:
-    """Return a decorator whose classes take `remote_group` and `device_mesh` when they are made.
+    """Return a class decorator that adds `remote_group` and `device_mesh` to the constructor's arguments.
 
-    A class that takes `device_mesh` itself is given it; for others a mesh of one rank is accepted, and means nothing.
+    A constructor that declares `device_mesh` receives it. For other classes a mesh of one rank is accepted and ignored.
 
     Args:
-        execute: which workers of a group hold the object. In this process, the only one does.
+        execute: which workers of a group create the object. A group of one rank has one worker, this process.
 
     Raises:
         ValueError: `execute` is unknown.
@@ -98,20 +98,20 @@ def remote_function(
 ) -> Callable[[_Function], _Function]:
     """Return a decorator for the methods of a `remote_class` that the driver calls.
 
-    With one rank every way of handing arguments out and results back is the same: the method is called here with
-    all of them, and returns what it returns, at once. What was said is kept in its `remote_options`.
+    With one rank all dispatch and collect modes are equivalent: the method runs here with all arguments and returns
+    its result directly. The options are stored in the method's `remote_options`.
 
     Args:
         dispatch: how arguments are split among workers.
         execute: which workers are called.
-        collect: what is made of their results.
+        collect: how the workers' results are combined.
         sync: whether workers wait for each other.
-        lazy_collect: whether a call between processes returns before it is done.
-        timeout: seconds that a call between processes may take.
+        lazy_collect: whether a call to another process returns before it completes.
+        timeout: time limit for a call to another process, in seconds.
 
     Raises:
-        ValueError: a word is unknown.
-        NotSupportedYet: `dispatch` or `collect` is a function, which has nothing to split here.
+        ValueError: an option has an unknown value.
+        NotSupportedYet: `dispatch` or `collect` is a function.
     """
     for name, value, known in (('dispatch', dispatch, _DISPATCHES), ('collect', collect, _COLLECTS)):
         if callable(value):
@@ -142,12 +142,12 @@ def _check_device(component: str, group: DeviceGroup) -> None:
             f'{component}: group {group.name!r} is on {group.device_type!r}, which is not supported yet; '
             f"use 'cpu' or 'cuda'"
         )
-    # What does not load torch reads rows or makes tokens, and does so on the CPU of any machine.
+    # Components that do not import torch, such as datasets and templates, run on the CPU.
     torch = sys.modules.get('torch')
     if group.device_type == 'cuda' and torch is not None and not torch.cuda.is_available():
         raise ValueError(
-            f"{component}: group {group.name!r} is on 'cuda', and this machine has none; "
-            f"give it device_type='auto' to take what there is"
+            f"{component}: group {group.name!r} is on 'cuda', but this machine has no CUDA device; "
+            f"set device_type='auto' to use the available device"
         )
 
 

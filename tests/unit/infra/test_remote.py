@@ -1,4 +1,4 @@
-"""Components that name a group of ranks run here where the group is this process, and nowhere else."""
+"""Unit tests of `remote_group`: a group of one rank runs in this process, and larger groups are refused."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def _groups() -> Iterator[None]:
 
 @remote_class(execute='first')
 class Part:
-    """A component with an argument of its own."""
+    """A component whose constructor does not declare `device_mesh`."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -30,30 +30,30 @@ class Part:
         return [2 * self.size * value for value in values]
 
 
-class OwnPart(Part):
-    """A component of a component."""
+class SubPart(Part):
+    """A subclass of a decorated component."""
 
 
 @remote_class()
 class Placed:
-    """A component that has a device."""
+    """A component whose constructor declares `device` and `device_mesh`."""
 
     def __init__(self, device: str | None = None, device_mesh: DeviceMesh | None = None) -> None:
         self.device, self.device_mesh = device, device_mesh
 
 
 @pytest.mark.parametrize('group', ['one', 'default'])
-@pytest.mark.parametrize('kind', [Part, OwnPart])
+@pytest.mark.parametrize('kind', [Part, SubPart])
 def test_a_group_of_one_rank_is_this_process(kind: type, group: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The component is made here and works here, and one line of the log says so."""
+    """A component with a one-rank group works in this process, and one log line reports it."""
     with caplog.at_level(logging.INFO, logger='twinkle'):
         part = kind(size=3, remote_group=group, device_mesh=DeviceMesh.from_sizes(dp_size=1))
     assert part.doubled([1, 2]) == [6, 12]
     assert [(record.args, record.levelno) for record in caplog.records] == [((kind.__name__, group), logging.INFO)]
 
 
-def test_groups_that_are_not_here_are_refused() -> None:
-    """Several ranks are not supported yet; a group that nobody declared is a mistake; a mesh of two is neither."""
+def test_other_groups_are_refused() -> None:
+    """Groups and meshes of several ranks raise NotSupportedYet, and an undeclared group raises ValueError."""
     with pytest.raises(NotSupportedYet, match='many'):
         Part(remote_group='many')
     with pytest.raises(ValueError, match='other'):
@@ -63,8 +63,8 @@ def test_groups_that_are_not_here_are_refused() -> None:
     assert place_here('Part', None) is None
 
 
-def test_the_groups_device_is_the_components() -> None:
-    """Unless the component is told another; devices that nothing here runs on are refused."""
+def test_a_component_uses_the_device_of_its_group() -> None:
+    """The group's device type is the default of `device`, and unsupported device types are refused."""
     twinkle.initialize(groups=[DeviceGroup('host', 1, 'cpu'), DeviceGroup('apple', 1, 'mps')])
     mesh = DeviceMesh.from_sizes(tp_size=1)
     placed = Placed(remote_group='host', device_mesh=mesh)
@@ -75,8 +75,8 @@ def test_the_groups_device_is_the_components() -> None:
         Placed(remote_group='apple')
 
 
-def test_words_that_mean_nothing_are_refused() -> None:
-    """In decorators, groups and initialize."""
+def test_unknown_option_values_are_refused() -> None:
+    """Decorators, groups and `initialize` raise ValueError for unknown values."""
     for make in (
         lambda: remote_class(execute='some'),
         lambda: remote_function(dispatch='rows'),
@@ -92,15 +92,15 @@ def test_words_that_mean_nothing_are_refused() -> None:
         remote_function(collect=sum)
 
 
-def test_the_picture_shows_which_groups_are_here() -> None:
-    """Each group has its line in the box."""
-    picture = twinkle.get_device_placement()
-    assert len({len(line) for line in picture.strip().splitlines()}) == 1
-    assert [word for word in ('one', 'many') if word in picture] == ['one', 'many']
+def test_the_placement_report_lists_the_groups() -> None:
+    """The placement report has one line per group, and all lines have the same length."""
+    report = twinkle.get_device_placement()
+    assert len({len(line) for line in report.strip().splitlines()}) == 1
+    assert [word for word in ('one', 'many') if word in report] == ['one', 'many']
 
 
 @pytest.mark.parametrize('kind', [MegatronModel, MultiLoraMegatronModel])
-def test_megatrons_trainers_can_be_named_but_not_made(kind: type) -> None:
-    """Whatever they are given."""
+def test_megatron_trainers_cannot_be_constructed(kind: type) -> None:
+    """Megatron trainers raise NotSupportedYet, and the message names the Transformers trainer to use instead."""
     with pytest.raises(NotSupportedYet, match=kind.__name__.replace('Megatron', 'Transformers')):
         kind(model_id='org/model', device_mesh=DeviceMesh.from_sizes(pp_size=2), remote_group='many')
