@@ -16,14 +16,13 @@ from services.kit.weights import open_segments
 from services.model.api.endpoints import make_endpoints
 from services.model.api.record_codec import ProtoRecordCodec
 from services.model.application.admission import QueueLimits
-from services.model.application.create_adapter import AdapterCounts
+from services.model.application.create_adapter import AdapterLimits
 from services.model.application.residency import ResidencyBounds
-from services.model.application.verbs import Limits, Verbs, make_verbs
-from services.model.application.world import World
+from services.model.application.service import Limits, ModelService, make_service
 from services.model.backends.checkpoint_client import CheckpointClient
 from services.model.backends.data_client import MOST_BYTES, DataClient, NoDataService
 from services.model.backends.dry_run import EngineDryRun
-from services.model.backends.journal.circumstances import Circumstances, say_what_changed
+from services.model.backends.journal.environment import ReplayEnvironment, log_environment_changes
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.backends.journal.schema import JournalRefused
 from services.model.backends.journal.sqlite import SqliteJournal
@@ -32,7 +31,7 @@ from services.model.backends.merged_folders import MergedFolders
 from services.model.backends.upload_files import UploadFiles, UploadLimits
 from services.model.config import ModelConfig
 from services.model.domain.loader_batch import BatchSource
-from services.model.ports import Journal, TrainerBackend, WeightStore
+from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
 from twinkle.plugin import keep_plugins_out
 
 
@@ -63,14 +62,14 @@ async def serve(config: ModelConfig) -> None:
         )
         store = CheckpointClient(channel, segments=open_segments(config.shared_memory), base_model=config.base_model)
         batches = await open_batches(config, stack)
-        world = make_world(config, backend, store, journal, batches=batches)
-        stack.push_async_callback(world.exporter.close)
-        verbs = make_verbs(world, make_limits(config))
-        stack.push_async_callback(verbs.close)
-        await verbs.recover()
-        upkeep = asyncio.ensure_future(verbs.upkeep.repeat(config.idle_seconds / 10))
+        ports = make_ports(config, backend, store, journal, batches=batches)
+        stack.push_async_callback(ports.exporter.close)
+        service = make_service(ports, make_limits(config))
+        stack.push_async_callback(service.close)
+        await service.recover()
+        upkeep = asyncio.ensure_future(service.upkeep.repeat(config.idle_seconds / 10))
         stack.callback(upkeep.cancel)
-        await serve_until_stopped(make_server(config, verbs, backend), config)
+        await serve_until_stopped(make_server(config, service, backend), config)
 
 
 async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSource:
@@ -102,7 +101,7 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
         engine=engine_name(config),
         undo_steps=config.undo_steps,
     )
-    say_what_changed(folder, circumstances(config))
+    log_environment_changes(folder, replay_environment(config))
     return journal
 
 
@@ -111,7 +110,7 @@ def codec_of(backend: TrainerBackend) -> ProtoRecordCodec:
     return ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size)
 
 
-def circumstances(config: ModelConfig) -> Circumstances:
+def replay_environment(config: ModelConfig) -> ReplayEnvironment:
     """Return what the last bits of a replay depend on beside the engine's name."""
     return {
         'device': config.device,
@@ -147,7 +146,7 @@ async def load_backend(config: ModelConfig) -> LocalBackend:
 def make_limits(config: ModelConfig) -> Limits:
     """Return the bounds that the configuration sets."""
     return Limits(
-        adapters=AdapterCounts(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
+        adapters=AdapterLimits(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
         pass_tokens=config.pass_tokens,
         batch_seconds=config.batch_seconds,
@@ -163,14 +162,14 @@ def make_limits(config: ModelConfig) -> Limits:
     )
 
 
-def make_world(
+def make_ports(
     config: ModelConfig,
     backend: LocalBackend,
     store: WeightStore,
     journal: Journal,
     *,
     batches: BatchSource | None = None,
-) -> World:
+) -> Ports:
     """Return the ports over an engine, a store, a journal and, unless there is none, a data service."""
     clock = SystemClock()
     uploads = UploadFiles(
@@ -179,7 +178,7 @@ def make_world(
         limits=UploadLimits(tenant_bytes=config.upload_bytes, time_to_live=timedelta(seconds=config.upload_seconds)),
     )
     exporter = MergedFolders(config.state_dir.resolve() / 'exports', base_model=config.base_model)
-    return World(
+    return Ports(
         backend=backend,
         estimator=EngineDryRun(backend.engine, backend.worker, max_pass_tokens=config.pass_tokens),
         store=store,
@@ -192,16 +191,16 @@ def make_world(
     )
 
 
-def make_server(config: ModelConfig, verbs: Verbs, backend: TrainerBackend) -> RpcServer:
+def make_server(config: ModelConfig, service: ModelService, backend: TrainerBackend) -> RpcServer:
     """Return a server of the contract over the verbs; nothing listens yet."""
     server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
-        endpoints=make_endpoints(verbs),
+        endpoints=make_endpoints(service),
         facts=backend.facts,
     )
-    server.on_drain(verbs.directory.close)
-    server.on_drain(verbs.watch_operations.close)
+    server.on_drain(service.directory.close)
+    server.on_drain(service.operations.close)
     return server
 
 

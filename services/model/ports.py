@@ -1,87 +1,31 @@
-"""What the application needs of the world: an engine that trains, and somewhere to put weights."""
+"""Ports of the model service: the engine that trains, the store of weights, the model exporter and the journal."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.kit.server_facts import ServerFacts
 from services.model.domain.adapter import Adapter
-from services.model.domain.loader_batch import LoadedBatch
-from services.model.domain.operation import BatchVerb, ComputeVerb, Operation, Save
-from services.model.domain.result import OperationResult, Outcome, PublishResult, SaveResult
+from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
+from services.model.domain.loader_batch import BatchSource, LoadedBatch
+from services.model.domain.operation import ComputeVerb, Operation, Save
+from services.model.domain.plan import CostEstimator
+from services.model.domain.result import OperationResult, PublishResult, SaveResult
 from services.model.domain.training_config import TrainingConfig
-from twinkle.data_format import LoraConfig, TensorData
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterDescription:
-    """An adapter as the engine made it."""
-
-    lora_config: LoraConfig
-    """Every default filled in, the seed included; of no meaning for the base model's own parameters."""
-    training_config: TrainingConfig
-    """Every default filled in."""
-    parameter_count: int
-    warnings: tuple[str, ...] = ()
-    """What of the configuration has no effect, or not the effect one might expect."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterState:
-    """An adapter's weights, and what its trainer needs to resume."""
-
-    lora_config: LoraConfig
-    """Of no meaning with `full_parameters`."""
-    adapter: Mapping[str, TensorData]
-    """By peft's names, or by the base model's own."""
-    full_parameters: tuple[str, ...] | None = None
-    """Names that chose the base model's own parameters, none for all; None for LoRA."""
-    trainer: Mapping[str, TensorData] = field(default_factory=dict[str, TensorData])
-    """Optimizer, schedule, counters, random state; empty where not asked for."""
-    step_count: int = 0
-    left_out: tuple[str, ...] = ()
-    """What the adapter has and this state has not: a value head goes with the trainer's part alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerbRun:
-    """A verb that the engine carried out."""
-
-    outcome: Outcome
-    device_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    """From when it was ready to when it began; the dispatcher fills it in."""
-    padding_token_count: int = 0
-    pass_count: int = 0
-    """Passes of the model it took part in."""
-    pass_adapter_count: int = 0
-    """Adapters that shared the fullest of them, this one included."""
-    training_config: TrainingConfig | None = None
-    """As in use now, where the verb changed it."""
-    step_count: int | None = None
-    """Optimizer steps applied so far, where the verb may have changed it."""
-    warnings: tuple[str, ...] = ()
-    is_divided: bool = False
-    """Memory ran out and the batch was cut smaller: running it again may give other last bits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchWork:
-    """One adapter's part of a co-batched run."""
-
-    adapter_id: str
-    verb: BatchVerb
+from services.model.domain.upload import UploadStore
+from twinkle.data_format import LoraConfig
 
 
 class TrainerBackend(Protocol):
     """Trains adapters on one base model. Contract suite: tests/contract/model.
 
-    Every refusal of the InvalidArgument family is raised before any state changes.
+    Errors of the InvalidArgument family are raised before any state changes.
     """
 
     def facts(self) -> ServerFacts:
-        """Return the base model, the components known by name, and limits. Cheap."""
+        """Return the base model, the available components and the limits. Fast."""
         ...
 
     async def create_adapter(
@@ -92,101 +36,92 @@ class TrainerBackend(Protocol):
         *,
         full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
-        """Make an adapter with fresh weights, or train the base model's own where `full_parameters` is given.
+        """Create an adapter with fresh weights, or train the base model's parameters if `full_parameters` is given.
 
-        The base model's own, those that a name chooses or all, need it alone; deleting the adapter puts them back.
+        Full-parameter training needs the base model exclusively; deleting the adapter restores the base model.
 
         Raises:
-            InvalidField, UnknownComponent: a part is of no use; named from `lora_config` or `training_config`.
+            InvalidField, UnknownComponent: The configuration is invalid; fields start at `lora_config` or
+                `training_config`.
         """
         ...
 
     async def delete_adapter(self, adapter_id: str) -> None:
-        """Free an adapter; one that is not there is no error."""
+        """Delete an adapter; do nothing if there is none."""
         ...
 
     async def run(self, adapter_id: str, verb: ComputeVerb) -> VerbRun:
-        """Carry out a verb.
+        """Run a verb.
 
         Raises:
-            InvalidField, UnknownComponent, BatchTooLarge: refused; nothing changed. Fields are named
-                from the verb, such as `features[2].labels` or `training_config.optimizer`.
-            AdapterNotReady, LossNotFinite: it could not be done; gradients and weights are as before.
+            InvalidField, UnknownComponent, BatchTooLarge: The verb is refused and nothing changed. Fields start at the
+                verb, such as `features[2].labels` or `training_config.optimizer`.
+            AdapterNotReady, LossNotFinite: The verb failed; gradients and weights are unchanged.
         """
         ...
 
-    async def run_batch(self, works: Sequence[BatchWork]) -> Sequence[VerbRun | DomainError]:
-        """Carry out verbs of different adapters together; at most one of each adapter.
+    async def run_batch(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | DomainError]:
+        """Run verbs of different adapters together, at most one per adapter.
 
         Returns:
-            In the order of `works`: what `run` would return or raise. Each is to the bit what it would be alone on
-            the reference backend, and one that fails leaves the others as they are.
+            What `run` would return or raise for each part, in the order of `parts`. On the reference backend each
+            result is bitwise equal to running the part alone. A failing part does not affect the others.
         """
         ...
 
     async def snapshot(self, adapter_id: str) -> AdapterState | None:
-        """Return a copy of everything the adapter is; None while the activations of a Forward are kept."""
+        """Return a copy of the adapter's state; None while the activations of a Forward are in memory."""
         ...
 
     async def restore_adapter(self, adapter_id: str, state: AdapterState) -> VerbRun:
-        """Make an adapter from `snapshot`'s result; whatever follows is to the bit what it would have been.
-
-        Replaces an adapter of that id if there is one.
+        """Create an adapter from the result of `snapshot`, replacing an existing one; it continues bitwise identically.
 
         Raises:
-            InvalidField: the state is malformed; nothing changed.
+            InvalidField: The state is malformed; nothing changed.
         """
         ...
 
     async def export_state(
         self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
     ) -> AdapterState:
-        """Return a copy of the adapter's weights and, if asked, its trainer's state, with the data cursor in it."""
+        """Return a copy of the weights and, if requested, the trainer's state including the data cursor."""
         ...
 
     async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
-        """Replace the adapter's weights and, if asked, its trainer's state; all of it or nothing.
+        """Replace the weights and, if requested, the trainer's state, atomically; the outcome is a `LoadResult`.
 
-        Whatever waits for its Backward is dropped. The outcome is a `LoadResult`.
+        A pending Forward is dropped.
 
         Raises:
-            InvalidField: the state is of another shape than the adapter, or lacks the trainer's part.
+            InvalidField: The state does not fit the adapter, or lacks the trainer's state.
         """
         ...
 
     async def close(self) -> None:
-        """Free everything."""
+        """Release all resources."""
         ...
 
 
 class WeightStore(Protocol):
-    """Keeps versions and checkpoints; acts for the current caller."""
+    """Stores versions and checkpoints on behalf of the current caller. Raises the errors of the contract of Publish."""
 
     async def publish_version(
         self, adapter_id: str, state: AdapterState, *, base_model: str, version: int, is_pinned: bool
     ) -> PublishResult:
-        """Make `state` a version; the same version with the same state again is harmless.
-
-        Raises:
-            DomainError: as the contract of Publish says.
-        """
+        """Store `state` as a version; repeating the call with the same state has no effect."""
         ...
 
     async def save(
         self, adapter_id: str, state: AdapterState, *, base_model: str, save: Save, request_id: str
     ) -> SaveResult:
-        """Make `state` a durable checkpoint; the same request with the same state again is harmless.
-
-        Raises:
-            DomainError: as the contract of Publish says.
-        """
+        """Store `state` as a checkpoint; repeating the request with the same state has no effect."""
         ...
 
     async def fetch(self, checkpoint_path: str, *, is_trainer_included: bool) -> AdapterState:
         """Return a checkpoint's state.
 
         Raises:
-            CheckpointNotFound, ServiceUnreachable: it cannot be had.
+            CheckpointNotFound, ServiceUnreachable: The checkpoint cannot be read.
         """
         ...
 
@@ -195,24 +130,24 @@ class ModelExporter(Protocol):
     """Writes merged models to disk."""
 
     async def export_merged(self, adapter_id: str, state: AdapterState, *, name: str) -> SaveResult:
-        """Write the base model with the adapter's weights merged into it, as a plain model folder.
+        """Write the base model with the adapter merged into it, as a plain model folder.
 
-        A folder of that name that this adapter exported before is replaced; it is never seen half written.
+        Replaces, atomically, a folder of that name that this adapter exported before.
 
         Raises:
-            InvalidField: the adapter cannot be merged.
-            ExportUnavailable: the disk refused it, or the same export is being written.
+            InvalidField: The adapter cannot be merged.
+            ExportUnavailable: The disk failed, or the same export is already running.
         """
         ...
 
     async def close(self) -> None:
-        """End, once what is being written is."""
+        """Finish the running export and stop."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreationRecord:
-    """What made an adapter, so that the same request again finds it."""
+    """The request that created an adapter, so that a repeated request returns the same adapter."""
 
     tenant_id: str
     request_id: str
@@ -222,91 +157,97 @@ class CreationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class JournaledAdapter:
-    """An adapter as the journal has it."""
+    """An adapter as stored in the journal."""
 
     adapter: Adapter
-    """As it was when the last outcome was noted."""
+    """State after the last recorded outcome."""
     is_settled: bool
-    """Whether every accepted operation has its outcome on record; else replay has to find it."""
+    """True if every accepted operation has a recorded outcome; otherwise replay recomputes the missing ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """An accepted operation, to be replayed."""
+    """An accepted operation to replay."""
 
     operation: Operation
     outcome: OperationResult | DomainError | None
-    """None where the service ended before it was noted: replay gives it again."""
+    """None if the process ended before it was recorded; replay recomputes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordEntry:
-    """What answers a repeat of an operation."""
+    """Data that answers a repeated operation."""
 
     sequence_number: int
     fingerprint: str
     outcome: OperationResult | DomainError | None
-    """None where it is not known yet."""
+    """None if it is not known yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """An adapter's whole state after an operation."""
+    """State of an adapter after an operation."""
 
     sequence_number: int
-    """The last operation in it; 0 for none."""
+    """Last operation included; 0 before the first."""
     adapter: Adapter
-    """As it was then."""
+    """The adapter after that operation."""
     state: AdapterState | None
-    """None only before the first operation: made afresh from the adapter's configuration and seed."""
+    """None only before the first operation, where the adapter is created from its configuration and seed."""
 
 
 class RecordCodec(Protocol):
-    """Bytes of what the journal keeps. Total on what it wrote itself; opaque to the journal."""
+    """Serializes what the journal stores. Reads everything it wrote; the bytes are opaque to the journal."""
 
     def operation_from_bytes(self, payload: bytes) -> Operation:
-        """Return the operation whose `payload` this is."""
+        """Parse an operation's `payload`."""
         ...
 
-    def filled(self, operation: Operation, loaded: LoadedBatch) -> Operation:
-        """Return an operation with what its loader gave, its fingerprint as it was, or raise InvalidField."""
+    def with_batch(self, operation: Operation, loaded: LoadedBatch) -> Operation:
+        """Return an operation with its loader's batch and an unchanged fingerprint.
+
+        Raises:
+            InvalidField: The batch is malformed.
+        """
         ...
 
     def outcome_to_bytes(self, outcome: OperationResult | DomainError) -> bytes:
-        """Return an outcome as bytes."""
+        """Serialize an outcome."""
         ...
 
     def outcome_from_bytes(self, data: bytes) -> OperationResult | DomainError:
-        """Return the outcome; an error keeps its code, reason, facts and words, not its class."""
+        """Parse an outcome; an error keeps its code, reason, metadata and message, but not its class."""
         ...
 
     def adapter_to_bytes(self, adapter: Adapter) -> bytes:
-        """Return an adapter as bytes, its tenant included."""
+        """Serialize an adapter, including its tenant."""
         ...
 
     def adapter_from_bytes(self, data: bytes) -> Adapter:
-        """Return the adapter."""
+        """Parse an adapter."""
         ...
 
 
 class Journal(Protocol):
-    """Keeps what it takes to make every adapter again, to the bit. Contract suite: tests/contract/model.
+    """Stores everything needed to rebuild each adapter bitwise. Contract suite: tests/contract/model.
 
-    What a method is said to make durable survives kill -9 and loss of power once it returns, and every method that
-    writes may raise JournalUnavailable, with nothing recorded. Concurrency: for one event loop; many calls at once
-    share one write (group commit). The operations of one adapter come one after the other.
+    A durable write survives kill -9 and power loss once the method returns. Every writing method may raise
+    JournalUnavailable, in which case nothing was recorded. Concurrent writes share one commit; operations of one
+    adapter arrive one at a time.
+
+    Concurrency: for one event loop.
     """
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
-        """Return every adapter, oldest first."""
+        """Return all adapters, oldest first."""
         ...
 
     async def creations(self) -> Sequence[CreationRecord]:
-        """Return the last requests that made adapters, deleted ones included, oldest first."""
+        """Return the latest creation requests, including those of deleted adapters, oldest first."""
         ...
 
     async def creation_of(self, adapter_id: str) -> CreationRecord | None:
-        """Return what made an adapter, deleted ones included; None where the id was never used."""
+        """Return the request that created an adapter, even a deleted one; None if the id was never used."""
         ...
 
     async def add_adapter(
@@ -315,27 +256,27 @@ class Journal(Protocol):
         """Record a new adapter, durably.
 
         Args:
-            adapter: as it is.
-            creation: what made it.
-            origin: as it was asked for: its configuration and seed make the same weights again.
-            state: where it begins with other than fresh weights.
+            adapter: The adapter.
+            creation: The request that created it.
+            origin: The adapter as requested; its configuration and seed recreate the same weights.
+            state: Initial state, if the weights are not fresh.
         """
         ...
 
     async def remove_adapter(self, adapter_id: str) -> None:
-        """Forget an adapter and all that belongs to it, durably; one that is not there is no error."""
+        """Delete an adapter and all its data, durably; do nothing if there is none."""
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record that an operation is carried out, durably; takes the place of one that was never noted."""
+        """Record an operation that is being run, durably; replaces one whose outcome was never recorded."""
         ...
 
     async def revoke(self, operation: Operation) -> None:
-        """Strike an accepted operation that was refused, durably; its number is free again."""
+        """Delete an accepted operation that was refused, durably; its number is free again."""
         ...
 
     def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
-        """Record an outcome and what the adapter is after it, with the next write; replay could give both again."""
+        """Record an outcome and the adapter after it with the next commit; replay can recompute both."""
         ...
 
     async def settle(
@@ -347,39 +288,40 @@ class Journal(Protocol):
         state: AdapterState | None = None,
         undone_from: int | None = None,
     ) -> None:
-        """Accept and note a state verb in one, durably.
+        """Accept a state verb and record its outcome, durably.
 
         Args:
-            adapter: as it is after it.
-            operation: it is kept for repeats alone, and never replayed.
-            outcome: what came of it.
-            state: a snapshot, where the operation changed the state.
-            undone_from: operations from this number on, this one left out, are history that was undone.
+            adapter: The adapter after the operation.
+            operation: Stored only to answer repeats; never replayed.
+            outcome: Its outcome.
+            state: New snapshot, if the operation changed the state.
+            undone_from: First operation that was undone, if any; this operation itself is not undone.
         """
         ...
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot, durably; what no undo, repeat or restore needs any more may be dropped."""
+        """Store a snapshot, durably; data that no undo, repeat or restore needs any more may be deleted."""
         ...
 
     async def amend(self, adapter: Adapter) -> None:
-        """Record what an adapter is after its last operation, durably; nothing where a later one is on record."""
+        """Update an adapter's record after its last operation, durably; ignored if a later operation is on record."""
         ...
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
-        """Return the newest snapshot that is whole, of at most that operation.
+        """Return the newest intact snapshot taken after operation `at_most` or earlier.
 
         Raises:
-            AdapterNotFound: there is no such adapter.
-            AdapterDamaged: none can be read.
+            AdapterNotFound: There is no such adapter.
+            AdapterDamaged: No snapshot can be read.
         """
         ...
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
-        """Return the operations to replay after a snapshot, in order; those of the state verbs are left out.
+        """Return the operations to replay after a snapshot, in order, without state verbs.
 
         Raises:
-            AdapterDamaged: one is missing or cannot be read, or changed the state by other than replay.
+            AdapterDamaged: An operation is missing, unreadable, or changed the state in a way that replay cannot
+                repeat.
         """
         ...
 
@@ -392,5 +334,21 @@ class Journal(Protocol):
         ...
 
     async def close(self) -> None:
-        """Write what waits, and end."""
+        """Commit pending writes and close."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """All ports of the service."""
+
+    backend: TrainerBackend
+    estimator: CostEstimator
+    store: WeightStore
+    exporter: ModelExporter
+    uploads: UploadStore
+    batches: BatchSource
+    journal: Journal
+    codec: RecordCodec
+    """Inserts loader batches into operations, in the journal's format."""
+    clock: Clock

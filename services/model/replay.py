@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         replayed = asyncio.run(_replay(config, options.journal, options.adapter))
     except (DomainError, JournalRefused) as error:
-        _say(f'cannot be replayed: {error}')
+        _print(f'cannot be replayed: {error}')
         return 2
-    return _tell(replayed)
+    return _report(replayed)
 
 
 async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> Replayed:
@@ -58,22 +58,22 @@ async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str |
     """
     journal = await SqliteJournal.open_copy(folder, codec=codec_of(backend))
     try:
-        return await ReplayJournal(journal, backend, report=_say)(adapter_id)
+        return await ReplayJournal(journal, backend, report=_print)(adapter_id)
     finally:
         await journal.close()
 
 
-def _tell(replayed: Replayed) -> int:
+def _report(replayed: Replayed) -> int:
     divergence = replayed.divergence
     if divergence is None:
-        _say(f'{replayed.operation_count} operations of {replayed.adapter_count} adapters are the same to the bit')
+        _print(f'{replayed.operation_count} operations of {replayed.adapter_count} adapters are the same to the bit')
         return 0
     place = f'{divergence.adapter_id}, operation {divergence.sequence_number} ({divergence.verb_name})'
-    _say(f'DIVERGED: {place}: {divergence.difference}')
+    _print(f'DIVERGED: {place}: {divergence.difference}')
     return 1
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + '\n')
     sys.stdout.flush()
 

@@ -12,14 +12,15 @@ from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
 from services.model.api.convert_adapter import (
-    create_command_from_proto,
+    cost_to_proto,
+    create_request_from_proto,
+    estimate_request_from_proto,
     save_prefix_from_proto,
     session_id_from_proto,
 )
-from services.model.api.convert_estimate import cost_to_proto, estimate_command_from_proto
 from services.model.api.convert_result import adapter_to_proto, event_to_proto
 from services.model.application.directory import sort_key
-from services.model.application.verbs import Verbs
+from services.model.application.service import ModelService
 from services.model.domain.adapter import Adapter
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
@@ -30,23 +31,23 @@ Context = grpc.aio.ServicerContext
 class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     """Unpacks, delegates, packs."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
+    def __init__(self, service: ModelService) -> None:
+        """Serve `service`."""
+        self._service = service
 
     async def CreateAdapter(  # noqa: N802 - the contract's name
         self, request: wire.CreateAdapterRequest, context: Context[Any, Any]
     ) -> wire.CreateAdapterResponse:
         """Create an adapter."""
-        adapter = await self._verbs.create_adapter(current_caller(), create_command_from_proto(request))
-        warnings = self._verbs.create_adapter.warnings_of(adapter.adapter_id)
+        adapter = await self._service.create_adapter(current_caller(), create_request_from_proto(request))
+        warnings = self._service.create_adapter.warnings_of(adapter.adapter_id)
         return wire.CreateAdapterResponse(adapter=self._message(adapter), warnings=warnings)
 
     async def GetAdapter(  # noqa: N802 - the contract's name
         self, request: wire.GetAdapterRequest, context: Context[Any, Any]
     ) -> wire.GetAdapterResponse:
         """Get an adapter."""
-        adapter = self._verbs.directory.get(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
+        adapter = self._service.directory.get(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.GetAdapterResponse(adapter=self._message(adapter))
 
     async def ListAdapters(  # noqa: N802 - the contract's name
@@ -56,7 +57,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         caller, session_id = current_caller(), session_id_from_proto(request.session_id)
         query = f'ListAdapters/{caller.tenant_id}/{session_id}'
         page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, str))
-        adapters = self._verbs.directory.list(caller, after=page.after, size=page.size + 1, session_id=session_id)
+        adapters = self._service.directory.list(caller, after=page.after, size=page.size + 1, session_id=session_id)
         response = wire.ListAdaptersResponse(adapters=map(self._message, adapters[: page.size]))
         if len(adapters) > page.size:
             response.next_page_token = page_token_after(sort_key(adapters[page.size - 1]), query=query)
@@ -66,7 +67,7 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         self, request: wire.DeleteAdapterRequest, context: Context[Any, Any]
     ) -> wire.DeleteAdapterResponse:
         """Delete an adapter."""
-        await self._verbs.delete_adapter(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
+        await self._service.delete_adapter(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.DeleteAdapterResponse()
 
     async def ParkAdapter(  # noqa: N802 - the contract's name
@@ -75,22 +76,22 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
         """Free an adapter's memory until its next operation, for internal callers."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         prefix = save_prefix_from_proto(request.save_prefix)
-        adapter = await self._verbs.park_adapter(current_caller(), adapter_id, save_prefix=prefix)
+        adapter = await self._service.park_adapter(current_caller(), adapter_id, save_prefix=prefix)
         return wire.ParkAdapterResponse(adapter=self._message(adapter))
 
     async def Estimate(  # noqa: N802 - the contract's name
         self, request: wire.EstimateRequest, context: Context[Any, Any]
     ) -> wire.EstimateResponse:
         """Say what a run would cost."""
-        return cost_to_proto(await self._verbs.estimate(current_caller(), estimate_command_from_proto(request)))
+        return cost_to_proto(await self._service.estimate(current_caller(), estimate_request_from_proto(request)))
 
     async def WatchAdapters(  # noqa: N802 - the contract's name
         self, request: wire.WatchAdaptersRequest, context: Context[Any, Any]
     ) -> AsyncIterator[wire.WatchAdaptersResponse]:
         """Follow all adapters, for internal callers."""
-        async with aclosing(self._verbs.directory.watch(current_caller(), request.resume_token)) as events:
+        async with aclosing(self._service.directory.watch(current_caller(), request.resume_token)) as events:
             async for event in events:
                 yield event_to_proto(event)
 
     def _message(self, adapter: Adapter) -> adapter_pb2.Adapter:
-        return adapter_to_proto(adapter, is_parked=not self._verbs.is_resident(adapter.adapter_id))
+        return adapter_to_proto(adapter, is_parked=not self._service.is_resident(adapter.adapter_id))

@@ -4,11 +4,13 @@ import re
 from collections.abc import Mapping
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.fields import adapter_id_from_proto, fingerprint_of, id_from_proto
+from services.kit.rpc.fields import adapter_id_from_proto, duration_to_proto, fingerprint_of, id_from_proto
 from services.kit.rpc.weights import MAX_NAMES, lora_config_from_proto
-from services.model.api.convert_config import training_config_from_proto
+from services.model.api.convert_config import optimizer_from_proto, training_config_from_proto
 from services.model.api.convert_verb import check_checkpoint_path
-from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.application.create_adapter import CreateAdapterRequest
+from services.model.application.estimate import EstimateRequest
+from services.model.domain.plan import PlanCost, TrainingPlan
 from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
 
 _MAX_METADATA, _LABEL_NAME, _LABEL_VALUE = 64, 256, 4096
@@ -17,7 +19,7 @@ _SESSION_ID = 128
 _SAVE_PREFIX = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 
 
-def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest) -> CreateAdapterCommand:
+def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest) -> CreateAdapterRequest:
     """Return what is asked for.
 
     Raises:
@@ -36,7 +38,7 @@ def create_command_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
     lora_config = (
         lora_config_from_proto(request.lora_config, 'lora_config') if request.HasField('lora_config') else None
     )
-    return CreateAdapterCommand(
+    return CreateAdapterRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         base_model=id_from_proto(request.base_model, 'base_model'),
         lora_config=lora_config,
@@ -99,3 +101,42 @@ def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig,
         if not name or name in names[:index]:
             raise InvalidField(f'{field}.target_modules[{index}]', 'must be a name that is not there yet')
     return names
+
+
+def estimate_request_from_proto(request: adapter_service_pb2.EstimateRequest) -> EstimateRequest:
+    """Return what is asked.
+
+    Raises:
+        InvalidField: something is missing or out of range.
+    """
+    for name in ('batch_size', 'sequence_tokens'):
+        if getattr(request, name) < 1:
+            raise InvalidField(name, f'must be at least 1, got {getattr(request, name)}')
+    label_share = request.label_share if request.HasField('label_share') else 1.0
+    if not 0.0 < label_share <= 1.0:
+        raise InvalidField('label_share', f'must be above 0 and at most 1, got {label_share}')
+    if request.HasField('full_parameters') and request.HasField('lora_config'):
+        raise InvalidField('lora_config', 'must be unset with full_parameters: the base model itself is trained')
+    plan = TrainingPlan(
+        lora_config=lora_config_from_proto(request.lora_config, 'lora_config'),
+        full_parameters=full_parameters_from_proto(request.full_parameters, 'full_parameters')
+        if request.HasField('full_parameters')
+        else None,
+        optimizer=optimizer_from_proto(request.optimizer, 'optimizer'),
+        batch_size=request.batch_size,
+        sequence_tokens=request.sequence_tokens,
+        label_share=label_share,
+    )
+    return EstimateRequest(base_model=id_from_proto(request.base_model, 'base_model'), plan=plan)
+
+
+def cost_to_proto(cost: PlanCost) -> adapter_service_pb2.EstimateResponse:
+    """Return the message of an estimate."""
+    return adapter_service_pb2.EstimateResponse(
+        does_fit=cost.does_fit,
+        adapter_bytes=cost.adapter_bytes,
+        peak_bytes=cost.peak_bytes,
+        step_time=duration_to_proto(cost.step_time),
+        available_bytes=cost.available_bytes,
+        parameter_count=cost.parameter_count,
+    )

@@ -5,7 +5,7 @@ import numpy as np
 from services.kit.errors import InvalidField, NotBuiltYet
 from services.kit.rpc.fields import id_from_proto, not_negative
 from services.kit.rpc.tensors import tensor_from_proto
-from services.model.domain.loader_batch import LoaderCursor, LoaderPlace
+from services.model.domain.loader_batch import BatchReference, LoaderCursor
 from twinkle.api.data.v1 import dataset_pb2, input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
@@ -48,7 +48,7 @@ def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_si
     return _features(batch.loader.loaded.features, f'{field}.loader.loaded.features.features', vocabulary_size)
 
 
-def place_from_proto(batch: operation_pb2.Batch, field: str) -> LoaderPlace | None:
+def batch_reference_from_proto(batch: operation_pb2.Batch, field: str) -> BatchReference | None:
     """Return where a batch is in the data service; None for one that is not there.
 
     Raises:
@@ -58,10 +58,10 @@ def place_from_proto(batch: operation_pb2.Batch, field: str) -> LoaderPlace | No
         return None
     loader_id = id_from_proto(batch.loader.loader_id, f'{field}.loader.loader_id')
     if not batch.loader.HasField('cursor'):
-        return LoaderPlace(loader_id=loader_id)
+        return BatchReference(loader_id=loader_id)
     cursor = batch.loader.cursor
     not_negative(cursor.consumed_rows, f'{field}.loader.cursor.consumed_rows')
-    return LoaderPlace(loader_id=loader_id, cursor=cursor_from_proto(cursor))
+    return BatchReference(loader_id=loader_id, cursor=cursor_from_proto(cursor))
 
 
 def cursor_from_proto(cursor: dataset_pb2.Cursor) -> LoaderCursor:

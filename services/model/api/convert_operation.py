@@ -4,14 +4,14 @@ from datetime import timedelta
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import duration_from_proto, fingerprint_of, id_from_proto
-from services.model.api.convert_features import cursor_from_proto, place_from_proto
+from services.model.api.convert_features import batch_reference_from_proto, cursor_from_proto
 from services.model.api.convert_verb import verb_from_proto
 from services.model.domain import operation as domain
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2
 
-_DEFAULT_PATIENCE = timedelta(seconds=20)
-_LONGEST_PATIENCE = timedelta(hours=1)
+_DEFAULT_WAIT = timedelta(seconds=20)
+_LONGEST_WAIT = timedelta(hours=1)
 
 
 def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int) -> domain.Operation:
@@ -40,14 +40,14 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
         adapter_id=id_from_proto(message.adapter_id, f'{field}.adapter_id'),
         sequence_number=message.sequence_number,
         verb=verb,
-        fingerprint=_fingerprint_by_place(message) if is_loaded else fingerprint_of(payload),
+        fingerprint=_fingerprint_without_batch(message) if is_loaded else fingerprint_of(payload),
         payload=payload,
-        place=place_from_proto(batch, f'{field}.{name}.batch'),
+        batch_reference=batch_reference_from_proto(batch, f'{field}.{name}.batch'),
         next_cursor=cursor_from_proto(batch.loader.loaded.next_cursor) if is_loaded else None,
     )
 
 
-def _fingerprint_by_place(message: wire.Operation) -> str:
+def _fingerprint_without_batch(message: wire.Operation) -> str:
     """Return the fingerprint that the operation had when it came: its loader and cursor say which batch it is."""
     bare = wire.Operation()
     bare.CopyFrom(message)
@@ -55,12 +55,12 @@ def _fingerprint_by_place(message: wire.Operation) -> str:
     return fingerprint_of(bare)
 
 
-def patience_from_proto(request: training_service_pb2.WaitOperationRequest) -> timedelta:
+def max_wait_from_proto(request: training_service_pb2.WaitOperationRequest) -> timedelta:
     """Return how long to wait for an operation.
 
     Raises:
         InvalidField: it is negative or longer than a call may take.
     """
     if not request.HasField('timeout'):
-        return _DEFAULT_PATIENCE
-    return duration_from_proto(request.timeout, 'timeout', least=timedelta(), most=_LONGEST_PATIENCE)
+        return _DEFAULT_WAIT
+    return duration_from_proto(request.timeout, 'timeout', least=timedelta(), most=_LONGEST_WAIT)

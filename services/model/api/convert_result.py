@@ -8,8 +8,8 @@ from services.kit.rpc.tensors import tensor_to_proto
 from services.kit.rpc.weights import lora_config_to_proto
 from services.model.api.convert_config import training_config_to_proto
 from services.model.application.directory import AdapterEvent
-from services.model.application.find_operation import OperationRecord, OperationState
-from services.model.application.train_stream import Refused
+from services.model.application.operations import OperationRecord, OperationState
+from services.model.application.train_stream import OperationFailure
 from services.model.domain import result as domain
 from services.model.domain.adapter import Adapter
 from services.model.domain.loader_batch import LoaderCursor
@@ -68,10 +68,10 @@ def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResp
     return message
 
 
-def result_to_proto(result: domain.OperationResult | Refused) -> operation_result_pb2.OperationResult:
+def result_to_proto(result: domain.OperationResult | OperationFailure) -> operation_result_pb2.OperationResult:
     """Return the message of a result, or of a failure in a stream."""
     message = operation_result_pb2.OperationResult(adapter_id=result.adapter_id, sequence_number=result.sequence_number)
-    if isinstance(result, Refused):
+    if isinstance(result, OperationFailure):
         message.error.CopyFrom(status_from_error(result.error))
         return message
     _set_outcome(message, result.outcome)
@@ -92,7 +92,7 @@ def record_to_proto(record: OperationRecord, adapter_id: str, sequence_number: i
     """Return the fields of an operation on record that both ways of asking for it answer with."""
     outcome = record.result
     if record.error is not None:
-        outcome = Refused(adapter_id, sequence_number, record.error)
+        outcome = OperationFailure(adapter_id, sequence_number, record.error)
     fields: dict[str, Any] = {'state': _STATES[record.state]}
     if outcome is not None:
         fields['result'] = result_to_proto(outcome)

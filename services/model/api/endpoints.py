@@ -3,7 +3,7 @@
 from services.kit.rpc.server import Endpoint
 from services.model.api.adapter_servicer import AdapterServicer
 from services.model.api.training_servicer import TrainingServicer
-from services.model.application.verbs import Verbs
+from services.model.application.service import ModelService
 from twinkle.api.model.v1 import (
     adapter_service_pb2,
     adapter_service_pb2_grpc,
@@ -12,10 +12,10 @@ from twinkle.api.model.v1 import (
 )
 
 
-def make_endpoints(verbs: Verbs) -> list[Endpoint]:
-    """Return the services of the contract over `verbs`."""
-    adapters = AdapterServicer(verbs)  # pyright: ignore[reportAbstractUsage] (the kit answers for unbuilt verbs)
-    training = TrainingServicer(verbs)  # pyright: ignore[reportAbstractUsage] (as above)
+def make_endpoints(service: ModelService) -> list[Endpoint]:
+    """Return the services of the contract over `service`."""
+    adapters = AdapterServicer(service)  # pyright: ignore[reportAbstractUsage] (the kit answers for unbuilt service)
+    training = TrainingServicer(service)  # pyright: ignore[reportAbstractUsage] (as above)
     return [
         Endpoint(
             adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'],

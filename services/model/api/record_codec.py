@@ -12,7 +12,7 @@ from services.model.api.convert_config import training_config_from_proto
 from services.model.api.convert_features import cursor_from_proto
 from services.model.api.convert_operation import operation_from_proto
 from services.model.api.convert_result import adapter_to_proto, cursor_to_proto, result_to_proto
-from services.model.application.train_stream import Refused
+from services.model.application.train_stream import OperationFailure
 from services.model.domain import result as domain
 from services.model.domain.adapter import Adapter
 from services.model.domain.loader_batch import LoadedBatch
@@ -34,7 +34,7 @@ class ProtoRecordCodec:
         message = operation_pb2.Operation.FromString(payload)
         return operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size)
 
-    def filled(self, operation: Operation, loaded: LoadedBatch) -> Operation:
+    def with_batch(self, operation: Operation, loaded: LoadedBatch) -> Operation:
         """Return an operation with its batch; see the port."""
         message = operation_pb2.Operation.FromString(operation.payload)
         batch = getattr(message, message.WhichOneof('verb') or '').batch.loader.loaded
@@ -44,7 +44,7 @@ class ProtoRecordCodec:
 
     def outcome_to_bytes(self, outcome: domain.OperationResult | DomainError) -> bytes:
         """Return an outcome as bytes; see the port."""
-        said = Refused('', 0, outcome) if isinstance(outcome, DomainError) else outcome
+        said = OperationFailure('', 0, outcome) if isinstance(outcome, DomainError) else outcome
         return result_to_proto(said).SerializeToString(deterministic=True)
 
     def outcome_from_bytes(self, data: bytes) -> domain.OperationResult | DomainError:

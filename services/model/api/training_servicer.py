@@ -12,12 +12,12 @@ from services.kit.caller import Caller
 from services.kit.errors import DomainError
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto, not_negative
-from services.model.api.convert_operation import patience_from_proto
+from services.model.api.convert_operation import max_wait_from_proto
 from services.model.api.convert_result import record_to_proto, result_to_proto
 from services.model.api.convert_upload import upload_parts_from_proto, upload_to_proto
 from services.model.api.read_operation import OperationReader
-from services.model.application.train_stream import Refused
-from services.model.application.verbs import Verbs
+from services.model.application.service import ModelService
+from services.model.application.train_stream import OperationFailure
 from services.model.domain.operation import Operation
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2_grpc
@@ -28,10 +28,10 @@ Context = grpc.aio.ServicerContext
 class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     """Unpacks, delegates, packs."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
-        self._read = OperationReader(verbs.read_upload, vocabulary_size=verbs.vocabulary_size)
+    def __init__(self, service: ModelService) -> None:
+        """Serve `service`."""
+        self._service = service
+        self._read = OperationReader(service.read_upload, vocabulary_size=service.vocabulary_size)
 
     async def Execute(  # noqa: N802 - the contract's name
         self, request: wire.ExecuteRequest, context: Context[Any, Any]
@@ -39,7 +39,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         """Carry out one operation."""
         caller = current_caller()
         operation = await self._read(caller, request.operation, 'operation')
-        result = await self._verbs.execute_operation(caller, operation, is_waiting_allowed=request.is_waiting_allowed)
+        result = await self._service.execute_operation(caller, operation, is_waiting_allowed=request.is_waiting_allowed)
         return wire.ExecuteResponse(result=result_to_proto(result))
 
     async def Train(  # noqa: N802 - the contract's name
@@ -48,7 +48,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         """Carry out the operations of a stream."""
         caller = current_caller()
         operations = self._operations(caller, request_iterator)
-        async with aclosing(self._verbs.train_stream(caller, operations)) as results:
+        async with aclosing(self._service.train_stream(caller, operations)) as results:
             async for result in results:
                 yield wire.TrainResponse(result=result_to_proto(result))
 
@@ -57,14 +57,14 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     ) -> wire.UploadBatchResponse:
         """Take a batch in pieces."""
         parts = upload_parts_from_proto(request_iterator)
-        return upload_to_proto(await self._verbs.upload_batch(current_caller(), parts))
+        return upload_to_proto(await self._service.upload_batch(current_caller(), parts))
 
     async def GetOperation(  # noqa: N802 - the contract's name
         self, request: wire.GetOperationRequest, context: Context[Any, Any]
     ) -> wire.GetOperationResponse:
         """Look an operation up."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
-        record = await self._verbs.find_operation(current_caller(), adapter_id, request.sequence_number)
+        record = await self._service.operations.find(current_caller(), adapter_id, request.sequence_number)
         return wire.GetOperationResponse(**record_to_proto(record, adapter_id, request.sequence_number))
 
     async def WaitOperation(  # noqa: N802 - the contract's name
@@ -72,9 +72,9 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     ) -> wire.WaitOperationResponse:
         """Wait for an operation."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
-        patience = patience_from_proto(request)
-        record = await self._verbs.find_operation(
-            current_caller(), adapter_id, request.sequence_number, patience=patience
+        max_wait = max_wait_from_proto(request)
+        record = await self._service.operations.find(
+            current_caller(), adapter_id, request.sequence_number, max_wait=max_wait
         )
         return wire.WaitOperationResponse(**record_to_proto(record, adapter_id, request.sequence_number))
 
@@ -84,7 +84,7 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
         """Follow an adapter's operations."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         after = not_negative(request.after_sequence_number, 'after_sequence_number')
-        async with aclosing(self._verbs.watch_operations(current_caller(), adapter_id, after=after)) as results:
+        async with aclosing(self._service.operations.watch(current_caller(), adapter_id, after=after)) as results:
             async for result in results:
                 yield wire.WatchOperationsResponse(result=result_to_proto(result))
 
@@ -93,16 +93,16 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     ) -> wire.CancelOperationResponse:
         """Drop an operation that waits."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
-        is_cancelled = await self._verbs.cancel_operation(current_caller(), adapter_id, request.sequence_number)
+        is_cancelled = await self._service.operations.cancel(current_caller(), adapter_id, request.sequence_number)
         return wire.CancelOperationResponse(is_cancelled=is_cancelled)
 
     async def _operations(
         self, caller: Caller, requests: AsyncIterator[wire.TrainRequest]
-    ) -> AsyncIterator[Operation | Refused]:
+    ) -> AsyncIterator[Operation | OperationFailure]:
         async for request in requests:
             message = request.operation
             try:
                 yield await self._read(caller, message, 'operation')
             except DomainError as error:
                 # In a stream a malformed operation fails alone.
-                yield Refused(message.adapter_id, message.sequence_number, error)
+                yield OperationFailure(message.adapter_id, message.sequence_number, error)

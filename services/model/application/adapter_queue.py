@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from services.kit.errors import AdapterNotFound, Cancelled, DomainError, Internal
-from services.model.application.changes import Changes
+from services.model.application.change_notifier import ChangeNotifier
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
 from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
-from services.model.domain.sequence import OperationSequence, Turn
+from services.model.domain.sequence import Action, OperationSequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class AdapterQueue:
         self._gap_seconds = gap_seconds
         self.sequence = OperationSequence(adapter_id) if sequence is None else sequence
         self._tickets: dict[int, list[_Ticket]] = {}
-        self._ended = Changes()
+        self._ended = ChangeNotifier()
         self._running: asyncio.Task[OperationResult] | None = None
         self._idle_since = 0.0
         self._gap_timer: asyncio.TimerHandle | None = None
@@ -75,7 +75,7 @@ class AdapterQueue:
             Cancelled: it was dropped while it waited.
             DomainError: what `run` raised, now or when the operation first ran.
         """
-        if await self._wait_for_turn(operation) is Turn.REPEAT:
+        if await self._wait_for_turn(operation) is Action.REPEAT:
             return self._recorded(operation.sequence_number)
         self.sequence.begin(operation)
         self._stop_gap_timer()
@@ -91,7 +91,7 @@ class AdapterQueue:
             SequenceReused, OperationNotFound: the number is wrong.
         """
         number = operation.sequence_number
-        if self.sequence.turn(operation) is Turn.REPEAT:
+        if self.sequence.action_for(operation) is Action.REPEAT:
             return not self._is_unsettled(number)
         return number == self.sequence.last_number + 1 and not self.is_waiting(number)
 
@@ -122,7 +122,7 @@ class AdapterQueue:
         self._stop_gap_timer()
         for number in list(self._tickets):
             self._wake(number)
-        self.tell_watchers()
+        self.notify_watchers()
         if self._running is not None:
             await asyncio.wait([self._running])
 
@@ -130,17 +130,17 @@ class AdapterQueue:
         """Return when an operation next ends, or the queue does."""
         await self._ended.wait()
 
-    def tell_watchers(self) -> None:
+    def notify_watchers(self) -> None:
         """Wake those that wait for a change."""
-        self._ended.tell()
+        self._ended.notify()
 
     # Waiting
 
-    async def _wait_for_turn(self, operation: Operation) -> Turn:
+    async def _wait_for_turn(self, operation: Operation) -> Action:
         while not self.is_closed:
-            turn = self.sequence.turn(operation)
-            if turn is Turn.RUN or (turn is Turn.REPEAT and not self._is_unsettled(operation.sequence_number)):
-                return turn
+            action = self.sequence.action_for(operation)
+            if action is Action.RUN or (action is Action.REPEAT and not self._is_unsettled(operation.sequence_number)):
+                return action
             await self._wait(operation.sequence_number)
         raise AdapterNotFound(self._adapter_id)
 
@@ -171,7 +171,7 @@ class AdapterQueue:
         tickets = [ticket for ticket in self._tickets[number] if not ticket.turn.done()]
         for ticket in tickets:
             ticket.fail(error)
-        self.tell_watchers()
+        self.notify_watchers()
         return bool(tickets)
 
     # Gaps
@@ -231,5 +231,5 @@ class AdapterQueue:
         self._idle_since = asyncio.get_running_loop().time()
         self._wake(number)
         self._wake(self.sequence.last_number + 1)
-        self.tell_watchers()
+        self.notify_watchers()
         self._watch_gap()

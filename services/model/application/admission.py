@@ -1,4 +1,4 @@
-"""How much a tenant may have waiting: overload is refused, or waits for its turn if the caller prefers.
+"""How much a tenant may have waiting: overload is refused, or waits for its waiter if the caller prefers.
 
 Both the operations and the bytes of their requests are bounded, and so is what waits for a place, so that
 memory does not grow with the number of requests.
@@ -45,18 +45,18 @@ class _Load:
         self.count -= 1
         self.size_bytes -= size_bytes
 
-    def has_room(self, size_bytes: int, limits: QueueLimits) -> bool:
+    def has_capacity(self, size_bytes: int, limits: QueueLimits) -> bool:
         """Say whether one more is within the limits; the first one is, whatever its size."""
         is_in_bytes = not self.count or self.size_bytes + size_bytes <= limits.request_bytes
         return self.count < limits.operation_count and is_in_bytes
 
 
 @dataclass(frozen=True, eq=False)
-class _Turn:
+class _Waiter:
     """A caller that waits for a place."""
 
     size_bytes: int
-    place: asyncio.Future[None]
+    admitted: asyncio.Future[None]
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _Tenant:
 
     held: _Load = field(default_factory=_Load)
     waiting: _Load = field(default_factory=_Load)
-    turns: deque[_Turn] = field(default_factory=deque[_Turn])
+    waiters: deque[_Waiter] = field(default_factory=deque[_Waiter])
     """Those that wait, first come first served."""
     interval: Average = field(default_factory=Average)
     """Seconds between places that were given back."""
@@ -82,7 +82,7 @@ class Admission:
         self._tenants: dict[str, _Tenant] = {}
 
     @asynccontextmanager
-    async def place(
+    async def slot(
         self, tenant_id: str, *, size_bytes: int = 0, is_waiting_allowed: bool, is_urgent: bool = False
     ) -> AsyncIterator[None]:
         """Hold a place while the block runs.
@@ -98,7 +98,7 @@ class Admission:
             QueueFull: there is no place, and waiting is not allowed, or too much waits already.
         """
         tenant = self._tenants.setdefault(tenant_id, _Tenant())
-        is_free = not tenant.turns and tenant.held.has_room(size_bytes, self._limits)
+        is_free = not tenant.waiters and tenant.held.has_capacity(size_bytes, self._limits)
         if is_free or is_urgent:
             tenant.held.add(size_bytes)
         else:
@@ -110,37 +110,37 @@ class Admission:
             if tenant.last_release is not None:
                 tenant.interval.add(now - tenant.last_release)
             tenant.last_release = now
-            self._give_back(tenant_id, tenant, size_bytes)
+            self._release(tenant_id, tenant, size_bytes)
 
     async def _wait(self, tenant_id: str, tenant: _Tenant, size_bytes: int, *, is_waiting_allowed: bool) -> None:
-        if not is_waiting_allowed or not tenant.waiting.has_room(size_bytes, self._limits):
+        if not is_waiting_allowed or not tenant.waiting.has_capacity(size_bytes, self._limits):
             raise self._refusal(tenant)
-        turn = _Turn(size_bytes, asyncio.get_running_loop().create_future())
-        tenant.turns.append(turn)
+        waiter = _Waiter(size_bytes, asyncio.get_running_loop().create_future())
+        tenant.waiters.append(waiter)
         tenant.waiting.add(size_bytes)
         try:
-            await turn.place
+            await waiter.admitted
         except asyncio.CancelledError:
-            if turn in tenant.turns:
-                tenant.turns.remove(turn)
+            if waiter in tenant.waiters:
+                tenant.waiters.remove(waiter)
                 tenant.waiting.remove(size_bytes)
             else:
                 # The place came in the moment the caller left.
-                self._give_back(tenant_id, tenant, size_bytes)
+                self._release(tenant_id, tenant, size_bytes)
             raise
 
-    def _give_back(self, tenant_id: str, tenant: _Tenant, size_bytes: int) -> None:
+    def _release(self, tenant_id: str, tenant: _Tenant, size_bytes: int) -> None:
         """Free a place, for those that waited longest."""
         tenant.held.remove(size_bytes)
-        while tenant.turns and tenant.held.has_room(tenant.turns[0].size_bytes, self._limits):
-            turn = tenant.turns.popleft()
-            tenant.waiting.remove(turn.size_bytes)
-            tenant.held.add(turn.size_bytes)
-            if turn.place.cancelled():
+        while tenant.waiters and tenant.held.has_capacity(tenant.waiters[0].size_bytes, self._limits):
+            waiter = tenant.waiters.popleft()
+            tenant.waiting.remove(waiter.size_bytes)
+            tenant.held.add(waiter.size_bytes)
+            if waiter.admitted.cancelled():
                 # Its caller is about to find out, and frees the place again.
                 continue
-            turn.place.set_result(None)
-        if not tenant.held.count and not tenant.turns:
+            waiter.admitted.set_result(None)
+        if not tenant.held.count and not tenant.waiters:
             del self._tenants[tenant_id]
 
     def _refusal(self, tenant: _Tenant) -> QueueFull:

@@ -13,18 +13,18 @@ from services.kit.errors import BaseModelNotFound, InvalidField, NotBuiltYet, Qu
 from services.kit.ids import new_id
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
-from services.model.application.world import World
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterIdTaken, ReplicaLeased
 from services.model.domain.training_config import TrainingConfig
-from services.model.ports import AdapterState, CreationRecord
+from services.model.ports import CreationRecord, Ports
 from twinkle.data_format import LoraConfig
 
 _REQUESTS_KEPT = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreateAdapterCommand:
+class CreateAdapterRequest:
     """What is asked for."""
 
     request_id: str
@@ -47,7 +47,7 @@ class CreateAdapterCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterCounts:
+class AdapterLimits:
     """How many adapters there may be; those that are not resident cost disk, and some kilobytes of memory."""
 
     tenant: int
@@ -61,19 +61,19 @@ class CreateAdapter:
 
     def __init__(
         self,
-        world: World,
+        ports: Ports,
         directory: AdapterDirectory,
         residency: Residency,
         *,
         max_lora_rank: int,
-        most: AdapterCounts,
+        limits: AdapterLimits,
     ) -> None:
         """Use the parts and bounds given."""
-        self._world = world
+        self._ports = ports
         self._directory = directory
         self._residency = residency
         self._max_lora_rank = max_lora_rank
-        self._most = most
+        self._limits = limits
         self._requests: OrderedDict[tuple[str, str], CreationRecord] = OrderedDict()
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -91,7 +91,7 @@ class CreateAdapter:
         """Return what the owner of an adapter should know of how it was asked for, until the service ends."""
         return self._warnings.get(adapter_id, ())
 
-    async def __call__(self, caller: Caller, command: CreateAdapterCommand) -> Adapter:
+    async def __call__(self, caller: Caller, request: CreateAdapterRequest) -> Adapter:
         """Return the adapter; the same request again returns the same one, as it is now.
 
         Cancellation: once it is being made it is made whole; the same request again finds it.
@@ -107,45 +107,45 @@ class CreateAdapter:
             AdapterIdTaken: the id that was chosen was used before, by whoever.
         """
         require_scope(caller, 'train')
-        if command.adapter_id and not caller.is_internal:
+        if request.adapter_id and not caller.is_internal:
             # That one is taken would tell a client what others have.
             raise InvalidField('adapter_id', 'is given by the service; leave it empty')
-        request = (caller.tenant_id, command.request_id)
-        async with self._repeats.setdefault(request, asyncio.Lock()):
-            known = self._requests.get(request) or await self._maker_of(command.adapter_id)
+        key = (caller.tenant_id, request.request_id)
+        async with self._repeats.setdefault(key, asyncio.Lock()):
+            known = self._requests.get(key) or await self._creation_of(request.adapter_id)
             if known is not None:
-                if (known.tenant_id, known.request_id) != request:
-                    raise AdapterIdTaken(command.adapter_id)
-                if known.fingerprint != command.fingerprint:
-                    raise RequestIdReused(command.request_id)
+                if (known.tenant_id, known.request_id) != key:
+                    raise AdapterIdTaken(request.adapter_id)
+                if known.fingerprint != request.fingerprint:
+                    raise RequestIdReused(request.request_id)
                 return self._directory.get(caller, known.adapter_id)
-            self._check(caller.tenant_id, command)
+            self._check(caller.tenant_id, request)
             # What others send takes its time, in which nobody else should have to wait.
-            state = await self._starting_state(command)
+            state = await self._starting_state(request)
             async with self._one_at_a_time:
-                if await self._maker_of(command.adapter_id) is not None:
-                    raise AdapterIdTaken(command.adapter_id)
-                return await _to_its_end(self._create(caller, command, state))
+                if await self._creation_of(request.adapter_id) is not None:
+                    raise AdapterIdTaken(request.adapter_id)
+                return await _uninterrupted(self._create(caller, request, state))
 
-    async def _create(self, caller: Caller, command: CreateAdapterCommand, state: AdapterState | None) -> Adapter:
-        self._check(caller.tenant_id, command)
-        lora_config = command.lora_config or (state.lora_config if state else LoraConfig())
+    async def _create(self, caller: Caller, request: CreateAdapterRequest, state: AdapterState | None) -> Adapter:
+        self._check(caller.tenant_id, request)
+        lora_config = request.lora_config or (state.lora_config if state else LoraConfig())
         self._check_rank(lora_config)
-        adapter_id = command.adapter_id or new_id('ad')
+        adapter_id = request.adapter_id or new_id('ad')
         creation = CreationRecord(
             tenant_id=caller.tenant_id,
-            request_id=command.request_id,
-            fingerprint=command.fingerprint,
+            request_id=request.request_id,
+            fingerprint=request.fingerprint,
             adapter_id=adapter_id,
         )
-        async with self._leased(command, adapter_id), self._residency.place(adapter_id):
-            adapter, warnings = await self._make(caller, command, adapter_id, lora_config)
+        async with self._leased(request, adapter_id), self._residency.reserve(adapter_id):
+            adapter, warnings = await self._make(caller, request, adapter_id, lora_config)
             # As it was asked for: what is in use says the same in other words.
-            origin = replace(adapter, training_config=command.training_config)
+            origin = replace(adapter, training_config=request.training_config)
             if state is not None:
-                adapter = await self._begin_from(adapter, state, is_trainer_included=command.is_optimizer_included)
-            begun = None if state is None else await self._world.backend.snapshot(adapter_id)
-            await self._world.journal.add_adapter(adapter, creation, origin=origin, state=begun)
+                adapter = await self._load_checkpoint(adapter, state, is_trainer_included=request.is_optimizer_included)
+            begun = None if state is None else await self._ports.backend.snapshot(adapter_id)
+            await self._ports.journal.add_adapter(adapter, creation, origin=origin, state=begun)
         self._directory.put(adapter)
         self.remember([creation])
         if warnings:
@@ -153,48 +153,48 @@ class CreateAdapter:
         return adapter
 
     async def _make(
-        self, caller: Caller, command: CreateAdapterCommand, adapter_id: str, lora_config: LoraConfig
+        self, caller: Caller, request: CreateAdapterRequest, adapter_id: str, lora_config: LoraConfig
     ) -> tuple[Adapter, tuple[str, ...]]:
         """Make it in the engine; return it, and what its owner should know."""
-        description = await self._world.backend.create_adapter(
-            adapter_id, lora_config, command.training_config, full_parameters=command.full_parameters
+        description = await self._ports.backend.create_adapter(
+            adapter_id, lora_config, request.training_config, full_parameters=request.full_parameters
         )
-        now = self._world.clock.now()
+        now = self._ports.clock.now()
         adapter = Adapter(
             adapter_id=adapter_id,
             tenant_id=caller.tenant_id,
-            base_model=command.base_model,
+            base_model=request.base_model,
             lora_config=description.lora_config,
             training_config=description.training_config,
             parameter_count=description.parameter_count,
-            full_parameters=command.full_parameters,
+            full_parameters=request.full_parameters,
             create_time=now,
             update_time=now,
-            user_metadata=command.user_metadata,
-            session_id=command.session_id,
-            checkpoint_path=command.checkpoint_path,
+            user_metadata=request.user_metadata,
+            session_id=request.session_id,
+            checkpoint_path=request.checkpoint_path,
         )
         return adapter, description.warnings
 
-    def _check(self, tenant_id: str, command: CreateAdapterCommand) -> None:
-        if command.full_parameters is not None and command.checkpoint_path:
+    def _check(self, tenant_id: str, request: CreateAdapterRequest) -> None:
+        if request.full_parameters is not None and request.checkpoint_path:
             raise NotBuiltYet('full-parameter training that begins from a checkpoint')
-        known = tuple(model.base_model for model in self._world.backend.facts().base_models)
-        if command.base_model not in known:
-            raise BaseModelNotFound(command.base_model, known)
-        if command.adapters_limit is not None:
-            raise QuotaExceeded(quota='max_adapters', limit=command.adapters_limit)
-        if self._directory.count_of(tenant_id) >= self._most.tenant:
-            raise QuotaExceeded(quota='adapters', limit=self._most.tenant)
-        if len(self._directory) >= self._most.total:
-            raise QuotaExceeded(quota='adapters', limit=self._most.total)
+        known = tuple(model.base_model for model in self._ports.backend.facts().base_models)
+        if request.base_model not in known:
+            raise BaseModelNotFound(request.base_model, known)
+        if request.adapters_limit is not None:
+            raise QuotaExceeded(quota='max_adapters', limit=request.adapters_limit)
+        if self._directory.count_of(tenant_id) >= self._limits.tenant:
+            raise QuotaExceeded(quota='adapters', limit=self._limits.tenant)
+        if len(self._directory) >= self._limits.total:
+            raise QuotaExceeded(quota='adapters', limit=self._limits.total)
         if self._residency.lease.is_taken:
             raise ReplicaLeased()
 
     @asynccontextmanager
-    async def _leased(self, command: CreateAdapterCommand, adapter_id: str) -> AsyncIterator[None]:
+    async def _leased(self, request: CreateAdapterRequest, adapter_id: str) -> AsyncIterator[None]:
         """Have the replica leased to a full-parameter adapter from now on, unless the block fails."""
-        if command.full_parameters is None:
+        if request.full_parameters is None:
             yield
             return
         self._residency.lease.take(adapter_id)
@@ -206,27 +206,27 @@ class CreateAdapter:
             if not is_made:
                 await self._residency.forget(adapter_id)
 
-    async def _maker_of(self, adapter_id: str) -> CreationRecord | None:
+    async def _creation_of(self, adapter_id: str) -> CreationRecord | None:
         """Return what used an id that a caller chooses now."""
-        return await self._world.journal.creation_of(adapter_id) if adapter_id else None
+        return await self._ports.journal.creation_of(adapter_id) if adapter_id else None
 
     def _check_rank(self, lora_config: LoraConfig) -> None:
         highest = max([lora_config.r, *lora_config.rank_pattern.values()])
         if highest > self._max_lora_rank:
             raise InvalidField('lora_config.lora_rank', f'must be at most {self._max_lora_rank}, got {highest}')
 
-    async def _starting_state(self, command: CreateAdapterCommand) -> AdapterState | None:
-        if not command.checkpoint_path:
+    async def _starting_state(self, request: CreateAdapterRequest) -> AdapterState | None:
+        if not request.checkpoint_path:
             return None
-        return await self._world.store.fetch(command.checkpoint_path, is_trainer_included=command.is_optimizer_included)
+        return await self._ports.store.fetch(request.checkpoint_path, is_trainer_included=request.is_optimizer_included)
 
-    async def _begin_from(self, adapter: Adapter, state: AdapterState, *, is_trainer_included: bool) -> Adapter:
-        run = await self._world.backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)
+    async def _load_checkpoint(self, adapter: Adapter, state: AdapterState, *, is_trainer_included: bool) -> Adapter:
+        run = await self._ports.backend.import_state(adapter.adapter_id, state, is_trainer_included=is_trainer_included)
         config = run.training_config or adapter.training_config
         return replace(adapter, step_count=run.step_count or 0, training_config=config)
 
 
-async def _to_its_end(making: Coroutine[None, None, Adapter]) -> Adapter:
+async def _uninterrupted(making: Coroutine[None, None, Adapter]) -> Adapter:
     """Return what is made; a caller that goes away meanwhile leaves nothing half made."""
     task = asyncio.create_task(making, name='create-adapter')
     try:

@@ -6,7 +6,7 @@ from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound
 from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
-from services.model.application.fill_batch import FillBatch
+from services.model.application.fetch_batch import FetchBatch
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency
 from services.model.domain.adapter import Adapter
@@ -21,14 +21,14 @@ class DeleteAdapter:
         directory: AdapterDirectory,
         queues: Queues,
         dispatcher: Dispatcher,
-        fill_batch: FillBatch,
+        fetch_batch: FetchBatch,
         residency: Residency,
         journal: Journal,
     ) -> None:
         """Use the parts given."""
         self._directory = directory
         self._dispatcher = dispatcher
-        self._fill_batch = fill_batch
+        self._fetch_batch = fetch_batch
         self._queues = queues
         self._residency = residency
         self._journal = journal
@@ -60,8 +60,8 @@ class DeleteAdapter:
         adapter_id, is_done = adapter.adapter_id, False
         try:
             self._dispatcher.cancel(adapter_id, AdapterNotFound(adapter_id))
-            self._fill_batch.cancel(adapter_id, AdapterNotFound(adapter_id))
-            self._residency.turn_away(adapter_id)
+            self._fetch_batch.cancel(adapter_id, AdapterNotFound(adapter_id))
+            self._residency.reject_waiters(adapter_id)
             await self._queues.forget(adapter_id)
             await self._residency.forget(adapter_id)
             await self._journal.remove_adapter(adapter_id)

@@ -100,7 +100,7 @@ class AdapterDirectory:
         """Add an adapter, or replace what is known of it."""
         self._counts[adapter.tenant_id] += adapter.adapter_id not in self._adapters
         self._adapters[adapter.adapter_id] = adapter
-        self._tell(tenant_id=adapter.tenant_id, adapter=adapter)
+        self._publish(tenant_id=adapter.tenant_id, adapter=adapter)
 
     def update(self, adapter_id: str, **changes: Any) -> None:
         """Change fields of an adapter; one that was deleted meanwhile stays deleted."""
@@ -108,7 +108,7 @@ class AdapterDirectory:
         if adapter is not None:
             self.put(replace(adapter, **changes))
 
-    def renew(self, adapter: Adapter) -> None:
+    def refresh(self, adapter: Adapter) -> None:
         """Replace what is known of an adapter; one that was deleted meanwhile stays deleted."""
         if adapter.adapter_id in self._adapters:
             self.put(adapter)
@@ -123,7 +123,7 @@ class AdapterDirectory:
         self.get(caller, adapter_id)
         del self._adapters[adapter_id]
         self._counts[caller.tenant_id] -= 1
-        self._tell(tenant_id=caller.tenant_id, deleted_id=adapter_id)
+        self._publish(tenant_id=caller.tenant_id, deleted_id=adapter_id)
 
     async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:
         """Yield events until `close`: from `token` on if they are still kept, else after a snapshot.
@@ -156,7 +156,7 @@ class AdapterDirectory:
         self._is_closed = True
         self._changed.set()
 
-    def _tell(self, **facts: Any) -> None:
+    def _publish(self, **facts: Any) -> None:
         self._event_count += 1
         event = AdapterEvent(token=self._token(self._event_count), **facts)
         self._events.append((self._event_count, event))

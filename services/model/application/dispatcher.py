@@ -13,8 +13,9 @@ import structlog
 
 from services.kit.clock import Clock
 from services.kit.errors import Cancelled, DomainError, Draining, Internal
-from services.model.application.changes import Changes
+from services.model.application.change_notifier import ChangeNotifier
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import BatchPart, VerbRun
 from services.model.domain.operation import (
     BatchVerb,
     ComputeVerb,
@@ -25,9 +26,9 @@ from services.model.domain.operation import (
     token_count,
 )
 from services.model.domain.pace import Pace
-from services.model.domain.returns import Returns
-from services.model.domain.scheduler import Ahead, Scheduler, Work
-from services.model.ports import BatchWork, TrainerBackend, VerbRun
+from services.model.domain.scheduler import Ahead, ReadyVerb, Scheduler
+from services.model.domain.think_time import ThinkTimes
+from services.model.ports import TrainerBackend
 
 _log = structlog.get_logger('dispatcher')
 _GATHERING_SHARE = 0.2
@@ -35,7 +36,7 @@ _GATHERING_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueuePlace:
+class QueuePosition:
     """Where an operation stands."""
 
     operation_count: int
@@ -45,10 +46,10 @@ class QueuePlace:
 
 
 @dataclass(frozen=True, eq=False)
-class _Job:
+class _Submission:
     """An operation that is here, and who waits for it."""
 
-    work: Work
+    ready: ReadyVerb
     verb: ComputeVerb
     arrival: float
     outcome: 'asyncio.Future[VerbRun]'
@@ -87,13 +88,13 @@ class Dispatcher:
         self._clock = clock
         self._batch_seconds = batch_seconds
         self._pace = Pace()
-        self._returns = Returns()
-        self._changed = Changes()
+        self._think_times = ThinkTimes()
+        self._changed = ChangeNotifier()
         """What waits for its turn."""
         self._gathered = 0.0
         """Seconds spent waiting for others since the last batch with tokens."""
-        self._waiting: dict[str, _Job] = {}
-        self._running: dict[str, _Job] = {}
+        self._waiting: dict[str, _Submission] = {}
+        self._running: dict[str, _Submission] = {}
         self._begin = 0.0
         """When those that run began."""
         self._loop: asyncio.Task[None] | None = None
@@ -111,71 +112,71 @@ class Dispatcher:
         """
         if self._is_closed:
             raise Draining()
-        job = self._job_of(adapter, operation)
-        self._scheduler.add(job.work)
-        self._waiting[adapter.adapter_id] = job
-        self._returns.came(adapter.adapter_id, job.arrival)
-        self._changed.tell()
+        submission = self._submission_of(adapter, operation)
+        self._scheduler.add(submission.ready)
+        self._waiting[adapter.adapter_id] = submission
+        self._think_times.record_arrival(adapter.adapter_id, submission.arrival)
+        self._changed.notify()
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run_all(), name='dispatcher')
             self._loop.add_done_callback(self._ended)
         try:
-            return await job.outcome
+            return await submission.outcome
         finally:
-            if self._waiting.get(adapter.adapter_id) is job:
-                self._withdraw(job)
+            if self._waiting.get(adapter.adapter_id) is submission:
+                self._withdraw(submission)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
         """End the adapter's operation as cancelled, or as `error`, if it waits; False where none does."""
-        job = self._waiting.get(adapter_id)
-        if job is not None:
-            self._withdraw(job)
-            job.settle(error or Cancelled())
-        return job is not None
+        submission = self._waiting.get(adapter_id)
+        if submission is not None:
+            self._withdraw(submission)
+            submission.settle(error or Cancelled())
+        return submission is not None
 
-    def position_of(self, adapter_id: str) -> QueuePlace | None:
+    def position_of(self, adapter_id: str) -> QueuePosition | None:
         """Return where an adapter's operation waits; None where none does."""
         ahead = self._scheduler.ahead_of(adapter_id)
         if ahead is None:
             return None
-        return QueuePlace(
+        return QueuePosition(
             operation_count=len(self._running) + ahead.quick_count + ahead.heavy_count,
             estimated_wait=self._remaining() + self._pace.estimate(ahead),
         )
 
-    def time_of(self, operation_count: int) -> timedelta:
+    def estimate_time(self, operation_count: int) -> timedelta:
         """Return how long so many operations of one adapter take, one after the other, as far as can be told."""
-        return self._pace.turn * operation_count
+        return self._pace.mean_time * operation_count
 
     async def close(self) -> None:
         """Refuse what has not begun, and wait for what runs."""
         self._is_closed = True
-        for job in list(self._waiting.values()):
-            self._withdraw(job)
-            job.settle(Draining())
+        for submission in list(self._waiting.values()):
+            self._withdraw(submission)
+            submission.settle(Draining())
         if self._loop is not None:
             await asyncio.wait([self._loop])
 
-    def _job_of(self, adapter: Adapter, operation: Operation) -> _Job:
+    def _submission_of(self, adapter: Adapter, operation: Operation) -> _Submission:
         verb = operation.verb
         assert not isinstance(verb, StateVerb)  # noqa: S101 - those take another way
-        work = Work(
+        work = ReadyVerb(
             adapter_id=adapter.adapter_id,
             tenant_id=adapter.tenant_id,
             token_count=token_count(verb),
             batch_key=_batch_key(adapter, verb),
         )
-        return _Job(work, verb, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+        return _Submission(work, verb, self._clock.monotonic(), asyncio.get_running_loop().create_future())
 
-    def _withdraw(self, job: _Job) -> None:
-        del self._waiting[job.work.adapter_id]
-        self._scheduler.remove(job.work.adapter_id)
+    def _withdraw(self, submission: _Submission) -> None:
+        del self._waiting[submission.ready.adapter_id]
+        self._scheduler.remove(submission.ready.adapter_id)
         # Nothing may be left for which others are being waited for.
-        self._changed.tell()
+        self._changed.notify()
 
     def _remaining(self) -> timedelta:
         """Return how much longer what runs takes."""
-        works = [job.work for job in self._running.values()]
+        works = [submission.ready for submission in self._running.values()]
         tokens = sum(work.token_count for work in works)
         whole = self._pace.estimate(Ahead(quick_count=0 if tokens else len(works), token_count=tokens))
         return max(timedelta(), whole - timedelta(seconds=self._clock.monotonic() - self._begin))
@@ -186,17 +187,17 @@ class Dispatcher:
             await self._gather()
             # Empty where all that waited was taken back meanwhile.
             if batch := self._scheduler.next_batch():
-                await self._run_works(batch)
+                await self._run_together(batch)
 
-    async def _run_works(self, batch: Sequence[Work]) -> None:
+    async def _run_together(self, batch: Sequence[ReadyVerb]) -> None:
         """Run a batch, and tell those that wait for it."""
         self._begin = self._clock.monotonic()
         self._running = {work.adapter_id: self._waiting.pop(work.adapter_id) for work in batch}
-        jobs = list(self._running.values())
-        outcomes = await self._run_batch(jobs)
+        submissions = list(self._running.values())
+        outcomes = await self._run_batch(submissions)
         self._note(batch)
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            job.settle(self._with_wait(job, outcome))
+        for submission, outcome in zip(submissions, outcomes, strict=True):
+            submission.settle(self._with_wait(submission, outcome))
         self._running = {}
 
     async def _gather(self) -> None:
@@ -220,9 +221,9 @@ class Dispatcher:
             return 0.0
         limit = _GATHERING_SHARE * self._pace.estimate(Ahead(token_count=self._scheduler.token_count)).total_seconds()
         now = self._clock.monotonic()
-        return min(self._returns.last_expected(now, limit=limit) - now, limit - self._gathered)
+        return min(self._think_times.latest_expected(now, limit=limit) - now, limit - self._gathered)
 
-    def _note(self, batch: Sequence[Work]) -> None:
+    def _note(self, batch: Sequence[ReadyVerb]) -> None:
         """Learn from a batch that ran."""
         now, token_count = self._clock.monotonic(), sum(work.token_count for work in batch)
         self._pace.observe(now - self._begin, token_count=token_count)
@@ -231,30 +232,30 @@ class Dispatcher:
             if self._batch_seconds is not None:
                 self._scheduler.bound(self._pace.tokens_in(self._batch_seconds))
         for work in batch:
-            self._returns.left(work.adapter_id, now)
+            self._think_times.record_finish(work.adapter_id, now)
 
-    async def _run_batch(self, jobs: Sequence[_Job]) -> 'Sequence[VerbRun | BaseException]':
-        """Run jobs together; what the engine raises is their outcome, a defect of it included."""
-        if len(jobs) > 1:
+    async def _run_batch(self, submissions: Sequence[_Submission]) -> 'Sequence[VerbRun | BaseException]':
+        """Run submissions together; what the engine raises is their outcome, a defect of it included."""
+        if len(submissions) > 1:
             works = [
-                BatchWork(adapter_id=job.work.adapter_id, verb=job.verb)
-                for job in jobs
-                if isinstance(job.verb, BatchVerb)
+                BatchPart(adapter_id=submission.ready.adapter_id, verb=submission.verb)
+                for submission in submissions
+                if isinstance(submission.verb, BatchVerb)
             ]
             running = asyncio.ensure_future(self._backend.run_batch(works))
         else:
-            running = asyncio.ensure_future(self._run_alone(jobs[0]))
+            running = asyncio.ensure_future(self._run_alone(submissions[0]))
         await asyncio.wait([running])
         error = running.exception()
-        return running.result() if error is None else [error] * len(jobs)
+        return running.result() if error is None else [error] * len(submissions)
 
-    async def _run_alone(self, job: _Job) -> Sequence[VerbRun]:
-        return [await self._backend.run(job.work.adapter_id, job.verb)]
+    async def _run_alone(self, submission: _Submission) -> Sequence[VerbRun]:
+        return [await self._backend.run(submission.ready.adapter_id, submission.verb)]
 
-    def _with_wait(self, job: _Job, outcome: 'VerbRun | BaseException') -> 'VerbRun | BaseException':
+    def _with_wait(self, submission: _Submission, outcome: 'VerbRun | BaseException') -> 'VerbRun | BaseException':
         if isinstance(outcome, BaseException):
             return outcome
-        return replace(outcome, wait_seconds=self._begin - job.arrival)
+        return replace(outcome, wait_seconds=self._begin - submission.arrival)
 
     def _ended(self, loop: 'asyncio.Task[None]') -> None:
         """After a defect of ours, let nobody wait for ever."""
@@ -264,9 +265,9 @@ class Dispatcher:
         _log.error('the dispatcher failed', exc_info=error)
         lost = [*self._running.values(), *self._waiting.values()]
         self._running, self._waiting = {}, {}
-        for job in lost:
-            self._scheduler.remove(job.work.adapter_id)
-            job.settle(Internal(''))
+        for submission in lost:
+            self._scheduler.remove(submission.ready.adapter_id)
+            submission.settle(Internal(''))
 
 
 def _batch_key(adapter: Adapter, verb: ComputeVerb) -> str | None:

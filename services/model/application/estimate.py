@@ -11,7 +11,7 @@ from services.model.ports import TrainerBackend
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateCommand:
+class EstimateRequest:
     """What is asked."""
 
     base_model: str
@@ -26,7 +26,7 @@ class Estimate:
         self._backend = backend
         self._estimator = estimator
 
-    async def __call__(self, caller: Caller, command: EstimateCommand) -> PlanCost:
+    async def __call__(self, caller: Caller, request: EstimateRequest) -> PlanCost:
         """Return the cost; the first answer of a replica takes seconds, while it measures its model.
 
         Raises:
@@ -37,12 +37,12 @@ class Estimate:
         require_scope(caller, 'train')
         facts = self._backend.facts()
         models = {model.base_model: model for model in facts.base_models}
-        model = models.get(command.base_model)
+        model = models.get(request.base_model)
         if model is None:
-            raise BaseModelNotFound(command.base_model, tuple(models))
-        if command.plan.sequence_tokens > model.context_tokens:
+            raise BaseModelNotFound(request.base_model, tuple(models))
+        if request.plan.sequence_tokens > model.context_tokens:
             raise InvalidField('sequence_tokens', f'must be at most {model.context_tokens}, the context of the model')
-        token_count = command.plan.batch_size * command.plan.sequence_tokens
+        token_count = request.plan.batch_size * request.plan.sequence_tokens
         if token_count > facts.batch_tokens > 0:
             raise BatchTooLarge(token_count=token_count, token_limit=facts.batch_tokens)
-        return await self._estimator.estimate(command.plan)
+        return await self._estimator.estimate(request.plan)

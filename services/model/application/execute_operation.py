@@ -7,7 +7,7 @@ from services.kit.clock import Clock
 from services.model.application.admission import Admission
 from services.model.application.carry_out import CarryOut
 from services.model.application.directory import AdapterDirectory
-from services.model.application.fill_batch import require_loader_scope
+from services.model.application.fetch_batch import require_loader_scope
 from services.model.application.queues import Queues
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
@@ -52,12 +52,12 @@ class ExecuteOperation:
         require_loader_scope(caller, operation)
         arrival = self._clock.monotonic()
         async with self._queues.use(operation.adapter_id) as queue:
-            place = self._admission.place(
+            slot = self._admission.slot(
                 caller.tenant_id,
                 size_bytes=operation.request_bytes,
                 is_waiting_allowed=is_waiting_allowed,
                 is_urgent=queue.is_urgent(operation),
             )
-            async with place:
+            async with slot:
                 on_admitted()
                 return await queue.carry_out(operation, lambda: self._carry_out(caller, operation, arrival=arrival))

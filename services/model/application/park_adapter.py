@@ -16,11 +16,11 @@ from services.kit.errors import Code, DomainError
 from services.kit.failpoints import reach
 from services.model.application.directory import AdapterDirectory
 from services.model.application.residency import Residency
-from services.model.application.world import World
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import AdapterState
 from services.model.domain.errors import ReplicaLeased
 from services.model.domain.operation import Save
-from services.model.ports import AdapterState
+from services.model.ports import Ports
 
 _log = structlog.get_logger('parking')
 
@@ -28,9 +28,9 @@ _log = structlog.get_logger('parking')
 class ParkAdapter:
     """Parks adapters of sessions that are over. For one event loop."""
 
-    def __init__(self, world: World, directory: AdapterDirectory, residency: Residency) -> None:
+    def __init__(self, ports: Ports, directory: AdapterDirectory, residency: Residency) -> None:
         """Use the parts given."""
-        self._world = world
+        self._ports = ports
         self._directory = directory
         self._residency = residency
         self._one_at_a_time: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -75,11 +75,11 @@ class ParkAdapter:
         if current is None or current.sequence_number != adapter.sequence_number:
             # It went on meanwhile: the checkpoint is there, and no longer all of it.
             return
-        await self._world.journal.amend(replace(current, checkpoint_path=path))
+        await self._ports.journal.amend(replace(current, checkpoint_path=path))
         reach('park.recorded')
         current = self._directory.find(adapter_id)
         if current is not None and current.sequence_number == adapter.sequence_number:
-            self._directory.renew(replace(current, checkpoint_path=path))
+            self._directory.refresh(replace(current, checkpoint_path=path))
         _log.info('saved', adapter=adapter_id, step=adapter.step_count, checkpoint=path)
 
     async def _state_at_rest(self, adapter_id: str) -> tuple[Adapter, AdapterState] | None:
@@ -89,7 +89,7 @@ class ParkAdapter:
             adapter = self._directory.find(adapter_id)
             if not is_at_rest or adapter is None or not adapter.is_unsaved:
                 return None
-            return adapter, await self._world.backend.export_state(adapter_id, is_trainer_included=True)
+            return adapter, await self._ports.backend.export_state(adapter_id, is_trainer_included=True)
 
     async def _keep(self, adapter: Adapter, state: AdapterState, prefix: str) -> str:
         """Save a state under a name that says its step; where that is taken by another, under one of its own."""
@@ -105,7 +105,7 @@ class ParkAdapter:
         save = Save(name=name, is_optimizer_included=True)
         # The same for whoever asks again, so that a repeat finds what was saved.
         request_id = f'{adapter.adapter_id}:{adapter.sequence_number}:{name}'
-        made = await self._world.store.save(
+        made = await self._ports.store.save(
             adapter.adapter_id, state, base_model=adapter.base_model, save=save, request_id=request_id
         )
         return made.checkpoint_path

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import VerbRun
 from services.model.domain.operation import Load, Operation, Save, Undo, token_count
 from services.model.domain.result import OperationResult, Receipt, SaveResult
-from services.model.ports import VerbRun
 from twinkle.data_format import StepResult
 
 

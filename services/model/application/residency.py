@@ -16,13 +16,13 @@ import structlog
 from services.kit.clock import Clock
 from services.kit.errors import AdapterNotFound, DomainError, Draining
 from services.kit.failpoints import reach
-from services.model.application.changes import Changes
+from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.directory import AdapterDirectory
-from services.model.application.lease import ReplicaLease
-from services.model.application.resident import Resident
+from services.model.application.resident import ReplicaLease, Resident
 from services.model.application.restore import Restore, Restored
 from services.model.domain.adapter import Adapter
-from services.model.ports import AdapterState, Journal, Snapshot, TrainerBackend
+from services.model.domain.engine import AdapterState
+from services.model.ports import Journal, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('residency')
 
@@ -63,8 +63,8 @@ class Residency:
         self.lease = ReplicaLease()
         """While an adapter holds it, all others are out of the engine, and wait to come in."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()
-        self._making_room = asyncio.Lock()
-        self._changes = Changes()
+        self._eviction_lock = asyncio.Lock()
+        self._changes = ChangeNotifier()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -85,37 +85,37 @@ class Residency:
         Raises:
             AdapterNotFound, AdapterDamaged, JournalUnavailable: it cannot be made again now.
         """
-        resident = self._place_of(adapter_id)
+        resident = self._resident_of(adapter_id)
         resident.user_count += 1
         try:
-            await self._come_in(resident)
+            await self._acquire(resident)
             try:
                 yield resident
             finally:
-                self._let_go(resident)
+                self._release(resident)
         finally:
             resident.user_count -= 1
-            self._tidy(resident)
+            self._drop_unused(resident)
 
     @asynccontextmanager
-    async def place(self, adapter_id: str) -> AsyncIterator[None]:
+    async def reserve(self, adapter_id: str) -> AsyncIterator[None]:
         """Make room for an adapter that the block creates; if it fails, the engine has none."""
-        resident = self._place_of(adapter_id)
+        resident = self._resident_of(adapter_id)
         resident.user_count += 1
         is_done = False
         try:
             async with resident.lock:
-                await self._enter(resident)
+                await self._reserve_slot(resident)
                 yield
                 is_done = True
         finally:
             if not is_done:
-                await self._leave(resident)
+                await self._unload(resident)
             resident.user_count -= 1
             resident.last_used = self._clock.monotonic()
-            self._tidy(resident)
+            self._drop_unused(resident)
             # From now on it may make room for another one that waits.
-            self._changes.tell()
+            self._changes.notify()
 
     @asynccontextmanager
     async def at_rest(self, adapter_id: str) -> AsyncIterator[bool]:
@@ -129,7 +129,7 @@ class Residency:
         async with self.hold(adapter_id) as resident, resident.lock:
             is_at_rest = resident.holder_count == 1
             if is_at_rest and resident.operation_count:
-                await _ended(resident.writing)
+                await _finished(resident.writing)
                 await self._snapshot_now(resident)
             yield is_at_rest
 
@@ -137,40 +137,40 @@ class Residency:
         """Let an adapter go now, all of it on disk; one that an operation holds or waits for stays."""
         resident = self._residents.get(adapter_id)
         if resident is not None and not resident.user_count and not self.lease.is_held_by(adapter_id):
-            await _ended(resident.copying)
+            await _finished(resident.copying)
             await self._page_out(resident)
 
     async def discard(self, adapter_id: str) -> None:
         """Drop what the engine has of an adapter: what is durable counts, and is restored at the next use."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
-            await self._leave(resident)
+            await self._unload(resident)
 
-    def turn_away(self, adapter_id: str) -> None:
+    def reject_waiters(self, adapter_id: str) -> None:
         """Let operations of an adapter that is being deleted wait no longer for the end of another one's lease."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
-            resident.is_unwanted = True
-            self._changes.tell()
+            resident.is_being_deleted = True
+            self._changes.notify()
 
-    def turn_all_away(self) -> None:
+    def reject_all_waiters(self) -> None:
         """Let nobody wait for the end of a lease any more: the service ends before it."""
         self._is_closing = True
-        self._changes.tell()
+        self._changes.notify()
 
     async def forget(self, adapter_id: str) -> None:
         """Drop an adapter that is deleted, once its snapshots are written; its lease of the replica ends."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
-            await _ended(resident.copying)
-            await _ended(resident.writing)
+            await _finished(resident.copying)
+            await _finished(resident.writing)
             async with resident.lock:
-                await self._leave(resident)
+                await self._unload(resident)
             # Should it stay after all, because its end could not be made durable, it may come in again.
-            resident.is_unwanted = False
-            self._tidy(resident)
+            resident.is_being_deleted = False
+            self._drop_unused(resident)
         self.lease.end(adapter_id)
-        self._changes.tell()
+        self._changes.notify()
 
     async def evict_idle(self) -> None:
         """Let adapters go that nothing was asked of for long."""
@@ -187,9 +187,9 @@ class Residency:
 
     # Coming in
 
-    async def _come_in(self, resident: Resident) -> None:
+    async def _acquire(self, resident: Resident) -> None:
         # A copy that is due comes first, or an adapter that is never idle would have none.
-        await _ended(resident.copying)
+        await _finished(resident.copying)
         async with resident.lock:
             if not resident.is_loaded:
                 await self._page_in(resident)
@@ -198,7 +198,7 @@ class Residency:
         self._residents.move_to_end(resident.adapter_id)
 
     async def _page_in(self, resident: Resident) -> None:
-        await self._enter(resident)
+        await self._reserve_slot(resident)
         is_done = False
         try:
             current = self._directory.find(resident.adapter_id)
@@ -208,7 +208,7 @@ class Residency:
             is_done = True
         finally:
             if not is_done:
-                await self._leave(resident)
+                await self._unload(resident)
         self._count(resident, restored)
 
     def _count(self, resident: Resident, restored: Restored) -> None:
@@ -226,28 +226,28 @@ class Residency:
                 update_time=adapter.update_time,
             )
 
-    async def _enter(self, resident: Resident) -> None:
+    async def _reserve_slot(self, resident: Resident) -> None:
         """Take a place in the engine, when there is one."""
         while not resident.is_loaded:
             while self.lease.excludes(resident.adapter_id):
-                self._check_wanted(resident)
+                self._check_can_wait(resident)
                 await self._changes.wait()
-            async with self._making_room:
-                await self._make_room(resident)
+            async with self._eviction_lock:
+                await self._evict_until_free(resident)
                 resident.is_loaded = not self.lease.excludes(resident.adapter_id)
 
-    def _check_wanted(self, resident: Resident) -> None:
+    def _check_can_wait(self, resident: Resident) -> None:
         """Refuse to wait for what will not come.
 
         Raises:
             AdapterNotFound, Draining: its adapter is being deleted, or the service ends.
         """
-        if resident.is_unwanted:
+        if resident.is_being_deleted:
             raise AdapterNotFound(resident.adapter_id)
         if self._is_closing:
             raise Draining()
 
-    async def _make_room(self, resident: Resident) -> None:
+    async def _evict_until_free(self, resident: Resident) -> None:
         """Let others go until there is a place, or until another adapter has leased the replica meanwhile."""
         is_alone = self.lease.is_held_by(resident.adapter_id)
         room = 1 if is_alone else self._bounds.resident_adapters
@@ -269,12 +269,12 @@ class Residency:
         async with resident.lock:
             if not resident.is_loaded or resident.holder_count:
                 return
-            await _ended(resident.writing)
+            await _finished(resident.writing)
             if resident.operation_count:
                 await self._snapshot_now(resident)
             reach('page_out.recorded')
-            await self._leave(resident)
-        self._tidy(resident)
+            await self._unload(resident)
+        self._drop_unused(resident)
 
     async def _snapshot_now(self, resident: Resident) -> None:
         adapter = self._directory.find(resident.adapter_id)
@@ -285,24 +285,24 @@ class Residency:
             # Without one, as while a Forward waits for its Backward, replay gives everything back.
             if state is not None:
                 await self._journal.add_snapshot(_snapshot_of(adapter, state))
-                resident.snapshotted()
+                resident.mark_snapshotted()
         except DomainError as error:
             _log.warning('no snapshot; replay will be longer', adapter=resident.adapter_id, error=str(error))
 
-    async def _leave(self, resident: Resident) -> None:
+    async def _unload(self, resident: Resident) -> None:
         if resident.is_loaded:
             await self._backend.delete_adapter(resident.adapter_id)
             resident.is_loaded = False
-            self._changes.tell()
+            self._changes.notify()
 
-    def _let_go(self, resident: Resident) -> None:
+    def _release(self, resident: Resident) -> None:
         resident.holder_count -= 1
         resident.last_used = self._clock.monotonic()
         if resident.is_loaded and self._is_snapshot_due(resident):
             resident.copying = self._spawn(self._copy(resident))
-        self._changes.tell()
+        self._changes.notify()
 
-    def _tidy(self, resident: Resident) -> None:
+    def _drop_unused(self, resident: Resident) -> None:
         is_in_use = resident.is_loaded or resident.user_count or resident.lock.locked()
         if not is_in_use and self._residents.get(resident.adapter_id) is resident:
             del self._residents[resident.adapter_id]
@@ -326,7 +326,7 @@ class Residency:
                 if adapter is None or state is None:
                     return
                 snapshot = _snapshot_of(adapter, state)
-                resident.snapshotted()
+                resident.mark_snapshotted()
             reach('snapshot.taken')
             resident.writing = self._spawn(self._write(resident, snapshot))
         except DomainError as error:
@@ -334,7 +334,7 @@ class Residency:
         finally:
             resident.copying = None
             # One that is being copied may not leave: somebody may wait for that.
-            self._changes.tell()
+            self._changes.notify()
 
     async def _write(self, resident: Resident, snapshot: Snapshot) -> None:
         try:
@@ -347,16 +347,16 @@ class Residency:
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error('a snapshot failed', exc_info=error)
 
-    def _place_of(self, adapter_id: str) -> Resident:
+    def _resident_of(self, adapter_id: str) -> Resident:
         return self._residents.setdefault(adapter_id, Resident(adapter_id))
 
 
@@ -368,6 +368,6 @@ def _snapshot_of(adapter: Adapter, state: AdapterState) -> Snapshot:
     return Snapshot(sequence_number=adapter.sequence_number, adapter=adapter, state=state)
 
 
-async def _ended(task: asyncio.Task[None] | None) -> None:
+async def _finished(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         await asyncio.wait([task])

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from services.model.domain.errors import ReplicaLeased
+
 
 @dataclass(eq=False)
 class Resident:
@@ -20,7 +22,7 @@ class Resident:
     """Operations after the last snapshot."""
     is_pending: bool = False
     """A Forward waits for its Backward: leaving now costs running it again."""
-    is_unwanted: bool = False
+    is_being_deleted: bool = False
     """It is being deleted: what waits for it to come in gives up."""
     last_used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -28,11 +30,47 @@ class Resident:
     copying: asyncio.Task[None] | None = None
     writing: asyncio.Task[None] | None = None
 
-    def ran(self, device_seconds: float = 0.0) -> None:
+    def count_operation(self, device_seconds: float = 0.0) -> None:
         """Count an operation that is not in a snapshot yet."""
         self.device_seconds += device_seconds
         self.operation_count += 1
 
-    def snapshotted(self) -> None:
+    def mark_snapshotted(self) -> None:
         """Begin counting anew after a snapshot of everything up to now."""
         self.device_seconds, self.operation_count = 0.0, 0
+
+
+class ReplicaLease:
+    """At most one adapter holds it, from its creation to its end."""
+
+    def __init__(self) -> None:
+        """Begin without a holder."""
+        self._holder_id: str | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether some adapter holds it."""
+        return self._holder_id is not None
+
+    def take(self, adapter_id: str) -> None:
+        """Give it to an adapter; one that holds it keeps it.
+
+        Raises:
+            ReplicaLeased: another one holds it.
+        """
+        if self.excludes(adapter_id):
+            raise ReplicaLeased()
+        self._holder_id = adapter_id
+
+    def end(self, adapter_id: str) -> None:
+        """Take it back, if that adapter holds it."""
+        if self._holder_id == adapter_id:
+            self._holder_id = None
+
+    def is_held_by(self, adapter_id: str) -> bool:
+        """Say whether that adapter holds it."""
+        return self._holder_id == adapter_id
+
+    def excludes(self, adapter_id: str) -> bool:
+        """Say whether another adapter than that one holds it."""
+        return self._holder_id not in (None, adapter_id)

@@ -13,11 +13,12 @@ from services.kit.failpoints import reach
 from services.model.application.progress import adapter_after, result_of
 from services.model.domain.adapter import Adapter
 from services.model.domain.divergence import first_difference
+from services.model.domain.engine import VerbRun
 from services.model.domain.errors import AdapterDamaged
 from services.model.domain.operation import ComputeVerb, Operation, StateVerb
 from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
-from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend, VerbRun
+from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('restore')
 _PROGRESS_EVERY = 100

@@ -1,17 +1,17 @@
-"""The verbs that need more of the world than the engine: save, load, publish, undo, export.
+"""The verbs that need more than the engine: save, load, publish, undo, export.
 
 Each is harmless when it is repeated after a crash: other services know it by its request id, and what it
 does to the engine counts only once the journal has the state that it led to.
 """
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from services.kit.errors import FailedPrecondition, NotBuiltYet, QuotaExceeded
-from services.model.application.publish_dtype import as_published
+from services.kit.errors import FailedPrecondition, InvalidField, NotBuiltYet, QuotaExceeded
 from services.model.application.residency import Residency
-from services.model.application.world import World
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import AdapterState, VerbRun
 from services.model.domain.errors import AdapterNotReady, UndoTooFar
 from services.model.domain.operation import (
     ClipGradNorm,
@@ -24,7 +24,9 @@ from services.model.domain.operation import (
     Undo,
     ZeroGrad,
 )
-from services.model.ports import AdapterState, VerbRun
+from services.model.ports import Ports
+from twinkle.checkpoint_engine.errors import WeightsOutOfRange
+from twinkle.checkpoint_engine.rounding import round_tensors
 from twinkle.data_format import StepResult
 
 _NO_LIMIT = 1e30
@@ -47,10 +49,10 @@ class StateChange:
 class StateVerbs:
     """Carries out state verbs of adapters that are held."""
 
-    def __init__(self, world: World, residency: Residency) -> None:
+    def __init__(self, ports: Ports, residency: Residency) -> None:
         """Use the parts given."""
-        self._world = world
-        self._backend = world.backend
+        self._ports = ports
+        self._backend = ports.backend
         self._residency = residency
 
     async def __call__(self, adapter: Adapter, operation: Operation, verb: StateVerb) -> StateChange:
@@ -81,7 +83,7 @@ class StateVerbs:
             is_trainer_included=verb.is_optimizer_included,
             consumed_train_samples=verb.consumed_train_samples,
         )
-        made = await self._world.store.save(
+        made = await self._ports.store.save(
             adapter.adapter_id, state, base_model=adapter.base_model, save=verb, request_id=request_id
         )
         warnings = tuple(f'{part} is not in it: save it with the optimizer to keep that too' for part in state.left_out)
@@ -90,7 +92,7 @@ class StateVerbs:
     async def _publish(self, adapter: Adapter, verb: PublishVersion) -> StateChange:
         trained = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
         state, warnings = await as_published(trained, verb.dtype)
-        made = await self._world.store.publish_version(
+        made = await self._ports.store.publish_version(
             adapter.adapter_id,
             state,
             base_model=adapter.base_model,
@@ -101,11 +103,11 @@ class StateVerbs:
 
     async def _export(self, adapter: Adapter, verb: ExportMerged) -> StateChange:
         state = await self._backend.export_state(adapter.adapter_id, is_trainer_included=False)
-        made = await self._world.exporter.export_merged(adapter.adapter_id, state, name=verb.name)
+        made = await self._ports.exporter.export_merged(adapter.adapter_id, state, name=verb.name)
         return StateChange(run=VerbRun(outcome=made))
 
     async def _load(self, adapter: Adapter, verb: Load) -> StateChange:
-        state = await self._world.store.fetch(verb.checkpoint_path, is_trainer_included=verb.is_optimizer_included)
+        state = await self._ports.store.fetch(verb.checkpoint_path, is_trainer_included=verb.is_optimizer_included)
         run = await self._backend.import_state(
             adapter.adapter_id, state, is_trainer_included=verb.is_optimizer_included
         )
@@ -113,7 +115,7 @@ class StateVerbs:
 
     async def _undo(self, adapter: Adapter, verb: Undo) -> StateChange:
         adapter_id = adapter.adapter_id
-        steps = await self._world.journal.applied_steps(adapter_id)
+        steps = await self._ports.journal.applied_steps(adapter_id)
         if verb.step_count > len(steps):
             raise UndoTooFar(adapter_id, verb.step_count, len(steps))
         first = steps[-verb.step_count]
@@ -154,3 +156,23 @@ class StateVerbs:
         if state is None:
             raise AdapterNotReady(adapter_id, 'the Backward of its last Forward')
         return state
+
+
+async def as_published(state: AdapterState, dtype: str | None) -> tuple[AdapterState, tuple[str, ...]]:
+    """Return the state as it is published, and what the caller is to be warned of.
+
+    Args:
+        state: As trained.
+        dtype: Element type of the published weights. None: as trained.
+
+    Raises:
+        InvalidField: a weight is beyond that type's range.
+    """
+    if dtype is None:
+        return state, ()
+    try:
+        rounded = await asyncio.to_thread(round_tensors, state.adapter, dtype)
+    except WeightsOutOfRange as error:
+        raise InvalidField('publish_version.dtype', str(error)) from error
+    warnings = tuple(f'weights of {source} were rounded to {dtype}' for source in sorted(rounded.narrowed))
+    return replace(state, adapter=rounded.tensors), warnings

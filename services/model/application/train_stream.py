@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from services.kit.caller import Caller
 from services.kit.errors import Code, DomainError
-from services.model.application.changes import Changes
+from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.queues import Queues
 from services.model.domain.errors import SequenceGap
@@ -25,7 +25,7 @@ WINDOW = 64
 
 
 @dataclass(frozen=True)
-class Refused:
+class OperationFailure:
     """An operation of a stream that failed, or that could not be read."""
 
     adapter_id: str
@@ -42,8 +42,8 @@ class TrainStream:
         self._queues = queues
 
     async def __call__(
-        self, caller: Caller, operations: AsyncIterator[Operation | Refused]
-    ) -> AsyncGenerator[OperationResult | Refused, None]:
+        self, caller: Caller, operations: AsyncIterator[Operation | OperationFailure]
+    ) -> AsyncGenerator[OperationResult | OperationFailure, None]:
         """Yield a result for each operation, of each adapter in the order of the numbers."""
         stream = _Stream(self._execute, self._queues, caller)
         async with asyncio.TaskGroup() as group:
@@ -63,41 +63,43 @@ class _Stream:
         self._queues = queues
         self._caller = caller
         self._window = asyncio.Semaphore(WINDOW)
-        self._numbers: dict[str, list[int]] = {}
+        self._unanswered_numbers: dict[str, list[int]] = {}
         """Not answered yet, by adapter."""
-        self._missing: dict[str, int] = {}
+        self._refused_numbers: dict[str, int] = {}
         """Refused, and not come again, by adapter."""
-        self._answered = Changes()
-        self.results: asyncio.Queue[OperationResult | Refused | None] = asyncio.Queue(WINDOW)
+        self._result_sent = ChangeNotifier()
+        self.results: asyncio.Queue[OperationResult | OperationFailure | None] = asyncio.Queue(WINDOW)
 
-    async def feed(self, operations: AsyncIterator[Operation | Refused]) -> None:
+    async def feed(self, operations: AsyncIterator[Operation | OperationFailure]) -> None:
         """Begin each operation as it comes; the next is read once this one has a place in the tenant's queue."""
         async with asyncio.TaskGroup() as group:
             async for operation in operations:
                 await self._window.acquire()
-                self._numbers.setdefault(operation.adapter_id, []).append(operation.sequence_number)
+                self._unanswered_numbers.setdefault(operation.adapter_id, []).append(operation.sequence_number)
                 admitted = asyncio.Event()
                 group.create_task(self._answer(operation, admitted))
                 await admitted.wait()
         await self.results.put(None)
 
-    async def _answer(self, operation: Operation | Refused, admitted: asyncio.Event) -> None:
+    async def _answer(self, operation: Operation | OperationFailure, admitted: asyncio.Event) -> None:
         adapter_id, number = operation.adapter_id, operation.sequence_number
         try:
             result = await self._outcome(operation, admitted)
-            if isinstance(result, Refused):
+            if isinstance(result, OperationFailure):
                 self._note_refusal(result)
             admitted.set()
-            numbers = self._numbers[adapter_id]
+            numbers = self._unanswered_numbers[adapter_id]
             while min(numbers) < number:
-                await self._answered.wait()
+                await self._result_sent.wait()
             await self.results.put(result)
         finally:
             self._forget(adapter_id, number)
             self._window.release()
 
-    async def _outcome(self, operation: Operation | Refused, admitted: asyncio.Event) -> OperationResult | Refused:
-        if isinstance(operation, Refused):
+    async def _outcome(
+        self, operation: Operation | OperationFailure, admitted: asyncio.Event
+    ) -> OperationResult | OperationFailure:
+        if isinstance(operation, OperationFailure):
             return operation
         try:
             self._check_gap(operation)
@@ -105,7 +107,7 @@ class _Stream:
                 self._caller, operation, is_waiting_allowed=True, on_admitted=lambda: self._admit(operation, admitted)
             )
         except DomainError as error:
-            return Refused(operation.adapter_id, operation.sequence_number, error)
+            return OperationFailure(operation.adapter_id, operation.sequence_number, error)
 
     def _admit(self, operation: Operation, admitted: asyncio.Event) -> None:
         # What is before it may have been refused while it waited for a place.
@@ -119,30 +121,30 @@ class _Stream:
             SequenceGap: it is.
         """
         adapter_id, number = operation.adapter_id, operation.sequence_number
-        missing = self._missing.get(adapter_id)
+        missing = self._refused_numbers.get(adapter_id)
         if missing is None or number < missing:
             return
         queue = self._queues.find(adapter_id)
         if number == missing or (queue is not None and queue.sequence.last_number >= missing):
-            del self._missing[adapter_id]
+            del self._refused_numbers[adapter_id]
             return
         raise SequenceGap(adapter_id, number, missing)
 
-    def _note_refusal(self, refused: Refused) -> None:
+    def _note_refusal(self, refused: OperationFailure) -> None:
         adapter_id, number = refused.adapter_id, refused.sequence_number
         if not is_refusal(refused.error) or _is_passing(refused.error):
             return
-        self._missing[adapter_id] = min(number, self._missing.get(adapter_id, number))
+        self._refused_numbers[adapter_id] = min(number, self._refused_numbers.get(adapter_id, number))
         queue = self._queues.find(adapter_id)
-        for later in [item for item in self._numbers[adapter_id] if item > number]:
+        for later in [item for item in self._unanswered_numbers[adapter_id] if item > number]:
             if queue is not None:
                 queue.skip(later, missing=number)
 
     def _forget(self, adapter_id: str, number: int) -> None:
-        self._numbers[adapter_id].remove(number)
-        if not self._numbers[adapter_id]:
-            del self._numbers[adapter_id]
-        self._answered.tell()
+        self._unanswered_numbers[adapter_id].remove(number)
+        if not self._unanswered_numbers[adapter_id]:
+            del self._unanswered_numbers[adapter_id]
+        self._result_sent.notify()
 
 
 def _is_passing(error: DomainError) -> bool:

@@ -8,9 +8,9 @@ from services.kit.errors import InvalidField
 from services.kit.rpc.fields import duration_to_proto
 from services.kit.rpc.weights import ReceivedState, WeightClient
 from services.kit.weights import Segments
+from services.model.domain.engine import AdapterState
 from services.model.domain.operation import Save
 from services.model.domain.result import PublishResult, SaveResult
-from services.model.ports import AdapterState
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import StateSection, unpack_state
 from twinkle.checkpoint_engine.packing import StatePlan, plan_state

@@ -9,7 +9,7 @@ import grpc
 from services.kit.errors import Code, DomainError, InvalidField, NotBuiltYet, ServiceUnreachable
 from services.kit.rpc.status import error_from_call
 from services.model.domain.errors import LoaderAtEnd
-from services.model.domain.loader_batch import LoadedBatch, LoaderCursor, LoaderPlace
+from services.model.domain.loader_batch import BatchReference, LoadedBatch, LoaderCursor
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import loader_service_pb2 as wire
 from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
@@ -31,14 +31,14 @@ class DataClient:
         """Use a channel of `services.kit.rpc.channel.open_channel`; it stays the caller's to close."""
         self._stub = LoaderServiceStub(channel)
 
-    async def load(self, place: LoaderPlace) -> LoadedBatch:
-        """Return the batch at a place; see the port."""
-        call = self._stub.StreamBatches(_requests(place), timeout=_PATIENCE.total_seconds())
+    async def load(self, reference: BatchReference) -> LoadedBatch:
+        """Return the batch at a reference; see the port."""
+        call = self._stub.StreamBatches(_requests(reference), timeout=_PATIENCE.total_seconds())
         try:
             async for response in call:
                 if response.ByteSize() < _THREAD_BYTES:
-                    return _loaded(place, response)
-                return await asyncio.to_thread(_loaded, place, response)
+                    return _loaded(reference, response)
+                return await asyncio.to_thread(_loaded, reference, response)
         except grpc.aio.AioRpcError as error:
             raise _error_of(error) from error
         finally:
@@ -50,25 +50,25 @@ class DataClient:
 class NoDataService:
     """Refuses batches of loaders, where the configuration names no data service."""
 
-    async def load(self, place: LoaderPlace) -> LoadedBatch:
+    async def load(self, reference: BatchReference) -> LoadedBatch:
         """Refuse; see the port."""
-        del place
+        del reference
         raise NotBuiltYet('a batch by loader, where data_address of the model service is empty,')
 
 
-async def _requests(place: LoaderPlace) -> AsyncIterator[wire.StreamBatchesRequest]:
-    cursor = place.cursor
+async def _requests(reference: BatchReference) -> AsyncIterator[wire.StreamBatchesRequest]:
+    cursor = reference.cursor
     start = wire.StreamStart(
-        loader_id=place.loader_id,
+        loader_id=reference.loader_id,
         cursor=None if cursor is None else dataset_pb2.Cursor(consumed_rows=cursor.consumed_rows, state=cursor.state),
     )
     yield wire.StreamBatchesRequest(start=start)
     yield wire.StreamBatchesRequest(credits=1)
 
 
-def _loaded(place: LoaderPlace, response: wire.StreamBatchesResponse) -> LoadedBatch:
+def _loaded(reference: BatchReference, response: wire.StreamBatchesResponse) -> LoadedBatch:
     if response.is_end:
-        raise LoaderAtEnd(place.loader_id, response.cursor.consumed_rows)
+        raise LoaderAtEnd(reference.loader_id, response.cursor.consumed_rows)
     return LoadedBatch(
         content=response.batch.SerializeToString(deterministic=True),
         next_cursor=LoaderCursor(consumed_rows=response.cursor.consumed_rows, state=response.cursor.state),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from services.kit.errors import InvalidField
 from services.kit.worker import SingleWorker
+from services.model.domain.engine import AdapterState
 from services.model.domain.errors import ExportUnavailable
 from services.model.domain.result import SaveResult
-from services.model.ports import AdapterState
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, MergeResult, MergeRunning, export_merged
 from twinkle.hub import resolve_model
 

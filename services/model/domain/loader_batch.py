@@ -15,8 +15,8 @@ class LoaderCursor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderPlace:
-    """Which batch: the one after a position. The same place always holds the same batch."""
+class BatchReference:
+    """Which batch: the one after a position. The same reference always holds the same batch."""
 
     loader_id: str
     cursor: LoaderCursor | None = None
@@ -36,8 +36,8 @@ class LoadedBatch:
 class BatchSource(Protocol):
     """Gives batches of loaders; acts for the current caller. Contract suite: tests/contract/model."""
 
-    async def load(self, place: LoaderPlace) -> LoadedBatch:
-        """Return the batch at a place, the same each time.
+    async def load(self, reference: BatchReference) -> LoadedBatch:
+        """Return the batch at a reference, the same each time.
 
         Raises:
             ForwardedError: as the contract of StreamBatches says; NOT_FOUND for a loader that is not the caller's.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.model.domain.loader_batch import LoaderCursor, LoaderPlace
+from services.model.domain.loader_batch import BatchReference, LoaderCursor
 from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import InputFeature
 
@@ -189,7 +189,7 @@ ComputeVerb = (
 )
 """Verbs that the engine alone carries out; replaying one does the same again, to the bit."""
 StateVerb = Save | Load | PublishVersion | Undo | ExportMerged
-"""Verbs that need more of the world than the engine; they are never replayed."""
+"""Verbs that need more than the engine; they are never replayed."""
 Verb = ComputeVerb | StateVerb
 
 
@@ -205,7 +205,7 @@ class Operation:
     """Digest of the request's content: tells a repeat from another operation with the same number."""
     payload: bytes = field(default=b'', repr=False)
     """The request as it came, for the journal; opaque here. A batch that was fetched for it is in it."""
-    place: LoaderPlace | None = None
+    batch_reference: BatchReference | None = None
     """Where its batch is, if that is a loader's."""
     next_cursor: LoaderCursor | None = None
     """The position after that batch; None until it was fetched."""
@@ -218,7 +218,7 @@ class Operation:
     @property
     def is_batch_missing(self) -> bool:
         """Whether its batch is still to be fetched from a loader."""
-        return self.place is not None and self.next_cursor is None
+        return self.batch_reference is not None and self.next_cursor is None
 
     @property
     def request_id(self) -> str:

@@ -34,16 +34,16 @@ class Pace:
         """Know nothing: every estimate is zero."""
         self._quick_seconds = Average()
         self._token_seconds = Average()
-        self._turn_seconds = Average()
+        self._mean_seconds = Average()
 
     @property
-    def turn(self) -> timedelta:
+    def mean_time(self) -> timedelta:
         """How long a batch or a quick work takes, whichever it is."""
-        return timedelta(seconds=self._turn_seconds.value or 0.0)
+        return timedelta(seconds=self._mean_seconds.value or 0.0)
 
     def observe(self, seconds: float, *, token_count: int) -> None:
         """Learn from a batch that ran, or from a quick work, which has no tokens."""
-        self._turn_seconds.add(seconds)
+        self._mean_seconds.add(seconds)
         if token_count:
             self._token_seconds.add(seconds / token_count, weight=token_count)
         else:

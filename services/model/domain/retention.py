@@ -2,6 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+
+from services.kit.errors import DomainError
+from services.model.domain.operation import ClipGradAndStep, Operation, Step
+from services.model.domain.result import OperationResult
+from twinkle.data_format import StepResult
 
 SNAPSHOTS_KEPT = 2
 """The newest snapshots that a restore may begin from: a damaged one costs a longer replay, not the adapter."""
@@ -40,3 +46,21 @@ def retain(steps: Sequence[int], snapshots: Sequence[int], *, undo_steps: int) -
     roots = snapshots[-SNAPSHOTS_KEPT:]
     ranges = [(bases[step], step) for step in kept] + [(number, None) for number in roots[:1]]
     return Retention(kept, frozenset([*roots, *(bases[step] for step in kept)]), tuple(ranges))
+
+
+class ReplayKind(IntEnum):
+    """How a restore passes an operation."""
+
+    REPLAYED = 1
+    """It is run again."""
+    PASSED_OVER = 2
+    """It changed nothing in the engine."""
+    BARRIER = 3
+    """It changed the state by other than replay: a restore begins after it."""
+
+
+def is_applied_step(operation: Operation, outcome: OperationResult | DomainError) -> bool:
+    """Say whether an operation moved the weights by an optimizer step."""
+    if not isinstance(operation.verb, Step | ClipGradAndStep) or isinstance(outcome, DomainError):
+        return False
+    return isinstance(outcome.outcome, StepResult) and outcome.outcome.is_applied

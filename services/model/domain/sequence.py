@@ -22,7 +22,7 @@ RECORD_BYTES = 4 << 20
 """Log-probabilities kept with them: a million. The newest result is kept whatever its size."""
 
 
-class Turn(Enum):
+class Action(Enum):
     """What is to become of an operation now."""
 
     RUN = auto()
@@ -108,7 +108,7 @@ class OperationSequence:
         last = self._record.get(self.last_number)
         return last is not None and last.is_running
 
-    def turn(self, operation: Operation) -> Turn:
+    def action_for(self, operation: Operation) -> Action:
         """Say what is to become of `operation` now.
 
         Raises:
@@ -118,11 +118,11 @@ class OperationSequence:
         number = operation.sequence_number
         if number > self.last_number:
             is_next = number == self.last_number + 1 and not self.is_running
-            return Turn.RUN if is_next else Turn.WAIT
+            return Action.RUN if is_next else Action.WAIT
         entry = self.entry(number)
         if entry.fingerprint != operation.fingerprint:
             raise SequenceReused(self._adapter_id, number)
-        return Turn.REPEAT
+        return Action.REPEAT
 
     def begin(self, operation: Operation) -> None:
         """Use up the number of the operation that runs now."""

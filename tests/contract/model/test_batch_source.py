@@ -15,7 +15,7 @@ from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
 from services.model.backends.data_client import DataClient
 from services.model.domain.errors import LoaderAtEnd
-from services.model.domain.loader_batch import BatchSource, LoaderCursor, LoaderPlace
+from services.model.domain.loader_batch import BatchReference, BatchSource, LoaderCursor
 from twinkle.api.data.v1.input_feature_pb2 import FeatureBatch
 from twinkle.data_format import InputFeature
 
@@ -35,7 +35,7 @@ class Opened:
     async def load(self, cursor: LoaderCursor | None = None, caller: Caller = ALICE) -> tuple[object, LoaderCursor]:
         """Return the token ids of a batch's examples, and the position behind it."""
         with acting_for(caller):
-            loaded = await self.source.load(LoaderPlace(loader_id=self.loader_id, cursor=cursor))
+            loaded = await self.source.load(BatchReference(loader_id=self.loader_id, cursor=cursor))
         batch = FeatureBatch.FromString(loaded.content)
         return [ints_of(feature.input_ids) for feature in batch.features], loaded.next_cursor
 
@@ -98,7 +98,7 @@ async def test_foreign_loader_is_as_an_unknown_one(opened: Opened) -> None:
 
 @pytest.mark.parametrize('cursor', [LoaderCursor(consumed_rows=1), LoaderCursor(consumed_rows=2, state=b'forged')])
 async def test_cursor_of_another_reading_is_refused(opened: Opened, cursor: LoaderCursor) -> None:
-    """A place where no batch begins, or of another loader, is named as the operation names it."""
+    """A reference where no batch begins, or of another loader, is named as the operation names it."""
     with pytest.raises(InvalidField) as refusal:
         await opened.load(cursor)
     assert refusal.value.violations[0].field.startswith('batch.loader.cursor')
@@ -108,7 +108,7 @@ async def test_service_that_is_away_is_tried_again(tmp_path: Path) -> None:
     """Nobody at the address is UNAVAILABLE, with a time to try again."""
     async with open_channel(f'unix:{tmp_path}/nobody', service='data') as channel:
         with pytest.raises(DomainError) as refusal, acting_for(ALICE):
-            await DataClient(channel).load(LoaderPlace(loader_id='ld-1'))
+            await DataClient(channel).load(BatchReference(loader_id='ld-1'))
     assert (refusal.value.code, refusal.value.reason) == (Code.UNAVAILABLE, 'SERVICE_UNREACHABLE')
     assert refusal.value.retry_after is not None
 
@@ -122,5 +122,5 @@ async def test_batch_that_is_too_large_is_refused(tmp_path: Path, tiny_llama_dir
         dataset = await data.create(chats(chat('question', 'answer')), set_template(tiny_llama_dir), ENCODE)
         loader = await data.open(dataset.dataset_id, 1)
         with pytest.raises(InvalidField) as refusal, acting_for(ALICE):
-            await DataClient(channel).load(LoaderPlace(loader_id=loader.loader_id))
+            await DataClient(channel).load(BatchReference(loader_id=loader.loader_id))
     assert refusal.value.violations[0].field == 'batch.loader'

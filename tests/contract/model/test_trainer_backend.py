@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.model_service import draw_example
 from services.kit.errors import AdapterNotFound, DomainError, InvalidField
+from services.model.domain.engine import AdapterState, BatchPart, VerbRun
 from services.model.domain.errors import AdapterNotReady, ReplicaLeased
 from services.model.domain.operation import (
     Backward,
@@ -23,7 +24,6 @@ from services.model.domain.operation import (
 )
 from services.model.domain.result import LoadResult, MetricResult
 from services.model.domain.training_config import Component, TrainingConfig
-from services.model.ports import AdapterState, BatchWork, VerbRun
 from twinkle.data_format import ForwardResult, LoraConfig, StepResult
 
 
@@ -129,8 +129,8 @@ LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=
 
 
 def together(verb, *adapter_ids):
-    """Return works of these adapters, each over its own batch."""
-    return [BatchWork(adapter_id=adapter_id, verb=verb(features=BATCHES[adapter_id])) for adapter_id in adapter_ids]
+    """Return parts of these adapters, each over its own batch."""
+    return [BatchPart(adapter_id=adapter_id, verb=verb(features=BATCHES[adapter_id])) for adapter_id in adapter_ids]
 
 
 def assert_same_forward(own, other):
@@ -176,12 +176,12 @@ async def test_one_that_fails_leaves_the_others_as_they_are(backend):
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     before = await backend.export_state('b', is_trainer_included=True)
-    works = [
-        BatchWork(adapter_id='ghost', verb=ForwardBackward(features=BATCHES['a'])),
-        BatchWork(adapter_id='b', verb=ForwardBackward(features=NOTHING_COUNTS)),
+    parts = [
+        BatchPart(adapter_id='ghost', verb=ForwardBackward(features=BATCHES['a'])),
+        BatchPart(adapter_id='b', verb=ForwardBackward(features=NOTHING_COUNTS)),
         *together(ForwardBackward, 'a'),
     ]
-    ghost, refused, good = await backend.run_batch(works)
+    ghost, refused, good = await backend.run_batch(parts)
     assert isinstance(ghost, AdapterNotFound)
     assert isinstance(refused, InvalidField)
     assert 'labels' in refused.field
@@ -198,7 +198,7 @@ async def test_what_run_raises_run_batch_returns(backend):
     verb = ForwardBackward(features=NOTHING_COUNTS)
     with pytest.raises(DomainError) as caught:
         await backend.run('b', verb)
-    (returned,) = await backend.run_batch([BatchWork(adapter_id='b', verb=verb)])
+    (returned,) = await backend.run_batch([BatchPart(adapter_id='b', verb=verb)])
     assert (type(returned), str(returned)) == (type(caught.value), str(caught.value))
 
 

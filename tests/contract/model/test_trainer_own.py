@@ -5,9 +5,9 @@ import pytest
 
 from fixtures.model_service import draw_example
 from services.kit.errors import InvalidField, UnknownComponent
+from services.model.domain.engine import BatchPart, VerbRun
 from services.model.domain.operation import ClipGradAndStep, ForwardBackward, ForwardOnly, Step
 from services.model.domain.training_config import LossChoice, TrainingConfig
-from services.model.ports import BatchWork, VerbRun
 from twinkle.data_format import LoraConfig
 
 BATCHES = {'a': [draw_example(20, 1), draw_example(9, 2)], 'b': [draw_example(17, 3)]}
@@ -52,8 +52,8 @@ async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, e
         await backend.create_adapter(name, LORA[name], TrainingConfig())
     before = await backend.export_state('a', is_trainer_included=True)
     works = [
-        BatchWork(adapter_id='a', verb=verb(features=BATCHES['a'], loss=loss)),
-        BatchWork(adapter_id='b', verb=verb(features=BATCHES['b'])),
+        BatchPart(adapter_id='a', verb=verb(features=BATCHES['a'], loss=loss)),
+        BatchPart(adapter_id='b', verb=verb(features=BATCHES['b'])),
     ]
     refused, good = await backend.run_batch(works)
     assert isinstance(good, VerbRun)

@@ -13,8 +13,9 @@ from services.kit.errors import Code, DomainError, InvalidField
 from services.kit.rpc.context import acting_for
 from services.kit.weights import Segments
 from services.model.backends.checkpoint_client import CheckpointClient
+from services.model.domain.engine import AdapterState
 from services.model.domain.operation import Save
-from services.model.ports import AdapterState, WeightStore
+from services.model.ports import WeightStore
 from twinkle.data_format import LoraConfig, TensorData
 
 NAME = 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'

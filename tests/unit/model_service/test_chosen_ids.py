@@ -10,7 +10,7 @@ from fixtures.crashing import ALICE, Service, StrictStore, start
 from fixtures.fake_trainer import BASE_MODEL
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, InvalidField, RequestIdReused
-from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import AdapterIdTaken, JournalUnavailable
@@ -23,7 +23,7 @@ CHOSEN = '0b5c:train:0'
 
 async def create(service: Service, caller: Caller = ALICE, request_id: str = 'r1', *, content: str = 'c') -> Adapter:
     """Return the adapter that a request for the chosen id makes, or made."""
-    command = CreateAdapterCommand(
+    command = CreateAdapterRequest(
         request_id=request_id,
         base_model=BASE_MODEL,
         lora_config=LoraConfig(r=2),

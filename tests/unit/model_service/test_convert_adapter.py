@@ -3,7 +3,7 @@
 import pytest
 
 from services.kit.errors import InvalidField
-from services.model.api.convert_adapter import create_command_from_proto, save_prefix_from_proto
+from services.model.api.convert_adapter import create_request_from_proto, save_prefix_from_proto
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
 
@@ -15,9 +15,9 @@ def request(**fields):
 
 def test_full_parameters_unset_is_not_all_of_them():
     """An empty message asks for every parameter; none asks for LoRA."""
-    assert create_command_from_proto(request()).full_parameters is None
-    assert create_command_from_proto(request(full_parameters={})).full_parameters == ()
-    some = create_command_from_proto(request(full_parameters={'target_modules': ['mlp', 'norm']}))
+    assert create_request_from_proto(request()).full_parameters is None
+    assert create_request_from_proto(request(full_parameters={})).full_parameters == ()
+    some = create_request_from_proto(request(full_parameters={'target_modules': ['mlp', 'norm']}))
     assert some.full_parameters == ('mlp', 'norm')
 
 
@@ -34,7 +34,7 @@ def test_full_parameters_unset_is_not_all_of_them():
 def test_contradiction_is_named(fields, field):
     """What cannot be meant is refused by its field."""
     with pytest.raises(InvalidField) as refusal:
-        create_command_from_proto(request(**fields))
+        create_request_from_proto(request(**fields))
     assert refusal.value.field == field
 
 
@@ -53,15 +53,15 @@ def test_contradiction_is_named(fields, field):
 def test_what_is_kept_with_an_adapter_is_bounded(fields, field):
     """Adapters cost memory for as long as they are there, so nothing of a request that is kept may be long."""
     with pytest.raises(InvalidField) as refusal:
-        create_command_from_proto(request(**fields))
+        create_request_from_proto(request(**fields))
     assert refusal.value.field == field
 
 
 def test_the_session_is_kept_and_no_longer_than_may_be():
     """An adapter knows the session it was made in."""
-    assert create_command_from_proto(request(session_id='ss-1')).session_id == 'ss-1'
+    assert create_request_from_proto(request(session_id='ss-1')).session_id == 'ss-1'
     with pytest.raises(InvalidField) as refusal:
-        create_command_from_proto(request(session_id='s' * 129))
+        create_request_from_proto(request(session_id='s' * 129))
     assert refusal.value.field == 'session_id'
 
 
@@ -75,6 +75,6 @@ def test_what_a_checkpoint_is_named_after_is_a_name(prefix):
 
 def test_how_many_adapters_there_are_is_no_part_of_what_is_asked_for():
     """The same request is the same one, whether the gateway finds the tenant at its limit or not."""
-    plain, full = create_command_from_proto(request()), create_command_from_proto(request(adapters_limit=0))
+    plain, full = create_request_from_proto(request()), create_request_from_proto(request(adapters_limit=0))
     assert (plain.adapters_limit, full.adapters_limit) == (None, 0)
     assert plain.fingerprint == full.fingerprint

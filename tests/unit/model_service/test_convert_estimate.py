@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from services.kit.errors import InvalidField
-from services.model.api.convert_estimate import cost_to_proto, estimate_command_from_proto
+from services.model.api.convert_adapter import cost_to_proto, estimate_request_from_proto
 from services.model.domain.plan import PlanCost
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 
@@ -14,7 +14,7 @@ GOOD = {'base_model': 'tiny', 'batch_size': 4, 'sequence_tokens': 128}
 
 def test_unset_parts_are_the_contract_s_defaults():
     """LoRA of rank 8, AdamW, and every label counts."""
-    plan = estimate_command_from_proto(wire.EstimateRequest(**GOOD)).plan
+    plan = estimate_request_from_proto(wire.EstimateRequest(**GOOD)).plan
     assert (plan.lora_config.r, plan.optimizer.name, plan.label_share) == (8, 'AdamW', 1.0)
     assert plan.full_parameters is None
 
@@ -24,11 +24,11 @@ def test_what_is_asked_arrives():
     request = wire.EstimateRequest(
         **GOOD, lora_config={'lora_rank': 4}, optimizer={'name': 'SGD', 'learning_rate': 0.5}, label_share=0.25
     )
-    command = estimate_command_from_proto(request)
+    command = estimate_request_from_proto(request)
     assert command.base_model == 'tiny'
     assert (command.plan.batch_size, command.plan.sequence_tokens, command.plan.label_share) == (4, 128, 0.25)
     assert (command.plan.lora_config.r, command.plan.optimizer.options) == (4, {'lr': 0.5})
-    full = estimate_command_from_proto(wire.EstimateRequest(**GOOD, full_parameters={}))
+    full = estimate_request_from_proto(wire.EstimateRequest(**GOOD, full_parameters={}))
     assert full.plan.full_parameters == ()
 
 
@@ -49,7 +49,7 @@ def test_what_is_asked_arrives():
 def test_question_without_an_answer_is_named(fields, field):
     """What could not be run is refused by its field."""
     with pytest.raises(InvalidField) as refusal:
-        estimate_command_from_proto(wire.EstimateRequest(**{**GOOD, **fields}))
+        estimate_request_from_proto(wire.EstimateRequest(**{**GOOD, **fields}))
     assert refusal.value.field == field
 
 

@@ -11,14 +11,14 @@ from services.kit.clock import FakeClock
 from services.kit.errors import AdapterNotFound, Cancelled, Draining, Internal, InvalidField
 from services.model.application.dispatcher import Dispatcher
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import VerbRun
 from services.model.domain.operation import Forward, Operation, Step, Verb
-from services.model.domain.scheduler import Scheduler, Work
+from services.model.domain.scheduler import ReadyVerb, Scheduler
 from services.model.domain.training_config import TrainingConfig
-from services.model.ports import VerbRun
 from twinkle.data_format import LoraConfig
 
 
-class World:
+class Ports:
     """A dispatcher over the fake trainer, and adapters."""
 
     def __init__(self, scheduler: Scheduler | None = None, *, batch_seconds: float | None = None) -> None:
@@ -58,73 +58,73 @@ def _adapter(adapter_id: str, tenant: str, **changes: object) -> Adapter:
 
 async def test_ready_batches_of_several_adapters_run_together() -> None:
     """What gathers while the engine is busy goes to it in one call, each kind on its own."""
-    world = World()
-    adapters = await world.adapters(7)
-    world.trainer.gate.clear()
-    first = world.start(adapters[0], training())
+    ports = Ports()
+    adapters = await ports.adapters(7)
+    ports.trainer.gate.clear()
+    first = ports.start(adapters[0], training())
     await let_others_run()
     verbs = [training(), evaluation(), training(), evaluation(), training(), Forward(features=training().features)]
-    rest = [world.start(adapter, verb) for adapter, verb in zip(adapters[1:], verbs, strict=True)]
+    rest = [ports.start(adapter, verb) for adapter, verb in zip(adapters[1:], verbs, strict=True)]
     await let_others_run()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     runs = await asyncio.gather(first, *rest)
     names = [adapter.adapter_id for adapter in adapters]
-    assert world.trainer.batches == [[names[0]], [names[1], names[3], names[5]], [names[2], names[4]], [names[6]]]
+    assert ports.trainer.batches == [[names[0]], [names[1], names[3], names[5]], [names[2], names[4]], [names[6]]]
     assert [run.pass_adapter_count for run in runs] == [1, 3, 2, 3, 2, 3, 1]
 
 
 async def test_a_step_does_not_wait_behind_batches() -> None:
     """A quick verb runs right after what runs now, however many batches wait."""
-    world = World()
-    adapters = await world.adapters(20)
-    (bob,) = await world.adapters(1, tenant='bob')
-    world.trainer.gate.clear()
-    runs = [world.start(adapter, training(60)) for adapter in adapters]
+    ports = Ports()
+    adapters = await ports.adapters(20)
+    (bob,) = await ports.adapters(1, tenant='bob')
+    ports.trainer.gate.clear()
+    runs = [ports.start(adapter, training(60)) for adapter in adapters]
     await let_others_run()
-    runs.append(world.start(bob, Step()))
+    runs.append(ports.start(bob, Step()))
     await let_others_run()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await asyncio.gather(*runs)
-    assert world.trainer.batches[1] == [bob.adapter_id]
+    assert ports.trainer.batches[1] == [bob.adapter_id]
 
 
 async def test_one_that_is_refused_leaves_its_neighbours() -> None:
     """In one batch each gets its own outcome."""
-    world = World()
-    adapters = await world.adapters(4)
-    world.trainer.gate.clear()
-    runs = [world.start(adapter, training()) for adapter in adapters]
+    ports = Ports()
+    adapters = await ports.adapters(4)
+    ports.trainer.gate.clear()
+    runs = [ports.start(adapter, training()) for adapter in adapters]
     await let_others_run()
-    await world.trainer.delete_adapter(adapters[2].adapter_id)
-    world.trainer.gate.set()
+    await ports.trainer.delete_adapter(adapters[2].adapter_id)
+    ports.trainer.gate.set()
     outcomes = await asyncio.gather(*runs, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [VerbRun, VerbRun, AdapterNotFound, VerbRun]
 
 
 async def test_full_parameters_never_share_a_pass() -> None:
     """They run on weights of their own."""
-    world = World()
-    adapters = await world.adapters(3)
-    world.trainer.gate.clear()
+    ports = Ports()
+    adapters = await ports.adapters(3)
+    ports.trainer.gate.clear()
     full = _adapter(adapters[1].adapter_id, 'alice', full_parameters=())
-    runs = [world.start(adapters[0], Step()), world.start(full, training()), world.start(adapters[2], training())]
+    runs = [ports.start(adapters[0], Step()), ports.start(full, training()), ports.start(adapters[2], training())]
     await let_others_run()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await asyncio.gather(*runs)
-    assert [len(batch) for batch in world.trainer.batches] == [1, 1, 1]
+    assert [len(batch) for batch in ports.trainer.batches] == [1, 1, 1]
 
 
 async def test_a_defect_of_the_engine_fails_what_ran_and_nothing_else() -> None:
     """What comes after it runs."""
-    world = World()
-    adapters = await world.adapters(3)
-    world.trainer.gate.clear()
-    world.trainer.failures.append(RuntimeError('defect'))
+    ports = Ports()
+    adapters = await ports.adapters(3)
+    ports.trainer.gate.clear()
+    ports.trainer.failures.append(RuntimeError('defect'))
     runs = [
-        world.start(adapter, verb) for adapter, verb in zip(adapters, [Step(), training(), training()], strict=True)
+        ports.start(adapter, verb) for adapter, verb in zip(adapters, [Step(), training(), training()], strict=True)
     ]
     await let_others_run()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     outcomes = await asyncio.gather(*runs, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [RuntimeError, VerbRun, VerbRun]
 
@@ -134,7 +134,7 @@ class _BrokenScheduler(Scheduler):
 
     asked = 0
 
-    def next_batch(self) -> list[Work]:
+    def next_batch(self) -> list[ReadyVerb]:
         self.asked += 1
         if self.asked == 2:
             raise ZeroDivisionError
@@ -143,194 +143,194 @@ class _BrokenScheduler(Scheduler):
 
 async def test_a_defect_of_ours_hangs_nobody() -> None:
     """Everything that waits ends as INTERNAL, and what comes later runs."""
-    world = World(_BrokenScheduler(batch_tokens=64))
-    adapters = await world.adapters(5)
-    runs = [world.start(adapter, training(60)) for adapter in adapters]
+    ports = Ports(_BrokenScheduler(batch_tokens=64))
+    adapters = await ports.adapters(5)
+    runs = [ports.start(adapter, training(60)) for adapter in adapters]
     outcomes = await asyncio.gather(*runs, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [VerbRun, *[Internal] * 4]
-    assert isinstance(await world.start(adapters[1], training()), VerbRun)
+    assert isinstance(await ports.start(adapters[1], training()), VerbRun)
 
 
 async def test_cancel_takes_what_waits_and_not_what_runs() -> None:
     """A cancelled operation never reaches the engine; the adapter's next one does."""
-    world = World()
-    running, waiting = await world.adapters(2)
-    world.trainer.gate.clear()
-    runs = [world.start(running, training()), world.start(waiting, evaluation())]
+    ports = Ports()
+    running, waiting = await ports.adapters(2)
+    ports.trainer.gate.clear()
+    runs = [ports.start(running, training()), ports.start(waiting, evaluation())]
     await let_others_run()
-    assert not world.dispatcher.cancel(running.adapter_id)
-    assert world.dispatcher.cancel(waiting.adapter_id)
-    assert not world.dispatcher.cancel(waiting.adapter_id)
+    assert not ports.dispatcher.cancel(running.adapter_id)
+    assert ports.dispatcher.cancel(waiting.adapter_id)
+    assert not ports.dispatcher.cancel(waiting.adapter_id)
     with pytest.raises(Cancelled):
         await runs[1]
-    again = world.start(waiting, Step())
-    world.trainer.gate.set()
+    again = ports.start(waiting, Step())
+    ports.trainer.gate.set()
     await asyncio.gather(runs[0], again)
-    assert [verb for _, verb in world.trainer.ran if verb == evaluation()] == []
+    assert [verb for _, verb in ports.trainer.ran if verb == evaluation()] == []
 
 
 async def test_a_caller_that_leaves_takes_back_what_waits() -> None:
     """And leaves what runs to its end."""
-    world = World()
-    running, waiting = await world.adapters(2)
-    world.trainer.gate.clear()
-    runs = [world.start(running, training()), world.start(waiting, evaluation())]
+    ports = Ports()
+    running, waiting = await ports.adapters(2)
+    ports.trainer.gate.clear()
+    runs = [ports.start(running, training()), ports.start(waiting, evaluation())]
     await let_others_run()
     for run in runs:
         run.cancel()
     await asyncio.gather(*runs, return_exceptions=True)
-    world.trainer.gate.set()
-    await world.start(waiting, Step())
-    assert [adapter_id for adapter_id, _ in world.trainer.ran] == [running.adapter_id, waiting.adapter_id]
+    ports.trainer.gate.set()
+    await ports.start(waiting, Step())
+    assert [adapter_id for adapter_id, _ in ports.trainer.ran] == [running.adapter_id, waiting.adapter_id]
 
 
 async def test_places_tell_what_is_before_and_for_how_long() -> None:
     """Known times of earlier batches give the estimate; what runs counts with what is left of it."""
-    world = World()
-    adapters = await world.adapters(4)
+    ports = Ports()
+    adapters = await ports.adapters(4)
 
     async def timed(seconds: float, verb: Verb) -> None:
-        world.trainer.gate.clear()
-        run = world.start(adapters[0], verb)
+        ports.trainer.gate.clear()
+        run = ports.start(adapters[0], verb)
         await let_others_run()
-        world.clock.advance(timedelta(seconds=seconds))
-        world.trainer.gate.set()
+        ports.clock.advance(timedelta(seconds=seconds))
+        ports.trainer.gate.set()
         await run
 
     await timed(6.0, training(60))
     await timed(1.0, Step())
-    world.trainer.gate.clear()
-    runs = [world.start(adapter, training(40)) for adapter in adapters[:3]]
-    runs.append(world.start(adapters[3], evaluation(10)))
+    ports.trainer.gate.clear()
+    runs = [ports.start(adapter, training(40)) for adapter in adapters[:3]]
+    runs.append(ports.start(adapters[3], evaluation(10)))
     await let_others_run()
-    assert world.dispatcher.position_of(adapters[0].adapter_id) is None
-    places = [world.dispatcher.position_of(adapter.adapter_id) for adapter in adapters[1:]]
+    assert ports.dispatcher.position_of(adapters[0].adapter_id) is None
+    places = [ports.dispatcher.position_of(adapter.adapter_id) for adapter in adapters[1:]]
     assert [place.operation_count for place in places if place] == [1, 2, 3]
     assert [place.estimated_wait.total_seconds() for place in places if place] == pytest.approx([4.0, 8.0, 12.0])
-    world.clock.advance(timedelta(seconds=3))
-    place = world.dispatcher.position_of(adapters[1].adapter_id)
+    ports.clock.advance(timedelta(seconds=3))
+    place = ports.dispatcher.position_of(adapters[1].adapter_id)
     assert place is not None
     assert place.estimated_wait.total_seconds() == pytest.approx(1.0)
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await asyncio.gather(*runs)
 
 
 async def test_what_ran_tells_how_long_it_waited() -> None:
     """From when it was ready to when it began."""
-    world = World()
-    adapters = await world.adapters(2)
-    world.trainer.gate.clear()
-    runs = [world.start(adapter, training(60)) for adapter in adapters]
+    ports = Ports()
+    adapters = await ports.adapters(2)
+    ports.trainer.gate.clear()
+    runs = [ports.start(adapter, training(60)) for adapter in adapters]
     await let_others_run()
-    world.clock.advance(timedelta(seconds=5))
-    world.trainer.gate.set()
+    ports.clock.advance(timedelta(seconds=5))
+    ports.trainer.gate.set()
     assert [run.wait_seconds for run in await asyncio.gather(*runs)] == [0.0, 5.0]
 
 
 async def test_close_refuses_what_waits_and_waits_for_what_runs() -> None:
     """The end of the service interrupts nothing and leaves nobody waiting."""
-    world = World()
-    adapters = await world.adapters(2)
-    world.trainer.gate.clear()
-    runs = [world.start(adapter, training(60)) for adapter in adapters]
+    ports = Ports()
+    adapters = await ports.adapters(2)
+    ports.trainer.gate.clear()
+    runs = [ports.start(adapter, training(60)) for adapter in adapters]
     await let_others_run()
-    closing = asyncio.ensure_future(world.dispatcher.close())
+    closing = asyncio.ensure_future(ports.dispatcher.close())
     with pytest.raises(Draining):
         await runs[1]
     assert not closing.done()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await closing
     assert isinstance(await runs[0], VerbRun)
     with pytest.raises(Draining):
-        await world.start(adapters[0], Step())
+        await ports.start(adapters[0], Step())
 
 
 async def test_an_idle_dispatcher_has_no_task() -> None:
     """Nothing is left behind once everything ran."""
-    world = World()
-    (adapter,) = await world.adapters(1)
+    ports = Ports()
+    (adapter,) = await ports.adapters(1)
     for _ in range(3):
-        await world.start(adapter, Step())
+        await ports.start(adapter, Step())
     await let_others_run()
     assert not [task for task in asyncio.all_tasks() if task.get_name() == 'dispatcher']
 
 
 async def test_refusals_come_back_from_a_run_alone() -> None:
     """As they are."""
-    world = World()
-    (adapter,) = await world.adapters(1)
-    world.trainer.failures.append(InvalidField('features', 'are bad'))
+    ports = Ports()
+    (adapter,) = await ports.adapters(1)
+    ports.trainer.failures.append(InvalidField('features', 'are bad'))
     with pytest.raises(InvalidField):
-        await world.start(adapter, training())
+        await ports.start(adapter, training())
 
 
-async def _timed(world: World, adapters: list[Adapter], *, seconds: float, away: float) -> None:
+async def _timed(ports: Ports, adapters: list[Adapter], *, seconds: float, away: float) -> None:
     """Run a batch of all adapters that takes so long, after they were away for so long."""
-    world.clock.advance(timedelta(seconds=away))
-    world.trainer.gate.clear()
-    runs = [world.start(adapter, training(10)) for adapter in adapters]
+    ports.clock.advance(timedelta(seconds=away))
+    ports.trainer.gate.clear()
+    runs = [ports.start(adapter, training(10)) for adapter in adapters]
     await let_others_run()
-    world.clock.advance(timedelta(seconds=seconds))
-    world.trainer.gate.set()
+    ports.clock.advance(timedelta(seconds=seconds))
+    ports.trainer.gate.set()
     await asyncio.gather(*runs)
 
 
 async def test_adapters_that_come_back_at_once_share_the_next_pass_too() -> None:
     """Those that are a moment later than the first are waited for, and nobody longer than they come."""
-    world = World()
-    adapters = await world.adapters(3)
+    ports = Ports()
+    adapters = await ports.adapters(3)
     for _ in range(2):
-        await _timed(world, adapters, seconds=1000.0, away=1.0)
-    first = world.start(adapters[0], training(10))
+        await _timed(ports, adapters, seconds=1000.0, away=1.0)
+    first = ports.start(adapters[0], training(10))
     await let_others_run()
     assert not first.done()
-    rest = [world.start(adapter, training(10)) for adapter in adapters[1:]]
+    rest = [ports.start(adapter, training(10)) for adapter in adapters[1:]]
     await asyncio.gather(first, *rest)
-    assert world.trainer.batches[-1] == [adapter.adapter_id for adapter in adapters]
+    assert ports.trainer.batches[-1] == [adapter.adapter_id for adapter in adapters]
 
 
 async def test_one_that_is_taken_back_while_others_are_waited_for_leaves_nothing_behind() -> None:
     """Nobody is waited for any more, and who comes at that very moment is served."""
-    world = World()
-    adapters = await world.adapters(3)
+    ports = Ports()
+    adapters = await ports.adapters(3)
     for _ in range(2):
-        await _timed(world, adapters, seconds=1000.0, away=1.0)
-    first = world.start(adapters[0], training(10))
+        await _timed(ports, adapters, seconds=1000.0, away=1.0)
+    first = ports.start(adapters[0], training(10))
     await let_others_run()
-    assert world.dispatcher.cancel(adapters[0].adapter_id)
-    second = world.start(adapters[1], training(64))
+    assert ports.dispatcher.cancel(adapters[0].adapter_id)
+    second = ports.start(adapters[1], training(64))
     (outcome, run) = await asyncio.gather(first, second, return_exceptions=True)
     assert isinstance(outcome, Cancelled)
     assert isinstance(run, VerbRun)
-    third = world.start(adapters[0], training(10))
+    third = ports.start(adapters[0], training(10))
     await let_others_run()
-    assert world.dispatcher.cancel(adapters[0].adapter_id)
+    assert ports.dispatcher.cancel(adapters[0].adapter_id)
     await let_others_run()
     assert not [task for task in asyncio.all_tasks() if task.get_name() == 'dispatcher']
     with pytest.raises(Cancelled):
         await third
-    assert isinstance(await world.start(adapters[0], Step()), VerbRun)
+    assert isinstance(await ports.start(adapters[0], Step()), VerbRun)
 
 
 async def test_what_is_quick_or_full_waits_for_nobody() -> None:
     """A step runs at once, and so does a batch with no room left."""
-    world = World()
-    adapters = await world.adapters(3)
+    ports = Ports()
+    adapters = await ports.adapters(3)
     for _ in range(2):
-        await _timed(world, adapters, seconds=1000.0, away=1.0)
-    await world.start(adapters[0], Step())
-    await world.start(adapters[1], training(64))
+        await _timed(ports, adapters, seconds=1000.0, away=1.0)
+    await ports.start(adapters[0], Step())
+    await ports.start(adapters[1], training(64))
 
 
 async def test_who_does_not_come_back_is_given_up() -> None:
     """The wait is a small part of the batch's time; those that are usually away longer are not waited for at all."""
-    world = World()
-    adapters = await world.adapters(3)
+    ports = Ports()
+    adapters = await ports.adapters(3)
     for _ in range(2):
-        await _timed(world, adapters, seconds=0.05, away=0.002)
-    await world.start(adapters[0], training(10))
-    assert world.trainer.batches[-1] == [adapters[0].adapter_id]
-    slow = World()
+        await _timed(ports, adapters, seconds=0.05, away=0.002)
+    await ports.start(adapters[0], training(10))
+    assert ports.trainer.batches[-1] == [adapters[0].adapter_id]
+    slow = Ports()
     adapters = await slow.adapters(3)
     for _ in range(2):
         await _timed(slow, adapters, seconds=1000.0, away=500.0)
@@ -340,11 +340,11 @@ async def test_who_does_not_come_back_is_given_up() -> None:
 
 async def test_passes_are_as_large_as_the_device_runs_in_time() -> None:
     """What earlier passes took bounds the next one; what does not fit waits for the one after it."""
-    world = World(Scheduler(batch_tokens=1024), batch_seconds=2.0)
-    adapters = await world.adapters(40)
-    await _timed(world, adapters, seconds=5.0, away=0.0)
-    await _timed(world, adapters, seconds=5.0, away=0.0)
-    sizes = [len(batch) for batch in world.trainer.batches]
+    ports = Ports(Scheduler(batch_tokens=1024), batch_seconds=2.0)
+    adapters = await ports.adapters(40)
+    await _timed(ports, adapters, seconds=5.0, away=0.0)
+    await _timed(ports, adapters, seconds=5.0, away=0.0)
+    sizes = [len(batch) for batch in ports.trainer.batches]
     assert sizes[0] == 40
     assert sizes[1] == 16
     assert sum(sizes) == 80

@@ -11,31 +11,31 @@ from services.model.domain.operation import Step
 
 async def test_a_deletion_goes_on_without_its_caller() -> None:
     """A caller that hangs up while an operation runs leaves no adapter in the journal, and no lease."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     full = await verbs.create_adapter(ALICE, create_command('full', full_parameters=()))
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     running = asyncio.ensure_future(execute(verbs, full, 1, training()))
     await let_others_run()
     deleting = asyncio.ensure_future(verbs.delete_adapter(ALICE, full.adapter_id))
     await let_others_run()
     deleting.cancel()
     await let_others_run()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await running
     await let_others_run()
-    assert not await world.journal.adapters()
-    assert not world.trainer.adapters
+    assert not await ports.journal.adapters()
+    assert not ports.trainer.adapters
     await verbs.create_adapter(BOB, create_command('next'))
     await verbs.close()
 
 
 async def test_the_end_of_the_service_waits_for_a_deletion_without_its_caller() -> None:
     """What has begun is durable before the journal closes."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     adapter = await verbs.create_adapter(ALICE, create_command())
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     running = asyncio.ensure_future(execute(verbs, adapter, 1, training()))
     await let_others_run()
     deleting = asyncio.ensure_future(verbs.delete_adapter(ALICE, adapter.adapter_id))
@@ -44,10 +44,10 @@ async def test_the_end_of_the_service_waits_for_a_deletion_without_its_caller() 
     closing = asyncio.ensure_future(verbs.close())
     await let_others_run()
     assert not closing.done()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await closing
     await running
-    assert not await world.journal.adapters()
+    assert not await ports.journal.adapters()
 
 
 async def test_an_adapter_that_waits_for_a_lease_can_be_deleted() -> None:
@@ -82,15 +82,15 @@ async def test_a_lease_does_not_hold_up_the_end_of_the_service() -> None:
 @pytest.mark.parametrize('full_parameters', [None, ()], ids=['lora', 'full'])
 async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(full_parameters) -> None:
     """What is durable is known, and the same request again returns it: no adapter that only a restart shows."""
-    world = FakeWorld()
-    verbs = world.verbs()
-    add_adapter, is_free = world.journal.add_adapter, asyncio.Event()
+    ports = FakeWorld()
+    verbs = ports.verbs()
+    add_adapter, is_free = ports.journal.add_adapter, asyncio.Event()
 
     async def add_slowly(*args, **kwargs):
         await asyncio.shield(asyncio.ensure_future(add_adapter(*args, **kwargs)))
         await is_free.wait()
 
-    world.journal.add_adapter = add_slowly
+    ports.journal.add_adapter = add_slowly
     command = create_command('r1', full_parameters=full_parameters)
     creating = asyncio.ensure_future(verbs.create_adapter(ALICE, command))
     await let_others_run()
@@ -100,14 +100,14 @@ async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(ful
     with pytest.raises(asyncio.CancelledError):
         await creating
     made = await verbs.create_adapter(ALICE, command)
-    assert [item.adapter.adapter_id for item in await world.journal.adapters()] == [made.adapter_id]
+    assert [item.adapter.adapter_id for item in await ports.journal.adapters()] == [made.adapter_id]
     await verbs.close()
 
 
 async def test_a_slow_checkpoint_holds_up_nobody_else() -> None:
     """One tenant's creation waits for its checkpoint; another tenant's does not, and a repeat makes no second one."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     is_free = asyncio.Event()
 
     async def fetch_slowly(checkpoint_path, *, is_trainer_included):
@@ -116,8 +116,8 @@ async def test_a_slow_checkpoint_holds_up_nobody_else() -> None:
         return state
 
     adapter = await verbs.create_adapter(ALICE, create_command('origin'))
-    state = await world.trainer.export_state(adapter.adapter_id, is_trainer_included=True)
-    world.store.fetch = fetch_slowly
+    state = await ports.trainer.export_state(adapter.adapter_id, is_trainer_included=True)
+    ports.store.fetch = fetch_slowly
     command = create_command('r1', checkpoint_path='twinkle://a/weights/b')
     slow = [asyncio.ensure_future(verbs.create_adapter(ALICE, command)) for _ in range(2)]
     await let_others_run()

@@ -12,36 +12,36 @@ from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import NotBuiltYet
 from services.model.application.admission import QueueLimits
-from services.model.application.create_adapter import AdapterCounts, CreateAdapterCommand
+from services.model.application.create_adapter import AdapterLimits, CreateAdapterRequest
 from services.model.application.residency import ResidencyBounds
-from services.model.application.verbs import Limits, Verbs, make_verbs
-from services.model.application.world import World
+from services.model.application.service import Limits, ModelService, make_service
 from services.model.backends.data_client import NoDataService
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.errors import ReplicaLeased
 from services.model.domain.operation import Operation, Save, Verb, ZeroGrad
 from services.model.domain.training_config import TrainingConfig
+from services.model.ports import Ports
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
 BOB = Caller(tenant_id='bob', scopes=frozenset({'train'}))
 LIMITS = Limits(
-    adapters=AdapterCounts(tenant=10, total=10),
+    adapters=AdapterLimits(tenant=10, total=10),
     lora_rank=64,
     pass_tokens=1024,
     queue=QueueLimits(operation_count=100, request_bytes=1 << 20),
     gap_seconds=5.0,
     residency=ResidencyBounds(),
 )
-LORA = CreateAdapterCommand(
+LORA = CreateAdapterRequest(
     request_id='lora', base_model=BASE_MODEL, lora_config=None, training_config=TrainingConfig()
 )
 FULL = replace(LORA, request_id='full', full_parameters=())
 
 
 @pytest.fixture
-def world() -> World:
+def ports() -> Ports:
     """Fakes, and a journal in memory."""
-    return World(
+    return Ports(
         backend=FakeTrainer(),
         estimator=FakeEstimator(),
         store=FakeStore(),
@@ -54,30 +54,30 @@ def world() -> World:
     )
 
 
-async def _execute(verbs: Verbs, caller: Caller, adapter_id: str, number: int, verb: Verb) -> None:
+async def _execute(verbs: ModelService, caller: Caller, adapter_id: str, number: int, verb: Verb) -> None:
     operation = Operation(adapter_id=adapter_id, sequence_number=number, verb=verb, fingerprint=f'{number}')
     await verbs.execute_operation(caller, operation, is_waiting_allowed=True)
 
 
-async def test_others_leave_and_wait_until_the_lease_ends(world: World) -> None:
+async def test_others_leave_and_wait_until_the_lease_ends(ports: Ports) -> None:
     """An adapter that was there goes out, its operations wait, and it goes on when the lease ends."""
-    verbs = make_verbs(world, LIMITS)
+    verbs = make_service(ports, LIMITS)
     lora = await verbs.create_adapter(ALICE, LORA)
     await _execute(verbs, ALICE, lora.adapter_id, 1, ZeroGrad())
     full = await verbs.create_adapter(BOB, FULL)
-    assert list(world.backend.adapters) == [full.adapter_id]
+    assert list(ports.backend.adapters) == [full.adapter_id]
     waiting = asyncio.ensure_future(_execute(verbs, ALICE, lora.adapter_id, 2, ZeroGrad()))
     await _execute(verbs, BOB, full.adapter_id, 1, ZeroGrad())
     assert not waiting.done()
     await verbs.delete_adapter(BOB, full.adapter_id)
     await waiting
-    assert list(world.backend.adapters) == [lora.adapter_id]
+    assert list(ports.backend.adapters) == [lora.adapter_id]
     await verbs.close()
 
 
-async def test_no_adapter_is_made_beside_a_lease(world: World) -> None:
+async def test_no_adapter_is_made_beside_a_lease(ports: Ports) -> None:
     """While the replica is leased, creating any other adapter is refused; afterwards it is not."""
-    verbs = make_verbs(world, LIMITS)
+    verbs = make_service(ports, LIMITS)
     full = await verbs.create_adapter(ALICE, FULL)
     for command in (LORA, replace(FULL, request_id='another')):
         with pytest.raises(ReplicaLeased):
@@ -87,28 +87,28 @@ async def test_no_adapter_is_made_beside_a_lease(world: World) -> None:
     await verbs.close()
 
 
-async def test_failed_creation_leaves_no_lease(world: World) -> None:
+async def test_failed_creation_leaves_no_lease(ports: Ports) -> None:
     """Where the engine refuses, the replica is free again."""
-    verbs = make_verbs(world, LIMITS)
+    verbs = make_service(ports, LIMITS)
 
     async def refuse(*_args: object, **_options: object) -> None:
         raise ReplicaLeased()
 
-    create, world.backend.create_adapter = world.backend.create_adapter, refuse
+    create, ports.backend.create_adapter = ports.backend.create_adapter, refuse
     with pytest.raises(ReplicaLeased):
         await verbs.create_adapter(ALICE, FULL)
-    world.backend.create_adapter = create
+    ports.backend.create_adapter = create
     await verbs.create_adapter(ALICE, LORA)
     await verbs.close()
 
 
-async def test_lease_holds_after_a_restart(world: World) -> None:
+async def test_lease_holds_after_a_restart(ports: Ports) -> None:
     """A service that takes up the journal of a leased replica keeps others out, and lets its holder go on."""
-    verbs = make_verbs(world, LIMITS)
+    verbs = make_service(ports, LIMITS)
     full = await verbs.create_adapter(ALICE, FULL)
     await _execute(verbs, ALICE, full.adapter_id, 1, ZeroGrad())
     await verbs.close()
-    again = make_verbs(replace(world, backend=FakeTrainer()), LIMITS)
+    again = make_service(replace(ports, backend=FakeTrainer()), LIMITS)
     await again.recover()
     with pytest.raises(ReplicaLeased):
         await again.create_adapter(BOB, LORA)
@@ -116,9 +116,9 @@ async def test_lease_holds_after_a_restart(world: World) -> None:
     await again.close()
 
 
-async def test_weights_of_the_base_are_not_saved_as_an_adapter(world: World) -> None:
+async def test_weights_of_the_base_are_not_saved_as_an_adapter(ports: Ports) -> None:
     """What the checkpoint service cannot hold yet says so, naming the verb that can."""
-    verbs = make_verbs(world, LIMITS)
+    verbs = make_service(ports, LIMITS)
     full = await verbs.create_adapter(ALICE, FULL)
     with pytest.raises(NotBuiltYet, match='ExportMerged'):
         await _execute(verbs, ALICE, full.adapter_id, 1, Save(name='x'))

@@ -3,8 +3,8 @@
 import pytest
 
 from services.model.backends.merged_folders import MergedFolders
+from services.model.domain.engine import AdapterState
 from services.model.domain.errors import ExportUnavailable
-from services.model.ports import AdapterState
 from twinkle.data_format import LoraConfig
 
 

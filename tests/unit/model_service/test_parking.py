@@ -12,7 +12,7 @@ from fixtures.model_verbs import let_others_run
 from services.checkpoint.domain.errors import CheckpointExists
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, ScopeMissing, ServiceUnreachable
-from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.errors import ReplicaLeased
 from services.model.domain.result import OperationResult
@@ -247,7 +247,7 @@ async def test_a_full_parameter_run_stays_and_holds_up_only_what_must_be_saved(j
     """It has the replica for itself; others wait on disk anyway."""
     service = await start(journal, store)
     trained, fresh = await _trained(service), await create(service, 'r2')
-    full = CreateAdapterCommand(
+    full = CreateAdapterRequest(
         request_id='full', base_model='tiny', lora_config=None, training_config=TrainingConfig(), full_parameters=()
     )
     leaseholder = await service.verbs.create_adapter(ALICE, full)

@@ -5,9 +5,9 @@ import pytest
 
 from services.kit.errors import InvalidField
 from services.model.api.convert_verb import verb_from_proto
-from services.model.application.publish_dtype import as_published
+from services.model.application.state_verbs import as_published
+from services.model.domain.engine import AdapterState
 from services.model.domain.operation import PublishVersion
-from services.model.ports import AdapterState
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import LoraConfig, TensorData

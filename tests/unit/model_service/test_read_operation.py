@@ -9,13 +9,13 @@ from services.kit.rpc.tensors import tensor_to_proto
 from services.model.api.convert_operation import operation_from_proto
 from services.model.api.read_operation import OperationReader
 from services.model.api.record_codec import ProtoRecordCodec
-from services.model.domain.loader_batch import LoadedBatch, LoaderCursor, LoaderPlace
+from services.model.domain.loader_batch import BatchReference, LoadedBatch, LoaderCursor
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 
 ALICE, BOB = Caller(tenant_id='alice'), Caller(tenant_id='bob')
 VOCABULARY = 50
-PLACE = LoaderPlace(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, state=b's'))
+PLACE = BatchReference(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, state=b's'))
 
 
 class Shelf:
@@ -95,13 +95,17 @@ async def test_loader_s_batch_is_fetched_later():
     read, codec = OperationReader(Shelf(), vocabulary_size=VOCABULARY), ProtoRecordCodec(vocabulary_size=VOCABULARY)
     handle = {'loader_id': 'ld', 'cursor': {'consumed_rows': 2, 'state': b's'}}
     asked = await read(ALICE, operation(loader=handle), 'operation')
-    assert (asked.place, asked.is_batch_missing) == (PLACE, True)
+    assert (asked.batch_reference, asked.is_batch_missing) == (PLACE, True)
     loaded = LoadedBatch(content=features().SerializeToString(), next_cursor=LoaderCursor(consumed_rows=3))
-    filled = codec.filled(asked, loaded)
+    filled = codec.with_batch(asked, loaded)
     np.testing.assert_array_equal(filled.verb.features[0]['input_ids'], [3] * 4)
     kept = codec.operation_from_bytes(filled.payload)
     for item in (filled, kept):
-        assert (item.fingerprint, item.place, item.next_cursor) == (asked.fingerprint, PLACE, loaded.next_cursor)
+        assert (item.fingerprint, item.batch_reference, item.next_cursor) == (
+            asked.fingerprint,
+            PLACE,
+            loaded.next_cursor,
+        )
     assert kept.payload == filled.payload != asked.payload
 
 
@@ -111,7 +115,7 @@ async def test_loader_s_tokens_are_checked_as_inline_ones():
     asked = await read(ALICE, operation(loader={'loader_id': 'ld'}), 'operation')
     content = features(token=VOCABULARY).SerializeToString()
     with pytest.raises(InvalidField) as refusal:
-        codec.filled(asked, LoadedBatch(content=content, next_cursor=LoaderCursor(consumed_rows=1)))
+        codec.with_batch(asked, LoadedBatch(content=content, next_cursor=LoaderCursor(consumed_rows=1)))
     field = 'operation.forward_backward.batch.loader.loaded.features.features[0].input_ids'
     assert refusal.value.field == field
 

@@ -10,32 +10,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.model.domain.scheduler import QUICK_RUN, Scheduler, Work
+from services.model.domain.scheduler import QUICK_RUN, ReadyVerb, Scheduler
 
 BUDGET = 1024
 KEYS = ('train', 'evaluate', None)
 
 
-def work(adapter_id: str, tokens: int, *, tenant: str = 'alice', key: str | None = 'train') -> Work:
+def work(adapter_id: str, tokens: int, *, tenant: str = 'alice', key: str | None = 'train') -> ReadyVerb:
     """Return a work of one adapter."""
-    return Work(adapter_id=adapter_id, tenant_id=tenant, token_count=tokens, batch_key=key)
+    return ReadyVerb(adapter_id=adapter_id, tenant_id=tenant, token_count=tokens, batch_key=key)
 
 
-def drained(scheduler: Scheduler) -> list[list[Work]]:
+def drained(scheduler: Scheduler) -> list[list[ReadyVerb]]:
     """Return every batch until nothing waits."""
-    batches: list[list[Work]] = []
+    batches: list[list[ReadyVerb]] = []
     while batch := scheduler.next_batch():
         batches.append(batch)
     return batches
 
 
-def ids(batch: Sequence[Work]) -> list[str]:
+def ids(batch: Sequence[ReadyVerb]) -> list[str]:
     """Return whose works they are."""
     return [item.adapter_id for item in batch]
 
 
 works = st.builds(
-    Work,
+    ReadyVerb,
     adapter_id=st.integers(0, 40).map('a{}'.format),
     tenant_id=st.sampled_from(['alice', 'bob', 'carol', 'dave']),
     token_count=st.one_of(st.just(0), st.integers(1, 300), st.integers(1, 5000)),
@@ -49,15 +49,15 @@ moves = st.lists(st.one_of(works, st.just('next'), st.integers(0, 40).map('a{}'.
 @settings(max_examples=100, deadline=None)
 @given(moves, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
 def test_nothing_is_lost_or_doubled_whatever_comes(
-    moves: list[Work | str | int | None], weights: dict[str, float]
+    moves: list[ReadyVerb | str | int | None], weights: dict[str, float]
 ) -> None:
     """Each work added is handed out once or cancelled once, and every batch keeps the rules."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights=weights)
-    waiting: dict[str, Work] = {}
+    waiting: dict[str, ReadyVerb] = {}
     for move in [*moves, *(['next'] * len(moves))]:
         if move is None or isinstance(move, int):
             scheduler.bound(move)
-        elif isinstance(move, Work):
+        elif isinstance(move, ReadyVerb):
             if move.adapter_id not in waiting:
                 scheduler.add(move)
                 waiting[move.adapter_id] = move
@@ -74,7 +74,7 @@ def test_nothing_is_lost_or_doubled_whatever_comes(
     assert not waiting
 
 
-def check_batch(batch: Sequence[Work]) -> None:
+def check_batch(batch: Sequence[ReadyVerb]) -> None:
     """Assert that works may run together and fit."""
     if len(batch) < 2:
         return
@@ -233,7 +233,7 @@ def test_every_work_is_served_within_a_bound(seed: int) -> None:
     )
     crowd.play(rng.randint(50, 400))
     crowd.scheduler.add(work('late', 700, tenant='late', key=rng.choice(KEYS)))
-    batches: list[list[Work]] = []
+    batches: list[list[ReadyVerb]] = []
     while 'late' not in ids(batch := crowd.scheduler.next_batch()):
         batches.append(batch)
         for item in batch:
@@ -246,7 +246,7 @@ def test_every_work_is_served_within_a_bound(seed: int) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(works, max_size=60, unique_by=lambda item: item.adapter_id), st.integers(0, 59))
-def test_the_place_told_is_the_place_had(items: list[Work], chosen: int) -> None:
+def test_the_place_told_is_the_place_had(items: list[ReadyVerb], chosen: int) -> None:
     """If nothing else comes, exactly so much runs first as was told; asking changes nothing."""
     scheduler, twin = Scheduler(batch_tokens=BUDGET), Scheduler(batch_tokens=BUDGET)
     for item in items:

@@ -1,7 +1,7 @@
 """A stream pipelines, tells results in order, fails fast behind a refusal, and reads no faster than it may."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -19,23 +19,22 @@ from fixtures.model_verbs import (
 )
 from services.kit.errors import DomainError, InvalidField, QueueFull, ServiceUnreachable
 from services.model.application.admission import QueueLimits
-from services.model.application.train_stream import WINDOW, Refused
-from services.model.application.verbs import Verbs
+from services.model.application.service import ModelService
+from services.model.application.train_stream import WINDOW, OperationFailure
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import LossNotFinite, SequenceGap
 from services.model.domain.operation import LrStep, Operation, PublishVersion, Step, ZeroGrad
-from services.model.domain.result import OperationResult
 
 
 class Sender:
     """Operations of a stream, sent when a test says so."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        self._queue: asyncio.Queue[Operation | Refused | None] = asyncio.Queue()
+    def __init__(self, verbs: ModelService) -> None:
+        self._queue: asyncio.Queue[Operation | OperationFailure | None] = asyncio.Queue()
         self.read_count = 0
-        self.results: AsyncGenerator[OperationResult | Refused, None] = verbs.train_stream(ALICE, self._operations())
+        self.results = verbs.train_stream(ALICE, self._operations())
 
-    def send(self, *operations: Operation | Refused | None) -> None:
+    def send(self, *operations: Operation | OperationFailure | None) -> None:
         """Send operations; None ends the stream."""
         for operation in operations:
             self._queue.put_nowait(operation)
@@ -44,17 +43,17 @@ class Sender:
         """Return the next results."""
         return [await anext(self.results) for _ in range(count)]
 
-    async def _operations(self) -> AsyncIterator[Operation | Refused]:
+    async def _operations(self) -> AsyncIterator[Operation | OperationFailure]:
         while (operation := await self._queue.get()) is not None:
             self.read_count += 1
             yield operation
 
 
-async def _adapters(verbs: Verbs, count: int) -> list[Adapter]:
+async def _adapters(verbs: ModelService, count: int) -> list[Adapter]:
     return [await verbs.create_adapter(ALICE, create_command(f'r{index}')) for index in range(count)]
 
 
-async def _sent(verbs: Verbs, operations: Iterable[Operation | Refused]) -> list[Any]:
+async def _sent(verbs: ModelService, operations: Iterable[Operation | OperationFailure]) -> list[Any]:
     """Return every result of a stream of these."""
     sender = Sender(verbs)
     sender.send(*operations, None)
@@ -62,13 +61,13 @@ async def _sent(verbs: Verbs, operations: Iterable[Operation | Refused]) -> list
 
 
 def _errors(results: Iterable[Any]) -> dict[int, DomainError]:
-    return {result.sequence_number: result.error for result in results if isinstance(result, Refused)}
+    return {result.sequence_number: result.error for result in results if isinstance(result, OperationFailure)}
 
 
 async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> None:
     """Whatever runs together, each adapter's operations run and are told by their numbers."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     adapters = await _adapters(verbs, 20)
     cycle = [training(8), training(3), Step(), ZeroGrad(), LrStep()]
     sent = [operation_of(adapter, number, cycle[number % 5]) for number in range(1, 51) for adapter in adapters]
@@ -76,23 +75,23 @@ async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> No
     assert len(results) == 1000
     for adapter in adapters:
         assert numbers_of(results, adapter) == list(range(1, 51))
-        ran = [verb for adapter_id, verb in world.trainer.ran if adapter_id == adapter.adapter_id]
+        ran = [verb for adapter_id, verb in ports.trainer.ran if adapter_id == adapter.adapter_id]
         assert ran == [cycle[number % 5] for number in range(1, 51)]
-    assert max(map(len, world.trainer.batches)) > 5
+    assert max(map(len, ports.trainer.batches)) > 5
 
 
 async def test_what_is_behind_a_refusal_fails_at_once() -> None:
     """Neither what waits already nor what comes later waits for a number that will not come; nothing of it runs."""
-    world = FakeWorld()
-    verbs = world.verbs(gap_seconds=1000.0)
+    ports = FakeWorld()
+    verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
     sender = Sender(verbs)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     sender.send(*(operation_of(adapter, number, LrStep()) for number in range(1, 6)))
     first = asyncio.ensure_future(sender.take(1))
     await let_others_run()
-    world.trainer.failures.append(InvalidField('x', 'is bad'))
-    world.trainer.gate.set()
+    ports.trainer.failures.append(InvalidField('x', 'is bad'))
+    ports.trainer.gate.set()
     results = [*await first, *await sender.take(4)]
     assert numbers_of(results, adapter) == [1, 2, 3, 4, 5]
     errors = _errors(results)
@@ -104,43 +103,43 @@ async def test_what_is_behind_a_refusal_fails_at_once() -> None:
     sender.send(*(operation_of(adapter, number, Step()) for number in (1, 2, 3)), None)
     again = [result async for result in sender.results]
     assert (numbers_of(again, adapter), _errors(again)) == ([1, 2, 3], {})
-    assert [verb for _, verb in world.trainer.ran] == [Step()] * 3
+    assert [verb for _, verb in ports.trainer.ran] == [Step()] * 3
 
 
 async def test_other_adapters_of_the_stream_go_on() -> None:
     """A refusal is one adapter's."""
-    world = FakeWorld()
-    verbs = world.verbs(gap_seconds=1000.0)
+    ports = FakeWorld()
+    verbs = ports.verbs(gap_seconds=1000.0)
     broken, good = await _adapters(verbs, 2)
-    malformed = Refused(broken.adapter_id, 1, InvalidField('operation.verb', 'must be set'))
+    malformed = OperationFailure(broken.adapter_id, 1, InvalidField('operation.verb', 'must be set'))
     sent = [operation_of(adapter, number, LrStep()) for number in (2, 3) for adapter in (broken, good)]
     results = await _sent(verbs, [malformed, operation_of(good, 1, LrStep()), *sent])
     assert numbers_of(results, broken) == [1, 2, 3]
     assert numbers_of(results, good) == [1, 2, 3]
-    assert all(result.adapter_id == broken.adapter_id for result in results if isinstance(result, Refused))
+    assert all(result.adapter_id == broken.adapter_id for result in results if isinstance(result, OperationFailure))
 
 
 async def test_a_malformed_operation_is_told_in_its_turn() -> None:
     """Results of one adapter come by their numbers, the failure of an unreadable one too."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     sender = Sender(verbs)
-    malformed = Refused(adapter.adapter_id, 3, InvalidField('operation.verb', 'must be set'))
+    malformed = OperationFailure(adapter.adapter_id, 3, InvalidField('operation.verb', 'must be set'))
     sender.send(operation_of(adapter, 1, LrStep()), operation_of(adapter, 2, LrStep()), malformed, None)
     reading = asyncio.ensure_future(sender.take(3))
     await let_others_run()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     assert numbers_of(await reading, adapter) == [1, 2, 3]
 
 
 async def test_a_failure_that_uses_its_number_up_holds_up_nothing() -> None:
     """What comes after a step that failed runs."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.failures.append(LossNotFinite(adapter.adapter_id, 0))
+    ports.trainer.failures.append(LossNotFinite(adapter.adapter_id, 0))
     results = await _sent(verbs, (operation_of(adapter, number, LrStep()) for number in (1, 2, 3)))
     assert numbers_of(results, adapter) == [1, 2, 3]
     assert list(_errors(results)) == [1]
@@ -148,10 +147,10 @@ async def test_a_failure_that_uses_its_number_up_holds_up_nothing() -> None:
 
 async def test_behind_a_passing_refusal_the_others_wait() -> None:
     """What may work in a moment is tried again by the sender, and what is behind it runs then."""
-    world = FakeWorld()
-    verbs = world.verbs(gap_seconds=1000.0)
+    ports = FakeWorld()
+    verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
-    world.store.failures.append(ServiceUnreachable('checkpoint'))
+    ports.store.failures.append(ServiceUnreachable('checkpoint'))
     sender = Sender(verbs)
     sender.send(operation_of(adapter, 1, PublishVersion()), operation_of(adapter, 2, LrStep()))
     (refused,) = await sender.take(1)
@@ -163,56 +162,56 @@ async def test_behind_a_passing_refusal_the_others_wait() -> None:
 
 async def test_a_number_that_came_otherwise_ends_the_gap() -> None:
     """The missing operation may come by another call; the stream sees that it did."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.failures.append(InvalidField('x', 'is bad'))
+    ports.trainer.failures.append(InvalidField('x', 'is bad'))
     sender = Sender(verbs)
     sender.send(operation_of(adapter, 1, LrStep()))
-    assert isinstance((await sender.take(1))[0], Refused)
+    assert isinstance((await sender.take(1))[0], OperationFailure)
     await execute(verbs, adapter, 1, Step())
     sender.send(operation_of(adapter, 2, Step()), None)
     (result,) = [result async for result in sender.results]
     assert result.sequence_number == 2
-    assert not isinstance(result, Refused)
+    assert not isinstance(result, OperationFailure)
 
 
 async def test_a_full_queue_slows_the_stream_down() -> None:
     """One operation beyond the tenant's places is read, and no more; nothing is refused, nothing lost."""
-    world = FakeWorld()
-    verbs = world.verbs(queue=QueueLimits(operation_count=5, request_bytes=1 << 20))
+    ports = FakeWorld()
+    verbs = ports.verbs(queue=QueueLimits(operation_count=5, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     sender = Sender(verbs)
     sender.send(*(operation_of(adapter, number, LrStep()) for number in range(1, 31)), None)
     reading = asyncio.ensure_future(sender.take(30))
     await let_others_run(500)
     assert sender.read_count == 6
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     results = await reading
     assert (numbers_of(results, adapter), _errors(results)) == (list(range(1, 31)), {})
 
 
 async def test_bytes_slow_the_stream_down_too() -> None:
     """Large requests are read one at a time where two of them are too much."""
-    world = FakeWorld()
-    verbs = world.verbs(queue=QueueLimits(operation_count=100, request_bytes=1000))
+    ports = FakeWorld()
+    verbs = ports.verbs(queue=QueueLimits(operation_count=100, request_bytes=1000))
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     sender = Sender(verbs)
     sender.send(*(operation_of(adapter, number, LrStep(), payload=bytes(600)) for number in range(1, 11)), None)
     reading = asyncio.ensure_future(sender.take(10))
     await let_others_run(500)
     # The first runs; the next one is the one all others wait for, so it is let in; the third waits for a place.
     assert sender.read_count <= 3
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     assert numbers_of(await reading, adapter) == list(range(1, 11))
 
 
 async def test_a_slow_reader_slows_the_stream_down() -> None:
     """Results that nobody takes are as many as the window and its queue hold."""
-    world = FakeWorld()
-    verbs = world.verbs(queue=QueueLimits(operation_count=1000, request_bytes=1 << 20))
+    ports = FakeWorld()
+    verbs = ports.verbs(queue=QueueLimits(operation_count=1000, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
     sender = Sender(verbs)
     sender.send(*(operation_of(adapter, number, LrStep()) for number in range(1, 401)), None)
@@ -225,10 +224,10 @@ async def test_a_slow_reader_slows_the_stream_down() -> None:
 
 async def test_a_stream_that_is_left_runs_nothing_more_than_what_began() -> None:
     """Whoever goes away takes what waits along; every place is free again."""
-    world = FakeWorld()
-    verbs = world.verbs(queue=QueueLimits(operation_count=4, request_bytes=1 << 20))
+    ports = FakeWorld()
+    verbs = ports.verbs(queue=QueueLimits(operation_count=4, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     sender = Sender(verbs)
     sender.send(*(operation_of(adapter, number, LrStep()) for number in range(1, 11)))
     async with aclosing(sender.results):
@@ -237,19 +236,19 @@ async def test_a_stream_that_is_left_runs_nothing_more_than_what_began() -> None
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await let_others_run()
-    assert len(world.trainer.ran) == 1
+    assert len(ports.trainer.ran) == 1
     results = [execute(verbs, adapter, number, LrStep()) for number in range(2, 6)]
     assert [result.sequence_number for result in await asyncio.gather(*results)] == [2, 3, 4, 5]
 
 
 async def test_a_call_beside_a_full_queue_is_refused_or_waits_as_asked() -> None:
     """Who does not wait gets a time to come back; who waits gets a place when one is free."""
-    world = FakeWorld()
-    verbs = world.verbs(queue=QueueLimits(operation_count=2, request_bytes=1 << 20))
+    ports = FakeWorld()
+    verbs = ports.verbs(queue=QueueLimits(operation_count=2, request_bytes=1 << 20))
     busy, other = await _adapters(verbs, 2)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     held = [asyncio.ensure_future(execute(verbs, busy, number, LrStep())) for number in (1, 2)]
     await let_others_run()
     with pytest.raises(QueueFull) as caught:
@@ -260,6 +259,6 @@ async def test_a_call_beside_a_full_queue_is_refused_or_waits_as_asked() -> None
     urgent = asyncio.ensure_future(execute(verbs, other, 1, Step()))
     await let_others_run()
     assert not patient.done()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await asyncio.gather(*held, patient, urgent)
-    assert len(world.trainer.ran) == 4
+    assert len(ports.trainer.ran) == 4

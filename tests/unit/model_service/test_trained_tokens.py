@@ -7,7 +7,7 @@ from fixtures import journals
 from fixtures.crashing import ALICE, Died, Service, StrictStore, start
 from fixtures.fake_trainer import BASE_MODEL
 from services.kit.errors import QuotaExceeded
-from services.model.application.create_adapter import CreateAdapterCommand
+from services.model.application.create_adapter import CreateAdapterRequest
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.errors import SequenceReused
 from services.model.domain.training_config import TrainingConfig
@@ -20,7 +20,7 @@ LENGTHS = (3, 5, 8)
 
 async def create(service: Service) -> None:
     """Make the adapter, unless a process before did."""
-    command = CreateAdapterCommand(
+    command = CreateAdapterRequest(
         request_id='r1',
         base_model=BASE_MODEL,
         lora_config=LoraConfig(r=2),

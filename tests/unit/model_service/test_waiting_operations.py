@@ -10,30 +10,30 @@ import pytest
 
 from fixtures.model_verbs import ALICE, BOB, FakeWorld, create_command, execute, let_others_run, training
 from services.kit.errors import AdapterNotFound, Cancelled, Draining, InvalidField
-from services.model.application.find_operation import OperationState
-from services.model.application.train_stream import Refused
-from services.model.application.verbs import Verbs
+from services.model.application.operations import OperationState
+from services.model.application.service import ModelService
+from services.model.application.train_stream import OperationFailure
 from services.model.domain.adapter import Adapter
 from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
 from services.model.domain.operation import LrStep, Operation, Step, Verb, ZeroGrad
 from services.model.domain.result import OperationResult, Receipt
-from services.model.domain.sequence import RECORD_BYTES, RECORD_LENGTH, OperationSequence, Turn
+from services.model.domain.sequence import RECORD_BYTES, RECORD_LENGTH, Action, OperationSequence
 from services.model.ports import RecordEntry
 from twinkle.data_format import ForwardResult
 
 LONG = timedelta(seconds=1000)
 
 
-async def _adapters(verbs: Verbs, count: int) -> list[Adapter]:
+async def _adapters(verbs: ModelService, count: int) -> list[Adapter]:
     return [await verbs.create_adapter(ALICE, create_command(f'r{index}')) for index in range(count)]
 
 
-def _start(verbs: Verbs, adapter: Adapter, number: int, verb: Verb) -> 'asyncio.Future[OperationResult]':
+def _start(verbs: ModelService, adapter: Adapter, number: int, verb: Verb) -> 'asyncio.Future[OperationResult]':
     return asyncio.ensure_future(execute(verbs, adapter, number, verb))
 
 
-async def _state(verbs: Verbs, adapter: Adapter, number: int) -> OperationState:
-    return (await verbs.find_operation(ALICE, adapter.adapter_id, number)).state
+async def _state(verbs: ModelService, adapter: Adapter, number: int) -> OperationState:
+    return (await verbs.operations.find(ALICE, adapter.adapter_id, number)).state
 
 
 # Finding
@@ -41,10 +41,10 @@ async def _state(verbs: Verbs, adapter: Adapter, number: int) -> OperationState:
 
 async def test_queued_running_done_and_failed_are_told_apart() -> None:
     """At the scheduler, behind its own adapter's operations, and behind a gap an operation is queued."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     first, second = await _adapters(verbs, 2)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     calls = [_start(verbs, first, 1, training()), _start(verbs, first, 2, Step()), _start(verbs, first, 9, Step())]
     await let_others_run()
     calls.append(_start(verbs, second, 1, training()))
@@ -55,10 +55,10 @@ async def test_queued_running_done_and_failed_are_told_apart() -> None:
     for number in (3, 8, 10):
         with pytest.raises(OperationNotFound):
             await _state(verbs, first, number)
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await asyncio.gather(*calls[:2], calls[3])
     assert await _state(verbs, first, 2) is OperationState.DONE
-    world.trainer.failures.append(LossNotFinite(first.adapter_id, 0))
+    ports.trainer.failures.append(LossNotFinite(first.adapter_id, 0))
     with pytest.raises(LossNotFinite):
         await execute(verbs, first, 3, training())
     assert await _state(verbs, first, 3) is OperationState.FAILED
@@ -67,60 +67,60 @@ async def test_queued_running_done_and_failed_are_told_apart() -> None:
 
 async def test_the_place_in_the_queue_counts_what_is_before() -> None:
     """Of the own adapter and of the others; the time follows from what earlier ones took."""
-    world = FakeWorld()
-    verbs = world.verbs(pass_tokens=64)
+    ports = FakeWorld()
+    verbs = ports.verbs(pass_tokens=64)
     adapters = await _adapters(verbs, 3)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     warm = _start(verbs, adapters[0], 1, training(60))
     await let_others_run()
-    world.clock.advance(timedelta(seconds=6))
-    world.trainer.gate.set()
+    ports.clock.advance(timedelta(seconds=6))
+    ports.trainer.gate.set()
     await warm
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     calls = [_start(verbs, adapters[0], 2, training(60))]
     await let_others_run()
     calls += [_start(verbs, adapters[1], 1, training(60)), _start(verbs, adapters[2], 1, training(60))]
     calls += [_start(verbs, adapters[2], number, Step()) for number in (2, 3)]
     await let_others_run()
-    records = [await verbs.find_operation(ALICE, adapters[2].adapter_id, number) for number in (1, 2, 3)]
+    records = [await verbs.operations.find(ALICE, adapters[2].adapter_id, number) for number in (1, 2, 3)]
     assert [record.queue_position for record in records] == [2, 3, 4]
     waits = [record.estimated_wait.total_seconds() for record in records]
     assert waits == pytest.approx([12.0, 18.0, 24.0])
-    running = await verbs.find_operation(ALICE, adapters[0].adapter_id, 2)
+    running = await verbs.operations.find(ALICE, adapters[0].adapter_id, 2)
     assert (running.queue_position, running.estimated_wait) == (0, timedelta())
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await asyncio.gather(*calls)
 
 
 async def test_waiting_ends_with_the_operation() -> None:
     """Who waits is told when it is done, whether it was queued or ran; a refused one is not found."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     calls = [_start(verbs, adapter, number, Step()) for number in (1, 2)]
     await let_others_run()
     finding = [asyncio.ensure_future(_wait(verbs, adapter, number)) for number in (1, 2)]
     await let_others_run()
     assert not any(future.done() for future in finding)
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     assert [record.state for record in await asyncio.gather(*finding)] == [OperationState.DONE] * 2
     await asyncio.gather(*calls)
-    world.trainer.gate.clear()
-    world.trainer.failures.append(InvalidField('x', 'is bad'))
+    ports.trainer.gate.clear()
+    ports.trainer.failures.append(InvalidField('x', 'is bad'))
     refused = _start(verbs, adapter, 3, Step())
     await let_others_run()
     waiting = asyncio.ensure_future(_wait(verbs, adapter, 3))
     await let_others_run()
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     with pytest.raises(OperationNotFound):
         await waiting
     with pytest.raises(InvalidField):
         await refused
 
 
-async def _wait(verbs: Verbs, adapter: Adapter, number: int) -> Any:
-    return await verbs.find_operation(ALICE, adapter.adapter_id, number, patience=LONG)
+async def _wait(verbs: ModelService, adapter: Adapter, number: int) -> Any:
+    return await verbs.operations.find(ALICE, adapter.adapter_id, number, max_wait=LONG)
 
 
 # Cancelling
@@ -128,25 +128,25 @@ async def _wait(verbs: Verbs, adapter: Adapter, number: int) -> Any:
 
 async def test_cancel_at_the_scheduler_frees_the_number() -> None:
     """The operation never runs, its caller is told, and another takes its number; those behind it run after that."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     busy, adapter = await _adapters(verbs, 2)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     running = _start(verbs, busy, 1, Step())
     await let_others_run()
     waiting, behind = _start(verbs, adapter, 1, training()), _start(verbs, adapter, 2, LrStep())
     await let_others_run()
-    assert await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
+    assert await verbs.operations.cancel(ALICE, adapter.adapter_id, 1)
     with pytest.raises(Cancelled):
         await waiting
     assert verbs.directory.get(ALICE, adapter.adapter_id).sequence_number == 0
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await running
     await let_others_run()
     assert not behind.done()
     await execute(verbs, adapter, 1, ZeroGrad())
     await behind
-    assert [verb for adapter_id, verb in world.trainer.ran if adapter_id == adapter.adapter_id] == [
+    assert [verb for adapter_id, verb in ports.trainer.ran if adapter_id == adapter.adapter_id] == [
         ZeroGrad(),
         LrStep(),
     ]
@@ -154,50 +154,50 @@ async def test_cancel_at_the_scheduler_frees_the_number() -> None:
 
 async def test_cancel_of_an_early_number() -> None:
     """What waits for its number is dropped; it may be sent again, with other content."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     early = _start(verbs, adapter, 2, Step())
     await let_others_run()
-    assert await verbs.cancel_operation(ALICE, adapter.adapter_id, 2)
+    assert await verbs.operations.cancel(ALICE, adapter.adapter_id, 2)
     with pytest.raises(Cancelled):
         await early
     await execute(verbs, adapter, 1, Step())
     await execute(verbs, adapter, 2, ZeroGrad())
-    assert [verb for _, verb in world.trainer.ran] == [Step(), ZeroGrad()]
+    assert [verb for _, verb in ports.trainer.ran] == [Step(), ZeroGrad()]
 
 
 async def test_cancel_comes_too_late_for_what_runs_or_ran() -> None:
     """It says so, and changes nothing; what was never sent is not found."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     running = _start(verbs, adapter, 1, Step())
     await let_others_run()
-    assert not await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
-    world.trainer.gate.set()
+    assert not await verbs.operations.cancel(ALICE, adapter.adapter_id, 1)
+    ports.trainer.gate.set()
     await running
-    assert not await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
+    assert not await verbs.operations.cancel(ALICE, adapter.adapter_id, 1)
     with pytest.raises(OperationNotFound):
-        await verbs.cancel_operation(ALICE, adapter.adapter_id, 2)
+        await verbs.operations.cancel(ALICE, adapter.adapter_id, 2)
     with pytest.raises(AdapterNotFound):
-        await verbs.cancel_operation(BOB, adapter.adapter_id, 1)
+        await verbs.operations.cancel(BOB, adapter.adapter_id, 1)
 
 
 async def test_a_cancelled_operation_is_not_in_the_journal() -> None:
     """No restart brings it back."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     busy, adapter = await _adapters(verbs, 2)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     running = _start(verbs, busy, 1, Step())
     await let_others_run()
     waiting = _start(verbs, adapter, 1, training())
     await let_others_run()
-    assert await verbs.cancel_operation(ALICE, adapter.adapter_id, 1)
-    assert list(await world.journal.record(adapter.adapter_id, size=10)) == []
-    world.trainer.gate.set()
+    assert await verbs.operations.cancel(ALICE, adapter.adapter_id, 1)
+    assert list(await ports.journal.record(adapter.adapter_id, size=10)) == []
+    ports.trainer.gate.set()
     await asyncio.gather(running, waiting, return_exceptions=True)
 
 
@@ -210,16 +210,16 @@ async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
 
 async def test_watch_tells_the_record_and_then_what_comes() -> None:
     """From any number on, each outcome once, failures in their places, refusals not at all."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     for number in (1, 2):
         await execute(verbs, adapter, number, LrStep())
-    watch = verbs.watch_operations(ALICE, adapter.adapter_id, after=1)
+    watch = verbs.operations.watch(ALICE, adapter.adapter_id, after=1)
     told = await _take(watch, 1)
     following = asyncio.ensure_future(_take(watch, 3))
     await let_others_run()
-    world.trainer.failures += [InvalidField('x', 'is bad'), LossNotFinite(adapter.adapter_id, 0)]
+    ports.trainer.failures += [InvalidField('x', 'is bad'), LossNotFinite(adapter.adapter_id, 0)]
     with pytest.raises(InvalidField):
         await execute(verbs, adapter, 3, LrStep())
     with pytest.raises(LossNotFinite):
@@ -228,17 +228,17 @@ async def test_watch_tells_the_record_and_then_what_comes() -> None:
         await execute(verbs, adapter, number, LrStep())
     told += await following
     assert [result.sequence_number for result in told] == [2, 3, 4, 5]
-    assert [isinstance(result, Refused) for result in told] == [False, True, False, False]
+    assert [isinstance(result, OperationFailure) for result in told] == [False, True, False, False]
     await watch.aclose()
 
 
 async def test_watch_says_where_it_lost_something() -> None:
     """A watcher that is too slow is told, and holds no memory meanwhile."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     await execute(verbs, adapter, 1, LrStep())
-    watch = verbs.watch_operations(ALICE, adapter.adapter_id, after=0)
+    watch = verbs.operations.watch(ALICE, adapter.adapter_id, after=0)
     assert (await anext(watch)).sequence_number == 1
     for number in range(2, RECORD_LENGTH + 5):
         await execute(verbs, adapter, number, LrStep())
@@ -248,20 +248,20 @@ async def test_watch_says_where_it_lost_something() -> None:
 
 async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
     """Neither a deleted adapter nor a service that drains leaves a watcher waiting."""
-    world = FakeWorld()
-    verbs = world.verbs()
+    ports = FakeWorld()
+    verbs = ports.verbs()
     first, second = await _adapters(verbs, 2)
-    watches = [verbs.watch_operations(ALICE, adapter.adapter_id, after=0) for adapter in (first, second)]
+    watches = [verbs.operations.watch(ALICE, adapter.adapter_id, after=0) for adapter in (first, second)]
     waiting = [asyncio.ensure_future(_take(watch, 1)) for watch in watches]
     await let_others_run()
     await verbs.delete_adapter(ALICE, first.adapter_id)
     with pytest.raises(AdapterNotFound):
         await waiting[0]
-    verbs.watch_operations.close()
+    verbs.operations.close()
     with pytest.raises(Draining):
         await waiting[1]
     with pytest.raises(AdapterNotFound):
-        await anext(verbs.watch_operations(BOB, second.adapter_id, after=0))
+        await anext(verbs.operations.watch(BOB, second.adapter_id, after=0))
 
 
 # Gaps
@@ -269,8 +269,8 @@ async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
 
 async def test_each_waits_its_own_time_for_a_gap() -> None:
     """One that comes later is not refused with the first; once the missing one came, nobody is."""
-    world = FakeWorld()
-    verbs = world.verbs(gap_seconds=0.05)
+    ports = FakeWorld()
+    verbs = ports.verbs(gap_seconds=0.05)
     (adapter,) = await _adapters(verbs, 1)
     early = _start(verbs, adapter, 3, Step())
     with pytest.raises(SequenceGap) as caught:
@@ -284,15 +284,15 @@ async def test_each_waits_its_own_time_for_a_gap() -> None:
 
 async def test_a_long_run_is_no_gap() -> None:
     """While an operation runs, those behind it wait without a limit."""
-    world = FakeWorld()
-    verbs = world.verbs(gap_seconds=0.01)
+    ports = FakeWorld()
+    verbs = ports.verbs(gap_seconds=0.01)
     (adapter,) = await _adapters(verbs, 1)
-    world.trainer.gate.clear()
+    ports.trainer.gate.clear()
     calls = [_start(verbs, adapter, number, LrStep()) for number in (1, 2)]
     with pytest.raises(TimeoutError):
-        # Longer than the patience for gaps, which must not count here.
+        # Longer than the timeout for gaps, which must not count here.
         await asyncio.wait_for(asyncio.shield(calls[1]), 0.05)
-    world.trainer.gate.set()
+    ports.trainer.gate.set()
     await asyncio.gather(*calls)
 
 
@@ -315,22 +315,22 @@ def test_a_restored_sequence_goes_on_where_it_was() -> None:
         RecordEntry(sequence_number=8, fingerprint='f8', outcome=LossNotFinite('a')),
     ]
     sequence = OperationSequence.restored('a', entries, 8)
-    assert sequence.turn(_operation(7, Step(), 'f7')) is Turn.REPEAT
+    assert sequence.action_for(_operation(7, Step(), 'f7')) is Action.REPEAT
     assert isinstance(sequence.entry(8).error, LossNotFinite)
     with pytest.raises(SequenceReused):
-        sequence.turn(_operation(8, Step(), 'other'))
+        sequence.action_for(_operation(8, Step(), 'other'))
     with pytest.raises(OperationNotFound):
-        sequence.turn(_operation(6, Step(), 'f6'))
-    assert sequence.turn(_operation(9, Step(), 'f9')) is Turn.RUN
-    assert sequence.turn(_operation(10, Step(), 'f10')) is Turn.WAIT
+        sequence.action_for(_operation(6, Step(), 'f6'))
+    assert sequence.action_for(_operation(9, Step(), 'f9')) is Action.RUN
+    assert sequence.action_for(_operation(10, Step(), 'f10')) is Action.WAIT
 
 
 def test_a_restored_sequence_may_have_no_record() -> None:
     """Only the last number is known then."""
     sequence = OperationSequence.restored('a', [], 5)
-    assert sequence.turn(_operation(6, Step(), 'f')) is Turn.RUN
+    assert sequence.action_for(_operation(6, Step(), 'f')) is Action.RUN
     with pytest.raises(OperationNotFound):
-        sequence.turn(_operation(5, Step(), 'f'))
+        sequence.action_for(_operation(5, Step(), 'f'))
 
 
 def test_the_record_is_bounded_in_bytes() -> None:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.kit.errors import AdapterNotFound, DomainError
-from services.model.backends.journal.kinds import Kind, is_applied_step
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterDamaged
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
-from services.model.domain.retention import retain
+from services.model.domain.retention import ReplayKind, is_applied_step, retain
 from services.model.domain.sequence import RECORD_LENGTH
-from services.model.ports import AdapterState, CreationRecord, JournaledAdapter, JournalEntry, RecordEntry, Snapshot
+from services.model.ports import CreationRecord, JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 
 CREATIONS_KEPT = 4096
 """Requests that made adapters, kept so that a repeat finds what it made."""
@@ -26,7 +26,7 @@ class _Row:
     operation: Operation | None
     """None once no restore needs it."""
     fingerprint: str
-    kind: Kind
+    kind: ReplayKind
     outcome: OperationResult | DomainError | None = None
 
 
@@ -77,7 +77,7 @@ class MemoryJournal:
 
     async def accept(self, operation: Operation) -> None:
         """Record an operation; see the port."""
-        row = _Row(operation, operation.fingerprint, Kind.REPLAYED)
+        row = _Row(operation, operation.fingerprint, ReplayKind.REPLAYED)
         self._kept(operation.adapter_id).rows[operation.sequence_number] = row
 
     async def revoke(self, operation: Operation) -> None:
@@ -106,7 +106,7 @@ class MemoryJournal:
     ) -> None:
         """Record a state verb; see the port."""
         kept, number = self._kept(adapter.adapter_id), operation.sequence_number
-        kind = Kind.PASSED_OVER if state is None else Kind.BARRIER
+        kind = ReplayKind.PASSED_OVER if state is None else ReplayKind.BARRIER
         kept.rows[number] = _Row(None, operation.fingerprint, kind, outcome)
         _renew(kept, adapter)
         if undone_from is not None:
@@ -139,7 +139,11 @@ class MemoryJournal:
         last = max(rows, default=0) if until is None else until
         for number in range(after + 1, last + 1):
             row = rows.get(number)
-            if row is None or row.kind is Kind.BARRIER or (row.kind is Kind.REPLAYED and row.operation is None):
+            if (
+                row is None
+                or row.kind is ReplayKind.BARRIER
+                or (row.kind is ReplayKind.REPLAYED and row.operation is None)
+            ):
                 raise AdapterDamaged(adapter_id, f'operation {number} cannot be replayed')
             if row.operation is not None:
                 entries.append(JournalEntry(operation=row.operation, outcome=row.outcome))
@@ -191,7 +195,7 @@ def _trim(kept: _Kept, undo_steps: int) -> None:
     oldest_on_record = max(kept.rows, default=0) - RECORD_LENGTH + 1
     for number, row in list(kept.rows.items()):
         # What has no outcome yet is under way: it is always needed.
-        if row.outcome is None or (row.kind is Kind.REPLAYED and retention.is_replayable(number)):
+        if row.outcome is None or (row.kind is ReplayKind.REPLAYED and retention.is_replayable(number)):
             continue
         row.operation = None
         if number < oldest_on_record and not retention.is_replayable(number):

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.kit.errors import AdapterNotFound
-from services.model.backends.journal.kinds import Kind
 from services.model.backends.journal.snapshots import SnapshotFile
 from services.model.backends.journal.writer import Transaction
-from services.model.domain.retention import retain
+from services.model.domain.retention import ReplayKind, retain
 from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord
 
@@ -20,7 +19,7 @@ class OperationRow:
     """An operation as it stands in the database."""
 
     number: int
-    kind: Kind
+    kind: ReplayKind
     fingerprint: str
     payload: bytes | None = None
     digest: str | None = None
@@ -229,7 +228,7 @@ def operations_between(tx: Transaction, adapter_id: str, after: int, until: int 
         after,
         until if until is not None else 1 << 62,
     )
-    return [OperationRow(row[0], Kind(row[1]), *row[2:]) for row in rows]
+    return [OperationRow(row[0], ReplayKind(row[1]), *row[2:]) for row in rows]
 
 
 def last_operations(tx: Transaction, adapter_id: str, size: int) -> list[tuple[int, str, bytes | None]]:

@@ -95,14 +95,14 @@ class FolderLock:
         self._file.close()
 
 
-def open_database(path: Path, *, engine: str, is_new_welcome: bool = True) -> sqlite3.Connection:
+def open_database(path: Path, *, engine: str, is_creation_allowed: bool = True) -> sqlite3.Connection:
     """Open a journal's database for writing, making it if need be.
 
     Args:
         path: the file.
         engine: what replay depends on, such as base model and dtype; a journal that holds adapters of another
             is refused.
-        is_new_welcome: False where there are files that an empty database would know nothing of.
+        is_creation_allowed: False where there are files that an empty database would know nothing of.
 
     Raises:
         JournalRefused: it is none of ours, of another version or engine, or lost.
@@ -116,7 +116,7 @@ def open_database(path: Path, *, engine: str, is_new_welcome: bool = True) -> sq
         for pragma in ('journal_mode=WAL', 'synchronous=FULL', 'foreign_keys=ON', 'busy_timeout=0'):
             connection.execute(f'PRAGMA {pragma}')
         if not connection.execute('SELECT count(*) FROM sqlite_master').fetchone()[0]:
-            if not is_new_welcome:
+            if not is_creation_allowed:
                 # A new one would sweep them.
                 raise JournalRefused(
                     f'{path} is missing or empty, and files of its adapters are still there; put it back, or move the'

@@ -9,7 +9,7 @@ from blake3 import blake3
 from services.kit.failpoints import reach
 from services.kit.ids import new_id
 from services.model.backends.journal.files import Folder
-from services.model.ports import AdapterState
+from services.model.domain.engine import AdapterState
 from twinkle.checkpoint_engine import StateSection, TensorEntry, build_header, parse_header
 from twinkle.data_format import LoraConfig, TensorData
 

@@ -18,24 +18,17 @@ from services.kit.errors import DomainError
 from services.kit.failpoints import reach
 from services.kit.worker import Threads
 from services.model.backends.journal import rows
-from services.model.backends.journal.kinds import Kind, is_applied_step
 from services.model.backends.journal.payloads import PayloadDamaged, Payloads
 from services.model.backends.journal.schema import FolderLock, open_database, open_to_read
 from services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
 from services.model.backends.journal.writer import Transaction, Writer
 from services.model.domain.adapter import Adapter
+from services.model.domain.engine import AdapterState
 from services.model.domain.errors import AdapterDamaged, JournalUnavailable
 from services.model.domain.operation import Operation
 from services.model.domain.result import OperationResult
-from services.model.ports import (
-    AdapterState,
-    CreationRecord,
-    JournaledAdapter,
-    JournalEntry,
-    RecordCodec,
-    RecordEntry,
-    Snapshot,
-)
+from services.model.domain.retention import ReplayKind, is_applied_step
+from services.model.ports import CreationRecord, JournaledAdapter, JournalEntry, RecordCodec, RecordEntry, Snapshot
 
 _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
@@ -101,7 +94,7 @@ class SqliteJournal:
         Raises:
             JournalRefused: it is none of ours.
         """
-        writer = Writer(open_to_read(folder / _DATABASE), is_reading_alone=True)
+        writer = Writer(open_to_read(folder / _DATABASE), is_read_only=True)
         payloads = Payloads(folder / 'payloads', sync=os.fsync)
         snapshots = SnapshotFiles(folder / 'snapshots', sync=os.fsync)
         return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
@@ -186,7 +179,7 @@ class SqliteJournal:
     ) -> None:
         """Record a state verb; see the port."""
         record, noted = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
-        kind, number = Kind.PASSED_OVER if state is None else Kind.BARRIER, operation.sequence_number
+        kind, number = ReplayKind.PASSED_OVER if state is None else ReplayKind.BARRIER, operation.sequence_number
         settled = rows.OperationRow(number, kind, operation.fingerprint, outcome=noted)
         async with self._snapshot_row(adapter, number, state) as row:
 
@@ -276,7 +269,7 @@ class SqliteJournal:
 
     async def _accept(self, operation: Operation, *, payload: bytes | None, digest: str | None) -> None:
         row = rows.OperationRow(
-            operation.sequence_number, Kind.REPLAYED, operation.fingerprint, payload=payload, digest=digest
+            operation.sequence_number, ReplayKind.REPLAYED, operation.fingerprint, payload=payload, digest=digest
         )
 
         def put(tx: Transaction) -> None:
@@ -305,9 +298,9 @@ class SqliteJournal:
     def _entries(self, adapter_id: str, found: Sequence[rows.OperationRow]) -> list[JournalEntry]:
         entries = list[JournalEntry]()
         for row in found:
-            if row.kind is Kind.PASSED_OVER:
+            if row.kind is ReplayKind.PASSED_OVER:
                 continue
-            if row.kind is Kind.BARRIER:
+            if row.kind is ReplayKind.BARRIER:
                 raise AdapterDamaged(adapter_id, f'operation {row.number} cannot be replayed')
             entries.append(self._entry(adapter_id, row))
         return entries
@@ -368,7 +361,7 @@ def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
     lock = FolderLock(folder / 'lock')
     try:
         left = [path for name in ('payloads', 'snapshots') for path in (folder / name).glob('[!.]*')]
-        return lock, open_database(folder / _DATABASE, engine=engine, is_new_welcome=not left)
+        return lock, open_database(folder / _DATABASE, engine=engine, is_creation_allowed=not left)
     except BaseException:
         lock.release()
         raise

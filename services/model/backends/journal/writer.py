@@ -49,10 +49,10 @@ class _Job:
 class Writer:
     """Runs jobs in the order they came, in groups. For one event loop."""
 
-    def __init__(self, connection: sqlite3.Connection, *, is_reading_alone: bool = False) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, is_read_only: bool = False) -> None:
         """Use `connection`, which is to be used by nobody else, and is closed at the end."""
         self._connection = connection
-        self._begin = 'BEGIN' if is_reading_alone else 'BEGIN IMMEDIATE'
+        self._begin = 'BEGIN' if is_read_only else 'BEGIN IMMEDIATE'
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lazy: list[_Job] = []
         self._again: list[_Job] = []

@@ -7,9 +7,9 @@ from services.kit.server_facts import ServerFacts
 from services.kit.worker import SingleWorker
 from services.model.backends.local.host import EngineHost
 from services.model.backends.local.loading import LoadOptions, facts_of, load_engine
+from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
 from services.model.domain.operation import ComputeVerb
 from services.model.domain.training_config import TrainingConfig
-from services.model.ports import AdapterDescription, AdapterState, BatchWork, VerbRun
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import TrainerEngine
 
@@ -65,9 +65,9 @@ class LocalBackend:
         """Carry out a verb; see the port."""
         return await self.worker.run(self._host.run, adapter_id, verb)
 
-    async def run_batch(self, works: Sequence[BatchWork]) -> Sequence[VerbRun | DomainError]:
+    async def run_batch(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | DomainError]:
         """Carry out verbs of different adapters together; see the port."""
-        return await self.worker.run(self._host.run_batch, works)
+        return await self.worker.run(self._host.run_batch, parts)
 
     async def snapshot(self, adapter_id: str) -> AdapterState | None:
         """Return a copy of everything the adapter is; see the port."""

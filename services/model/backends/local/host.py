@@ -7,15 +7,15 @@ from dataclasses import replace
 import structlog
 
 from services.kit.errors import DomainError, Internal
-from services.model.backends.choices import batch_loss, configure, training_config_of
+from services.model.backends.engine_config import batch_loss, configure, training_config_of
 from services.model.backends.local.states import CURSOR, counters_of, snapshot_of, state_of
 from services.model.backends.local.verbs import forward_options, forward_outcome, run_forward, run_other
 from services.model.backends.refusals import domain_error_of, engine_errors_as_facts
 from services.model.domain import operation as verbs
+from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, VerbRun
 from services.model.domain.errors import BatchTooLarge
 from services.model.domain.result import LoadResult
 from services.model.domain.training_config import LossChoice, TrainingConfig
-from services.model.ports import AdapterDescription, AdapterState, BatchWork, VerbRun
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import BatchItem, BatchResult, TrainerEngine
 from twinkle.nn import tensor_data_of
@@ -81,7 +81,7 @@ class EngineHost:
 
     def _run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
         if isinstance(verb, verbs.BatchVerb):
-            (outcome,) = self.run_batch([BatchWork(adapter_id=adapter_id, verb=verb)])
+            (outcome,) = self.run_batch([BatchPart(adapter_id=adapter_id, verb=verb)])
             if isinstance(outcome, DomainError):
                 raise outcome
             return outcome
@@ -97,41 +97,41 @@ class EngineHost:
         step_count = self._engine.adapter(adapter_id).step_count
         return VerbRun(outcome=outcome, device_seconds=seconds, step_count=step_count)
 
-    def run_batch(self, works: Sequence[BatchWork]) -> list[VerbRun | DomainError]:
+    def run_batch(self, parts: Sequence[BatchPart]) -> list[VerbRun | DomainError]:
         """Carry out verbs of different adapters together."""
         outcomes: dict[str, VerbRun | DomainError] = {}
-        items: list[tuple[BatchWork, BatchItem]] = []
-        for work in works:
+        items: list[tuple[BatchPart, BatchItem]] = []
+        for part in parts:
             try:
                 with engine_errors_as_facts():
-                    items.append((work, self._item_of(work)))
+                    items.append((part, self._item_of(part)))
             except DomainError as error:
-                outcomes[work.adapter_id] = error
+                outcomes[part.adapter_id] = error
         results = self._engine.run_batch([item for _, item in items])
-        for (work, _), result in zip(items, results, strict=True):
-            outcomes[work.adapter_id] = self._outcome_of(work, result)
-        return [outcomes[work.adapter_id] for work in works]
+        for (part, _), result in zip(items, results, strict=True):
+            outcomes[part.adapter_id] = self._outcome_of(part, result)
+        return [outcomes[part.adapter_id] for part in parts]
 
-    def _item_of(self, work: BatchWork) -> BatchItem:
-        self._check_size(work.verb)
-        learns_values = self._engine.adapter(work.adapter_id).value_head is not None
+    def _item_of(self, part: BatchPart) -> BatchItem:
+        self._check_size(part.verb)
+        learns_values = self._engine.adapter(part.adapter_id).value_head is not None
         return BatchItem(
-            adapter_id=work.adapter_id,
-            features=work.verb.features,
-            options=forward_options(work.verb.options, learns_values=learns_values),
-            is_training=isinstance(work.verb, verbs.ForwardBackward),
-            loss=None if work.verb.loss is None else batch_loss(work.verb.loss),
+            adapter_id=part.adapter_id,
+            features=part.verb.features,
+            options=forward_options(part.verb.options, learns_values=learns_values),
+            is_training=isinstance(part.verb, verbs.ForwardBackward),
+            loss=None if part.verb.loss is None else batch_loss(part.verb.loss),
         )
 
-    def _outcome_of(self, work: BatchWork, result: BatchResult | Exception) -> VerbRun | DomainError:
+    def _outcome_of(self, part: BatchPart, result: BatchResult | Exception) -> VerbRun | DomainError:
         if isinstance(result, Exception):
-            token_count = verbs.token_count(work.verb)
+            token_count = verbs.token_count(part.verb)
             fact = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
             if fact is None:
                 # A defect of ours, found in this adapter's part: its neighbours' gradients are in already.
-                _log.error('an operation failed', adapter=work.adapter_id, exc_info=result)
+                _log.error('an operation failed', adapter=part.adapter_id, exc_info=result)
             return fact or Internal('')
-        return self._forward_run(work.adapter_id, result, forward_outcome(result, work.verb.options))
+        return self._forward_run(part.adapter_id, result, forward_outcome(result, part.verb.options))
 
     def _run_forward(self, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward) -> VerbRun:
         begin = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.model.ports import AdapterState
+from services.model.domain.engine import AdapterState
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import AdapterSnapshot
 from twinkle.model.engine.snapshot import trainer_state

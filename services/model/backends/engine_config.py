@@ -63,12 +63,12 @@ def batch_loss(choice: LossChoice) -> Loss:
         raise InvalidField('loss.options', error.problem) from error
 
 
-def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingConfig:
+def training_config_of(state: AdapterState, requested: TrainingConfig) -> TrainingConfig:
     """Return the configuration in use, defaults filled in.
 
     Args:
         state: of the adapter.
-        asked: what was set last; names what the engine does not keep.
+        requested: what was set last; names what the engine does not keep.
     """
     optimizer = {**state.optimizer.defaults, **state.optimizer_choice.options}
     loss_options = dict(state.loss_choice.options)
@@ -76,7 +76,7 @@ def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingCo
     if reduction is None and _has_reduction(state.loss):
         reduction = inspect.signature(type(state.loss)).parameters[_REDUCTION].default
     return TrainingConfig(
-        optimizer=Component(name=state.optimizer_choice.name, options=_said(optimizer)),
+        optimizer=Component(name=state.optimizer_choice.name, options=_without_unset(optimizer)),
         lr_scheduler=None if state.scheduler_choice is None else _component(state.scheduler_choice),
         loss=LossChoice(
             name=state.loss_choice.name,
@@ -85,7 +85,7 @@ def training_config_of(state: AdapterState, asked: TrainingConfig) -> TrainingCo
         ),
         gradient_accumulation_steps=state.gradient_accumulation_steps,
         processor=_component(state.processor_choice),
-        template=asked.template,
+        template=requested.template,
         metrics=tuple(_component(used.choice) for used in state.metrics_in_training),
         evaluation_metrics=tuple(_component(used.choice) for used in state.metrics_in_evaluation),
     )
@@ -96,7 +96,7 @@ def _loss_options(choice: LossChoice, *, field: str) -> dict[str, Any]:
 
     Raises:
         UnknownComponent, InvalidComponentOptions: there is no such loss, or an argument is of no use to it.
-        InvalidField: the mean is asked of a loss that scales its gradient itself.
+        InvalidField: the mean is requested of a loss that scales its gradient itself.
     """
     built = build_loss(choice.name, **choice.options)
     if _has_reduction(built):
@@ -124,6 +124,6 @@ def _component(choice: Any) -> Component:
     return Component(name=choice.name, options=dict(choice.options))
 
 
-def _said(options: dict[str, Any]) -> dict[str, Any]:
+def _without_unset(options: dict[str, Any]) -> dict[str, Any]:
     """Leave out what torch itself calls unset."""
     return {name: value for name, value in options.items() if value is not None}

@@ -5,34 +5,31 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from services.model.application.admission import Admission, QueueLimits
-from services.model.application.cancel_operation import CancelOperation
 from services.model.application.carry_out import CarryOut
-from services.model.application.create_adapter import AdapterCounts, CreateAdapter
+from services.model.application.create_adapter import AdapterLimits, CreateAdapter
 from services.model.application.delete_adapter import DeleteAdapter
 from services.model.application.directory import AdapterDirectory
 from services.model.application.dispatcher import Dispatcher
 from services.model.application.estimate import Estimate
 from services.model.application.execute_operation import ExecuteOperation
-from services.model.application.fill_batch import FillBatch
-from services.model.application.find_operation import FindOperation
+from services.model.application.fetch_batch import FetchBatch
+from services.model.application.lifecycle import Recover, Upkeep
+from services.model.application.operations import Operations
 from services.model.application.park_adapter import ParkAdapter
 from services.model.application.queues import Queues
-from services.model.application.recover import Recover
 from services.model.application.residency import Residency, ResidencyBounds
 from services.model.application.state_verbs import StateVerbs
 from services.model.application.train_stream import TrainStream
-from services.model.application.upkeep import Upkeep
 from services.model.application.upload_batch import ReadUpload, UploadBatch
-from services.model.application.watch_operations import WatchOperations
-from services.model.application.world import World
 from services.model.domain.scheduler import Scheduler
+from services.model.ports import Ports
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Bounds that the configuration sets."""
 
-    adapters: AdapterCounts
+    adapters: AdapterLimits
     """Held at once."""
     lora_rank: int
     """Highest that is accepted."""
@@ -51,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verbs:
+class ModelService:
     """What the service can do."""
 
     create_adapter: CreateAdapter
@@ -61,10 +58,8 @@ class Verbs:
     is_resident: Callable[[str], bool]
     """Whether an adapter is in the engine's memory."""
     execute_operation: ExecuteOperation
-    find_operation: FindOperation
-    watch_operations: WatchOperations
-    """Its watches are closed before the service drains."""
-    cancel_operation: CancelOperation
+    operations: Operations
+    """Finds, watches and cancels operations; its watches are closed before the service drains."""
     train_stream: TrainStream
     upload_batch: UploadBatch
     read_upload: ReadUpload
@@ -80,49 +75,47 @@ class Verbs:
     """Ends what runs, and waits for what is being written."""
 
 
-def make_verbs(world: World, limits: Limits) -> Verbs:
+def make_service(ports: Ports, limits: Limits) -> ModelService:
     """Return the verbs over the ports given. Nothing is known of earlier adapters until `recover` has run."""
     directory = AdapterDirectory()
-    residency = Residency(world.backend, world.journal, directory, clock=world.clock, bounds=limits.residency)
-    queues = Queues(world.journal, residency, gap_seconds=limits.gap_seconds)
+    residency = Residency(ports.backend, ports.journal, directory, clock=ports.clock, bounds=limits.residency)
+    queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)
     scheduler = Scheduler(batch_tokens=limits.pass_tokens, weights=limits.tenant_weights)
-    dispatcher = Dispatcher(world.backend, scheduler, world.clock, batch_seconds=limits.batch_seconds)
+    dispatcher = Dispatcher(ports.backend, scheduler, ports.clock, batch_seconds=limits.batch_seconds)
     tenant_bytes, is_alone = limits.queue.request_bytes, residency.lease.is_held_by
-    fill_batch = FillBatch(world.batches, world.codec, tenant_bytes=tenant_bytes, is_alone=is_alone)
+    fetch_batch = FetchBatch(ports.batches, ports.codec, tenant_bytes=tenant_bytes, is_alone=is_alone)
     carry_out = CarryOut(
-        world, directory, residency, StateVerbs(world, residency), compute=dispatcher.run, fill_batch=fill_batch
+        ports, directory, residency, StateVerbs(ports, residency), compute=dispatcher.run, fetch_batch=fetch_batch
     )
-    execute = ExecuteOperation(directory, queues, Admission(limits.queue, world.clock), carry_out, clock=world.clock)
-    create = CreateAdapter(world, directory, residency, max_lora_rank=limits.lora_rank, most=limits.adapters)
+    execute = ExecuteOperation(directory, queues, Admission(limits.queue, ports.clock), carry_out, clock=ports.clock)
+    create = CreateAdapter(ports, directory, residency, max_lora_rank=limits.lora_rank, limits=limits.adapters)
 
-    delete = DeleteAdapter(directory, queues, dispatcher, fill_batch, residency, world.journal)
+    delete = DeleteAdapter(directory, queues, dispatcher, fetch_batch, residency, ports.journal)
 
-    return Verbs(
+    return ModelService(
         create_adapter=create,
-        estimate=Estimate(world.backend, world.estimator),
+        estimate=Estimate(ports.backend, ports.estimator),
         delete_adapter=delete,
-        park_adapter=ParkAdapter(world, directory, residency),
+        park_adapter=ParkAdapter(ports, directory, residency),
         is_resident=residency.is_resident,
         execute_operation=execute,
-        find_operation=FindOperation(directory, queues, dispatcher),
-        watch_operations=WatchOperations(directory, queues),
-        cancel_operation=CancelOperation(directory, queues, dispatcher, fill_batch),
+        operations=Operations(directory, queues, dispatcher, fetch_batch),
         train_stream=TrainStream(execute, queues),
-        upload_batch=UploadBatch(world.uploads),
-        read_upload=ReadUpload(world.uploads),
+        upload_batch=UploadBatch(ports.uploads),
+        read_upload=ReadUpload(ports.uploads),
         directory=directory,
-        recover=Recover(world, directory, residency, create),
+        recover=Recover(ports, directory, residency, create),
         upkeep=Upkeep(residency, queues),
-        close=partial(_close, residency, fill_batch, dispatcher, queues, delete),
-        vocabulary_size=world.backend.facts().base_models[0].vocabulary_size,
+        close=partial(_close, residency, fetch_batch, dispatcher, queues, delete),
+        vocabulary_size=ports.backend.facts().base_models[0].vocabulary_size,
     )
 
 
 async def _close(
-    residency: Residency, fill_batch: FillBatch, dispatcher: Dispatcher, queues: Queues, delete: DeleteAdapter
+    residency: Residency, fetch_batch: FetchBatch, dispatcher: Dispatcher, queues: Queues, delete: DeleteAdapter
 ) -> None:
-    residency.turn_all_away()
-    fill_batch.close()
+    residency.reject_all_waiters()
+    fetch_batch.close()
     await dispatcher.close()
     await queues.close()
     await delete.close()

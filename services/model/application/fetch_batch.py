@@ -14,7 +14,7 @@ from services.kit.byte_gate import ByteGate, Hold
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, DomainError, Draining
 from services.kit.failpoints import reach
-from services.model.domain.loader_batch import BatchSource, LoadedBatch, LoaderPlace
+from services.model.domain.loader_batch import BatchReference, BatchSource, LoadedBatch
 from services.model.domain.operation import Operation
 from services.model.ports import RecordCodec
 
@@ -30,11 +30,11 @@ def require_loader_scope(caller: Caller, operation: Operation) -> None:
     Raises:
         ScopeMissing: the key is not enough.
     """
-    if operation.place is not None:
+    if operation.batch_reference is not None:
         require_scope(caller, 'data')
 
 
-class FillBatch:
+class FetchBatch:
     """Fetches batches. For one event loop.
 
     A tenant's batches are fetched one after the other, and each waits until there is room for it beside those that
@@ -66,23 +66,23 @@ class FillBatch:
         """Return the operation with its batch, whose bytes count until the stack ends.
 
         Raises:
-            DomainError: as `BatchSource.load` and `RecordCodec.filled` say, or what it was cancelled with.
+            DomainError: as `BatchSource.load` and `RecordCodec.with_batch` say, or what it was cancelled with.
         """
-        if operation.place is None or not operation.is_batch_missing:
+        if operation.batch_reference is None or not operation.is_batch_missing:
             return operation
         if self._is_closed:
             raise Draining()
         if self._is_alone(operation.adapter_id):
-            fetch = self._batches.load(operation.place)
+            fetch = self._batches.load(operation.batch_reference)
         else:
             hold = self._gate.hold(caller.tenant_id)
             stack.callback(hold.release)
-            fetch = self._in_turn(caller.tenant_id, hold, operation.place)
+            fetch = self._in_turn(caller.tenant_id, hold, operation.batch_reference)
         loaded = await self._unless_cancelled(operation.adapter_id, fetch)
         reach('batch.fetched')
         if len(loaded.content) < _THREAD_BYTES:
-            return self._codec.filled(operation, loaded)
-        return await asyncio.to_thread(self._codec.filled, operation, loaded)
+            return self._codec.with_batch(operation, loaded)
+        return await asyncio.to_thread(self._codec.with_batch, operation, loaded)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
         """End the adapter's operation as cancelled, or as `error`, if its batch is not here yet; False otherwise."""
@@ -98,9 +98,9 @@ class FillBatch:
         for adapter_id in self._fetching:
             self.cancel(adapter_id, Draining())
 
-    async def _in_turn(self, tenant_id: str, hold: Hold, place: LoaderPlace) -> LoadedBatch:
+    async def _in_turn(self, tenant_id: str, hold: Hold, batch_reference: BatchReference) -> LoadedBatch:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
-            loaded = await self._batches.load(place)
+            loaded = await self._batches.load(batch_reference)
             await hold.grow(len(loaded.content))
         return loaded
 

@@ -10,7 +10,7 @@ _SPREAD = 2.0
 """An adapter is given up once it is away for so many times its usual."""
 
 
-class Returns:
+class ThinkTimes:
     """Adapters by when they left and how long they usually stay away. Times are seconds of one clock."""
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Returns:
         self._usual: OrderedDict[str, Average] = OrderedDict()
         self._away: dict[str, float] = {}
 
-    def left(self, adapter_id: str, now: float) -> None:
+    def record_finish(self, adapter_id: str, now: float) -> None:
         """Note that an adapter was served."""
         self._away[adapter_id] = now
         self._usual.setdefault(adapter_id, Average())
@@ -27,13 +27,13 @@ class Returns:
             oldest, _ = self._usual.popitem(last=False)
             self._away.pop(oldest, None)
 
-    def came(self, adapter_id: str, now: float) -> None:
+    def record_arrival(self, adapter_id: str, now: float) -> None:
         """Note that an adapter is back."""
         left = self._away.pop(adapter_id, None)
         if left is not None:
             self._usual[adapter_id].add(now - left)
 
-    def last_expected(self, now: float, *, limit: float) -> float:
+    def latest_expected(self, now: float, *, limit: float) -> float:
         """Return when the last adapter should be back of those that usually are within `limit`; `now` for none."""
         last = now
         for adapter_id, left in self._away.items():

@@ -3,14 +3,14 @@
 import asyncio
 
 
-class Changes:
+class ChangeNotifier:
     """Wakes everyone who waits at this moment. For one event loop."""
 
     def __init__(self) -> None:
         """Begin with nobody waiting."""
         self._next = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake all that wait; who comes later waits for the next change."""
         self._next.set()
         self._next = asyncio.Event()

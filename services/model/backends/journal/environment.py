@@ -13,10 +13,10 @@ import structlog
 _log = structlog.get_logger('journal')
 _FILE = 'circumstances.json'
 
-Circumstances = Mapping[str, str | int]
+ReplayEnvironment = Mapping[str, str | int]
 
 
-def changed_circumstances(folder: Path, present: Circumstances) -> dict[str, str]:
+def changed_environment(folder: Path, present: ReplayEnvironment) -> dict[str, str]:
     """Return what differs from when the journal in `folder` was last used, as `was -> is`, and keep what is."""
     path = folder / _FILE
     try:
@@ -28,8 +28,8 @@ def changed_circumstances(folder: Path, present: Circumstances) -> dict[str, str
     return {name: f'{before[name]} -> {present[name]}' for name in known if before[name] != present[name]}
 
 
-def say_what_changed(folder: Path, present: Circumstances) -> None:
+def log_environment_changes(folder: Path, present: ReplayEnvironment) -> None:
     """Log what differs, if anything does."""
-    changed = changed_circumstances(folder, present)
+    changed = changed_environment(folder, present)
     if changed:
         _log.warning('operations that are replayed may have other last bits than on record', **changed)

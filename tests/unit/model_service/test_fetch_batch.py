@@ -23,9 +23,9 @@ from services.kit.errors import (
 )
 from services.kit.rpc.context import acting_for
 from services.model.api.convert_operation import operation_from_proto
-from services.model.application.fill_batch import FillBatch
-from services.model.application.find_operation import OperationState
-from services.model.application.train_stream import Refused
+from services.model.application.fetch_batch import FetchBatch
+from services.model.application.operations import OperationState
+from services.model.application.train_stream import OperationFailure
 from services.model.backends.data_client import NoDataService
 from services.model.domain.errors import LoaderAtEnd, SequenceReused
 from services.model.domain.loader_batch import LoaderCursor
@@ -52,7 +52,7 @@ def by_handle(adapter_id: str, number: int, *, loader_id: str = 'ld', consumed: 
     return operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY)
 
 
-class World(FakeWorld):
+class Ports(FakeWorld):
     """Verbs that act for alice, who has a loader of five examples and an adapter."""
 
     def __init__(self) -> None:
@@ -73,71 +73,71 @@ class World(FakeWorld):
 
 async def test_batch_is_fetched_and_the_next_place_told():
     """The engine gets the loader's examples, the receipt counts their tokens, the result says where to go on."""
-    world = World()
-    adapter_id = await world.create()
-    result = await world.execute(by_handle(adapter_id, 1, consumed=2))
+    ports = Ports()
+    adapter_id = await ports.create()
+    result = await ports.execute(by_handle(adapter_id, 1, consumed=2))
     assert result.receipt.token_count == 8
     assert result.next_cursor.consumed_rows == 4
-    journaled = (await world.journal.entries(adapter_id, after=0, until=1))[0].operation
+    journaled = (await ports.journal.entries(adapter_id, after=0, until=1))[0].operation
     assert [list(feature['input_ids']) for feature in journaled.verb.features] == [[5] * 4, [6] * 4]
 
 
 async def test_repeat_asks_nobody():
     """What is on record is answered from it, also while the data service is away; another place is another content."""
-    world = World()
-    adapter_id = await world.create()
-    first = await world.execute(by_handle(adapter_id, 1))
-    del world.batches.loaders['ld']
-    assert await world.execute(by_handle(adapter_id, 1)) == replace(first, is_replayed=True)
-    assert len(world.batches.places) == 1
+    ports = Ports()
+    adapter_id = await ports.create()
+    first = await ports.execute(by_handle(adapter_id, 1))
+    del ports.batches.loaders['ld']
+    assert await ports.execute(by_handle(adapter_id, 1)) == replace(first, is_replayed=True)
+    assert len(ports.batches.places) == 1
     with pytest.raises(SequenceReused):
-        await world.execute(by_handle(adapter_id, 1, consumed=2))
+        await ports.execute(by_handle(adapter_id, 1, consumed=2))
 
 
 @pytest.mark.parametrize('failure', [ServiceUnreachable('data'), InvalidField('batch.loader.cursor', 'no')])
 async def test_refusal_leaves_the_number_free(failure):
     """Nothing was applied; the same operation again is carried out."""
-    world = World()
-    adapter_id = await world.create()
-    world.batches.failures.append(failure)
+    ports = Ports()
+    adapter_id = await ports.create()
+    ports.batches.failures.append(failure)
     with pytest.raises(type(failure)):
-        await world.execute(by_handle(adapter_id, 1))
-    assert not await world.journal.entries(adapter_id, after=0, until=0)
-    result = await world.execute(by_handle(adapter_id, 1))
+        await ports.execute(by_handle(adapter_id, 1))
+    assert not await ports.journal.entries(adapter_id, after=0, until=0)
+    result = await ports.execute(by_handle(adapter_id, 1))
     assert (result.sequence_number, result.is_replayed) == (1, False)
 
 
 async def test_end_of_the_loader_uses_up_the_number_for_good():
     """Its error is on record, and the next operation follows without a gap."""
-    world = World()
-    adapter_id = await world.create()
+    ports = Ports()
+    adapter_id = await ports.create()
     for _ in range(2):
         with pytest.raises(LoaderAtEnd):
-            await world.execute(by_handle(adapter_id, 1, consumed=5))
-    assert len(world.batches.places) == 1
-    record = await world.served.find_operation(ALICE, adapter_id, 1)
+            await ports.execute(by_handle(adapter_id, 1, consumed=5))
+    assert len(ports.batches.places) == 1
+    record = await ports.served.operations.find(ALICE, adapter_id, 1)
     assert record.state is OperationState.FAILED
-    await world.execute(replace(by_handle(adapter_id, 2), verb=ZeroGrad(), place=None))
+    await ports.execute(replace(by_handle(adapter_id, 2), verb=ZeroGrad(), batch_reference=None))
 
 
 async def test_key_without_the_scope_reads_no_data():
     """Training on a loader is reading it."""
-    world = World()
-    adapter_id = await world.create()
+    ports = Ports()
+    adapter_id = await ports.create()
     with pytest.raises(ScopeMissing):
-        await world.execute(by_handle(adapter_id, 1), Caller(tenant_id='alice', scopes=frozenset({'train'})))
-    assert not world.batches.places
+        await ports.execute(by_handle(adapter_id, 1), Caller(tenant_id='alice', scopes=frozenset({'train'})))
+    assert not ports.batches.places
 
 
 async def test_without_a_data_service_handles_are_refused():
     """A service that was told no address says so, and leaves the number free."""
     with pytest.raises(NotBuiltYet), acting_for(ALICE):
-        await NoDataService().load(by_handle('ad', 1).place)
+        await NoDataService().load(by_handle('ad', 1).batch_reference)
 
 
-def fill_of(batches: FakeBatches, *, tenant_bytes: int, alone: str = '') -> FillBatch:
+def fill_of(batches: FakeBatches, *, tenant_bytes: int, alone: str = '') -> FetchBatch:
     """Return what fills operations, of which one adapter may have the replica for itself."""
-    return FillBatch(batches, CODEC, tenant_bytes=tenant_bytes, is_alone=lambda adapter_id: adapter_id == alone)
+    return FetchBatch(batches, CODEC, tenant_bytes=tenant_bytes, is_alone=lambda adapter_id: adapter_id == alone)
 
 
 class CountingBatches(FakeBatches):
@@ -162,7 +162,7 @@ async def test_what_waits_for_room_is_one_batch_of_each_tenant():
     gate = asyncio.Event()
     batches = CountingBatches(gate)
     with acting_for(ALICE):
-        size = len((await FakeBatches(batches.loaders).load(by_handle('ad', 1).place)).content)
+        size = len((await FakeBatches(batches.loaders).load(by_handle('ad', 1).batch_reference)).content)
     fill = fill_of(batches, tenant_bytes=2 * size * 16 // 15 + 16)
     release, filled = asyncio.Event(), []
 
@@ -181,11 +181,11 @@ async def test_what_waits_for_room_is_one_batch_of_each_tenant():
         assert len(batches.places) == 3
         release.set()
     assert sorted(item.next_cursor.consumed_rows for item in filled) == [1, 2, 3, 4]
-    assert filled[0].place.cursor == LoaderCursor(consumed_rows=0)
+    assert filled[0].batch_reference.cursor == LoaderCursor(consumed_rows=0)
 
 
-class SlowWorld(World):
-    """A world whose data service takes its time."""
+class SlowWorld(Ports):
+    """A ports whose data service takes its time."""
 
     def __init__(self) -> None:
         """Begin with the gate shut."""
@@ -204,51 +204,51 @@ class SlowWorld(World):
 
 async def test_what_is_fetched_can_be_cancelled():
     """Nothing was applied; the number is free, and the tenant's next batch is fetched."""
-    world = SlowWorld()
-    adapter_id = await world.create()
-    task = await world.begin(by_handle(adapter_id, 1))
-    assert await world.served.cancel_operation(ALICE, adapter_id, 1)
+    ports = SlowWorld()
+    adapter_id = await ports.create()
+    task = await ports.begin(by_handle(adapter_id, 1))
+    assert await ports.served.operations.cancel(ALICE, adapter_id, 1)
     with pytest.raises(Cancelled):
         await task
-    world.gate.set()
-    result = await world.execute(by_handle(adapter_id, 1))
+    ports.gate.set()
+    result = await ports.execute(by_handle(adapter_id, 1))
     assert (result.sequence_number, result.is_replayed) == (1, False)
-    assert not await world.served.cancel_operation(ALICE, adapter_id, 1)
+    assert not await ports.served.operations.cancel(ALICE, adapter_id, 1)
 
 
 async def test_deletion_does_not_wait_for_a_batch():
     """The adapter is gone at once, however long the data service takes; the operation finds it so."""
-    world = SlowWorld()
-    adapter_id = await world.create()
-    task = await world.begin(by_handle(adapter_id, 1))
-    await world.served.delete_adapter(ALICE, adapter_id)
+    ports = SlowWorld()
+    adapter_id = await ports.create()
+    task = await ports.begin(by_handle(adapter_id, 1))
+    await ports.served.delete_adapter(ALICE, adapter_id)
     with pytest.raises(AdapterNotFound):
         await task
 
 
 async def test_end_of_the_service_does_not_wait_for_a_batch():
     """What is fetched then is to be tried again, and so is what comes after."""
-    world = SlowWorld()
-    adapter_id = await world.create()
-    task = await world.begin(by_handle(adapter_id, 1))
-    await world.served.close()
+    ports = SlowWorld()
+    adapter_id = await ports.create()
+    task = await ports.begin(by_handle(adapter_id, 1))
+    await ports.served.close()
     with pytest.raises(Draining):
         await task
     with pytest.raises(Draining):
-        await world.execute(by_handle(adapter_id, 1))
+        await ports.execute(by_handle(adapter_id, 1))
 
 
 async def test_caller_that_goes_away_leaves_the_operation_to_its_end():
     """Its batch is fetched all the same, and a repeat gets the result."""
-    world = SlowWorld()
-    adapter_id = await world.create()
-    task = await world.begin(by_handle(adapter_id, 1))
+    ports = SlowWorld()
+    adapter_id = await ports.create()
+    task = await ports.begin(by_handle(adapter_id, 1))
     task.cancel()
     await asyncio.wait([task])
-    repeat = asyncio.create_task(world.execute(by_handle(adapter_id, 1)))
-    world.gate.set()
+    repeat = asyncio.create_task(ports.execute(by_handle(adapter_id, 1)))
+    ports.gate.set()
     assert (await repeat).next_cursor.consumed_rows == 1
-    assert len(world.batches.places) == 1
+    assert len(ports.batches.places) == 1
 
 
 async def test_tenants_do_not_wait_for_each_others_batches():
@@ -286,19 +286,19 @@ async def test_adapter_that_is_alone_waits_for_no_room():
 
 async def test_number_is_used_up_on_the_adapter_as_it_is_by_then():
     """What became of the adapter while its batch was on the way stays known."""
-    world = SlowWorld()
-    adapter_id = await world.create()
-    task = await world.begin(by_handle(adapter_id, 1, consumed=5))
-    directory = world.served.directory
-    directory.renew(replace(directory.get(ALICE, adapter_id), checkpoint_path='twinkle://saved'))
-    world.gate.set()
+    ports = SlowWorld()
+    adapter_id = await ports.create()
+    task = await ports.begin(by_handle(adapter_id, 1, consumed=5))
+    directory = ports.served.directory
+    directory.refresh(replace(directory.get(ALICE, adapter_id), checkpoint_path='twinkle://saved'))
+    ports.gate.set()
     with pytest.raises(LoaderAtEnd):
         await task
     adapter = directory.get(ALICE, adapter_id)
     assert (adapter.sequence_number, adapter.checkpoint_path) == (1, 'twinkle://saved')
 
 
-async def follow(world: World, operations: list[Operation]) -> list[OperationResult | Refused]:
+async def follow(ports: Ports, operations: list[Operation]) -> list[OperationResult | OperationFailure]:
     """Return what a stream of operations, sent at once, answers in its order."""
 
     async def send():
@@ -306,16 +306,16 @@ async def follow(world: World, operations: list[Operation]) -> list[OperationRes
             yield operation
 
     with acting_for(ALICE):
-        return [item async for item in world.served.train_stream(ALICE, send())]
+        return [item async for item in ports.served.train_stream(ALICE, send())]
 
 
 async def test_pipelined_handles_of_two_adapters_are_answered_in_order():
     """Each gets the batches of its own places, one after the other."""
-    world = World()
-    first, second = await world.create(), (await world.served.create_adapter(ALICE, create_command('r2'))).adapter_id
+    ports = Ports()
+    first, second = await ports.create(), (await ports.served.create_adapter(ALICE, create_command('r2'))).adapter_id
     places = [(1, 0), (2, 2), (3, 4), (4, 0)]
     sent = [by_handle(adapter_id, number, consumed=at) for number, at in places for adapter_id in (first, second)]
-    results = await follow(world, sent)
+    results = await follow(ports, sent)
     for adapter_id in (first, second):
         own = [item for item in results if item.adapter_id == adapter_id]
         assert [(item.sequence_number, item.next_cursor.consumed_rows) for item in own] == [
@@ -328,10 +328,10 @@ async def test_pipelined_handles_of_two_adapters_are_answered_in_order():
 
 async def test_pipelined_handles_behind_a_missing_loader_are_not_carried_out():
     """Nothing is applied that was sent in the belief that what is before it works."""
-    world = World()
-    adapter_id = await world.create()
+    ports = Ports()
+    adapter_id = await ports.create()
     sent = [by_handle(adapter_id, 1), by_handle(adapter_id, 2, loader_id='gone'), by_handle(adapter_id, 3, consumed=2)]
-    done, missing, behind = await follow(world, sent)
+    done, missing, behind = await follow(ports, sent)
     assert done.next_cursor.consumed_rows == 2
     assert [missing.error.reason, behind.error.reason] == ['LOADER_NOT_FOUND', 'SEQUENCE_GAP']
-    assert (await world.execute(by_handle(adapter_id, 2, consumed=2))).next_cursor.consumed_rows == 4
+    assert (await ports.execute(by_handle(adapter_id, 2, consumed=2))).next_cursor.consumed_rows == 4

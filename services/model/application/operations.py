@@ -1,0 +1,172 @@
+"""Look up, wait for, watch and cancel operations of an adapter."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum, auto
+
+from services.kit.caller import Caller
+from services.kit.errors import DomainError, Draining
+from services.model.application.adapter_queue import AdapterQueue
+from services.model.application.directory import AdapterDirectory
+from services.model.application.dispatcher import Dispatcher
+from services.model.application.fetch_batch import FetchBatch
+from services.model.application.queues import Queues
+from services.model.application.train_stream import OperationFailure
+from services.model.domain.result import OperationResult
+from services.model.domain.sequence import Entry
+
+
+class OperationState(Enum):
+    """Progress of an operation."""
+
+    QUEUED = auto()
+    RUNNING = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True)
+class OperationRecord:
+    """State of an operation, and its outcome once it has one."""
+
+    state: OperationState
+    result: OperationResult | None = None
+    error: DomainError | None = None
+    queue_position: int = 0
+    """Number of operations ahead of it while it is queued."""
+    estimated_wait: timedelta = timedelta()
+    """Estimated time until it starts, while it is queued."""
+
+    @classmethod
+    def of(cls, entry: Entry) -> 'OperationRecord':
+        """Return the record of an accepted operation."""
+        if entry.is_running:
+            return cls(OperationState.RUNNING)
+        state = OperationState.DONE if entry.error is None else OperationState.FAILED
+        return cls(state, entry.result, entry.error)
+
+
+class Operations:
+    """Reads the records of the adapters' queues and cancels waiting operations.
+
+    A watcher has no buffer: it reads the record, so a slow watcher uses no memory. Its watch ends if a result leaves
+    the record before the watcher has read it.
+
+    Concurrency: for one event loop.
+    """
+
+    def __init__(
+        self, directory: AdapterDirectory, queues: Queues, dispatcher: Dispatcher, fetch_batch: FetchBatch
+    ) -> None:
+        self._directory = directory
+        self._queues = queues
+        self._dispatcher = dispatcher
+        self._fetch_batch = fetch_batch
+        self._watched: Counter[AdapterQueue] = Counter()
+        self._is_closed = False
+
+    async def find(
+        self, caller: Caller, adapter_id: str, sequence_number: int, *, max_wait: timedelta = timedelta()
+    ) -> OperationRecord:
+        """Return the record of an operation, after waiting up to `max_wait` for its outcome.
+
+        Raises:
+            AdapterNotFound: The caller has no such adapter.
+            OperationNotFound: The operation was never accepted, or is no longer on record.
+        """
+        self._directory.get(caller, adapter_id)
+        async with self._queues.use(adapter_id) as queue:
+            try:
+                async with asyncio.timeout(max_wait.total_seconds()):
+                    while not queue.is_settled(sequence_number):
+                        await queue.wait_for_change()
+                        self._directory.get(caller, adapter_id)
+            except TimeoutError:
+                # Not an error: the caller gets the operation's current state.
+                pass
+            return self._record(queue, adapter_id, sequence_number)
+
+    async def watch(
+        self, caller: Caller, adapter_id: str, *, after: int
+    ) -> AsyncGenerator[OperationResult | OperationFailure, None]:
+        """Yield the outcome of each operation after number `after`, in order: first the recorded, then the new ones.
+
+        Raises:
+            AdapterNotFound: The caller has no such adapter, or it was deleted.
+            OperationNotFound: The next outcome is no longer on record.
+            Draining: The service is shutting down.
+        """
+        self._directory.get(caller, adapter_id)
+        async with self._queues.use(adapter_id) as queue:
+            self._watched[queue] += 1
+            try:
+                number = after + 1
+                while not self._is_closed:
+                    self._directory.get(caller, adapter_id)
+                    if number <= queue.sequence.last_number and queue.is_settled(number):
+                        yield _outcome(queue, adapter_id, number)
+                        number += 1
+                    else:
+                        await queue.wait_for_change()
+            finally:
+                self._watched -= Counter([queue])
+        raise Draining()
+
+    async def cancel(self, caller: Caller, adapter_id: str, sequence_number: int) -> bool:
+        """Cancel an operation that has not started computing; return whether it was cancelled.
+
+        A cancelled operation frees its sequence number. A running operation is never interrupted.
+
+        Raises:
+            AdapterNotFound: The caller has no such adapter.
+            OperationNotFound: The operation was never accepted, or is no longer on record.
+        """
+        self._directory.get(caller, adapter_id)
+        async with self._queues.use(adapter_id) as queue:
+            if queue.is_waiting(sequence_number):
+                return queue.drop(sequence_number)
+            entry = queue.sequence.entry(sequence_number)
+            if not entry.is_running or not self._stop(adapter_id):
+                return False
+            while entry.is_running and queue.sequence.last_number >= sequence_number and not queue.is_closed:
+                # The journal entry is removed before the cancellation is reported, so that a restart cannot revive it.
+                await queue.wait_for_change()
+            return entry.is_running
+
+    def close(self) -> None:
+        """End every watch; otherwise open watches would delay the shutdown."""
+        self._is_closed = True
+        for queue in self._watched:
+            queue.notify_watchers()
+
+    def _stop(self, adapter_id: str) -> bool:
+        """Cancel an operation that waits for its pass or its batch; return whether there was one."""
+        return self._dispatcher.cancel(adapter_id) or self._fetch_batch.cancel(adapter_id)
+
+    def _record(self, queue: AdapterQueue, adapter_id: str, number: int) -> OperationRecord:
+        if not queue.is_waiting(number):
+            entry = queue.sequence.entry(number)
+            position = self._dispatcher.position_of(adapter_id) if entry.is_running else None
+            if position is None:
+                return OperationRecord.of(entry)
+            return OperationRecord(
+                OperationState.QUEUED, queue_position=position.operation_count, estimated_wait=position.estimated_wait
+            )
+        first = self._dispatcher.position_of(adapter_id)
+        last = queue.sequence.last_number
+        before = number - last - 1 + queue.is_running
+        wait = self._dispatcher.estimate_time(before)
+        if first is not None:
+            before, wait = before + first.operation_count, wait + first.estimated_wait
+        return OperationRecord(OperationState.QUEUED, queue_position=before, estimated_wait=wait)
+
+
+def _outcome(queue: AdapterQueue, adapter_id: str, number: int) -> OperationResult | OperationFailure:
+    entry = queue.sequence.entry(number)
+    if entry.result is not None:
+        return entry.result
+    assert entry.error is not None  # noqa: S101 - settled entries have one of the two
+    return OperationFailure(adapter_id, number, entry.error)

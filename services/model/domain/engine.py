@@ -1,0 +1,70 @@
+"""Values exchanged with the engine: descriptions and states of adapters, and results of verbs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.model.domain.operation import BatchVerb
+from services.model.domain.result import Outcome
+from services.model.domain.training_config import TrainingConfig
+from twinkle.data_format import LoraConfig, TensorData
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterDescription:
+    """Configuration of an adapter as the engine created it."""
+
+    lora_config: LoraConfig
+    """All defaults filled in, including the seed; not used for full-parameter training."""
+    training_config: TrainingConfig
+    """All defaults filled in."""
+    parameter_count: int
+    warnings: tuple[str, ...] = ()
+    """Parts of the configuration that have no effect, or an unexpected one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterState:
+    """An adapter's weights and, optionally, the state its trainer needs to resume."""
+
+    lora_config: LoraConfig
+    """Not used if `full_parameters` is set."""
+    adapter: Mapping[str, TensorData]
+    """Tensors by peft's parameter names, or by the base model's names for full-parameter training."""
+    full_parameters: tuple[str, ...] | None = None
+    """Names that select the base model's parameters, empty for all; None for LoRA."""
+    trainer: Mapping[str, TensorData] = field(default_factory=dict[str, TensorData])
+    """Optimizer, schedule, counters and random state; empty if not requested."""
+    step_count: int = 0
+    left_out: tuple[str, ...] = ()
+    """Parts of the adapter that this state lacks: a value head is stored only with the trainer's state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerbRun:
+    """Result of one verb on the engine."""
+
+    outcome: Outcome
+    device_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """Time between being ready and starting, in seconds; set by the dispatcher."""
+    padding_token_count: int = 0
+    pass_count: int = 0
+    """Number of passes through the model that included this verb."""
+    pass_adapter_count: int = 0
+    """Number of adapters in the fullest of these passes, including this one."""
+    training_config: TrainingConfig | None = None
+    """Configuration in use now, if the verb changed it."""
+    step_count: int | None = None
+    """Number of optimizer steps applied so far, if the verb may have changed it."""
+    warnings: tuple[str, ...] = ()
+    is_divided: bool = False
+    """True if memory ran out and the batch ran in smaller pieces: running it again may give slightly different
+    floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPart:
+    """One adapter's part of a shared batch."""
+
+    adapter_id: str
+    verb: BatchVerb
