@@ -1,3 +1,6 @@
-"""The sampler service: continues prompts on a base model and its adapters, many tenants at once."""
+"""The sampler service: samples the base model and adapters, and keeps adapter versions up to date.
+
+`python -m services.sampler` starts it.
+"""
 
 __all__: list[str] = []

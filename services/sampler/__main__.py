@@ -13,24 +13,34 @@ from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import RpcServer, serve_until_stopped
 from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from services.kit.telemetry import start_telemetry, stop_telemetry
-from services.kit.weights import Segments, open_segments
+from services.kit.weights import Segments, Sender, open_segments
+from services.kit.worker import Threads
 from services.sampler.api.endpoints import make_endpoints
+from services.sampler.application.admission import Admission
+from services.sampler.application.engine_control import EngineControl
+from services.sampler.application.followed_run import FollowedRun
 from services.sampler.application.membership import Membership
-from services.sampler.application.verbs import Verbs, make_verbs
-from services.sampler.application.versions import Retention
+from services.sampler.application.prompt_runner import PromptRunner
+from services.sampler.application.relay import Relay
+from services.sampler.application.replica import Replica
+from services.sampler.application.resident_adapters import ResidentAdapters
+from services.sampler.application.sampling import Sampling
+from services.sampler.application.version_store import VersionStore
+from services.sampler.application.versions import Retention, Versions
 from services.sampler.backends.fleet_client import FleetClient
 from services.sampler.backends.fleet_member import FleetMember
 from services.sampler.backends.weight_sources import WeightSources
 from services.sampler.config import SamplerConfig
 from services.sampler.domain.adapter import AdapterKey
 from services.sampler.domain.generation import EngineFacts
-from services.sampler.ports import SamplerEngine
+from services.sampler.domain.running_requests import RunningRequests
+from services.sampler.ports import SamplerEngine, WeightSource
 from twinkle.hub import resolve_model
 from twinkle.plugin import keep_plugins_out
 
 
 def main() -> None:
-    """Run the service until it is told to stop."""
+    """Run the service until it is stopped by a signal."""
     keep_plugins_out()
     config = load_config(SamplerConfig)
     start_telemetry(config.telemetry, service=config.service)
@@ -41,24 +51,19 @@ def main() -> None:
 
 
 async def serve(config: SamplerConfig) -> None:
-    """Serve until SIGINT or SIGTERM, or until the fleet wants this sampler to leave."""
+    """Serve until SIGINT or SIGTERM, or until a gateway asks this sampler to leave the fleet."""
     engine = await asyncio.to_thread(make_engine, config)
     segments = open_segments(config.shared_memory)
     sources = make_sources(config, segments)
-    verbs = make_verbs(
-        engine,
-        sources,
-        retention=retention_of(config),
-        queue_limit=config.limits.queue_length,
-        is_base_prefix_shared=config.share_base_prefixes,
-        host_id=segments.host_id if segments else '',
-    )
+    versions = make_versions(config, engine, sources)
+    admission = make_admission(config, engine)
     try:
-        server = make_server(config, engine, verbs)
-        verbs.versions.start()
-        await serve_while_engine_lives(server, engine, config, make_fleet(config, verbs, sources, server))
+        server = make_server(config, engine, versions, admission, host_id=segments.host_id if segments else '')
+        fleet = make_fleet(config, make_replica(config, engine, versions, admission), sources, server)
+        versions.start()
+        await serve_while_engine_lives(server, engine, config, fleet)
     finally:
-        await verbs.versions.close()
+        await versions.close()
         await engine.close()
         await sources.close()
 
@@ -66,10 +71,10 @@ async def serve(config: SamplerConfig) -> None:
 async def serve_while_engine_lives(
     server: RpcServer, engine: SamplerEngine, config: SamplerConfig, fleet: FleetMember | None = None
 ) -> None:
-    """Serve until told to stop, or until the engine is broken for good.
+    """Serve until the process is asked to stop, or until the engine fails permanently.
 
     Raises:
-        SystemExit: the engine broke; whoever supervises this process starts another.
+        SystemExit: The engine failed; a supervisor is expected to restart this process.
     """
     beside = fleet.serving if fleet else None
     serving = asyncio.create_task(serve_until_stopped(server, config, beside=beside))
@@ -77,7 +82,7 @@ async def serve_while_engine_lives(
     try:
         await asyncio.wait({serving, failure}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
-            raise SystemExit(f'{config.service}: the {engine.facts.engine} engine is broken; start this service again')
+            raise SystemExit(f'{config.service}: the {engine.facts.engine} engine failed; restart this service')
         await serving
     finally:
         for task in (serving, failure):
@@ -89,7 +94,6 @@ async def serve_while_engine_lives(
 
 
 def make_sources(config: SamplerConfig, segments: Segments | None) -> WeightSources:
-    """Return where weights come from."""
     return WeightSources(
         config.checkpoint_address,
         internal_token=config.internal_token,
@@ -99,47 +103,108 @@ def make_sources(config: SamplerConfig, segments: Segments | None) -> WeightSour
     )
 
 
-def make_fleet(config: SamplerConfig, verbs: Verbs, sources: WeightSources, server: RpcServer) -> FleetMember | None:
-    """Return what keeps this sampler in the fleet of its gateways; None where it has none."""
+def make_versions(config: SamplerConfig, engine: SamplerEngine, source: WeightSource) -> Versions:
+    """Return the versions of the followed run if one is configured, otherwise those of all adapters."""
+    if run := followed_run_of(config):
+        return FollowedRun(engine, source, run)
+    retention = Retention(
+        max_versions=config.max_resident_versions,
+        max_bytes=config.max_resident_bytes,
+        max_followers=config.max_followed_adapters,
+        idle=timedelta(seconds=config.follow_idle_seconds),
+    )
+    return VersionStore(engine, source, retention)
+
+
+def followed_run_of(config: SamplerConfig) -> AdapterKey | None:
+    return AdapterKey(config.follow_tenant, config.follow_run) if config.follow_run else None
+
+
+def make_admission(config: SamplerConfig, engine: SamplerEngine) -> Admission:
+    # Twice the number of running sequences keeps the engine's queue filled; the rest waits fairly in front of it.
+    return Admission(engine, slots=2 * engine.facts.max_sequences, queue_limit=config.limits.queue_length)
+
+
+def make_server(
+    config: SamplerConfig, engine: SamplerEngine, versions: Versions, admission: Admission, *, host_id: str = ''
+) -> RpcServer:
+    """Return a server of the contract, which does not listen yet.
+
+    Args:
+        config: Configuration of the service.
+        engine: Engine that samples.
+        versions: Versions that requests may use.
+        admission: Slots of the engine.
+        host_id: Id of the shared memory in which this process keeps segments; empty for none.
+    """
+    requests = RunningRequests()
+    runner = PromptRunner(engine, versions, admission, requests, is_base_prefix_shared=config.share_base_prefixes)
+    sampling = Sampling(engine, runner, max_concurrent_prompts=admission.slots)
+    control = EngineControl(engine, admission, requests)
+    relay = Relay(versions, Sender(Threads('relay', count=1)), host_id=host_id)
+    server = RpcServer(
+        config,
+        authenticator=InternalAuthenticator(config.internal_token),
+        endpoints=make_endpoints(sampling, control, ResidentAdapters(versions), relay),
+        facts=lambda: server_facts(
+            engine.facts,
+            patches=config.torch.patches if config.engine == 'torch' else {},
+            is_dedicated=bool(config.follow_run),
+        ),
+    )
+    server.on_drain(control.close)
+    server.on_drain(relay.close)
+    return server
+
+
+def server_facts(facts: EngineFacts, *, patches: Mapping[str, Mapping[str, Any]], is_dedicated: bool) -> ServerFacts:
+    """Return the facts that GetServerInfo reports: the engine, and the patches to its base model."""
+    model = BaseModelFacts(
+        base_model=facts.base_model,
+        context_tokens=facts.context_tokens,
+        vocabulary_size=facts.vocabulary_size,
+        parameter_count=facts.parameter_count,
+        dtype=facts.dtype,
+        is_sampleable=not is_dedicated,
+        patches=patches,
+    )
+    return ServerFacts(
+        base_models=[model], components={'engine': [facts.engine]}, engine_version=versioned(facts.engine)
+    )
+
+
+def make_replica(config: SamplerConfig, engine: SamplerEngine, versions: Versions, admission: Admission) -> Replica:
+    return Replica(new_id('rp'), engine.facts, admission, versions, followed_run=followed_run_of(config))
+
+
+def make_fleet(
+    config: SamplerConfig, replica: Replica, sources: WeightSources, server: RpcServer
+) -> FleetMember | None:
+    """Return the membership in the gateways' fleet; None if no gateway is configured."""
     if not config.gateways:
         return None
-    replica_id = new_id('rp')
     channels = {
         address: open_channel(address, internal_token=config.internal_token, tls=config.tls, service='gateway')
         for address in config.gateways
     }
     membership = Membership(
         [FleetClient(address, channel) for address, channel in channels.items()],
-        report=lambda is_draining: verbs.report(
-            replica_id, config.advertise or server.address, is_draining=is_draining
-        ),
+        report=lambda is_draining: replica.report(config.advertise or server.address, is_draining=is_draining),
         use_checkpoint=sources.use_checkpoint,
         use_relay=sources.use_relay,
-        most_interval=timedelta(seconds=config.lease_seconds),
+        max_interval=timedelta(seconds=config.lease_seconds),
     )
-    verbs.versions.on_change(membership.note_change)
-    return FleetMember(membership, server, verbs.admission, list(channels.values()))
-
-
-def retention_of(config: SamplerConfig) -> Retention:
-    """Return how much is held and followed."""
-    return Retention(
-        max_versions=config.max_resident_versions,
-        max_bytes=config.max_resident_bytes,
-        max_followers=config.max_followed_adapters,
-        idle=timedelta(seconds=config.follow_idle_seconds),
-        followed_run=AdapterKey(config.follow_tenant, config.follow_run) if config.follow_run else None,
-    )
+    replica.on_change(membership.report_soon)
+    return FleetMember(membership, server, replica, list(channels.values()))
 
 
 def make_engine(config: SamplerConfig) -> SamplerEngine:
-    """Load the model and start the engine; blocks for seconds. Libraries of the other engine are not loaded."""
+    """Load the model and start the engine; blocks for seconds. Imports only the libraries of that engine."""
     folder = str(resolve_model(config.base_model))
     return make_vllm_engine(config, folder) if config.engine == 'vllm' else make_torch_engine(config, folder)
 
 
 def make_vllm_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
-    """Start vLLM with the arguments of the configuration."""
     backend = importlib.import_module('services.sampler.backends.vllm_engine')
     options = backend.VllmEngineOptions(
         base_model=config.base_model,
@@ -152,7 +217,6 @@ def make_vllm_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
 
 
 def make_torch_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
-    """Load the model into this process."""
     importlib.import_module('torch').set_num_threads(config.torch.thread_count)
     backend = importlib.import_module('services.sampler.backends.torch_engine')
     limits = importlib.import_module('twinkle.sampler.engine').EngineConfig(
@@ -173,39 +237,6 @@ def make_torch_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
         stall_seconds=config.torch.stall_seconds,
     )
     return backend.TorchEngine(options)
-
-
-def make_server(config: SamplerConfig, engine: SamplerEngine, verbs: Verbs) -> RpcServer:
-    """Return the server; nothing listens yet."""
-    server = RpcServer(
-        config,
-        authenticator=InternalAuthenticator(config.internal_token),
-        endpoints=make_endpoints(verbs),
-        facts=lambda: server_facts(
-            engine.facts,
-            patches=config.torch.patches if config.engine == 'torch' else {},
-            is_dedicated=bool(config.follow_run),
-        ),
-    )
-    server.on_drain(verbs.watch_load.close)
-    server.on_drain(verbs.relay.close)
-    return server
-
-
-def server_facts(facts: EngineFacts, *, patches: Mapping[str, Mapping[str, Any]], is_dedicated: bool) -> ServerFacts:
-    """Return what GetServerInfo tells of the engine, and of what was changed about its model."""
-    model = BaseModelFacts(
-        base_model=facts.base_model,
-        context_tokens=facts.context_tokens,
-        vocabulary_size=facts.vocabulary_size,
-        parameter_count=facts.parameter_count,
-        dtype=facts.dtype,
-        is_sampleable=not is_dedicated,
-        patches=patches,
-    )
-    return ServerFacts(
-        base_models=[model], components={'engine': [facts.engine]}, engine_version=versioned(facts.engine)
-    )
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""What the sampler service can be told. Imports no torch."""
+"""Configuration of the sampler service. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -10,51 +10,51 @@ from services.kit.weights import SegmentsConfig
 
 
 class TorchEngineConfig(BaseModel):
-    """Limits of the torch engine; sizes are named as vLLM names them."""
+    """Options of the torch engine; limits have the names that vLLM gives them."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     dtype: Literal['float32', 'bfloat16', 'float16'] = 'float32'
-    """Of the frozen weights; on a CPU float32 is exact and the fastest."""
+    """Data type of the frozen weights; on a CPU, float32 is exact and the fastest."""
     device: str = 'cpu'
-    """Where it runs, such as 'cpu' or 'cuda:0'."""
+    """Device that the engine runs on, such as 'cpu' or 'cuda:0'."""
     patches: Mapping[str, Mapping[str, JsonValue]] = {}
-    """Changes to the base model as it is loaded: options by the name of the patch, in order. The same as those of
-    the model service."""
+    """Patches to the base model at load time: options by patch name, applied in order. Must equal those of the model
+    service."""
     max_num_seqs: int = Field(default=32, ge=1)
-    """Sequences continued at once."""
+    """Number of sequences that run at once."""
     max_num_batched_tokens: int = Field(default=1024, ge=2)
-    """Rows computed in one step; at least `max_num_seqs` plus a prompt's piece of `prefill_chunk_tokens`."""
+    """Number of rows computed in one step; at least `max_num_seqs` plus `prefill_chunk_tokens`."""
     prefill_chunk_tokens: int = Field(default=512, ge=1)
-    """Prompt tokens computed in one piece."""
+    """Number of prompt tokens computed in one chunk."""
     kv_cache_memory_bytes: int = Field(default=1 << 29, ge=1)
-    """Memory for keys and values; requests wait for room in it."""
+    """Size of the key-value cache in bytes; requests wait while it is full."""
     max_model_len: int | None = Field(default=None, ge=2)
-    """Most tokens of one sequence. Unset: the model's context, or less if the memory holds less."""
+    """Largest number of tokens in one sequence. Unset: the model's context, or what fits the key-value cache."""
     thread_count: int = Field(default=1, ge=1)
-    """CPU threads of torch. With one, every row is bitwise the same alone and in company."""
+    """Number of CPU threads of torch. With one thread, results are bitwise independent of the other rows in a batch."""
     mailbox_events: int = Field(default=256, ge=1)
-    """Events that may wait for a slow reader before its request is held back."""
+    """Number of events that may wait for a slow reader before its request is parked."""
     stall_seconds: float = Field(default=120.0, gt=0)
-    """How long a request is held back for its reader before it is ended."""
+    """Time in seconds for which a request stays parked before it is ended."""
 
 
 class VllmEngineConfig(BaseModel):
-    """What the vLLM engine is started with."""
+    """Options of the vLLM engine."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     engine_args: Mapping[str, JsonValue] = {}
-    """Arguments as vLLM names them, such as `tensor_parallel_size`, `data_parallel_size`, `max_model_len`,
-    `max_num_seqs`, `max_loras`, `max_lora_rank`, `gpu_memory_utilization` and `kv_cache_memory_bytes`. Unset ones:
-    vLLM's own, but on a CPU `dtype` is float32, `enforce_eager` true and `kv_cache_memory_bytes` 512 MiB."""
+    """Engine arguments with their vLLM names, such as `tensor_parallel_size`, `data_parallel_size`, `max_model_len`,
+    `max_num_seqs`, `max_loras`, `max_lora_rank`, `gpu_memory_utilization` and `kv_cache_memory_bytes`. Unset ones get
+    vLLM's defaults; on a CPU, `dtype` is float32, `enforce_eager` true and `kv_cache_memory_bytes` 512 MiB."""
     thread_count: int = Field(default=1, ge=1)
-    """CPU threads of the engine core where it computes on a CPU; above one only on a machine with nothing else to
-    do, since they wait by spinning."""
+    """Number of CPU threads of the engine core if it runs on a CPU. The threads wait by spinning; use more than one
+    only on a machine without other load."""
     hang_seconds: float = Field(default=20.0, gt=0)
-    """How long the engine core may give no sign of life before it is ended, and this sampler with it, so that what
-    it served goes on elsewhere. More than the longest step takes. A core that is seen to compute on a CPU, or that
-    loads weights, may take ten times as long."""
+    """Time in seconds without a heartbeat of the engine core after which this sampler exits, so that its requests
+    continue on other samplers. Must exceed the longest step. The limit is ten times as long while the core visibly
+    computes on a CPU or loads weights."""
 
 
 class SamplerConfig(ServiceConfig):
@@ -64,52 +64,52 @@ class SamplerConfig(ServiceConfig):
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'sampler')
 
     base_model: str = Field(min_length=1)
-    """Hub id, alias or folder of the base model; also the name clients ask for."""
+    """Hub id, alias or folder of the base model; also the name by which clients ask for it."""
     checkpoint_address: str = ''
-    """Where the checkpoint service is, `host:port`. Empty: where the gateways say."""
+    """Address of the checkpoint service, `host:port`. Empty: the gateways provide it."""
     gateways: tuple[str, ...] = ()
-    """Gateways whose fleet this sampler joins, each `host:port`. Empty: it belongs to none."""
+    """Addresses of the gateways whose fleet this sampler joins, each `host:port`. Empty: it joins no fleet."""
     advertise: str = ''
-    """Where gateways reach this sampler, `host:port`. Empty: where it listens."""
+    """Address at which gateways reach this sampler, `host:port`. Empty: the address on which it listens."""
     lease_seconds: float = Field(default=10.0, gt=0)
-    """Renew the lease at each gateway at least three times in this time, or more often where the gateway says so."""
+    """Time in seconds in which this sampler reports three times to each gateway; a gateway may ask for less."""
     relay_patience_seconds: float = Field(default=5.0, gt=0)
-    """How long another sampler may take to send weights before the checkpoint service is asked."""
+    """Longest time in seconds that a relay may be silent before weights are fetched from the checkpoint service."""
     shared_memory: SegmentsConfig = SegmentsConfig()
-    """Memory in which weights are handed over to and by other services of this host."""
+    """Shared memory for exchanging weights with other services on this host."""
     engine: Literal['torch', 'vllm'] = 'torch'
-    """Which engine samples: 'torch' is exact and small, 'vllm' is fast."""
+    """Engine that samples: 'torch' is exact and small, 'vllm' is fast."""
     torch: TorchEngineConfig = TorchEngineConfig()
-    """Of the torch engine; the other does not read it."""
+    """Options of the torch engine; ignored by vLLM."""
     vllm: VllmEngineConfig = VllmEngineConfig()
-    """Of the vLLM engine."""
+    """Options of the vLLM engine; ignored by torch."""
     max_resident_versions: int = Field(default=32, ge=1)
-    """Adapter versions held in memory; the least recently used leave first, never one in use."""
+    """Number of adapter versions in memory; the least recently used one that is not in use is evicted first."""
     max_resident_bytes: int = Field(default=8 << 30, ge=1)
-    """Of the weights of those versions, as they came; an engine may need as much again for its own form of them."""
+    """Total size in bytes of those versions' weights; an engine may need the same amount again for its copies."""
     max_followed_adapters: int = Field(default=1024, ge=1)
-    """Adapters whose new versions are fetched as they are published; the least recently used are followed no more."""
+    """Number of adapters whose new versions are fetched as they are published; the least recently used are dropped."""
     follow_idle_seconds: float = Field(default=1800.0, gt=0)
-    """How long an adapter is followed that no request uses."""
+    """Time in seconds without a request after which an adapter is no longer followed."""
     follow_run: str = ''
-    """A full-parameter run that this sampler belongs to: its versions replace the base model's weights as they are
-    published, and nothing else is served. Empty: adapters of everybody, on the base model as it is."""
+    """Full-parameter run that this sampler serves exclusively: its versions replace the base model's weights as they
+    are published. Empty: the sampler serves the base model and the adapters of all tenants."""
     follow_tenant: str = ''
-    """Whose run that is."""
+    """Tenant that owns `follow_run`."""
     share_base_prefixes: bool = False
-    """Whether tenants may find each other's prompts in the base model's prefix cache; how long a prompt takes then
-    tells whether anybody has asked it before. Prompts of an adapter are never shared beyond its tenant and version."""
+    """Whether tenants share cached prefixes of the base model. If they do, the latency of a prompt reveals whether
+    another tenant has sent it before. Prefixes of an adapter are never shared beyond its tenant and version."""
 
     @model_validator(mode='after')
     def _check_source(self) -> 'SamplerConfig':
-        """Refuse a sampler that could never hear of an adapter."""
+        """Refuse a sampler without a source of adapters."""
         if not self.checkpoint_address and not self.gateways:
-            raise ValueError('checkpoint_address is empty and gateways has none that could tell it; give one of them')
+            raise ValueError('checkpoint_address and gateways are both empty; set one of them')
         return self
 
     @model_validator(mode='after')
     def _check_followed(self) -> 'SamplerConfig':
-        """Refuse a run of nobody."""
+        """Refuse a run without a tenant, or a tenant without a run."""
         if bool(self.follow_run) != bool(self.follow_tenant):
-            raise ValueError('follow_run and follow_tenant name one run together; give both or neither')
+            raise ValueError('follow_run and follow_tenant must be set together')
         return self

@@ -1,4 +1,4 @@
-"""What the application needs of the world: an engine that samples and a source of weights."""
+"""Ports of the sampler: an engine that samples, a source of weights, and the gateways of the fleet."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.kit.caller import Caller
 from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts, VersionKey
-from services.sampler.domain.fleet import ReplicaReport, Welcome, Wish
+from services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
 from services.sampler.domain.generation import (
     EngineFacts,
     EngineLoad,
@@ -20,89 +20,88 @@ from twinkle.data_format import StructuredOutput
 
 
 class SamplerEngine(Protocol):
-    """Continues prompts, each with its own adapter version. Every implementation passes one suite."""
+    """Runs prompts, each with its adapter version. Every implementation passes tests/contract/sampler."""
 
     @property
     def facts(self) -> EngineFacts:
-        """What does not change while the engine lives."""
+        """Properties that do not change during the engine's lifetime."""
         ...
 
     @property
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
+        """Current load of the engine."""
         ...
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the prompt as tokens; a chat goes through the model's own template.
+        """Return the prompt's tokens; a chat is rendered with the model's chat template.
 
         Raises:
-            InvalidField: the chat or text cannot be turned into tokens, or a token is outside the
-                vocabulary; the path begins within the prompt: 'token_ids', 'text' or 'chat'.
-            ContextExceeded: a chat is longer than the context.
+            InvalidField: The chat or text cannot be encoded, or a token is outside the vocabulary. The field path
+                begins inside the prompt: 'token_ids', 'text' or 'chat'.
+            ContextExceeded: A chat is longer than the context.
         """
         ...
 
     async def describe_tokens(self, token_ids: tuple[int, ...]) -> tuple[TokenForm, ...]:
-        """Return what tokens stand for, in order.
+        """Return the description of each token, in order.
 
         Raises:
-            InvalidField: 'token_ids': one is outside the vocabulary.
+            InvalidField: A token is outside the vocabulary; the field is 'token_ids'.
         """
         ...
 
     async def load_adapter(self, key: VersionKey, weights: AdapterWeights) -> None:
-        """Make a version usable. Running requests go on meanwhile.
+        """Load a version while running requests continue.
 
         Raises:
-            AdapterMisfit: the weights do not fit the base model; nothing changed.
+            AdapterMisfit: The weights do not fit the base model; nothing changed.
         """
         ...
 
     async def unload_adapter(self, key: VersionKey) -> None:
-        """Forget a version that no request uses. Unknown versions are no error."""
+        """Unload a version that no request uses; does nothing for an unknown version."""
         ...
 
     async def replace_base(self, weights: AdapterWeights) -> None:
-        """Put a whole model in the place of the base model's weights; adapters stay, cached prefixes are forgotten.
+        """Replace the base model's weights; adapters stay loaded, and cached prefixes are dropped.
 
-        Tokens that are drawn without an adapter carry the version of `weights` from now on. Once begun it is
-        finished, whatever becomes of the caller.
+        Tokens drawn without an adapter carry the version of `weights` from then on. A replacement that has begun runs
+        to its end, even if the call is cancelled.
 
         Raises:
-            AdapterMisfit: it is not the whole of this model; the old weights go on serving.
-            EngineInUse: requests run, or the engine sleeps; nothing was done.
+            AdapterMisfit: The weights are not a complete set for this model; the old weights continue to serve.
+            EngineInUse: Requests run, or the engine sleeps; nothing changed.
         """
         ...
 
     async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
-        """Find out whether outputs can have a form, at a bounded cost. Tenants take turns.
+        """Check at a bounded cost that outputs can be constrained to a form; tenants take turns.
 
-        An engine that holds no forms says so in `generate`.
+        An engine without structured output does nothing here and raises in `generate`.
 
         Raises:
-            InvalidField: they cannot, or finding out costs too much; 'params.structured_output'.
+            InvalidField: The form is invalid or too expensive; the field is 'params.structured_output'.
         """
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Run a request and yield what it brings: the prompt once, tokens, one end for each sequence.
+        """Run a request and yield its events: the prompt once, tokens, and one end per sequence.
 
-        Closing the generator ends the request and frees its memory at once. A reader that is slow
-        holds nothing back but, at most, its own request; what waits for it is bounded by the request's own
-        tokens.
+        Closing the generator ends the request and frees its memory at once. A slow reader delays at most its request;
+        the events that wait for it are bounded by the request's number of tokens.
 
         Raises:
-            ContextExceeded: prompt and new tokens do not fit; nothing was done.
-            InvalidField: a parameter cannot be honoured, by its path from the request.
+            ContextExceeded: Prompt and new tokens exceed the context; nothing was computed.
+            InvalidField: A parameter cannot be honored; the field path begins at the request.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its sequences end with `StopReason.ABORT`. Unknown requests are no error."""
+        """End a request: its sequences end with `StopReason.ABORT`. Does nothing for an unknown request."""
         ...
 
     async def reset_prefix_cache(self) -> int:
-        """Forget cached prefixes of ended requests and return how many tokens they had."""
+        """Drop the cached prefixes of ended requests and return their number of tokens."""
         ...
 
     async def pause(self) -> None:
@@ -110,50 +109,51 @@ class SamplerEngine(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue after a pause."""
         ...
 
     async def sleep(self, level: SleepLevel) -> None:
-        """Give back the accelerator's memory; no request runs, and cached prefixes are forgotten.
+        """Release the accelerator's memory and drop cached prefixes; the caller ensures that no request runs.
 
         Raises:
-            NotSupportedHere: engine or platform cannot.
+            NotSupportedHere: The engine or platform cannot sleep.
         """
         ...
 
     async def wake_up(self) -> None:
-        """Take the memory again. An engine that does not sleep is no error."""
+        """Allocate the memory again; does nothing if the engine does not sleep."""
         ...
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine is broken for good, so that its process has to be replaced; else never."""
+        """Return once the engine has failed permanently and its process must be replaced; otherwise never."""
         ...
 
     async def close(self) -> None:
-        """End every request and give back threads and memory."""
+        """End every request and release threads and memory."""
         ...
 
 
 @dataclass(frozen=True)
 class Synced:
-    """The follower has everything there is for now."""
+    """The follower has received every version published so far."""
 
 
 WeightUpdate = AdapterWeights | Synced
 
 
 class WeightSource(Protocol):
-    """Where versions of adapters come from. Weights are whole and verified when they are given out."""
+    """Source of versions and checkpoints. Returned weights are complete and verified."""
 
     def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator['AdapterWeights | Synced', None]:
-        """Yield the newest version after `held`, then `Synced`, then each later version it can keep up with.
+        """Yield the newest version after `held`, then `Synced`, then later versions as they are published.
 
-        Broken streams are resumed where they broke, for ever. What is held may make the next one cheaper to send.
+        A reader that is slower than the publisher skips versions. Broken streams are resumed indefinitely. `held` may
+        allow the source to send a delta.
 
         Raises:
-            NotFound: nothing of that name was ever published for this tenant.
+            NotFound: The tenant has never published an adapter of that name.
         """
         ...
 
@@ -161,52 +161,52 @@ class WeightSource(Protocol):
         """Return one version.
 
         Raises:
-            NotFound: no such adapter, or the version has left the ring.
-            Unavailable: the source cannot be reached.
+            NotFound: The adapter does not exist, or the version has been evicted from the ring.
+            Unavailable: The source cannot be reached.
         """
         ...
 
     async def find_checkpoint(self, caller: Caller, path: str) -> CheckpointFacts:
-        """Return what a durable checkpoint is now.
+        """Return the current content of a durable checkpoint.
 
         Raises:
-            NotFound: no such checkpoint for this tenant.
-            Unavailable: the source cannot be reached.
+            NotFound: The tenant cannot read such a checkpoint.
+            Unavailable: The source cannot be reached.
         """
         ...
 
     async def fetch_checkpoint(self, caller: Caller, path: str) -> AdapterWeights:
-        """Return a durable checkpoint's weights; their version is 0.
+        """Return a durable checkpoint's weights, with version 0.
 
         Raises:
-            NotFound: no such checkpoint for this tenant.
-            Unavailable: the source cannot be reached.
+            NotFound: The tenant cannot read such a checkpoint.
+            Unavailable: The source cannot be reached.
         """
         ...
 
 
 class FleetGateway(Protocol):
-    """A gateway that this sampler may be a member of."""
+    """A gateway whose fleet this sampler may join."""
 
     @property
     def address(self) -> str:
-        """Where it is, for logs."""
+        """Address of the gateway, for logs."""
         ...
 
-    async def register(self, report: ReplicaReport) -> Welcome:
-        """Join its fleet. Idempotency: joining again is harmless.
+    async def register(self, report: ReplicaReport) -> Registration:
+        """Join the gateway's fleet. Idempotency: registering again is allowed.
 
         Raises:
-            DomainError: it is away, or does not take this sampler.
+            DomainError: The gateway cannot be reached, or refuses this sampler.
         """
         ...
 
-    def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[Wish, None]:
-        """Send reports as they come and yield what the gateway wants, once for each.
+    def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
+        """Send reports as they come and yield the gateway's answer to each.
 
-        Once it has ended, or was closed, nothing waits in `reports` any more.
+        Once the generator has ended or was closed, no task waits for `reports` any more.
 
         Raises:
-            DomainError: the lease has ended.
+            DomainError: The lease has ended.
         """
         ...

@@ -1,3 +1,3 @@
-"""The contract's edge: messages in and out, every input check, nothing else."""
+"""The contract's edge: servicers, and conversion between messages and domain values with every input check."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Requests as values, with every check of their fields."""
+"""Conversion of request messages to domain values, with every check of their fields."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,8 +10,8 @@ from services.kit.rpc.chats import chat_from_proto
 from services.kit.rpc.fields import duration_from_proto, id_from_proto
 from services.kit.rpc.tensors import tensor_from_proto
 from services.sampler.api.convert_params import MAX_TOP_LOGPROBS, check_range, params_from_proto
-from services.sampler.application.generate import SampleCommand
-from services.sampler.application.pause import PauseMode
+from services.sampler.application.engine_control import PauseMode
+from services.sampler.application.prompt_runner import SampleRequest
 from services.sampler.domain.adapter import DEFAULT_VERSION_WAIT, AdapterChoice
 from services.sampler.domain.generation import ChatPrompt, Prompt, SequenceSoFar, SleepLevel, TextPrompt, TokenPrompt
 from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2, sampling_pb2
@@ -21,6 +21,7 @@ from twinkle.data_format import SamplingParams, Trajectory
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)
 MAX_VERSION_WAIT = timedelta(minutes=10)
+MAX_DESCRIBED_TOKENS = 1 << 16
 
 _PAUSE_MODES = {
     engine_pb2.PAUSE_MODE_UNSPECIFIED: PauseMode.KEEP,
@@ -36,14 +37,14 @@ _SLEEP_LEVELS = {
 }
 
 
-def sample_from_proto(request: sampler_service_pb2.SampleRequest) -> SampleCommand:
-    """Return the command of a Sample.
+def sample_from_proto(request: sampler_service_pb2.SampleRequest) -> SampleRequest:
+    """Convert a Sample request.
 
     Raises:
-        InvalidField: names the field.
+        InvalidField: A field is missing or malformed.
     """
     params = params_from_proto(request.params)
-    return SampleCommand(
+    return SampleRequest(
         request_id=_request_id(request.request_id),
         base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
@@ -53,15 +54,15 @@ def sample_from_proto(request: sampler_service_pb2.SampleRequest) -> SampleComma
     )
 
 
-def batch_from_proto(request: sampler_service_pb2.SampleBatchRequest) -> SampleCommand:
-    """Return the command of a SampleBatch.
+def batch_from_proto(request: sampler_service_pb2.SampleBatchRequest) -> SampleRequest:
+    """Convert a SampleBatch request.
 
     Raises:
-        InvalidField: names the field.
+        InvalidField: A field is missing or malformed.
     """
     if not request.prompts:
         raise InvalidField('prompts', 'is empty; give at least one')
-    return SampleCommand(
+    return SampleRequest(
         request_id=_request_id(request.request_id),
         base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
@@ -70,17 +71,17 @@ def batch_from_proto(request: sampler_service_pb2.SampleBatchRequest) -> SampleC
     )
 
 
-def logprobs_from_proto(request: sampler_service_pb2.ComputeLogprobsRequest) -> SampleCommand:
-    """Return the command of a ComputeLogprobs: prompts to be scored, nothing to be drawn.
+def logprobs_from_proto(request: sampler_service_pb2.ComputeLogprobsRequest) -> SampleRequest:
+    """Convert a ComputeLogprobs request: the sequences become prompts, and `max_tokens` is 0.
 
     Raises:
-        InvalidField: names the field.
+        InvalidField: A field is missing or malformed.
     """
     if not request.token_ids:
         raise InvalidField('token_ids', 'is empty; give at least one sequence')
     count = request.top_logprob_count if request.HasField('top_logprob_count') else 0
     check_range('top_logprob_count', count, 0, MAX_TOP_LOGPROBS)
-    return SampleCommand(
+    return SampleRequest(
         request_id=new_id('rq'),
         base_model=id_from_proto(request.base_model, 'base_model'),
         adapter=choice_from_proto(request.adapter, 'adapter') if request.HasField('adapter') else None,
@@ -90,10 +91,10 @@ def logprobs_from_proto(request: sampler_service_pb2.ComputeLogprobsRequest) -> 
 
 
 def choice_from_proto(message: sampling_pb2.AdapterRef, field: str) -> AdapterChoice:
-    """Return which weights are asked for.
+    """Convert a reference to an adapter.
 
     Raises:
-        InvalidField: nothing is named, a version is below 1, or the wait is out of range.
+        InvalidField: No adapter is named, a version is below 1, or the wait is out of range.
     """
     kind = message.WhichOneof('version')
     if kind == 'checkpoint_path':
@@ -117,10 +118,10 @@ def choice_from_proto(message: sampling_pb2.AdapterRef, field: str) -> AdapterCh
 
 
 def required_choice_from_proto(request: sampler_service_pb2.LoadAdapterRequest) -> AdapterChoice:
-    """Return what is to be loaded.
+    """Convert the adapter of a LoadAdapter request, which is required.
 
     Raises:
-        InvalidField: names the field.
+        InvalidField: A field is missing or malformed.
     """
     if not request.HasField('adapter'):
         raise InvalidField('adapter', 'is missing; name the adapter to load')
@@ -128,36 +129,49 @@ def required_choice_from_proto(request: sampler_service_pb2.LoadAdapterRequest) 
 
 
 def pause_mode_from_proto(mode: engine_pb2.PauseMode.ValueType) -> PauseMode:
-    """Return what becomes of running requests.
+    """Convert a pause mode; unspecified means KEEP.
 
     Raises:
-        InvalidField: the contract has no such mode.
+        InvalidField: The contract has no such mode.
     """
     if mode not in _PAUSE_MODES:
-        raise InvalidField('mode', f'{mode} is no PauseMode')
+        raise InvalidField('mode', f'{mode} is not a PauseMode')
     return _PAUSE_MODES[mode]
 
 
 def sleep_level_from_proto(level: engine_pb2.SleepLevel.ValueType) -> SleepLevel:
-    """Return how deep the engine is to sleep.
+    """Convert a sleep level; unspecified means WEIGHTS_KEPT.
 
     Raises:
-        InvalidField: the contract has no such level.
+        InvalidField: The contract has no such level.
     """
     if level not in _SLEEP_LEVELS:
-        raise InvalidField('level', f'{level} is no SleepLevel')
+        raise InvalidField('level', f'{level} is not a SleepLevel')
     return _SLEEP_LEVELS[level]
 
 
 def interval_from_proto(request: sampler_service_pb2.WatchLoadRequest) -> timedelta:
-    """Return how often the load is to be told.
+    """Convert the interval of a WatchLoad request; one second if unset.
 
     Raises:
-        InvalidField: more often than every 100 ms, or less than every hour.
+        InvalidField: The interval is shorter than 100 ms or longer than an hour.
     """
     if not request.HasField('interval'):
         return timedelta(seconds=1)
     return duration_from_proto(request.interval, 'interval', least=MIN_WATCH_INTERVAL, most=MAX_WATCH_INTERVAL)
+
+
+def tokens_from_proto(request: sampler_service_pb2.DescribeTokensRequest) -> tuple[str, tuple[int, ...]]:
+    """Return the base model and the tokens of a DescribeTokens request.
+
+    Raises:
+        InvalidField: A field is missing or malformed.
+    """
+    base_model = id_from_proto(request.base_model, 'base_model')
+    token_ids = tensor_from_proto(request.token_ids, 'token_ids', dtypes=('int32',), dimensions=1)
+    if not 1 <= len(token_ids) <= MAX_DESCRIBED_TOKENS:
+        raise InvalidField('token_ids', f'must have 1 to {MAX_DESCRIBED_TOKENS} tokens, got {len(token_ids)}')
+    return base_model, tuple(token_ids.tolist())
 
 
 def _prompt(message: sampling_pb2.Prompt, field: str) -> Prompt:
@@ -174,19 +188,19 @@ def _prompt(message: sampling_pb2.Prompt, field: str) -> Prompt:
             trajectory=cast(Trajectory, chat_from_proto(chat.trajectory, f'{field}.chat.trajectory')),
             is_thinking_enabled=chat.is_thinking_enabled if chat.HasField('is_thinking_enabled') else True,
         )
-    raise InvalidField(field, 'must hold token_ids, chat or text')
+    raise InvalidField(field, 'must contain token_ids, chat or text')
 
 
 def _continued(entries: Sequence[sampler_service_pb2.SequenceSoFar], sample_count: int) -> tuple[SequenceSoFar, ...]:
     if entries and len(entries) != sample_count:
-        raise InvalidField('continued', f'has {len(entries)} entries for {sample_count} sequences')
+        raise InvalidField('continued', f'has {len(entries)} entries, must have {sample_count}: one per sequence')
     return tuple(_so_far(entry, index) for index, entry in enumerate(entries))
 
 
 def _so_far(entry: sampler_service_pb2.SequenceSoFar, index: int) -> SequenceSoFar:
     field = f'continued[{index}]'
     if entry.sequence_index != index:
-        raise InvalidField(f'{field}.sequence_index', f'must be {index}: entries come in order, one a sequence')
+        raise InvalidField(f'{field}.sequence_index', f'must be {index}; give one entry per sequence, in order')
     token_ids: tuple[int, ...] = ()
     if entry.HasField('token_ids'):
         array = tensor_from_proto(entry.token_ids, f'{field}.token_ids', dtypes=('int32', 'int64'), dimensions=1)

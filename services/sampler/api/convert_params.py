@@ -1,4 +1,4 @@
-"""Sampling parameters as values, with every check of their fields."""
+"""Conversion of sampling parameters, with every check of their fields."""
 
 from typing import Any
 
@@ -10,25 +10,25 @@ from twinkle.data_format import SamplingParams, StructuredOutput
 MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 64
-"""Stop strings, and stop tokens, of one request."""
+"""Maximum number of stop strings, and of stop tokens, in one request."""
 MAX_STOP_LENGTH = 256
-"""Characters of a stop string."""
+"""Maximum number of characters in a stop string."""
 MAX_FORM_LENGTH = 64 << 10
-"""Bytes of a form's message; compiling one takes time and memory."""
+"""Maximum size in bytes of a structured-output message; compiling one takes time and memory."""
 MAX_REGEX_LENGTH = 8 << 10
-"""Characters of a regular expression."""
+"""Maximum number of characters in a regular expression."""
 MAX_GRAMMAR_LENGTH = 32 << 10
-"""Characters of a grammar."""
+"""Maximum number of characters in a grammar."""
 MAX_CHOICES = 1024
 MAX_CHOICE_LENGTH = 4 << 10
-"""Characters of a choice."""
+"""Maximum number of characters in a choice."""
 
 
 def params_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Return how tokens are to be drawn.
+    """Convert the sampling parameters of a request.
 
     Raises:
-        InvalidField: names the field.
+        InvalidField: A parameter is out of range or malformed.
     """
     count = message.sample_count if message.HasField('sample_count') else 1
     check_range('params.sample_count', count, 1, MAX_SAMPLES)
@@ -56,14 +56,14 @@ def params_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     try:
         return SamplingParams.from_dict(values)
     except ValueError as error:
-        # The value's own message begins with the field, which has the same name here.
+        # The message begins with the name of the field, which is the same in the contract.
         raise InvalidField(f'params.{str(error).partition(" ")[0]}', str(error)) from error
 
 
 def _stops(message: sampling_pb2.SamplingParams) -> tuple[str | int, ...]:
     for name, items in (('stop_strings', message.stop_strings), ('stop_token_ids', message.stop_token_ids)):
         if len(items) > MAX_STOPS:
-            raise InvalidField(f'params.{name}', f'has {len(items)} entries, at most {MAX_STOPS} are allowed')
+            raise InvalidField(f'params.{name}', f'has {len(items)} entries; at most {MAX_STOPS} are allowed')
     for index, text in enumerate(message.stop_strings):
         if not 1 <= len(text) <= MAX_STOP_LENGTH:
             raise InvalidField(f'params.stop_strings[{index}]', f'must have 1 to {MAX_STOP_LENGTH} characters')
@@ -74,17 +74,17 @@ def _stops(message: sampling_pb2.SamplingParams) -> tuple[str | int, ...]:
 
 
 def check_range(field: str, value: int, least: int, most: int) -> None:
-    """Refuse a count out of range.
+    """Refuse a value outside `least` to `most`.
 
     Raises:
-        InvalidField: names the range.
+        InvalidField: The value is out of range.
     """
     if not least <= value <= most:
         raise InvalidField(field, f'must be {least} to {most}, got {value}')
 
 
 def _form(message: sampling_pb2.StructuredOutput) -> StructuredOutput:
-    """Return the form of the output; exactly one has to be given."""
+    """Return the form to which the output is constrained; the message must contain exactly one."""
     field = 'params.structured_output'
     if message.ByteSize() > MAX_FORM_LENGTH:
         raise InvalidField(field, f'must have at most {MAX_FORM_LENGTH} bytes, got {message.ByteSize()}')

@@ -1,6 +1,6 @@
-"""The stream of weights that a sampler relays to others. Nothing can be published here.
+"""The weight stream that a sampler relays to others; publishing is not supported.
 
-Frames that are chunks go as values: the handlers of `services.kit.rpc.weights` write them.
+Chunk frames are yielded as values: the handlers of `services.kit.rpc.weights` serialize them.
 """
 
 # ruff: noqa: N802 (the methods have the contract's names)
@@ -16,7 +16,7 @@ from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import adapter_id_from_proto, not_negative
 from services.kit.rpc.weights import frame_to_fetched, frame_to_subscribed, wanted_from_proto
 from services.kit.weights import Encoding, Frame, Wanted
-from services.sampler.application.relay import Relay, Subscription, Wish
+from services.sampler.application.relay import FetchRequest, Relay, SubscribeRequest
 from services.sampler.ports import Synced
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc
@@ -26,36 +26,33 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WeightServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """Relays weights."""
+    """Serves WeightStreamService except for Publish."""
 
     def __init__(self, relay: Relay) -> None:
-        """Serve `relay`."""
         self._relay = relay
 
     async def Subscribe(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks go past protobuf)
         self, request: wire.SubscribeRequest, context: _Context
     ) -> AsyncIterator[StateChunk | wire.SubscribeResponse]:
-        """Send an adapter's versions as they come."""
-        async with aclosing(self._relay.subscribe(current_caller(), subscription_from_proto(request))) as events:
+        async with aclosing(self._relay.subscribe(current_caller(), subscribe_from_proto(request))) as events:
             async for event in events:
                 yield subscribed_to_proto(event)
 
     async def Fetch(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks go past protobuf)
         self, request: wire.FetchRequest, context: _Context
     ) -> AsyncIterator[StateChunk | wire.FetchResponse]:
-        """Send one version."""
-        async with aclosing(self._relay.fetch(current_caller(), wish_from_proto(request))) as frames:
+        async with aclosing(self._relay.fetch(current_caller(), fetch_from_proto(request))) as frames:
             async for frame in frames:
                 yield frame_to_fetched(frame)
 
 
-def subscription_from_proto(request: wire.SubscribeRequest) -> Subscription:
-    """Return what a subscriber asks for.
+def subscribe_from_proto(request: wire.SubscribeRequest) -> SubscribeRequest:
+    """Convert a Subscribe request.
 
     Raises:
-        InvalidField: a field is malformed or negative.
+        InvalidField: A field is malformed or negative.
     """
-    return Subscription(
+    return SubscribeRequest(
         adapter_id=adapter_id_from_proto(request.adapter_id, 'adapter_id'),
         held_version=not_negative(request.held_version, 'held_version'),
         resume_version=not_negative(request.resume_version, 'resume_version'),
@@ -65,21 +62,20 @@ def subscription_from_proto(request: wire.SubscribeRequest) -> Subscription:
 
 
 def subscribed_to_proto(event: Frame | Synced) -> StateChunk | wire.SubscribeResponse:
-    """Return what a subscriber is told."""
     return wire.SubscribeResponse(is_synced=True) if isinstance(event, Synced) else frame_to_subscribed(event)
 
 
-def wish_from_proto(request: wire.FetchRequest) -> Wish:
-    """Return which version is asked for.
+def fetch_from_proto(request: wire.FetchRequest) -> FetchRequest:
+    """Convert a Fetch request.
 
     Raises:
-        InvalidField: none is, or a field is malformed.
+        InvalidField: The request names no version, or a field is malformed.
     """
     if request.WhichOneof('state') != 'version':
-        raise InvalidField('state', 'must name a version: checkpoints are sent by the checkpoint service')
+        raise InvalidField('state', 'must name a version; fetch checkpoints from the checkpoint service')
     shared = frozenset({Encoding.SHARED_MEMORY}) if request.host_id else frozenset[Encoding]()
     offset = not_negative(request.offset, 'offset')
-    return Wish(
+    return FetchRequest(
         adapter_id=adapter_id_from_proto(request.version.adapter_id, 'version.adapter_id'),
         version=not_negative(request.version.version, 'version.version'),
         wanted=Wanted(shared, request.host_id, resume_offset=offset),

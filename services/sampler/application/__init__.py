@@ -1,3 +1,3 @@
-"""What the sampler can be asked to do, one verb a module."""
+"""Use cases of the sampler, one class for each resource: sampling, engine control, resident adapters, relay, fleet."""
 
 __all__: list[str] = []

@@ -1,47 +1,64 @@
-"""Turns at the engine: a bounded number of prompts inside, a bounded queue before it, fair between tenants."""
+"""Admission to the engine: a bounded number of running prompts, and a bounded, fair queue in front of them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from services.kit.errors import QueueFull
 from services.sampler.domain.errors import EnginePaused
 from services.sampler.domain.fair_queue import FairQueue
+from services.sampler.domain.generation import EngineLoad
 from services.sampler.domain.running_requests import RunningRequest
+from services.sampler.ports import SamplerEngine
 
 
 class Admission:
-    """Hands out the engine's places.
+    """Hands out the engine's slots, one per prompt; tenants take turns.
 
     Concurrency: for one event loop.
     """
 
-    def __init__(self, *, places: int, queue_limit: int) -> None:
-        """Let `places` prompts into the engine, and `queue_limit` of each tenant wait."""
-        self._places = places
+    def __init__(self, engine: SamplerEngine, *, slots: int, queue_limit: int) -> None:
+        """Create the slots, all free.
+
+        Args:
+            engine: Engine whose slots are handed out.
+            slots: Number of prompts that may run in the engine at once.
+            queue_limit: Number of prompts per tenant that may wait for a slot.
+        """
+        self.slots = slots
+        """Number of prompts that may run in the engine at once."""
+        self._engine = engine
         self._queue_limit = queue_limit
-        self._inside = 0
+        self._running = 0
         self._waiting = FairQueue[asyncio.Future[None]]()
         self._is_open = True
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
+    def load(self) -> EngineLoad:
+        """Current load of the engine; the prompts that wait for a slot count as waiting sequences."""
+        load = self._engine.load
+        return replace(load, waiting_sequences=load.waiting_sequences + self.waiting_count)
+
+    @property
     def waiting_count(self) -> int:
-        """Prompts that wait for a place."""
+        """Number of prompts that wait for a slot."""
         return len(self._waiting)
 
     @property
     def is_open(self) -> bool:
-        """Whether new requests are let in."""
+        """Whether new requests are admitted."""
         return self._is_open
 
     def check_open(self, tenant_id: str) -> None:
-        """Refuse a new request early.
+        """Refuse a new request before it does any work.
 
         Raises:
-            EnginePaused: nothing is let in.
-            QueueFull: too many of the tenant's prompts wait.
+            EnginePaused: Admission is closed.
+            QueueFull: The tenant already has `queue_limit` prompts waiting.
         """
         if not self._is_open:
             raise EnginePaused()
@@ -50,59 +67,59 @@ class Admission:
             raise QueueFull(waiting, self._queue_limit)
 
     @asynccontextmanager
-    async def turn(self, request: RunningRequest) -> AsyncGenerator[None, None]:
-        """Wait for a place and hold it; a request that is aborted meanwhile gets through at once."""
-        await self._enter(request)
+    async def slot(self, request: RunningRequest) -> AsyncGenerator[None, None]:
+        """Wait for a slot and hold it within this block; `admit_aborted` ends the wait early."""
+        await self._acquire(request)
         try:
             yield
         finally:
-            self._inside -= 1
-            self._let_in()
+            self._running -= 1
+            self._admit_next()
 
     def close(self) -> None:
-        """Let no new request in; those that wait still get their turn."""
+        """Refuse new requests; prompts that already wait still get a slot."""
         self._is_open = False
 
     def open(self) -> None:
-        """Let requests in again."""
+        """Admit new requests again."""
         self._is_open = True
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is inside and nothing waits."""
+        """Wait until no prompt runs and none waits."""
         await self._idle.wait()
 
-    async def _enter(self, request: RunningRequest) -> None:
+    def admit_aborted(self, request: RunningRequest) -> None:
+        """Admit the waiting prompts of an aborted request at once, even if no slot is free."""
+        for waiter in request.slot_waiters:
+            if self._waiting.discard(request.tenant_id, waiter):
+                self._grant(waiter)
+
+    async def _acquire(self, request: RunningRequest) -> None:
         self._idle.clear()
-        if self._inside < self._places and not len(self._waiting):
-            self._inside += 1
+        if self._running < self.slots and not len(self._waiting):
+            self._running += 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.push(request.tenant_id, place)
-        request.places.append(place)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.push(request.tenant_id, waiter)
+        request.slot_waiters.append(waiter)
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            # The place may have been given in the very moment of cancelling; it goes to the next.
-            if not self._waiting.discard(request.tenant_id, place) and not place.cancelled():
-                self._inside -= 1
-            self._let_in()
+            # The slot may have been granted in the same loop iteration as the cancellation; pass it on.
+            if not self._waiting.discard(request.tenant_id, waiter) and not waiter.cancelled():
+                self._running -= 1
+            self._admit_next()
             raise
         finally:
-            request.places.remove(place)
+            request.slot_waiters.remove(waiter)
 
-    def hasten(self, request: RunningRequest) -> None:
-        """Let the waiting prompts of an aborted request through, beyond the number of places."""
-        for place in request.places:
-            if self._waiting.discard(request.tenant_id, place):
-                self._give(place)
-
-    def _let_in(self) -> None:
-        while len(self._waiting) and self._inside < self._places:
-            self._give(self._waiting.pop())
-        if not self._inside and not len(self._waiting):
+    def _admit_next(self) -> None:
+        while len(self._waiting) and self._running < self.slots:
+            self._grant(self._waiting.pop())
+        if not self._running and not len(self._waiting):
             self._idle.set()
 
-    def _give(self, place: asyncio.Future[None]) -> None:
-        if not place.done():
-            self._inside += 1
-            place.set_result(None)
+    def _grant(self, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            self._running += 1
+            waiter.set_result(None)

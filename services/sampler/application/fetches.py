@@ -1,7 +1,7 @@
-"""Versions that are brought here because a request wants them: each once, whoever asks, also after it has gone.
+"""Fetches of versions that requests need: at most one per version, shared by all requests that wait for it.
 
-A request that waits only a moment, or not at all, finds its version on a later try: what was begun for it goes on
-while there is room for the version. Nothing waits for room on behalf of nobody.
+A fetch continues after its last waiter has left, so that a retried request finds its version. Once the weights have
+arrived, it waits for free capacity only while a request waits for the version.
 """
 
 import asyncio
@@ -13,46 +13,50 @@ from services.sampler.domain.errors import VersionNotReady
 from services.sampler.domain.residency import ResidentVersion
 
 MAX_UNAWAITED = 8
-"""Versions on their way, and failures to be told, that nobody waits for now; the oldest is given up for another."""
+"""Number of fetches without a waiter, running or failed, that are kept; the oldest is dropped for a new one."""
 
 
 @dataclass(eq=False)
 class _Fetch:
-    """A version on its way."""
+    """The fetch of one version."""
 
     waiter_count: int = 0
     task: asyncio.Task[ResidentVersion | None] = field(init=False)
-    """Brings None where there was no room and nobody who waited for it."""
+    """Returns None if there was no capacity and no waiter was left."""
 
     def failure(self) -> BaseException | None:
-        """Return what it ended with instead of a version."""
+        """Return the error with which the fetch ended, if it failed."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
 
 class Fetches:
-    """The versions on their way to one sampler.
+    """The fetches of one sampler.
 
     Concurrency: for one event loop.
     """
 
     def __init__(self, try_admit: Callable[[VersionKey, AdapterWeights], Awaitable[ResidentVersion | None]]) -> None:
-        """Have `try_admit` load what has come; it returns None where there is no room now."""
+        """Create an empty set.
+
+        Args:
+            try_admit: Loads fetched weights into the engine; returns None if there is no capacity now.
+        """
         self._try_admit = try_admit
-        # Those that nobody waits for longest first.
+        # Fetches without a waiter come in the order in which their last waiter joined.
         self._fetches: dict[VersionKey, _Fetch] = {}
-        self._changed = asyncio.Event()
+        self._capacity_changed = asyncio.Event()
 
     async def join(self, key: VersionKey, bring: Callable[[], Awaitable[AdapterWeights]]) -> ResidentVersion:
-        """Return a version once it is loaded, on its way already or brought by `bring` from now on.
+        """Wait for a version's running fetch, or start one with `bring`, and return the loaded version.
 
         Raises:
-            DomainError: what it failed with, also where nobody was left then to be told.
+            DomainError: The error of the fetch, also if it failed before this call joined it.
         """
         fetch = self._fetches.pop(key, None)
         if fetch is not None and (error := fetch.failure()) is not None:
             raise error
         if fetch is None or fetch.task.done():
-            # One that is done has nothing new for who comes back: its version has left again already.
+            # A fetch that has succeeded is of no further use: its version has already been evicted.
             fetch = self._begin(key, bring)
         self._fetches[key] = fetch
         fetch.waiter_count += 1
@@ -64,13 +68,13 @@ class Fetches:
             raise VersionNotReady(key.adapter.name, key.version)
         return version
 
-    def note_room(self) -> None:
-        """Take it that there may be room for what waits."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def notify_capacity(self) -> None:
+        """Let fetches that wait for capacity try again."""
+        self._capacity_changed.set()
+        self._capacity_changed = asyncio.Event()
 
     async def close(self) -> None:
-        """Bring nothing more."""
+        """Cancel all fetches."""
         tasks = [fetch.task for fetch in self._fetches.values()]
         self._fetches.clear()
         for task in tasks:
@@ -89,7 +93,7 @@ class Fetches:
     ) -> ResidentVersion | None:
         weights = await bring()
         while True:
-            changed = self._changed
+            changed = self._capacity_changed
             if (version := await self._try_admit(key, weights)) is not None or not fetch.waiter_count:
                 return version
             await changed.wait()
@@ -101,14 +105,14 @@ class Fetches:
         if fetch.task.done():
             self._forget(key, fetch)
             return
-        # What waits for room looks whether anybody waits for it.
-        self.note_room()
+        # A fetch that waits for capacity notices that it has no waiter left.
+        self.notify_capacity()
         unawaited = [name for name, other in self._fetches.items() if not other.waiter_count]
         for name in unawaited[:-MAX_UNAWAITED]:
             self._fetches.pop(name).task.cancel()
 
     def _note_end(self, key: VersionKey, fetch: _Fetch) -> None:
-        """Forget what nobody has to be told; looking at a failure has it count as seen."""
+        """Remove a successful fetch without waiters; `failure` also marks an exception as retrieved."""
         if fetch.failure() is None and not fetch.waiter_count:
             self._forget(key, fetch)
 

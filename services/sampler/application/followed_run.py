@@ -1,8 +1,8 @@
-"""The versions of one full-parameter run, served by the base model's own weights.
+"""The versions of one full-parameter run, served as the engine's base weights.
 
-A version is staged whole in host memory. Then requests that run finish on the weights they began with while new
-ones wait at the door, the engine's weights are replaced, and the door opens. A long request cannot keep the door
-shut: after `patience` the old version goes on serving and the new one is tried again later.
+A new version is first staged completely in host memory. Then new requests are held back while running ones finish on
+the old weights, the engine's weights are replaced, and requests are admitted again. If running requests take longer
+than `patience`, the old version continues to serve and the replacement is tried again later.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from services.kit.errors import (
     NotSupportedHere,
     VersionNotFound,
 )
-from services.sampler.application.following import Follower, Followers
+from services.sampler.application.followers import Follower, Followers
 from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, VersionKey
 from services.sampler.domain.errors import AdapterMisfit, EngineInUse, VersionNotReady
 from services.sampler.domain.residency import ResidentVersion
@@ -32,23 +32,23 @@ from services.sampler.ports import SamplerEngine, Synced, WeightSource
 _log = structlog.get_logger('followed run')
 
 PATIENCE = timedelta(seconds=30)
-"""How long new requests wait at most for running ones, so that a version can be put in place."""
+"""Longest time that new requests are held back for running ones, so that a version can be put in place."""
 _FIRST_RETRY_SECONDS = 0.1
-_LONGEST_RETRY_SECONDS = 1.0
-_LEAST_REST_SECONDS = 0.1
+_MAX_RETRY_SECONDS = 1.0
+_MIN_PAUSE_SECONDS = 0.1
 _ONE_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """A version that came and cannot be served."""
+    """A version that arrived but cannot be served."""
 
     version: int
     error: AdapterMisfit | InvalidField
 
 
 class FollowedRun:
-    """Implements `Versions` for a sampler that belongs to one run.
+    """Implements `Versions` for a sampler that serves one full-parameter run.
 
     Concurrency: for one event loop.
     """
@@ -56,47 +56,54 @@ class FollowedRun:
     def __init__(
         self, engine: SamplerEngine, source: WeightSource, run: AdapterKey, *, patience: timedelta = PATIENCE
     ) -> None:
-        """Serve `run` in `engine`, with weights from `source`, once started."""
+        """Create the versions of a run; `start` begins to follow it.
+
+        Args:
+            engine: Engine whose base weights are replaced.
+            source: Source of the run's versions.
+            run: The run to serve.
+            patience: Longest time that new requests are held back for running ones.
+        """
         self._engine = engine
         self._source = source
         self._run = run
         self._patience_seconds = patience.total_seconds()
         self._caller = Caller(tenant_id=run.tenant_id, is_internal=True)
-        # Relays may ask for other names, which end at once.
+        # Samplers that relay from this one may ask for other names; those streams end at once.
         self.followers = Followers(self._follow, max_followers=16, idle=_ONE_DAY)
         self._current: ResidentVersion | None = None
-        """None: the base model as it was loaded, which is no version of the run."""
+        """Version in the engine; None for the base model as it was loaded, which is not a version of the run."""
         self._problem: _Problem | None = None
         """Why the newest version cannot be served."""
-        self._is_open = True
+        self._is_admitting = True
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
         self._keeping: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Follow the run from now on, whether it has been published already or not."""
+        """Start following the run, whether or not it has been published yet."""
         if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep(), name=f'keep {self._run}')
+            self._keeping = asyncio.create_task(self._keep_following(), name=f'keep {self._run}')
 
     def check_base(self) -> None:
-        """Refuse: nobody is to get changed weights as the base model's.
+        """Refuse: the engine's base weights are those of the run, not of the base model.
 
         Raises:
-            BaseModelNotFound: always.
+            BaseModelNotFound: Always.
         """
         raise BaseModelNotFound(self._engine.facts.base_model)
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice) -> AsyncGenerator[ResidentVersion, None]:
-        """Hold on to the version there is, if it is what `choice` asks for, within this block.
+        """Keep the served version in place within this block, if it satisfies `choice`.
 
         Raises:
-            AdapterNotFound: the run is another tenant's.
-            NotSupportedHere: it names something else than the run.
-            VersionNotFound: a version that was replaced.
-            VersionNotReady: a version that did not come within the time to wait.
-            AdapterMisfit, InvalidField: the version does not fit this base model.
+            AdapterNotFound: The run belongs to another tenant.
+            NotSupportedHere: The request names another adapter.
+            VersionNotFound: The version has been replaced already.
+            VersionNotReady: The version did not arrive in time.
+            AdapterMisfit, InvalidField: The version does not fit this base model.
         """
         self._check(caller, choice)
         try:
@@ -112,36 +119,31 @@ class FollowedRun:
             self._notify()
 
     def resident(self, tenant_id: str) -> list[ResidentVersion]:
-        """Return what is served, to its own tenant."""
         return self.all_resident() if tenant_id == self._run.tenant_id else []
 
     def all_resident(self) -> list[ResidentVersion]:
-        """Return what is served: at most one version."""
         return [self._current] if self._current else []
 
     def newest(self, adapter: AdapterKey) -> ResidentVersion | None:
-        """Return what is served of an adapter."""
         return self._current if adapter == self._run else None
 
     def get(self, key: VersionKey) -> ResidentVersion | None:
-        """Return a version if it is the one that is served."""
         return self._current if self._current and self._current.key == key else None
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called whenever another version is served."""
         self._listeners.append(listener)
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
-        """Refuse: the run is what this sampler is there for.
+        """Refuse: this sampler exists to serve the run.
 
         Raises:
-            AdapterNotFound, NotSupportedHere: always one of them.
+            AdapterNotFound, NotSupportedHere: Always one of them.
         """
         self._check(caller, AdapterChoice(adapter_id=adapter_id))
         raise NotSupportedHere('unloading the run that a sampler follows', self._engine.facts.engine)
 
     async def close(self) -> None:
-        """Follow no more; a replacement that has begun is finished."""
+        """Stop following the run; wait for a replacement that has begun."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
@@ -154,7 +156,7 @@ class FollowedRun:
         if caller.tenant_id != self._run.tenant_id:
             raise AdapterNotFound(choice.adapter_id or choice.checkpoint_path)
         if choice.checkpoint_path or choice.adapter_id != self._run.name:
-            what = f'another adapter than the run {self._run.name!r}, to which this sampler belongs,'
+            what = f'an adapter other than {self._run.name!r}, the only run that this sampler serves,'
             raise NotSupportedHere(what, self._engine.facts.engine)
 
     async def _find(self, choice: AdapterChoice) -> ResidentVersion:
@@ -162,24 +164,24 @@ class FollowedRun:
             version = self._current.key.version if self._current else 0
             if choice.exact and choice.exact < version:
                 raise VersionNotFound(choice.adapter_id, choice.exact)
-            if self._is_open and self._current and version >= choice.wanted_version:
+            if self._is_admitting and self._current and version >= choice.wanted_version:
                 return self._current
-            self._refuse_known(choice)
+            self._check_problem(choice)
             await self._changed.wait()
 
-    def _refuse_known(self, choice: AdapterChoice) -> None:
-        """Refuse what a version that came, and cannot be served, was wanted for; later ones may still do."""
+    def _check_problem(self, choice: AdapterChoice) -> None:
+        """Refuse a request that the unusable newest version would have satisfied; later versions may still work."""
         problem = self._problem
         if problem is None or choice.wanted_version > problem.version:
             return
         if choice.exact and choice.exact < problem.version:
-            # The stream has gone past it.
+            # The stream has already skipped the requested version.
             raise VersionNotFound(choice.adapter_id, choice.exact)
         raise problem.error
 
-    async def _keep(self) -> None:
-        """Follow, and follow again after whatever ended it."""
-        pause = _FIRST_RETRY_SECONDS
+    async def _keep_following(self) -> None:
+        """Follow the run, and reopen the stream whenever it ends."""
+        retry_seconds = _FIRST_RETRY_SECONDS
         while True:
             try:
                 with self.followers.following(self._caller, self._run) as follower:
@@ -187,11 +189,11 @@ class FollowedRun:
                         await asyncio.wait([follower.task])
                         _log_failure(follower.task)
                 if follower.newest or follower.is_synced:
-                    pause = _FIRST_RETRY_SECONDS
+                    retry_seconds = _FIRST_RETRY_SECONDS
             except VersionNotReady as error:
-                _log.info('not followed now; tried again', run=str(self._run), error=str(error))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_RETRY_SECONDS)
+                _log.info('cannot follow run; retrying', run=str(self._run), error=str(error))
+            await asyncio.sleep(retry_seconds)
+            retry_seconds = min(2 * retry_seconds, _MAX_RETRY_SECONDS)
 
     async def _follow(self, caller: Caller, adapter: AdapterKey, follower: Follower) -> None:
         if adapter != self._run:
@@ -200,44 +202,44 @@ class FollowedRun:
         async with aclosing(self._source.follow(caller, adapter.name, held)) as updates:
             async for update in updates:
                 if isinstance(update, AdapterWeights):
-                    await self._take(update)
+                    await self._serve(update)
                 served = self._current.key.version if self._current else 0
                 follower.announce(served, is_synced=isinstance(update, Synced))
 
-    async def _take(self, weights: AdapterWeights) -> None:
-        """Serve a version that is in host memory, or note why it cannot be."""
+    async def _serve(self, weights: AdapterWeights) -> None:
+        """Replace the engine's weights with a staged version, or record why that is impossible."""
         self._problem = None
         failpoints.reach('replacement.staged')
         try:
-            self._refuse(weights)
+            self._check_weights(weights)
             while not await self._try_replace(weights):
-                await self._rest()
+                await self._pause_before_retry()
         except (AdapterMisfit, InvalidField) as error:
-            _log.warning('a version cannot be served', run=str(self._run), version=weights.version, error=str(error))
+            _log.warning('version cannot be served', run=str(self._run), version=weights.version, error=str(error))
             self._problem = _Problem(weights.version, error)
         self._notify()
 
-    def _refuse(self, weights: AdapterWeights) -> None:
+    def _check_weights(self, weights: AdapterWeights) -> None:
         if weights.base_model != self._engine.facts.base_model:
             raise InvalidField('adapter', f'belongs to base model {weights.base_model!r}')
         if weights.lora_config is not None:
-            raise AdapterMisfit(weights.adapter_id, 'a sampler that others share: it is a LoRA adapter')
+            raise AdapterMisfit(weights.adapter_id, 'a sampler that serves LoRA adapters')
 
     async def _try_replace(self, weights: AdapterWeights) -> bool:
-        """Put a version in place once nothing runs; return False if that took too long, or the engine cannot now."""
-        self._is_open = False
+        """Wait until no request runs and replace the weights; return False on a timeout or if the engine is busy."""
+        self._is_admitting = False
         try:
             async with asyncio.timeout(self._patience_seconds):
                 while self._current and self._current.use_count:
                     await self._changed.wait()
         except TimeoutError:
-            self._open()
+            self._admit()
             return False
         except asyncio.CancelledError:
-            self._open()
+            self._admit()
             raise
-        # From here on it takes as long as it takes, whatever becomes of the caller: the engine finishes what it has
-        # begun, what is known of it must not fall behind, and only one replacement may be under way.
+        # The replacement runs to its end even if this call is cancelled: the engine finishes what it has begun, the
+        # state here must match the engine's, and only one replacement may run at a time.
         self._replacing = asyncio.create_task(self._replace(weights), name=f'replace {self._run}')
         try:
             await asyncio.shield(self._replacing)
@@ -258,26 +260,26 @@ class FollowedRun:
                 is_base=True,
             )
         finally:
-            self._open()
+            self._admit()
         failpoints.reach('replacement.served')
         for listener in self._listeners:
             listener()
 
-    async def _rest(self) -> None:
-        """Let requests in for as long as they were kept out, or until none runs.
+    async def _pause_before_retry(self) -> None:
+        """Admit requests for as long as they were held back, or until none runs.
 
-        Without a rest as long as that, one long request after the other would keep all others out nearly always.
+        With a shorter pause, a sequence of long requests would hold back all others almost all the time.
         """
-        # An engine that sleeps has nothing running; it is asked again after a moment.
-        least = min(_LEAST_REST_SECONDS, self._patience_seconds)
-        await asyncio.sleep(least)
+        # A sleeping engine runs no request; the minimum pause then separates two attempts.
+        minimum = min(_MIN_PAUSE_SECONDS, self._patience_seconds)
+        await asyncio.sleep(minimum)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_seconds - least):
+            async with asyncio.timeout(self._patience_seconds - minimum):
                 while self._current and self._current.use_count:
                     await self._changed.wait()
 
-    def _open(self) -> None:
-        self._is_open = True
+    def _admit(self) -> None:
+        self._is_admitting = True
         self._notify()
 
     def _notify(self) -> None:
@@ -286,6 +288,6 @@ class FollowedRun:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log what ended a task unforeseen; refusals are logged where they are followed."""
+    """Log an unexpected error of a task; domain errors are logged by the followers."""
     if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, DomainError):
-        _log.error('a run is not followed, or not replaced', task=task.get_name(), exc_info=error)
+        _log.error('following or replacing failed', task=task.get_name(), exc_info=error)

@@ -1,4 +1,4 @@
-"""Pass versions on to other samplers: what is held here goes to who asks, and what is not is followed first."""
+"""Relay of versions to other samplers: resident versions are sent; other adapters are followed first."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from services.kit.authority import require_internal
 from services.kit.caller import Caller
 from services.kit.errors import Draining, VersionNotFound
 from services.kit.weights import Base, Frame, Header, HeldBytes, SegmentRef, Sender, VersionTarget, Wanted
-from services.sampler.application.following import Follower
+from services.sampler.application.followers import Follower
 from services.sampler.application.versions import Versions
 from services.sampler.domain.adapter import AdapterKey, VersionKey
 from services.sampler.domain.residency import ResidentVersion
@@ -19,94 +19,101 @@ from twinkle.checkpoint_engine import PackedState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subscription:
-    """What another sampler asks for."""
+class SubscribeRequest:
+    """A request of another sampler to follow an adapter."""
 
     adapter_id: str
     held_version: int = 0
-    """Only later ones are sent, and a delta may start from it; 0 for none."""
+    """Version that the subscriber has; only later ones are sent, possibly as a delta to it. 0 for none."""
     resume_version: int = 0
-    """The version whose transfer was cut; 0 for none."""
+    """Version whose transfer was interrupted; 0 for none."""
     is_single: bool = False
-    """End when the newest version is held."""
+    """Whether to end once the subscriber has the newest version."""
     wanted: Wanted = field(default_factory=Wanted)
+    """Encodings that the subscriber accepts, and the position at which its interrupted transfer ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """One version that another sampler asks for."""
+class FetchRequest:
+    """A request of another sampler for one version."""
 
     adapter_id: str
     version: int
-    """0: the newest that is here."""
+    """Version to send; 0 for the newest resident one."""
     wanted: Wanted = field(default_factory=Wanted)
+    """Encodings that the caller accepts, and the byte to start from."""
 
 
 class Relay:
-    """Sends versions from this sampler's memory. A reader that is slow costs one chunk, and gets fewer versions."""
+    """Sends versions from this sampler's memory.
+
+    A slow reader occupies the memory of one chunk; it skips versions that are replaced in the meantime.
+    """
 
     def __init__(self, versions: Versions, sender: Sender, *, host_id: str = '') -> None:
-        """Send what `versions` holds.
+        """Create a relay.
 
         Args:
-            versions: of this sampler.
-            sender: makes frames.
-            host_id: of the memory that segments of this process lie in; empty: there is none.
+            versions: Versions of this sampler.
+            sender: Encodes states as frames.
+            host_id: Id of the shared memory in which this process keeps segments; empty for none.
         """
         self._versions = versions
         self._sender = sender
         self._host_id = host_id
         self._closing = asyncio.Event()
 
-    async def subscribe(self, caller: Caller, wish: Subscription) -> AsyncGenerator[Frame | Synced, None]:
-        """Yield frames of the newest version and of later ones, and `Synced` whenever there is none.
+    async def subscribe(self, caller: Caller, request: SubscribeRequest) -> AsyncGenerator[Frame | Synced, None]:
+        """Yield frames of the newest version and of later ones, and `Synced` whenever there is no newer version.
 
         Raises:
-            ScopeMissing: the caller is no service.
-            NotFound: the checkpoint service knows nothing of it, or the newest is not held here.
-            Draining: this sampler ends.
+            ScopeMissing: The caller is not a service.
+            NotFound: The checkpoint service has no such adapter, or its newest version is not resident here.
+            Draining: This sampler is shutting down.
         """
         require_internal(caller)
-        adapter = AdapterKey(caller.tenant_id, wish.adapter_id)
-        held, told = wish.held_version, -1
+        adapter = AdapterKey(caller.tenant_id, request.adapter_id)
+        held, synced_at = request.held_version, -1
         while True:
             with self._versions.followers.following(caller, adapter) as follower:
                 newest = self._versions.newest(adapter)
                 if newest is not None and newest.key.version > held:
-                    async with aclosing(self._frames(newest, _wanted(wish, newest), held)) as frames:
+                    async with aclosing(self._frames(newest, _wanted(request, newest), held)) as frames:
                         async for frame in frames:
                             yield frame
                     held = newest.key.version
                     continue
                 if follower.newest > held:
-                    raise VersionNotFound(wish.adapter_id, follower.newest)
-                if follower.is_synced and told != held:
-                    told = held
+                    raise VersionNotFound(request.adapter_id, follower.newest)
+                if follower.is_synced and synced_at != held:
+                    synced_at = held
                     yield Synced()
-                    if wish.is_single:
+                    if request.is_single:
                         return
                 await self._wait(follower)
 
-    async def fetch(self, caller: Caller, wish: Wish) -> AsyncGenerator[Frame, None]:
-        """Yield the frames of a version that is held here.
+    async def fetch(self, caller: Caller, request: FetchRequest) -> AsyncGenerator[Frame, None]:
+        """Yield the frames of a resident version.
 
         Raises:
-            ScopeMissing: the caller is no service.
-            VersionNotFound: it is not held here.
+            ScopeMissing: The caller is not a service.
+            VersionNotFound: The version is not resident.
         """
         require_internal(caller)
-        adapter = AdapterKey(caller.tenant_id, wish.adapter_id)
+        adapter = AdapterKey(caller.tenant_id, request.adapter_id)
         version = (
-            self._versions.get(VersionKey(adapter, wish.version)) if wish.version else self._versions.newest(adapter)
+            self._versions.get(VersionKey(adapter, request.version))
+            if request.version
+            else self._versions.newest(adapter)
         )
         if version is None:
-            raise VersionNotFound(wish.adapter_id, wish.version)
-        async with aclosing(self._frames(version, wish.wanted, 0)) as frames:
+            raise VersionNotFound(request.adapter_id, request.version)
+        async with aclosing(self._frames(version, request.wanted, 0)) as frames:
             async for frame in frames:
                 yield frame
 
     def close(self) -> None:
-        """End every subscription: by themselves they would hold up the end of the service."""
+        """End every subscription, so that open ones do not delay shutdown."""
         self._closing.set()
 
     async def _frames(self, version: ResidentVersion, wanted: Wanted, held: int) -> AsyncGenerator[Frame, None]:
@@ -125,7 +132,7 @@ class Relay:
         return self._open(version) if version else None
 
     def _open(self, version: ResidentVersion) -> HeldBytes | None:
-        """Return the bytes of a version; they stay while they are read, even if it is dropped meanwhile."""
+        """Return the bytes of a version; they stay readable even if the version is unloaded in the meantime."""
         weights = version.weights
         if weights is None or not isinstance(weights.packed, PackedState):
             return None
@@ -135,11 +142,11 @@ class Relay:
         return HeldBytes(state.manifest, memoryview(state.data), segment=segment)
 
     async def _wait(self, follower: Follower) -> None:
-        """Wait for news.
+        """Wait for the next change of the follower.
 
         Raises:
-            Draining: there will be none.
-            DomainError: what the stream of versions ended with.
+            Draining: The relay is closing.
+            DomainError: The error with which the stream of versions ended.
         """
         tasks = [asyncio.ensure_future(waiting) for waiting in (follower.wait_for_change(), self._closing.wait())]
         try:
@@ -153,7 +160,7 @@ class Relay:
             tasks[0].result()
 
 
-def _wanted(wish: Subscription, version: ResidentVersion) -> Wanted:
-    """Return what the reader can take; where its cut transfer ended counts for that version only."""
-    is_resumed = version.key.version == wish.resume_version
-    return wish.wanted if is_resumed else replace(wish.wanted, resume_offset=0, resume_digest='')
+def _wanted(request: SubscribeRequest, version: ResidentVersion) -> Wanted:
+    """Return the accepted encodings, with the resume position only for the version whose transfer was interrupted."""
+    is_resumed = version.key.version == request.resume_version
+    return request.wanted if is_resumed else replace(request.wanted, resume_offset=0, resume_digest='')

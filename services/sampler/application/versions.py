@@ -1,4 +1,4 @@
-"""What verbs need of the versions that are served here, whichever way a sampler comes by them."""
+"""The versions that a sampler serves: one protocol for shared adapters and for a single full-parameter run."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -7,25 +7,23 @@ from datetime import timedelta
 from typing import Protocol
 
 from services.kit.caller import Caller
-from services.sampler.application.following import Followers
+from services.sampler.application.followers import Followers
 from services.sampler.domain.adapter import AdapterChoice, AdapterKey, VersionKey
 from services.sampler.domain.residency import ResidentVersion
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """How much is held and followed at once."""
+    """Limits on resident versions and followed adapters."""
 
     max_versions: int = 32
-    """Versions in memory."""
+    """Number of resident versions."""
     max_bytes: int = 8 << 30
-    """Of their weights."""
+    """Total size of their weights."""
     max_followers: int = 1024
-    """Adapters whose new versions are fetched as they come."""
+    """Number of adapters whose new versions are fetched as they are published."""
     idle: timedelta = timedelta(minutes=30)
-    """How long an adapter is followed that nothing uses."""
-    followed_run: AdapterKey | None = None
-    """The full-parameter run that the sampler belongs to; it then serves nothing else, and the rest does not count."""
+    """Time without use after which an adapter is no longer followed."""
 
 
 class Versions(Protocol):
@@ -33,57 +31,57 @@ class Versions(Protocol):
 
     @property
     def followers(self) -> Followers:
-        """What is followed."""
+        """Streams of the followed adapters."""
         ...
 
     def start(self) -> None:
-        """Begin what goes on by itself; called once, on the event loop."""
+        """Start background work; called once, on the event loop."""
         ...
 
     def check_base(self) -> None:
-        """Refuse a request for the base model alone where it is not served as it was loaded.
+        """Refuse a request for the base model alone if the engine's base weights have been replaced.
 
         Raises:
-            BaseModelNotFound: it is not.
+            BaseModelNotFound: The base model is not served unchanged.
         """
         ...
 
     def lease(self, caller: Caller, choice: AdapterChoice) -> AbstractAsyncContextManager[ResidentVersion]:
-        """Hold on to the version `choice` asks for; it stays within this block.
+        """Keep the version that `choice` names loaded within this block.
 
         Raises:
-            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: it cannot be had.
+            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: The version cannot be served.
         """
         ...
 
     def resident(self, tenant_id: str) -> list[ResidentVersion]:
-        """Return what is held for a tenant, by adapter and version."""
+        """Return a tenant's resident versions, ordered by adapter and version."""
         ...
 
     def all_resident(self) -> list[ResidentVersion]:
-        """Return what is held for everybody, the most recently used first."""
+        """Return the resident versions of all tenants, most recently used first."""
         ...
 
     def newest(self, adapter: AdapterKey) -> ResidentVersion | None:
-        """Return the newest version held of an adapter."""
+        """Return an adapter's newest resident version."""
         ...
 
     def get(self, key: VersionKey) -> ResidentVersion | None:
-        """Return a version if it is held."""
+        """Return a version if it is resident."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called whenever what is held has changed."""
+        """Call `listener` whenever the set of resident versions has changed."""
         ...
 
     async def unload(self, caller: Caller, adapter_id: str) -> None:
         """Drop the versions of an adapter.
 
         Raises:
-            AdapterNotFound, NotSupportedHere: nothing of it can be dropped here.
+            AdapterNotFound, NotSupportedHere: The adapter cannot be unloaded on this sampler.
         """
         ...
 
     async def close(self) -> None:
-        """Stop following everything."""
+        """Stop following all adapters."""
         ...

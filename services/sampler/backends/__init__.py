@@ -1,3 +1,3 @@
-"""The machines behind the ports: the torch engine and the checkpoint service."""
+"""Implementations of the ports: the torch and vLLM engines, the sources of weights, and the fleet's gateways."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Weights from the checkpoint service; broken streams are taken up where they broke, digests checked."""
+"""Client of the checkpoint service: resumes broken streams at the last byte, and verifies digests."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -21,11 +21,11 @@ class CheckpointClient:
     """Implements `ports.WeightSource`."""
 
     def __init__(self, channel: grpc.aio.Channel, *, segments: Segments | None = None) -> None:
-        """Use a channel of `open_channel`, which stays the caller's to close.
+        """Create a client.
 
         Args:
-            channel: Leads to the checkpoint service.
-            segments: Memory that may be shared with it. Unset: bytes are sent.
+            channel: Channel to the checkpoint service, made by `open_channel`; the caller closes it.
+            segments: Shared memory of this host; without it, weights are sent as bytes.
         """
         self._weights = WeightClient(channel, segments=segments)
         self._checkpoints = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
@@ -33,45 +33,41 @@ class CheckpointClient:
     async def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """Yield versions as they come; see the port."""
         async with aclosing(self._weights.follow(adapter_id, **held_by(held))) as events:
             while True:
-                # Only while a call may begin: around the yield it would be the reader's caller, too.
+                # Set only around the step that may start a call: around the yield it would also apply to the reader.
                 with acting_for(caller):
                     event = await anext(events)
                 yield weights_of(event) if isinstance(event, ReceivedState) else Synced()
 
     async def fetch(self, caller: Caller, adapter_id: str, version: int) -> AdapterWeights:
-        """Return one version; see the port."""
         with acting_for(caller):
             return weights_of(await self._weights.fetch_version(adapter_id, version))
 
     async def find_checkpoint(self, caller: Caller, path: str) -> CheckpointFacts:
-        """Return what a checkpoint is now; see the port."""
         request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=path)
         try:
             with acting_for(caller):
-                answer = await self._checkpoints.GetCheckpoint(request)
+                response = await self._checkpoints.GetCheckpoint(request)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, service='checkpoint') from error
-        found = answer.checkpoint
+        found = response.checkpoint
         return CheckpointFacts(path=found.path, digest=found.digest, step_count=found.step_count)
 
     async def fetch_checkpoint(self, caller: Caller, path: str) -> AdapterWeights:
-        """Return a checkpoint's weights; see the port."""
         with acting_for(caller):
             return weights_of(await self._weights.fetch_checkpoint(path, is_adapter_only=True))
 
 
 def held_by(held: AdapterWeights | None) -> dict[str, Any]:
-    """Return what a follower holds, as arguments of `WeightClient.follow`."""
+    """Return the version that a follower already has, as arguments of `WeightClient.follow`."""
     if held is None:
         return {}
     return {'held_version': held.version, 'held': held.packed if isinstance(held.packed, PackedState) else None}
 
 
 def weights_of(received: ReceivedState) -> AdapterWeights:
-    """Return what was received, as the service knows it."""
+    """Convert a received state to adapter weights; the tensors are views of the received bytes."""
     header, manifest = received.header, received.state.manifest
     return AdapterWeights(
         adapter_id=header.adapter_id,

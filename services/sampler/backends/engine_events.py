@@ -1,4 +1,4 @@
-"""The library's events in the words of the port; both engines have the same."""
+"""Conversion of the library's events to the events of the port; both engines share it."""
 
 import math
 
@@ -14,14 +14,14 @@ from twinkle.sampler.engine import EngineEvent, PromptEvent, TokenEvent
 
 
 def events_of(event: EngineEvent, request: GenerationRequest) -> list[GenerationEvent]:
-    """Return what an event of the library says of `request`.
+    """Convert an event of the library that belongs to `request`.
 
     Raises:
-        AdapterMisfit: its weights give log-probabilities that are no numbers; there is nothing to trust in its tokens.
+        AdapterMisfit: A log-probability is NaN, and therefore the tokens cannot be trusted.
     """
-    if not all(map(_is_number, _own_logprobs(event))):
+    if not all(map(_is_number, _token_logprobs(event))):
         name, version = (request.adapter.adapter.name, request.adapter.version) if request.adapter else ('', 0)
-        raise AdapterMisfit(name, f'finite weights; version {version} gives answers that are no numbers (NaN)')
+        raise AdapterMisfit(name, f'finite weights; version {version} computes log-probabilities that are NaN')
     if isinstance(event, PromptEvent):
         return [
             PromptComputed(
@@ -34,8 +34,7 @@ def events_of(event: EngineEvent, request: GenerationRequest) -> list[Generation
     return _token_events(event)
 
 
-def _own_logprobs(event: EngineEvent) -> list[float | None]:
-    """Return the log-probability of each token of an event."""
+def _token_logprobs(event: EngineEvent) -> list[float | None]:
     if isinstance(event, PromptEvent):
         return event.logprobs or []
     return [entry[0][1] for entry in event.logprobs]

@@ -1,4 +1,4 @@
-"""The thread that owns the torch engine: commands between steps, events out, nothing else shared."""
+"""The thread that owns the torch engine: it runs commands between steps and delivers events to mailboxes."""
 
 import asyncio
 import threading
@@ -20,21 +20,21 @@ _log = structlog.get_logger('engine')
 
 _RATE_WINDOW_SECONDS = 5.0
 _MAX_FAILED_STEPS = 8
-"""Steps that may fail one after the other; a device that is lost fails them all."""
+"""Number of consecutive failed steps after which the engine counts as broken, for example after a device loss."""
 
 
 @dataclass(frozen=True)
 class _Command:
-    """What runs between two steps."""
+    """A function to run between two steps."""
 
     run: Callable[[], Any]
     fail: Callable[[], Any]
-    """Called instead where the thread has ended."""
+    """Called instead of `run` if the thread has ended."""
 
 
 @dataclass
 class _Reader:
-    """A running request's mailbox."""
+    """The mailbox of a running request, and whether the request is parked because the mailbox is full."""
 
     mailbox: Mailbox
     is_parked: bool = False
@@ -44,15 +44,20 @@ class _Reader:
 class EngineThread:
     """Steps an engine until closed.
 
-    Concurrency: `call` and `post` from anywhere; what they are given runs in the thread, between two
-    steps, and may use the engine and the methods below that say so.
+    Concurrency: `call` and `post` may be called from any thread. The functions passed to them run in the engine's
+    thread between two steps; they may use the engine and the methods marked "engine thread only".
     """
 
     def __init__(self, engine: SamplerEngine, *, stall_seconds: float) -> None:
-        """Own `engine`; end requests whose reader takes nothing for `stall_seconds`."""
+        """Start the thread, which becomes the owner of `engine`.
+
+        Args:
+            engine: Engine to step.
+            stall_seconds: Time after which a parked request is ended if its reader takes no events.
+        """
         self.engine = engine
         self.load = engine.load
-        """How busy the engine was after its last step."""
+        """Load of the engine after its last step."""
         self._stall_seconds = stall_seconds
         self._readers: dict[str, _Reader] = {}
         self._commands: deque[_Command] = deque()
@@ -63,17 +68,17 @@ class EngineThread:
         self._failed_steps = 0
         self._failure: Future[None] = Future()
         self._token_counts: deque[tuple[float, int]] = deque(maxlen=4096)
-        self._thread = threading.Thread(target=self._live, name='sampler-engine', daemon=True)
+        self._thread = threading.Thread(target=self._main, name='sampler-engine', daemon=True)
         self._thread.start()
 
     @property
     def is_paused(self) -> bool:
-        """Whether no steps are made."""
+        """Whether stepping is paused."""
         return self._is_paused
 
     @property
     def buffered_events(self) -> int:
-        """Events that wait for their readers."""
+        """Number of events that wait for their readers."""
         return sum(reader.mailbox.size for reader in list(self._readers.values()))
 
     @property
@@ -83,14 +88,14 @@ class EngineThread:
         return sum(count for at, count in list(self._token_counts) if at >= begin) / _RATE_WINDOW_SECONDS
 
     def post(self, command: Callable[[], Any]) -> None:
-        """Have `command` run between two steps; where the thread has ended it never runs."""
+        """Run `command` between two steps without waiting for it; it never runs if the thread has ended."""
         self._post(_Command(command, lambda: None))
 
     async def call(self, command: Callable[[], _Result]) -> _Result:
-        """Have `command` run between two steps and return what it returns.
+        """Run `command` between two steps and return its result.
 
         Raises:
-            EngineFailed: the thread has ended, or ends before its turn.
+            EngineFailed: The thread has ended, or ends before the command runs.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
@@ -107,11 +112,11 @@ class EngineThread:
         return await future
 
     async def wait_until_failed(self) -> None:
-        """Return once the thread has ended without having been closed; else never."""
+        """Return once the thread has ended without `close`; otherwise never."""
         await asyncio.shield(asyncio.wrap_future(self._failure))
 
     def close(self) -> None:
-        """End the thread after the running step; blocks until it has."""
+        """End the thread after the current step; blocks until it has ended."""
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
@@ -127,21 +132,21 @@ class EngineThread:
         mailbox: Mailbox,
         continued: Sequence[SequenceSoFar] = (),
     ) -> None:
-        """Begin a request whose events go to `mailbox`. In the thread.
+        """Start a request whose events go to `mailbox`; engine thread only.
 
         Raises:
-            SamplerError: as `SamplerEngine.add_request`.
+            SamplerError: See `SamplerEngine.add_request`.
         """
         self.engine.add_request(request_id, prompt, params, adapter=adapter, continued=continued)
         self._readers[request_id] = _Reader(mailbox)
 
     def abort(self, request_id: str) -> None:
-        """End a request if it runs; its reader gets the last events. In the thread."""
+        """End a request if it runs, and deliver its last events; engine thread only."""
         if self.engine.is_running(request_id):
             self._deliver(self.engine.abort(request_id))
 
-    def leave(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request whose reader has gone. In the thread."""
+    def remove(self, request_id: str, mailbox: Mailbox) -> None:
+        """End a request whose reader has stopped reading, without delivering events; engine thread only."""
         reader = self._readers.get(request_id)
         if reader is None or reader.mailbox is not mailbox:
             return
@@ -150,7 +155,7 @@ class EngineThread:
             self.engine.abort(request_id)
 
     def unpark(self, request_id: str) -> None:
-        """Let a request go on whose reader has caught up. In the thread."""
+        """Continue a parked request whose reader has caught up; engine thread only."""
         reader = self._readers.get(request_id)
         if reader is not None and reader.is_parked:
             reader.is_parked = False
@@ -158,14 +163,14 @@ class EngineThread:
                 self.engine.set_parked(request_id, is_parked=False)
 
     def set_paused(self, *, is_paused: bool) -> None:
-        """Stop or go on stepping. In the thread."""
+        """Pause or continue stepping; engine thread only."""
         self._is_paused = is_paused
 
     def fail(self) -> None:
-        """End the thread as broken. In the thread, posted.
+        """End the thread as broken; to be posted.
 
         Raises:
-            EngineFailed: always.
+            EngineFailed: Always.
         """
         raise EngineFailed
 
@@ -177,12 +182,12 @@ class EngineThread:
                 return
         command.fail()
 
-    def _live(self) -> None:
-        """Run until closed; whatever ends the thread earlier is told to everybody who waits for it."""
+    def _main(self) -> None:
+        """Run until closed; an error fails all pending commands and all readers."""
         try:
             self._run()
         except Exception:
-            _log.exception('the engine has ended')
+            _log.exception('engine thread failed')
             self._failure.set_result(None)
         with self._wakeup:
             self._is_ended = True
@@ -205,10 +210,10 @@ class EngineThread:
             is_waiting = self.engine.last_step_rows == 0
 
     def _step(self) -> list[EngineEvent]:
-        """Make a step; one that fails ends what it computed.
+        """Run a step; a failed step ends all running requests.
 
         Raises:
-            Exception: what the last of too many failures in a row failed with.
+            Exception: The error of the last of too many consecutive failures.
         """
         try:
             events = self.engine.step()
@@ -216,7 +221,7 @@ class EngineThread:
             self._failed_steps += 1
             if self._failed_steps == _MAX_FAILED_STEPS:
                 raise
-            _log.exception('a step failed; its requests are ended')
+            _log.exception('engine step failed', failed_steps=self._failed_steps)
             self._fail_all()
             return []
         if self.engine.last_step_rows:
@@ -224,7 +229,7 @@ class EngineThread:
         return events
 
     def _take_commands(self, *, is_waiting: bool) -> bool:
-        """Run what was posted, waiting for it if there is nothing to step; return whether to go on."""
+        """Run the posted commands, waiting for one if the engine is idle; return False once the thread is closing."""
         with self._wakeup:
             while is_waiting and not self._commands and not self._is_closing:
                 self._wakeup.wait(self._stall_seconds if self._has_parked() else None)
@@ -238,11 +243,11 @@ class EngineThread:
         return any(reader.is_parked for reader in self._readers.values())
 
     def _end_stalled(self) -> None:
-        """End requests whose reader has taken nothing for too long: they hold memory that others wait for."""
+        """End requests whose reader has taken no events for too long, because they occupy memory that others need."""
         limit = time.monotonic() - self._stall_seconds
         for request_id, reader in list(self._readers.items()):
             if reader.is_parked and reader.parked_at <= limit:
-                _log.warning('ended a request that nobody reads', request=request_id)
+                _log.warning('request ended: reader stalled', request=request_id)
                 self.abort(request_id)
                 reader.is_parked = False
 
@@ -250,11 +255,11 @@ class EngineThread:
         by_request: dict[str, list[EngineEvent]] = {}
         for event in events:
             by_request.setdefault(event.request_id, []).append(event)
-        for request_id, news in by_request.items():
+        for request_id, delivered in by_request.items():
             reader = self._readers.get(request_id)
             if reader is None:
                 continue
-            if reader.mailbox.put(news) and not reader.is_parked and self.engine.is_running(request_id):
+            if reader.mailbox.put(delivered) and not reader.is_parked and self.engine.is_running(request_id):
                 reader.is_parked, reader.parked_at = True, time.monotonic()
                 self.engine.set_parked(request_id, is_parked=True)
         count = sum(len(event.tokens) for event in events if isinstance(event, TokenEvent))

@@ -1,4 +1,4 @@
-"""A gateway's fleet service, as this sampler reports to it."""
+"""Client of a gateway's fleet service, to which this sampler reports."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -10,50 +10,54 @@ from google.protobuf import duration_pb2
 
 from services.kit.rpc.fields import duration_from_proto
 from services.kit.rpc.status import error_from_call
-from services.sampler.domain.fleet import ReplicaReport, Welcome, Wish
+from services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
 from services.sampler.domain.generation import EngineLoad
 from services.sampler.domain.residency import ResidentVersion
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
 from twinkle.api.sampler.v1 import engine_pb2
 
-_LEAST_LEASE, _MOST_LEASE = timedelta(milliseconds=10), timedelta(days=1)
+_MIN_LEASE, _MAX_LEASE = timedelta(milliseconds=10), timedelta(days=1)
 _CALL_SECONDS = 10.0
 MAX_RESIDENT = 4096
-"""Versions that one report names; the most recently used are those worth knowing."""
+"""Maximum number of versions in one report; the most recently used ones are reported."""
 
 
 class FleetClient:
     """Implements `ports.FleetGateway`."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
-        """Use a channel of `open_channel` that leads to the gateway at `address`; it stays the caller's to close."""
+        """Create a client.
+
+        Args:
+            address: Address of the gateway, `host:port`.
+            channel: Channel to it, made by `open_channel`; the caller closes it.
+        """
         self.address = address
         self._stub = fleet_service_pb2_grpc.FleetServiceStub(channel)
 
-    async def register(self, report: ReplicaReport) -> Welcome:
-        """Join the fleet; see the port."""
+    async def register(self, report: ReplicaReport) -> Registration:
         request = wire.RegisterRequest(replica=_replica(report))
         try:
-            answer = await self._stub.Register(request, timeout=_CALL_SECONDS)
+            response = await self._stub.Register(request, timeout=_CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, service='gateway') from error
-        return Welcome(lease=_lease(answer.lease_interval), checkpoint_address=answer.checkpoint_address)
+        interval = _interval(response.lease_interval)
+        return Registration(lease_interval=interval, checkpoint_address=response.checkpoint_address)
 
-    async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[Wish, None]:
-        """Keep the lease; see the port."""
+    async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
         outbox = _Outbox()
         filling = asyncio.create_task(outbox.fill(reports), name=f'report to {self.address}')
         call: Any = self._stub.Lease(outbox.messages())
         try:
-            async for answer in call:
-                yield Wish(
-                    lease=_lease(answer.lease_interval),
-                    is_drain_requested=answer.is_drain_requested,
-                    weight_source_address=answer.weight_source_address,
+            async for response in call:
+                yield LeaseRenewal(
+                    lease_interval=_interval(response.lease_interval),
+                    is_drain_requested=response.is_drain_requested,
+                    weight_source_address=response.weight_source_address,
                 )
             if filling.done():
-                # A report that could not be made has ended the lease.
+                # Re-raise the error of a report that could not be made.
                 await filling
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, service='gateway') from error
@@ -64,13 +68,13 @@ class FleetClient:
 
 
 class _Outbox:
-    """Reports on their way into a call, which may stop reading them at any time without saying so."""
+    """A queue of reports between their generator and a call, which may stop reading without notice."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[ReplicaReport | None] = asyncio.Queue(maxsize=1)
 
     async def fill(self, reports: AsyncIterator[ReplicaReport]) -> None:
-        """Take reports in until cancelled; nobody reads `reports` any more when this has ended."""
+        """Move reports into the queue until cancelled; `reports` is no longer read after this returns."""
         try:
             async for report in reports:
                 await self._queue.put(report)
@@ -80,13 +84,13 @@ class _Outbox:
             self._queue.put_nowait(None)
 
     async def messages(self) -> AsyncGenerator[wire.LeaseRequest, None]:
-        """Yield them for the call, until no more are taken in."""
+        """Yield the reports as messages until `fill` has ended."""
         while (report := await self._queue.get()) is not None:
             yield wire.LeaseRequest(replica=_replica(report))
 
 
-def _lease(message: duration_pb2.Duration) -> timedelta:
-    return duration_from_proto(message, 'lease_interval', least=_LEAST_LEASE, most=_MOST_LEASE)
+def _interval(message: duration_pb2.Duration) -> timedelta:
+    return duration_from_proto(message, 'lease_interval', least=_MIN_LEASE, most=_MAX_LEASE)
 
 
 def _replica(report: ReplicaReport) -> wire.Replica:
@@ -105,7 +109,7 @@ def _replica(report: ReplicaReport) -> wire.Replica:
 
 
 def _resident(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
-    """Return a version that is held. A checkpoint is named by its path."""
+    """Convert a resident version; the key of a checkpoint is reduced to its path."""
     return engine_pb2.ResidentAdapter(
         adapter_id=version.key.adapter.name.partition('#')[0],
         version=version.key.version,

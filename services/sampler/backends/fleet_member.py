@@ -1,4 +1,4 @@
-"""What a sampler in a fleet does beside serving: it keeps its leases, and leaves in good order."""
+"""A serving member of the fleet: it keeps its leases while it serves, and drains before it leaves."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -7,35 +7,42 @@ from contextlib import asynccontextmanager
 import grpc
 
 from services.kit.rpc.server import RpcServer
-from services.sampler.application.admission import Admission
 from services.sampler.application.membership import Membership
+from services.sampler.application.replica import Replica
 
 
 class FleetMember:
-    """A membership with all that has to happen when it ends."""
+    """Ties a membership to the server, which stops accepting requests when the fleet asks this sampler to leave."""
 
     def __init__(
-        self, membership: Membership, server: RpcServer, admission: Admission, channels: Sequence[grpc.aio.Channel]
+        self, membership: Membership, server: RpcServer, replica: Replica, channels: Sequence[grpc.aio.Channel]
     ) -> None:
-        """Own `channels`, through which `membership` reports what `server` and `admission` do."""
+        """Create a member.
+
+        Args:
+            membership: Leases at the gateways.
+            server: Server of this sampler.
+            replica: State of this sampler.
+            channels: Channels of `membership` to the gateways; closed with this object.
+        """
         self._membership = membership
         self._server = server
-        self._admission = admission
+        self._replica = replica
         self._channels = channels
 
     @asynccontextmanager
     async def serving(self, stopping: asyncio.Event) -> AsyncGenerator[None, None]:
-        """Be part of the fleet within this block; see `Membership.serving`."""
+        """Join the fleet within this block; see `Membership.serving`."""
         async with self._membership.serving(stopping, self._finish):
             yield
 
     async def close(self) -> None:
-        """Leave the fleet."""
+        """Stop reporting and close the channels."""
         await self._membership.close()
         for channel in self._channels:
             await channel.close()
 
     async def _finish(self) -> None:
-        """Say that nothing new is wanted, and wait until what runs is done."""
+        """Stop accepting requests and wait until the running ones are done."""
         await self._server.say_not_serving()
-        await self._admission.wait_idle()
+        await self._replica.wait_idle()

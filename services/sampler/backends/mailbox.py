@@ -1,4 +1,4 @@
-"""Events on their way from the engine's thread to one reader on the event loop, bounded."""
+"""A bounded buffer of events between the engine's thread and one reader on the event loop."""
 
 import asyncio
 import threading
@@ -8,17 +8,17 @@ from twinkle.sampler.engine import EngineEvent
 
 
 class EngineFailed(Exception):
-    """The engine broke while it computed this request; what happened is in the log."""
+    """The engine failed while it computed this request; the log has the cause."""
 
 
 class Mailbox:
-    """Holds what a reader has not taken yet.
+    """Buffers the events that a reader has not taken yet.
 
-    Concurrency: `put` and `fail` for the engine's thread, `take` for one task of the loop.
+    Concurrency: the engine's thread calls `put` and `fail`; one task of the event loop calls `take`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, limit: int) -> None:
-        """Call itself full from `limit` events on."""
+        """Create an empty mailbox for a reader on `loop`, which counts as full from `limit` events on."""
         self._loop = loop
         self._limit = limit
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class Mailbox:
         self._ready = asyncio.Event()
 
     def put(self, events: Sequence[EngineEvent]) -> bool:
-        """Add events; return whether the box is full, so that no more should be made for now."""
+        """Add events; return whether the mailbox is full, so that the request should be parked."""
         with self._lock:
             self._events.extend(events)
             self._is_full = len(self._events) >= self._limit
@@ -37,23 +37,23 @@ class Mailbox:
         return is_full
 
     def fail(self) -> None:
-        """Let the reader know that nothing more will come."""
+        """Make the reader's next `take` raise EngineFailed."""
         self._is_failed = True
         self._loop.call_soon_threadsafe(self._ready.set)
 
     @property
     def size(self) -> int:
-        """Events that wait."""
+        """Number of buffered events."""
         return len(self._events)
 
     async def take(self) -> tuple[list[EngineEvent], bool]:
-        """Wait for events and take all there are.
+        """Wait for events and take all of them.
 
         Returns:
-            The events, and whether the box was full, so that more may be made again.
+            The events, and whether the mailbox was full, so that a parked request may continue.
 
         Raises:
-            EngineFailed: the engine broke.
+            EngineFailed: The engine has failed.
         """
         await self._ready.wait()
         self._ready.clear()

@@ -1,4 +1,4 @@
-"""Prompts to tokens, with the model's own tokenizer and chat template."""
+"""Encoding of prompts with the model's tokenizer and chat template."""
 
 import numpy as np
 
@@ -10,43 +10,43 @@ from twinkle.template import ChatTokenizer, ExampleTooLong, InvalidTrajectory, T
 
 
 class PromptEncoder:
-    """Encodes for one model.
+    """Encodes prompts for one model.
 
-    Concurrency: safe to share between threads.
+    Concurrency: may be shared between threads.
     """
 
     def __init__(self, folder: str, *, vocabulary_size: int) -> None:
-        """Read the tokenizer of the model in `folder`; its chat template is read when a chat comes."""
+        """Read the tokenizer of the model in `folder`; the chat template is read with the first chat."""
         self._folder = folder
         self._vocabulary_size = vocabulary_size
         self.tokenizer = ChatTokenizer(resolve_tokenizer(folder))
         self._templates: dict[tuple[bool, int], Template] = {}
 
     def encode(self, prompt: Prompt, facts: EngineFacts) -> tuple[int, ...]:
-        """Return the prompt as tokens, at least one.
+        """Return the prompt's tokens, at least one.
 
         Raises:
-            InvalidField: relative to the prompt: 'token_ids', 'text' or 'chat...'.
-            ContextExceeded: a chat alone is longer than the context, or a text so much longer that it need not be
-                tokenised to know; `prompt_tokens` is then a lower bound.
+            InvalidField: The prompt cannot be encoded; the field path begins inside it: 'token_ids', 'text' or 'chat'.
+            ContextExceeded: A chat is longer than the context, or the length of a text alone shows that it is;
+                `prompt_tokens` is then a lower bound.
         """
         if isinstance(prompt, TokenPrompt):
             return self._checked(prompt.token_ids)
         if isinstance(prompt, ChatPrompt):
             return self._encode_chat(prompt, facts)
-        least = self.tokenizer.least_token_count(prompt.text)
-        if least > facts.context_tokens:
-            raise ContextExceeded(least, 1, facts.context_tokens)
+        lower_bound = self.tokenizer.least_token_count(prompt.text)
+        if lower_bound > facts.context_tokens:
+            raise ContextExceeded(lower_bound, 1, facts.context_tokens)
         token_ids = tuple(self.tokenizer.encode(prompt.text))
         if not token_ids:
             raise InvalidField('text', 'is empty; give at least one character')
         return token_ids
 
     def describe(self, token_ids: tuple[int, ...]) -> tuple[TokenForm, ...]:
-        """Return what tokens stand for, in order.
+        """Return the description of each token, in order.
 
         Raises:
-            InvalidField: one is outside the vocabulary.
+            InvalidField: A token is outside the vocabulary.
         """
         return tuple(
             TokenForm(piece=self.tokenizer.token_bytes(token_id), is_special=self.tokenizer.is_special(token_id))
@@ -57,8 +57,8 @@ class PromptEncoder:
         array = np.asarray(token_ids)
         wrong = np.flatnonzero((array < 0) | (array >= self._vocabulary_size))
         if wrong.size:
-            place = int(wrong[0])
-            problem = f'token {place} is {token_ids[place]}; tokens are 0 to {self._vocabulary_size - 1}'
+            position = int(wrong[0])
+            problem = f'token {position} is {token_ids[position]}; tokens are 0 to {self._vocabulary_size - 1}'
             raise InvalidField('token_ids', problem)
         return token_ids
 

@@ -1,4 +1,4 @@
-"""The reference engine behind the port: `twinkle.sampler.engine` in a thread of its own."""
+"""The reference engine: `twinkle.sampler.engine`, stepped by a dedicated thread."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -43,32 +43,32 @@ _log = structlog.get_logger('engine')
 
 @dataclass(frozen=True, kw_only=True)
 class TorchEngineOptions:
-    """How the engine runs."""
+    """Options of the torch engine."""
 
     base_model: str
-    """The name callers give."""
+    """Name by which callers ask for the model."""
     folder: str
-    """Where the model is."""
+    """Folder of the model."""
     dtype: str = 'float32'
     device: str = 'cpu'
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
-    """Changes to the base model as it is loaded: options by name, applied in order."""
+    """Patches to the base model at load time: options by patch name, applied in order."""
     limits: EngineConfig = field(default_factory=EngineConfig)
     mailbox_events: int = 256
-    """Events that may wait for a slow reader before its request is held back."""
+    """Number of events that may wait for a slow reader before its request is parked."""
     stall_seconds: float = 120.0
-    """How long a request is held back for its reader before it is ended."""
+    """Time for which a request stays parked before it is ended."""
 
 
 class TorchEngine:
     """Implements `ports.SamplerEngine`."""
 
     def __init__(self, options: TorchEngineOptions) -> None:
-        """Load the model and start the thread; takes seconds and blocks.
+        """Load the model and start the thread; blocks for seconds.
 
         Raises:
-            OSError, UnsupportedModel: the folder holds no model that can be run.
-            ValueError: a patch is unknown, or does not fit the model.
+            OSError, UnsupportedModel: The folder does not contain a supported model.
+            ValueError: A patch is unknown or does not fit the model.
         """
         self._model = PackedCausalLM.load(
             options.folder,
@@ -96,12 +96,11 @@ class TorchEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        """What does not change while the engine lives."""
         return self._facts
 
     @property
     def load(self) -> EngineLoad:
-        """How busy the engine was after its last step."""
+        """Load of the engine after its last step."""
         load = self._thread.load
         return EngineLoad(
             running_sequences=load.running_sequences,
@@ -114,41 +113,35 @@ class TorchEngine:
 
     @property
     def buffered_events(self) -> int:
-        """Events that wait for their readers; bounded by `mailbox_events` and one step a request."""
+        """Number of events that wait for readers; at most `mailbox_events` plus one step's events per request."""
         return self._thread.buffered_events
 
     @property
     def step_rows(self) -> int:
-        """Rows that the last step computed; 0 where everything is done, or held back for its reader."""
+        """Number of rows that the last step computed; 0 if all requests are done or parked."""
         return self._thread.engine.last_step_rows
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the prompt as tokens; see the port."""
         if isinstance(prompt, TokenPrompt):
             return self._encoder.encode(prompt, self._facts)
         return await asyncio.to_thread(self._encoder.encode, prompt, self._facts)
 
     async def describe_tokens(self, token_ids: tuple[int, ...]) -> tuple[TokenForm, ...]:
-        """Return what tokens stand for; see the port."""
         return await asyncio.to_thread(self._encoder.describe, token_ids)
 
     async def load_adapter(self, key: VersionKey, weights: AdapterWeights) -> None:
-        """Make a version usable; see the port."""
         self._adapters[key] = await asyncio.to_thread(self._build_adapter, key, weights)
 
     async def unload_adapter(self, key: VersionKey) -> None:
-        """Forget a version; see the port."""
         self._adapters.pop(key, None)
 
     async def replace_base(self, weights: AdapterWeights) -> None:
-        """Replace the base model's weights; see the port."""
         await self._thread.call(partial(self._replace_base, weights))
 
     async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
-        """Do nothing: this engine holds no forms, which `generate` says."""
+        """Accept every form: this engine has no structured output, and `generate` refuses it."""
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Run a request; see the port."""
         mailbox = Mailbox(asyncio.get_running_loop(), limit=self._mailbox_events)
         adapter = self._adapter(request.adapter) if request.adapter else self._base
         open_sequences = request.open_sequences
@@ -161,46 +154,42 @@ class TorchEngine:
                     yield event
                     open_sequences -= isinstance(event, SequenceEnded)
         finally:
-            self._thread.post(partial(self._thread.leave, request.request_id, mailbox))
+            self._thread.post(partial(self._thread.remove, request.request_id, mailbox))
 
     async def abort(self, request_id: str) -> None:
-        """End a request; see the port."""
         await self._call(partial(self._thread.abort, request_id))
 
     async def reset_prefix_cache(self) -> int:
-        """Return 0: this engine keeps no prefix beyond its request."""
+        """Return 0: this engine has no prefix cache."""
         return 0
 
     async def pause(self) -> None:
-        """Stop between two steps."""
         await self._call(partial(self._thread.set_paused, is_paused=True))
 
     async def resume(self) -> None:
-        """Go on."""
         await self._call(partial(self._thread.set_paused, is_paused=False))
 
     async def sleep(self, level: SleepLevel) -> None:
-        """Refuse: this engine gives nothing back before it ends."""
+        """Refuse: this engine cannot release its memory."""
         del level
         raise NotSupportedHere('sleep', self._facts.engine)
 
     async def wake_up(self) -> None:
-        """Do nothing: it never sleeps."""
+        """Return at once: this engine never sleeps."""
 
     async def wait_until_failed(self) -> None:
-        """Return once the thread has died by itself; see the port."""
         await self._thread.wait_until_failed()
 
     async def close(self) -> None:
-        """End the thread; readers that are left get nothing more."""
+        """End the thread; remaining readers get no more events."""
         await asyncio.to_thread(self._thread.close)
 
     async def _take(self, request: GenerationRequest, mailbox: Mailbox) -> list[GenerationEvent]:
-        """Wait for news of a request; let it go on if it was held back for its reader."""
+        """Wait for events of a request, and unpark it if the mailbox was full."""
         events, was_full = await mailbox.take()
         if was_full:
             self._thread.post(partial(self._thread.unpark, request.request_id))
-        return [news for event in events for news in events_of(event, request)]
+        return [converted for event in events for converted in events_of(event, request)]
 
     async def _call(self, command: Callable[[], None]) -> None:
         try:
@@ -222,7 +211,7 @@ class TorchEngine:
         return self._adapters[key]
 
     def _replace_base(self, weights: AdapterWeights) -> None:
-        """Replace in the engine's thread."""
+        """Replace the weights; engine thread only."""
         if not self._thread.engine.is_idle:
             raise EngineInUse
         missing = self._model.base_parameters.keys() - weights.tensors.keys()
@@ -231,22 +220,22 @@ class TorchEngine:
         try:
             replace_parameters(self._model, weights.tensors, before_each=lambda: failpoints.reach('replacement.tensor'))
         except ValueError as error:
-            _log.warning('a whole model does not fit', run=weights.adapter_id, error=str(error))
+            _log.warning('full-parameter weights do not fit', run=weights.adapter_id, error=str(error))
             raise AdapterMisfit(weights.adapter_id, f'weights that fit {self._facts.base_model}') from error
         except Exception:
-            # Some weights are new and some are old: nobody is to be answered with them.
+            # Some weights are new and some are old; no request may be answered with this mixture.
             self._thread.post(self._thread.fail)
             raise
-        # It changes no layer, and has its tokens say which base drew them.
-        unchanged = EngineAdapter('', weights.version, LoraWeights(LoraConfig(), {}, seed=0))
-        self._base = unchanged if weights.version else None
+        # An adapter without layers: it only labels tokens with the version of the base weights.
+        label = EngineAdapter('', weights.version, LoraWeights(LoraConfig(), {}, seed=0))
+        self._base = label if weights.version else None
 
     def _build_adapter(self, key: VersionKey, weights: AdapterWeights) -> EngineAdapter:
         tensors = {name: tensor_of(data) for name, data in weights.tensors.items()}
         try:
             lora = LoraWeights.from_peft_state(self._model.targets, weights.lora_config, tensors, device=self._device)
         except ValueError as error:
-            _log.warning('an adapter does not fit', adapter=str(key.adapter), version=key.version, error=str(error))
+            _log.warning('adapter does not fit', adapter=str(key.adapter), version=key.version, error=str(error))
             needs = f'weights that fit {self._facts.base_model}'
             raise AdapterMisfit(weights.adapter_id, needs) from error
         return EngineAdapter(str(key.adapter), key.version, lora)

@@ -1,4 +1,4 @@
-"""vLLM behind the port: `twinkle.sampler.vllm`, whose engine core is a process of its own."""
+"""The vLLM engine: `twinkle.sampler.vllm`, whose engine core runs in a separate process."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
@@ -35,33 +35,33 @@ _log = structlog.get_logger('engine')
 
 @dataclass(frozen=True, kw_only=True)
 class VllmEngineOptions:
-    """How the engine runs."""
+    """Options of the vLLM engine."""
 
     base_model: str
-    """The name callers give."""
+    """Name by which callers ask for the model."""
     folder: str
-    """Where the model is."""
+    """Folder of the model."""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Engine arguments as vLLM names them."""
+    """Engine arguments with their vLLM names."""
     thread_count: int = 1
-    """CPU threads of the engine core, on a CPU."""
+    """Number of CPU threads of the engine core if it runs on a CPU."""
     hang_seconds: float = 20.0
-    """How long the engine core may give no sign of life before it is ended."""
+    """Time without a heartbeat of the engine core after which it is ended."""
 
 
 class VllmEngine:
     """Implements `ports.SamplerEngine`.
 
-    vLLM cannot hold one request back for its reader: what waits for a slow one is bounded by the request's own
-    tokens.
+    vLLM cannot park a single request: the events that wait for a slow reader are bounded only by the request's number
+    of tokens.
     """
 
     def __init__(self, options: VllmEngineOptions) -> None:
-        """Start vLLM; takes many seconds and blocks.
+        """Start vLLM; blocks for many seconds.
 
         Raises:
-            OSError: the folder holds no model.
-            ValueError: an engine argument is unknown or cannot be had here.
+            OSError: The folder does not contain a model.
+            ValueError: An engine argument is unknown or not available on this machine.
         """
         tokenizer = PromptEncoder(options.folder, vocabulary_size=0).tokenizer
         self._engine = LibraryEngine(
@@ -87,21 +87,19 @@ class VllmEngine:
 
     @classmethod
     async def start(cls, options: VllmEngineOptions) -> 'VllmEngine':
-        """Start vLLM without holding up the event loop.
+        """Start vLLM without blocking the event loop.
 
         Raises:
-            OSError, ValueError: as making one.
+            OSError, ValueError: See the constructor.
         """
         return await asyncio.to_thread(cls, options)
 
     @property
     def facts(self) -> EngineFacts:
-        """What does not change while the engine lives."""
         return self._facts
 
     @property
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
         load = self._engine.load
         return EngineLoad(
             running_sequences=load.running_sequences,
@@ -115,25 +113,22 @@ class VllmEngine:
         )
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the prompt as tokens; see the port."""
         if isinstance(prompt, TokenPrompt):
             return self._encoder.encode(prompt, self._facts)
         return await asyncio.to_thread(self._encoder.encode, prompt, self._facts)
 
     async def describe_tokens(self, token_ids: tuple[int, ...]) -> tuple[TokenForm, ...]:
-        """Return what tokens stand for; see the port."""
         return await asyncio.to_thread(self._encoder.describe, token_ids)
 
     async def load_adapter(self, key: VersionKey, weights: AdapterWeights) -> None:
-        """Make a version usable; see the port."""
         if weights.lora_config is None:
-            raise AdapterMisfit(weights.adapter_id, 'LoRA weights; these are a whole model')
+            raise AdapterMisfit(weights.adapter_id, 'LoRA weights; these are full-parameter weights')
         source = AdapterSource(config=weights.lora_config, tensors=weights.tensors, segment_path=weights.segment_path)
         try:
             with _as_domain():
                 adapter = await self._engine.add_adapter(str(key.adapter), key.version, source)
         except library.AdapterDoesNotFit as error:
-            _log.warning('an adapter does not fit', adapter=str(key.adapter), version=key.version, error=str(error))
+            _log.warning('adapter does not fit', adapter=str(key.adapter), version=key.version, error=str(error))
             needs = f'weights that fit {self._facts.base_model} on this engine'
             raise AdapterMisfit(weights.adapter_id, needs) from error
         earlier = self._adapters.get(key)
@@ -142,16 +137,14 @@ class VllmEngine:
             await self._engine.remove_adapter(earlier)
 
     async def unload_adapter(self, key: VersionKey) -> None:
-        """Forget a version; see the port."""
         adapter = self._adapters.pop(key, None)
         if adapter is not None:
             with _as_domain():
                 await self._engine.remove_adapter(adapter)
 
     async def replace_base(self, weights: AdapterWeights) -> None:
-        """Replace the base model's weights; see the port."""
         if weights.lora_config is not None:
-            raise AdapterMisfit(weights.adapter_id, 'a whole model; these are LoRA weights')
+            raise AdapterMisfit(weights.adapter_id, 'full-parameter weights; these are LoRA weights')
         if self._engine.load.is_sleeping:
             raise EngineInUse
         try:
@@ -160,20 +153,18 @@ class VllmEngine:
         except library.SamplerBusy as error:
             raise EngineInUse from error
         except library.BaseDoesNotFit as error:
-            _log.warning('a whole model does not fit', run=weights.adapter_id, error=str(error))
+            _log.warning('full-parameter weights do not fit', run=weights.adapter_id, error=str(error))
             needs = f'weights that fit {self._facts.base_model} on this engine'
             raise AdapterMisfit(weights.adapter_id, needs) from error
 
     async def check_form(self, form: StructuredOutput, tenant_id: str) -> None:
-        """Find out whether outputs can have a form; see the port."""
         with _as_domain():
             await self._engine.check_form(form, owner=tenant_id)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Run a request; see the port."""
         if request.adapter is not None and request.adapter not in self._adapters:
             raise VersionNotFound(request.adapter.adapter.name, request.adapter.version)
-        asked = VllmRequest(
+        engine_request = VllmRequest(
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
             params=request.params,
@@ -184,32 +175,28 @@ class VllmEngine:
             ),
         )
         with _as_domain():
-            async with aclosing(self._engine.generate(asked)) as events:
+            async with aclosing(self._engine.generate(engine_request)) as events:
                 async for event in events:
-                    for news in events_of(event, request):
-                        yield news
+                    for converted in events_of(event, request):
+                        yield converted
 
     async def abort(self, request_id: str) -> None:
-        """End a request; see the port."""
         await self._engine.abort(request_id)
 
     async def reset_prefix_cache(self) -> int:
-        """Forget cached prefixes; see the port. Tokens that made room since are counted, too."""
+        """Drop cached prefixes; the returned count includes tokens that were evicted earlier."""
         with _as_domain():
             return await self._engine.reset_prefix_cache()
 
     async def pause(self) -> None:
-        """Stop between two steps."""
         with _as_domain():
             await self._engine.pause()
 
     async def resume(self) -> None:
-        """Go on."""
         with _as_domain():
             await self._engine.resume()
 
     async def sleep(self, level: SleepLevel) -> None:
-        """Give back the accelerator's memory; see the port."""
         try:
             with _as_domain():
                 await self._engine.sleep(int(level))
@@ -217,22 +204,20 @@ class VllmEngine:
             raise NotSupportedHere('Sleep', 'vllm') from error
 
     async def wake_up(self) -> None:
-        """Take the memory again."""
         with _as_domain():
             await self._engine.wake_up()
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine core is gone, or hangs; else never."""
+        """Return once the engine core has exited or hangs; otherwise never."""
         await self._engine.wait_until_failed()
 
     async def close(self) -> None:
-        """End the engine core."""
         await self._engine.close()
 
 
 @contextmanager
 def _as_domain() -> Generator[None]:
-    """Turn the library's refusals into this service's."""
+    """Convert the library's errors to domain errors."""
     try:
         yield
     except library.ContextExceeded as error:

@@ -1,7 +1,7 @@
-"""Where weights come from: the checkpoint service, or another sampler that relays its versions.
+"""The source of weights: the checkpoint service, or another sampler that relays its versions.
 
-A relay is only ever a shortcut. Where it is gone, does not answer soon, or lacks what is wanted, the
-checkpoint service is asked at once, and the relay again when the fleet names one anew.
+A relay is an optimization. If it cannot be reached, responds too slowly or lacks a version, the stream continues from
+the checkpoint service, and a relay is used again when the fleet names another one.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _log = structlog.get_logger('weights')
 
 
 class WeightSources:
-    """Implements `ports.WeightSource` over the places that are known now.
+    """Implements `ports.WeightSource` over the checkpoint service and the current relay.
 
     Concurrency: for one event loop.
     """
@@ -42,15 +42,16 @@ class WeightSources:
         segments: Segments | None = None,
         patience: timedelta = timedelta(seconds=5),
     ) -> None:
-        """Ask the checkpoint service at that address; without one, wait until it is told.
+        """Create a source.
 
         Args:
-            checkpoint_address: 'host:port', or empty.
-            internal_token: The deployment's.
-            tls: This sampler's. Unset: plaintext.
-            segments: Memory that may be shared with other services of this host. Unset: bytes are sent.
-            patience: How long a relay may be silent while it owes something: its first answer, or the rest of a
-                version. However long a version takes, it is let finish while its frames come.
+            checkpoint_address: Address of the checkpoint service, `host:port`; if empty, calls wait for
+                `use_checkpoint`.
+            internal_token: Token of the deployment.
+            tls: TLS configuration of this sampler; plaintext without it.
+            segments: Shared memory of this host; without it, weights are sent as bytes.
+            patience: Longest time that a relay may send nothing while its first response or the rest of a version is
+                due. A version may take longer in total, as long as frames keep arriving.
         """
         self._internal_token = internal_token
         self._tls = tls or TlsConfig()
@@ -58,27 +59,27 @@ class WeightSources:
         self._patience = patience
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._relayed_count: Counter[str] = Counter()
-        """Streams from each relay."""
+        """Number of open streams from each relay."""
         self._checkpoint: CheckpointClient | None = None
         self._checkpoint_address = checkpoint_address
         self._is_configured = bool(checkpoint_address)
         self._relay_address = ''
-        self._moved = asyncio.Event()
+        self._source_changed = asyncio.Event()
         if checkpoint_address:
             self._checkpoint = self._open_checkpoint(checkpoint_address)
 
     def use_checkpoint(self, address: str) -> None:
-        """Take the checkpoint service that the fleet names; the one that was configured stays."""
+        """Use the checkpoint service that the fleet names, unless the configuration names one."""
         if not self._is_configured and address != self._checkpoint_address:
             self._checkpoint_address = address
             self._checkpoint = self._open_checkpoint(address)
-            self._tell()
+            self._notify()
 
     def use_relay(self, address: str) -> None:
-        """Take versions from another sampler from now on; empty: from the checkpoint service."""
+        """Take versions from the sampler at `address` from now on; empty for the checkpoint service."""
         if address != self._relay_address:
             self._relay_address = address
-            self._tell()
+            self._notify()
 
     async def close(self) -> None:
         """Close all channels."""
@@ -88,45 +89,42 @@ class WeightSources:
     async def follow(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """Yield versions as they come; see the port. It moves when the fleet names another place."""
+        """Yield versions as they are published, switching the source when the fleet names another one."""
         failed_relay = ''
         while True:
-            moved, address = self._moved, self._relay_address
+            changed, address = self._source_changed, self._relay_address
             is_relayed = address not in ('', failed_relay)
             stream = (
                 self._relayed(caller, adapter_id, held, address)
                 if is_relayed
                 else self._direct(caller, adapter_id, held)
             )
-            async with aclosing(_until(stream, moved)) as updates:
+            async with aclosing(_until(stream, changed)) as updates:
                 async for update in updates:
                     held = update if isinstance(update, AdapterWeights) else held
                     yield update
-            if not moved.is_set():
+            if not changed.is_set():
                 failed_relay = address
 
     async def fetch(self, caller: Caller, adapter_id: str, version: int) -> AdapterWeights:
-        """Return one version; see the port."""
-        return await (await self._source()).fetch(caller, adapter_id, version)
+        return await (await self._checkpoint_service()).fetch(caller, adapter_id, version)
 
     async def find_checkpoint(self, caller: Caller, path: str) -> CheckpointFacts:
-        """Return what a checkpoint is now; see the port."""
-        return await (await self._source()).find_checkpoint(caller, path)
+        return await (await self._checkpoint_service()).find_checkpoint(caller, path)
 
     async def fetch_checkpoint(self, caller: Caller, path: str) -> AdapterWeights:
-        """Return a checkpoint's weights; see the port."""
-        return await (await self._source()).fetch_checkpoint(caller, path)
+        return await (await self._checkpoint_service()).fetch_checkpoint(caller, path)
 
-    async def _source(self) -> CheckpointClient:
-        """Return the checkpoint service, once it is known."""
+    async def _checkpoint_service(self) -> CheckpointClient:
+        """Return the client of the checkpoint service, waiting until its address is known."""
         while self._checkpoint is None:
-            await self._moved.wait()
+            await self._source_changed.wait()
         return self._checkpoint
 
     async def _direct(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None
     ) -> AsyncGenerator[WeightUpdate, None]:
-        source = await self._source()
+        source = await self._checkpoint_service()
         async with aclosing(source.follow(caller, adapter_id, held)) as updates:
             async for update in updates:
                 yield update
@@ -134,7 +132,7 @@ class WeightSources:
     async def _relayed(
         self, caller: Caller, adapter_id: str, held: AdapterWeights | None, address: str
     ) -> AsyncGenerator[WeightUpdate, None]:
-        """Yield what a relay sends, until that ends for whatever reason."""
+        """Yield the updates of a relay until its stream ends, with or without an error."""
         async with (
             self._relay(address) as client,
             aclosing(client.follow(adapter_id, **held_by(held), is_retried=False, patience=self._patience)) as events,
@@ -144,13 +142,13 @@ class WeightSources:
                     with acting_for(caller):
                         event = await anext(events)
                 except (DomainError, StopAsyncIteration) as error:
-                    _log.info('a relay is of no use now', relay=address, adapter=adapter_id, error=repr(error))
+                    _log.info('relay stream ended', relay=address, adapter=adapter_id, error=repr(error))
                     return
                 yield weights_of(event) if isinstance(event, ReceivedState) else Synced()
 
     @asynccontextmanager
     async def _relay(self, address: str) -> AsyncGenerator[WeightClient, None]:
-        """Connect to a relay. Relays come and go: the channel is closed with the last stream from it."""
+        """Connect to a relay; its channel is closed with the last stream from it."""
         self._relayed_count[address] += 1
         try:
             yield WeightClient(self._channel(address, 'sampler'), segments=self._segments)
@@ -158,7 +156,7 @@ class WeightSources:
             self._relayed_count[address] -= 1
             if not self._relayed_count[address]:
                 del self._relayed_count[address]
-                # There is none where none could be opened.
+                # The channel is missing if opening it failed.
                 if (channel := self._channels.pop(address, None)) is not None:
                     await channel.close()
 
@@ -172,31 +170,31 @@ class WeightSources:
             )
         return self._channels[address]
 
-    def _tell(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+    def _notify(self) -> None:
+        self._source_changed.set()
+        self._source_changed = asyncio.Event()
 
 
 async def _until(
-    stream: AsyncGenerator[WeightUpdate, None], moved: asyncio.Event
+    stream: AsyncGenerator[WeightUpdate, None], changed: asyncio.Event
 ) -> AsyncGenerator[WeightUpdate, None]:
-    """Yield what `stream` brings until it ends or `moved` is set."""
-    moving = asyncio.ensure_future(moved.wait())
+    """Yield the updates of `stream` until it ends or `changed` is set."""
+    change = asyncio.ensure_future(changed.wait())
     try:
         async with aclosing(stream):
-            while (update := await _next(stream, moving)) is not None:
+            while (update := await _next(stream, change)) is not None:
                 yield update
     finally:
-        moving.cancel()
+        change.cancel()
 
 
-async def _next(stream: AsyncGenerator[WeightUpdate, None], moving: asyncio.Future[bool]) -> WeightUpdate | None:
-    """Return the next update; None where there is none, or `moving` was done first."""
-    coming = asyncio.ensure_future(anext(stream, None))
+async def _next(stream: AsyncGenerator[WeightUpdate, None], change: asyncio.Future[bool]) -> WeightUpdate | None:
+    """Return the next update; None if the stream has ended or `change` was done first."""
+    update = asyncio.ensure_future(anext(stream, None))
     try:
-        await asyncio.wait({coming, moving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({update, change}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        if not coming.done():
-            coming.cancel()
-            await asyncio.wait({coming})
-    return None if coming.cancelled() else coming.result()
+        if not update.done():
+            update.cancel()
+            await asyncio.wait({update})
+    return None if update.cancelled() else update.result()

@@ -1,3 +1,3 @@
-"""Values and rules of sampling; standard library and data values only."""
+"""Values and rules of sampling; standard library and data formats only."""
 
 __all__: list[str] = []

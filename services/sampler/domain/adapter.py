@@ -1,4 +1,4 @@
-"""Which weights a request asks for, and how a version on this sampler is named."""
+"""The weights that a request asks for, and the keys of versions on this sampler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,37 +7,37 @@ from datetime import timedelta
 from twinkle.data_format import LoraConfig, TensorData
 
 DEFAULT_VERSION_WAIT = timedelta(seconds=10)
-"""How long a request waits for its version where it does not say."""
+"""Time that a request waits for its version unless it sets another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterChoice:
-    """The weights a request wants. At most one of `exact`, `at_least` and `checkpoint_path` is set."""
+    """The weights that a request asks for. At most one of `exact`, `at_least` and `checkpoint_path` is set."""
 
     adapter_id: str = ''
-    """Empty only beside a checkpoint path."""
+    """Id of the adapter; empty only if a checkpoint path is set."""
     exact: int | None = None
-    """This version and no other."""
+    """The only acceptable version."""
     at_least: int | None = None
-    """This version or newer."""
+    """The lowest acceptable version."""
     checkpoint_path: str = ''
-    """A durable checkpoint, 'twinkle://<run>/weights/<name>'."""
+    """A durable checkpoint, `twinkle://<run>/weights/<name>`."""
     wait: timedelta = DEFAULT_VERSION_WAIT
-    """How long to wait for it."""
+    """Longest time to wait for the version."""
 
     @property
     def wanted_version(self) -> int:
-        """The version named by the request; 0 where any will do."""
+        """Version that the request names; 0 if any version is acceptable."""
         return self.exact or self.at_least or 0
 
 
 @dataclass(frozen=True, order=True)
 class AdapterKey:
-    """Names an adapter of one tenant here. Another tenant's adapter of the same id is another key."""
+    """Identifies an adapter of one tenant; adapters of different tenants never share a key."""
 
     tenant_id: str
     name: str
-    """The adapter's id, or path and digest of a checkpoint."""
+    """Id of the adapter, or path and digest of a checkpoint."""
 
     def __str__(self) -> str:
         return f'{self.tenant_id}/{self.name}'
@@ -45,44 +45,44 @@ class AdapterKey:
 
 @dataclass(frozen=True, order=True)
 class VersionKey:
-    """Names one immutable version of an adapter."""
+    """Identifies one immutable version of an adapter."""
 
     adapter: AdapterKey
     version: int
-    """At least 1; of a checkpoint the optimizer steps in it."""
+    """Version number, at least 1; for a checkpoint the number of its optimizer steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What a durable checkpoint is now; one of the same path may be replaced by another."""
+    """Current content of a durable checkpoint; another checkpoint may replace it under the same path."""
 
     path: str
     digest: str
     """blake3 of its state, hexadecimal."""
     step_count: int
-    """Optimizer steps in it."""
+    """Number of optimizer steps before it was saved."""
 
     def version_key(self, tenant_id: str) -> 'VersionKey':
-        """Return how it is named here: a replaced checkpoint is another adapter, never another content."""
+        """Return the key of the checkpoint; it contains the digest, so that a replaced checkpoint gets another key."""
         return VersionKey(AdapterKey(tenant_id, f'{self.path}#{self.digest}'), max(self.step_count, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterWeights:
-    """A version's weights, whole and verified."""
+    """Complete and verified weights of one version."""
 
     adapter_id: str
     version: int
-    """0 for a checkpoint."""
+    """Version number; 0 for a checkpoint."""
     base_model: str
     lora_config: LoraConfig | None
-    """None: no adapter's, but the base model's own weights, of a full-parameter run."""
+    """LoRA configuration; None for a full-parameter run, whose weights replace those of the base model."""
     tensors: Mapping[str, TensorData]
-    """By peft's names; views of one buffer."""
+    """Tensors by their PEFT names; views of one buffer."""
     size_bytes: int
     digest: str
     """blake3 of the bytes, hexadecimal."""
     packed: object | None = None
-    """The state as it came, a `twinkle.checkpoint_engine.PackedState`, to be sent on; None where it was not kept."""
+    """The received state, a `twinkle.checkpoint_engine.PackedState`, for relaying; None if it was not retained."""
     segment_path: str = ''
-    """File in shared memory that holds exactly these bytes, for as long as this value lives; empty: none."""
+    """Shared-memory file with exactly these bytes, which exists as long as this value; empty for none."""

@@ -1,4 +1,4 @@
-"""A queue that gives each tenant its turn: first come, first served within a tenant, round robin between them."""
+"""A queue that is first in, first out within a tenant and round robin between tenants."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -7,28 +7,27 @@ _Item = TypeVar('_Item')
 
 
 class FairQueue(Generic[_Item]):
-    """Items waiting by tenant; a tenant with many does not delay one with few."""
+    """Waiting items by tenant; a tenant with many items does not delay a tenant with few."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._items: dict[str, deque[_Item]] = {}
 
     def __len__(self) -> int:
         return sum(len(items) for items in self._items.values())
 
     def length_of(self, tenant_id: str) -> int:
-        """Return how many items of a tenant wait."""
+        """Return the number of waiting items of a tenant."""
         return len(self._items.get(tenant_id, ()))
 
     def push(self, tenant_id: str, item: _Item) -> None:
-        """Let an item wait behind those of its tenant."""
+        """Append an item to its tenant's queue."""
         self._items.setdefault(tenant_id, deque()).append(item)
 
     def pop(self) -> _Item:
-        """Take the next item; its tenant goes to the back.
+        """Remove and return the next item; its tenant moves to the end of the round.
 
         Raises:
-            IndexError: nothing waits.
+            IndexError: The queue is empty.
         """
         if not self._items:
             raise IndexError('the queue is empty')
@@ -40,7 +39,7 @@ class FairQueue(Generic[_Item]):
         return item
 
     def discard(self, tenant_id: str, item: _Item) -> bool:
-        """Take an item out; return whether it was there."""
+        """Remove an item and return whether it was in the queue."""
         items = self._items.get(tenant_id)
         if items is None or item not in items:
             return False

@@ -1,4 +1,4 @@
-"""What this sampler tells the fleet of itself, and what the fleet wants of it."""
+"""Messages between this sampler and the gateways of its fleet."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,39 +9,39 @@ from services.sampler.domain.residency import ResidentVersion
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaReport:
-    """This sampler as it stands now."""
+    """Current state of this sampler."""
 
     replica_id: str
-    """Chosen anew at each start."""
+    """Identifies this process; a restart gets a new id."""
     address: str
-    """Where gateways reach it, 'host:port'."""
+    """Address at which gateways reach this sampler, `host:port`."""
     base_model: str
     engine: str
     load: EngineLoad
     resident: tuple[ResidentVersion, ...]
-    """The most recently used first."""
+    """Resident versions, most recently used first."""
     is_draining: bool
     followed_run: str = ''
-    """The full-parameter run that it belongs to; empty: to everybody."""
+    """Full-parameter run that this sampler serves exclusively; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Welcome:
-    """The answer to one who joins."""
+class Registration:
+    """A gateway's answer to a sampler that joins its fleet."""
 
-    lease: timedelta
-    """Report at least this often."""
+    lease_interval: timedelta
+    """Longest time between two reports before the lease ends."""
     checkpoint_address: str
-    """The deployment's checkpoint service; empty where it has none."""
+    """Address of the deployment's checkpoint service; empty if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What a gateway wants of this sampler."""
+class LeaseRenewal:
+    """A gateway's answer to one report."""
 
-    lease: timedelta
-    """Report at least this often."""
+    lease_interval: timedelta
+    """Longest time between two reports before the lease ends."""
     is_drain_requested: bool
-    """Finish what runs and leave."""
+    """Whether this sampler should finish its running requests and leave the fleet."""
     weight_source_address: str
-    """Another sampler to take weights from; empty: the checkpoint service."""
+    """Address of another sampler to take weights from; empty for the checkpoint service."""

@@ -1,4 +1,4 @@
-"""A request to the engine and what the engine tells of it."""
+"""Requests to the engine, the events with which it answers, and its facts and load."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -9,26 +9,26 @@ from services.sampler.domain.errors import ContextExceeded
 from twinkle.data_format import SamplingParams, StopReason, Trajectory, VersionSpan
 
 TopTokens = list[tuple[int, float]]
-"""`(token_id, natural log-probability)`, most likely first."""
+"""Pairs `(token_id, log-probability)`, natural logarithm, most likely first."""
 
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """A prompt as tokens."""
+    """A prompt given as tokens."""
 
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """A prompt as plain text."""
+    """A prompt given as plain text."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPrompt:
-    """A prompt as a chat, to go through the model's own template."""
+    """A prompt given as a chat, which is rendered with the model's chat template."""
 
     trajectory: Trajectory
     is_thinking_enabled: bool = True
@@ -39,27 +39,27 @@ Prompt = TokenPrompt | TextPrompt | ChatPrompt
 
 @dataclass(frozen=True, kw_only=True)
 class TokenForm:
-    """What one token stands for."""
+    """Description of one token."""
 
     piece: bytes
-    """A part of a text in UTF-8; empty where the id has no token."""
+    """Bytes of the token, part of a UTF-8 text; empty if no token has this id."""
     is_special: bool
-    """Left out of texts; `piece` is its name."""
+    """Whether the token is omitted from texts; `piece` is then its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSoFar:
-    """A sequence that another engine began, as far as its reader has it."""
+    """A sequence that another engine began, up to the last token that its reader has received."""
 
     sequence_index: int
     token_ids: tuple[int, ...]
-    """The tokens that were delivered; may be empty."""
+    """Tokens that were delivered; may be empty."""
     is_finished: bool = False
-    """Its end was delivered, too: nothing more is said of it."""
+    """Whether the end was delivered, too; such a sequence yields no more events."""
 
 
 class SleepLevel(IntEnum):
-    """How deep an engine sleeps, as vLLM counts it."""
+    """Sleep level of an engine, numbered as in vLLM."""
 
     WEIGHTS_KEPT = 1
     WEIGHTS_DROPPED = 2
@@ -67,37 +67,37 @@ class SleepLevel(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """A prompt on its way into the engine."""
+    """A prompt to run in the engine."""
 
     request_id: str
-    """Unique in the engine."""
+    """Id that is unique in the engine."""
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     adapter: VersionKey | None = None
-    """None: the base model alone. Otherwise a version that is loaded."""
+    """Loaded version to sample from; None for the base model alone."""
     cache_salt: str = ''
-    """Prefixes are shared between requests of the same salt and version only."""
+    """Only requests with equal salt and version share cached prefixes."""
     continued: tuple[SequenceSoFar, ...] = ()
-    """Empty: a new request. Otherwise one entry for each sequence, in order: no `PromptComputed` comes, and
-    limits, penalties, stops and text go on as if this engine had drawn those tokens itself."""
+    """Sequences to continue, one entry per sequence, in order; empty for a new request. No `PromptComputed` is
+    yielded then, and limits, penalties, stop conditions and text continue as if this engine had drawn the tokens."""
 
     @property
     def open_sequences(self) -> int:
-        """How many sequences are still to end."""
+        """Number of sequences that have not ended yet."""
         finished = sum(so_far.is_finished for so_far in self.continued)
         return self.params.num_samples - finished
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptComputed:
-    """The prompt is in the cache; comes once, first."""
+    """The first event of a request: the prompt is in the key-value cache."""
 
     token_ids: tuple[int, ...]
     logprobs: list[float | None] | None = None
-    """Natural; the first None. None where not asked for."""
+    """Natural log-probabilities, None for the first token; None if not requested."""
     top_logprobs: list[TopTokens | None] | None = None
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,22 +107,22 @@ class TokensDrawn:
     sequence_index: int
     tokens: list[int]
     logprobs: list[TopTokens]
-    """One entry a token: the drawn token first, then the most likely where asked for."""
+    """One entry per token: the drawn token first, then the most likely ones if requested."""
     text: str
-    """Text that became certain."""
+    """Text that later tokens can no longer change."""
     version: int
-    """Version that drew them; 0 is the base model alone."""
+    """Version that drew the tokens; 0 for the base model alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceEnded:
-    """A sequence is complete; comes once for each."""
+    """The last event of a sequence."""
 
     sequence_index: int
     stop_reason: StopReason
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     text: str = ''
-    """Text that was held back."""
+    """Remaining text that had not been final until now."""
 
 
 GenerationEvent = PromptComputed | TokensDrawn | SequenceEnded
@@ -130,55 +130,55 @@ GenerationEvent = PromptComputed | TokensDrawn | SequenceEnded
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What does not change while an engine lives."""
+    """Properties of an engine that do not change during its lifetime."""
 
     base_model: str
     context_tokens: int
-    """Most tokens of one sequence, prompt and completion together."""
+    """Largest number of tokens in one sequence, prompt and completion together."""
     vocabulary_size: int
     parameter_count: int
     dtype: str
     max_sequences: int
-    """Sequences it continues at once."""
+    """Number of sequences that the engine runs at once."""
     engine: str = 'torch'
-    """What computes: 'torch' or 'vllm'."""
+    """Name of the engine, 'torch' or 'vllm'."""
     can_sleep: bool = True
-    """Whether it can give memory back while it sleeps."""
+    """Whether the engine can release its memory while it sleeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLoad:
-    """How busy an engine is now."""
+    """Current load of an engine."""
 
     running_sequences: int = 0
     waiting_sequences: int = 0
     kv_usage: float = 0.0
-    """Share of the key-value memory in use, 0 to 1."""
+    """Fraction of the key-value cache in use, 0 to 1."""
     tokens_per_second: float = 0.0
-    """Over the last seconds."""
+    """Average over the last seconds."""
     prefix_hit_rate: float = 0.0
     is_paused: bool = False
     is_sleeping: bool = False
     max_sequences: int = 0
-    """Sequences it continues at once, at most."""
+    """Number of sequences that the engine runs at once."""
 
 
 def spans_of(version: int, token_count: int) -> list[VersionSpan]:
-    """Return the spans of a sequence that one version drew; none where it has no token."""
+    """Return the version spans of a sequence drawn by one version; empty if the sequence has no token."""
     return [VersionSpan(version=version, begin_token=0, end_token=token_count)] if token_count else []
 
 
 def check_fits(prompt_tokens: int, params: SamplingParams, facts: EngineFacts) -> None:
-    """Refuse what cannot fit, before anything is waited for.
+    """Refuse a prompt that does not fit the context together with its new tokens.
 
     Raises:
-        ContextExceeded: names all three numbers.
-        InvalidField: more tokens are to be drawn at least than at most.
+        ContextExceeded: Prompt and `max_tokens` exceed the context.
+        InvalidField: `min_tokens` is larger than the number of tokens that may be drawn.
     """
-    room = facts.context_tokens - prompt_tokens
+    available = facts.context_tokens - prompt_tokens
     max_tokens = 1 if params.max_tokens is None else params.max_tokens
-    if max_tokens > room:
+    if max_tokens > available:
         raise ContextExceeded(prompt_tokens, max_tokens, facts.context_tokens)
-    most = room if params.max_tokens is None else max_tokens
-    if params.min_tokens > most:
-        raise InvalidField('params.min_tokens', f'must be at most the {most} new tokens allowed')
+    limit = available if params.max_tokens is None else max_tokens
+    if params.min_tokens > limit:
+        raise InvalidField('params.min_tokens', f'must be at most the {limit} new tokens allowed')

@@ -1,6 +1,6 @@
-"""Which versions are held here: a bounded set, least recently used out first, never one in use.
+"""The set of resident versions: bounded, evicted in least-recently-used order, never while in use.
 
-Pure bookkeeping. Loading and unloading the weights is done by who asks.
+This module does the bookkeeping only; its caller loads and unloads the weights.
 """
 
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from services.sampler.domain.adapter import AdapterKey, AdapterWeights, VersionK
 
 @dataclass(kw_only=True)
 class ResidentVersion:
-    """A version that is loaded."""
+    """A loaded version."""
 
     key: VersionKey
     size_bytes: int
     digest: str
     use_count: int = 0
-    """Leases on it: requests that are waiting or running with it."""
+    """Number of leases: requests that wait or run with this version."""
     last_use: int = 0
-    """Counts up over all uses of the set; the smallest leaves first."""
+    """Sequence number of the last use; the version with the smallest one is evicted first."""
     weights: AdapterWeights | None = None
-    """The weights as they came, for those who take them from here."""
+    """The received weights, for relaying to other samplers."""
     is_base: bool = False
-    """Whether it is the base model of the engine now, instead of an adapter on it."""
+    """Whether the version replaces the engine's base weights instead of being an adapter."""
 
 
 class Residency:
-    """The versions held by one sampler."""
+    """The resident versions of one sampler."""
 
     def __init__(self, max_versions: int, max_bytes: int = 1 << 62) -> None:
-        """Hold at most `max_versions`, at least 1, of together at most `max_bytes`."""
+        """Create an empty set with space for `max_versions`, at least 1, and `max_bytes` in total."""
         if max_versions < 1:
             raise ValueError(f'max_versions must be at least 1, got {max_versions}')
         self.max_versions = max_versions
@@ -38,57 +38,57 @@ class Residency:
         self._uses = 0
 
     def get(self, key: VersionKey) -> ResidentVersion | None:
-        """Return a version if it is held."""
+        """Return a version if it is resident."""
         return self._versions.get(key)
 
     def newest(self, adapter: AdapterKey) -> ResidentVersion | None:
-        """Return the newest version held of an adapter."""
-        held = self.versions_of(adapter)
-        return held[-1] if held else None
+        """Return an adapter's newest resident version."""
+        resident = self.versions_of(adapter)
+        return resident[-1] if resident else None
 
     def versions_of(self, adapter: AdapterKey) -> list[ResidentVersion]:
-        """Return the versions held of an adapter, oldest first."""
-        held = [item for key, item in self._versions.items() if key.adapter == adapter]
-        return sorted(held, key=lambda item: item.key.version)
+        """Return an adapter's resident versions, oldest first."""
+        resident = [item for key, item in self._versions.items() if key.adapter == adapter]
+        return sorted(resident, key=lambda item: item.key.version)
 
     def of_tenant(self, tenant_id: str) -> list[ResidentVersion]:
-        """Return all versions held for a tenant, by adapter and version."""
-        held = [item for key, item in self._versions.items() if key.adapter.tenant_id == tenant_id]
-        return sorted(held, key=lambda item: item.key)
+        """Return a tenant's resident versions, ordered by adapter and version."""
+        resident = [item for key, item in self._versions.items() if key.adapter.tenant_id == tenant_id]
+        return sorted(resident, key=lambda item: item.key)
 
     def all(self) -> list[ResidentVersion]:
-        """Return all versions held, the most recently used first."""
+        """Return all resident versions, most recently used first."""
         return sorted(self._versions.values(), key=lambda item: -item.last_use)
 
     @property
     def size_bytes(self) -> int:
-        """Of all versions held."""
+        """Total size of the resident versions."""
         return sum(item.size_bytes for item in self._versions.values())
 
-    def make_room(self, size_bytes: int = 0) -> list[VersionKey] | None:
-        """Forget versions until one more of `size_bytes` fits.
+    def evict_for(self, size_bytes: int = 0) -> list[VersionKey] | None:
+        """Remove idle versions until one more version of `size_bytes` fits.
 
         Returns:
-            What is to be unloaded; None if too many are in use and nothing was forgotten.
+            The removed versions, to be unloaded; None if too many versions are in use, and then nothing is removed.
         """
         idle = sorted((item for item in self._versions.values() if not item.use_count), key=lambda item: item.last_use)
-        leaving: list[VersionKey] = []
-        count, held_bytes = len(self._versions), self.size_bytes
-        while count + 1 > self.max_versions or held_bytes + size_bytes > self.max_bytes:
-            if len(leaving) == len(idle):
+        evicted: list[VersionKey] = []
+        count, total_bytes = len(self._versions), self.size_bytes
+        while count + 1 > self.max_versions or total_bytes + size_bytes > self.max_bytes:
+            if len(evicted) == len(idle):
                 return None
-            item = idle[len(leaving)]
-            leaving.append(item.key)
-            count, held_bytes = count - 1, held_bytes - item.size_bytes
-        for key in leaving:
+            item = idle[len(evicted)]
+            evicted.append(item.key)
+            count, total_bytes = count - 1, total_bytes - item.size_bytes
+        for key in evicted:
             del self._versions[key]
-        return leaving
+        return evicted
 
     def add(self, version: ResidentVersion) -> None:
-        """Hold a version for which there is room.
+        """Add a version; the caller has made space for it.
 
-        A newer version of an adapter that is here counts as used when the others were: publishing
-        alone keeps nothing in memory.
+        A new version of a resident adapter inherits the last use of the other versions, so that publishing alone does
+        not keep an adapter in memory.
         """
         siblings = self.versions_of(version.key.adapter)
         version.last_use = max((item.last_use for item in siblings), default=0)
@@ -97,22 +97,22 @@ class Residency:
         self._versions[version.key] = version
 
     def use(self, version: ResidentVersion) -> None:
-        """Note that a request holds on to a version."""
+        """Count a lease on a version."""
         version.use_count += 1
         self.touch(version)
 
     def release(self, version: ResidentVersion) -> None:
-        """Note that a request lets go of a version."""
+        """Count the end of a lease on a version."""
         version.use_count -= 1
 
-    def forget_idle(self, adapter: AdapterKey) -> list[VersionKey]:
-        """Forget the versions of an adapter that nothing uses and return them."""
-        leaving = [item.key for item in self.versions_of(adapter) if not item.use_count]
-        for key in leaving:
+    def evict_idle(self, adapter: AdapterKey) -> list[VersionKey]:
+        """Remove and return the idle versions of an adapter."""
+        evicted = [item.key for item in self.versions_of(adapter) if not item.use_count]
+        for key in evicted:
             del self._versions[key]
-        return leaving
+        return evicted
 
     def touch(self, version: ResidentVersion) -> None:
-        """Note that a version is wanted now."""
+        """Mark a version as used now."""
         self._uses += 1
         version.last_use = self._uses

@@ -1,4 +1,4 @@
-"""Requests being served, by tenant and id, so that they can be found and ended."""
+"""Register of running requests by tenant and id, so that they can be found and aborted."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,30 +8,29 @@ from services.sampler.domain.errors import RequestIdTaken, RequestNotFound
 
 @dataclass(eq=False, kw_only=True)
 class RunningRequest:
-    """A call that samples."""
+    """A sampling call that is being served."""
 
     tenant_id: str
     request_id: str
     is_aborted: bool = False
-    """Set once by Abort; prompts that have not begun end without beginning."""
+    """Whether the request was aborted; its prompts that still wait end without running."""
     engine_request_ids: set[str] = field(default_factory=set[str])
-    """Its prompts that are in the engine."""
-    places: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
-    """Its prompts that wait for a place in the engine."""
+    """Ids of its prompts that run in the engine."""
+    slot_waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+    """One future for each of its prompts that wait for a slot."""
 
 
 class RunningRequests:
-    """All requests of one sampler."""
+    """All running requests of one sampler."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._requests: dict[tuple[str, str], RunningRequest] = {}
 
     def begin(self, tenant_id: str, request_id: str) -> RunningRequest:
-        """Note a request.
+        """Register a request.
 
         Raises:
-            RequestIdTaken: the tenant has one of that id running.
+            RequestIdTaken: The tenant already has a running request with that id.
         """
         key = (tenant_id, request_id)
         if key in self._requests:
@@ -40,14 +39,14 @@ class RunningRequests:
         return self._requests[key]
 
     def end(self, request: RunningRequest) -> None:
-        """Forget a request."""
+        """Remove a request from the register."""
         del self._requests[request.tenant_id, request.request_id]
 
     def find(self, tenant_id: str, request_id: str) -> RunningRequest:
         """Return a tenant's request.
 
         Raises:
-            RequestNotFound: it has none of that id running.
+            RequestNotFound: The tenant has no running request with that id.
         """
         request = self._requests.get((tenant_id, request_id))
         if request is None:
@@ -55,5 +54,5 @@ class RunningRequests:
         return request
 
     def all(self) -> list[RunningRequest]:
-        """Return every request, oldest first."""
+        """Return all requests, oldest first."""
         return list(self._requests.values())

@@ -36,7 +36,7 @@ FACTORS = {1: 1.25, 2: 0.75, 3: 1.1}
 async def following(engine, folder: Path) -> AsyncIterator[Published]:
     """Serve both services, the sampler following alice's run 'full'."""
     async with serving_both(engine, folder, follow_run='full', follow_tenant='alice') as both:
-        both.sampler.verbs.versions.start()
+        both.sampler.versions.start()
         yield both
 
 
@@ -135,7 +135,7 @@ async def test_running_request_ends_on_the_weights_it_began_with(
         await publish(both, tiny_llama_dir, 1)
         request = sample_request(run_ref(), params={'temperature': 0.0, 'max_tokens': 64})
         alone = await read_answer(both.sampler.stub.Sample(request, metadata=ALICE))
-        versions = both.sampler.verbs.versions
+        versions = both.sampler.versions
         choice = AdapterChoice(adapter_id='full', at_least=2, wait=timedelta(seconds=20))
         async with versions.lease(ALICE_SERVICE, AdapterChoice(adapter_id='full')) as held:
             await publish(both, tiny_llama_dir, 2)

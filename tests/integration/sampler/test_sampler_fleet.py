@@ -16,10 +16,18 @@ from fixtures.running_gateway import ADMIN, RunningGateway, running_gateway
 from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource, sample_request
 from services.kit.caller import Caller
+from services.kit.config import LimitsConfig
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.sampler.__main__ import make_fleet, make_server, retention_of, serve_while_engine_lives
-from services.sampler.application.verbs import Verbs, make_verbs
+from services.sampler.__main__ import (
+    make_admission,
+    make_fleet,
+    make_replica,
+    make_server,
+    make_versions,
+    serve_while_engine_lives,
+)
+from services.sampler.application.versions import Versions
 from services.sampler.backends.weight_sources import WeightSources
 from services.sampler.config import SamplerConfig
 from services.sampler.domain.adapter import AdapterChoice
@@ -36,7 +44,7 @@ class Member:
 
     engine: FakeSamplerEngine
     source: FakeWeightSource
-    verbs: Verbs
+    versions: Versions
     serve: Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -44,16 +52,21 @@ class Member:
 async def member(gateway: RunningGateway, folder: Path) -> AsyncIterator[Member]:
     """Make a sampler of the fleet of `gateway`; it serves while `Member.serve` runs."""
     config = SamplerConfig(
-        base_model='tiny', state_dir=folder, internal_token=TOKEN, gateways=(gateway.address,), lease_seconds=1
+        base_model='tiny',
+        state_dir=folder,
+        internal_token=TOKEN,
+        gateways=(gateway.address,),
+        lease_seconds=1,
+        limits=LimitsConfig(queue_length=8),
     )
     engine, source, sources = FakeSamplerEngine(), FakeWeightSource(), WeightSources(internal_token=TOKEN)
-    verbs = make_verbs(engine, source, retention=retention_of(config), queue_limit=8)
-    server = make_server(config, engine, verbs)
-    fleet = make_fleet(config, verbs, sources, server)
+    versions, admission = make_versions(config, engine, source), make_admission(config, engine)
+    server = make_server(config, engine, versions, admission)
+    fleet = make_fleet(config, make_replica(config, engine, versions, admission), sources, server)
     try:
-        yield Member(engine, source, verbs, lambda: serve_while_engine_lives(server, engine, config, fleet))
+        yield Member(engine, source, versions, lambda: serve_while_engine_lives(server, engine, config, fleet))
     finally:
-        await verbs.versions.close()
+        await versions.close()
         await sources.close()
 
 
@@ -118,7 +131,7 @@ async def test_sampler_joins_and_tells_what_it_holds(gateway, fleet, tmp_path):
         assert (replica.engine, list(replica.base_models)) == ('torch', ['tiny'])
         assert replica.load.max_sequence_count == 8
         sampler.source.publish('alice', lora_weights(1))
-        async with sampler.verbs.versions.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
+        async with sampler.versions.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
             held = (await fleet.until(lambda replica: bool(replica.resident_adapters))).resident_adapters
         assert [(item.adapter_id, item.version) for item in held] == [('ad-1', 1)]
 

@@ -1,9 +1,10 @@
-"""Turns at the engine: bounded, fair, and given back in every case."""
+"""Admission to the engine: slots are bounded, fair between tenants, and never lost."""
 
 import asyncio
 
 import pytest
 
+from fixtures.fake_sampler_engine import FakeSamplerEngine
 from services.kit.errors import QueueFull
 from services.sampler.application.admission import Admission
 from services.sampler.domain.errors import EnginePaused
@@ -11,110 +12,113 @@ from services.sampler.domain.running_requests import RunningRequest
 
 
 def request(tenant_id: str, name: str = 'r') -> RunningRequest:
-    """Return a request."""
     return RunningRequest(tenant_id=tenant_id, request_id=name)
 
 
-class Visitor:
-    """A prompt that takes a turn and stays until told to go."""
+def one_slot(*, queue_limit: int = 10) -> Admission:
+    return Admission(FakeSamplerEngine(), slots=1, queue_limit=queue_limit)
+
+
+class Prompt:
+    """A prompt that takes a slot and releases it when the test calls `end`."""
 
     def __init__(self, admission: Admission, request: RunningRequest) -> None:
         self.request = request
-        self.is_inside = False
-        self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._visit(admission))
+        self.is_running = False
+        self.ended = asyncio.Event()
+        self.task = asyncio.create_task(self._run(admission))
 
-    async def _visit(self, admission: Admission) -> None:
-        async with admission.turn(self.request):
-            self.is_inside = True
-            await self.leave.wait()
-        self.is_inside = False
+    async def _run(self, admission: Admission) -> None:
+        async with admission.slot(self.request):
+            self.is_running = True
+            await self.ended.wait()
+        self.is_running = False
 
-    async def go(self) -> None:
-        """Leave and wait until it is done."""
-        self.leave.set()
+    async def end(self) -> None:
+        """Release the slot and wait until the task is done."""
+        self.ended.set()
         await self.task
 
 
-async def turn_over() -> None:
-    """Let every task that can run do so."""
+async def run_ready_tasks() -> None:
+    """Run every task until it waits."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def test_tenants_take_turns():
-    """One that came later with one prompt is not behind all prompts of one that came first."""
-    admission = Admission(places=1, queue_limit=10)
-    first = [Visitor(admission, request('a')) for _ in range(3)]
-    await turn_over()
-    other = Visitor(admission, request('b'))
-    await turn_over()
-    assert [visitor.is_inside for visitor in first] == [True, False, False]
-    await first[0].go()
-    await first[1].go()
-    await turn_over()
-    assert other.is_inside
-    assert not first[2].is_inside
-    for visitor in (other, first[2]):
-        await visitor.go()
+async def test_slots_rotate_between_tenants():
+    """A tenant with one prompt does not wait behind all prompts of a tenant that came first."""
+    admission = one_slot()
+    first = [Prompt(admission, request('a')) for _ in range(3)]
+    await run_ready_tasks()
+    other = Prompt(admission, request('b'))
+    await run_ready_tasks()
+    assert [prompt.is_running for prompt in first] == [True, False, False]
+    await first[0].end()
+    await first[1].end()
+    await run_ready_tasks()
+    assert other.is_running
+    assert not first[2].is_running
+    for prompt in (other, first[2]):
+        await prompt.end()
     await admission.wait_idle()
 
 
 async def test_queue_is_bounded_by_tenant():
-    """A tenant's own waiting prompts refuse its next request, nobody else's."""
-    admission = Admission(places=1, queue_limit=2)
-    visitors = [Visitor(admission, request('a')) for _ in range(3)]
-    await turn_over()
+    """A full queue of one tenant refuses its next request, but not the requests of other tenants."""
+    admission = one_slot(queue_limit=2)
+    prompts = [Prompt(admission, request('a')) for _ in range(3)]
+    await run_ready_tasks()
     with pytest.raises(QueueFull):
         admission.check_open('a')
     admission.check_open('b')
-    assert admission.waiting_count == 2
-    for visitor in visitors:
-        await visitor.go()
+    assert admission.load.waiting_sequences == 2
+    for prompt in prompts:
+        await prompt.end()
 
 
-async def test_cancelled_turns_are_given_back():
-    """Whether cancelled while waiting, inside, or in the moment of entering, no place is lost."""
-    admission = Admission(places=1, queue_limit=10)
-    inside, entering, waiting, last = (Visitor(admission, request('a')) for _ in range(4))
-    await turn_over()
+async def test_cancelled_prompts_release_their_slots():
+    """No slot is lost when a prompt is cancelled while it waits, runs, or is being granted a slot."""
+    admission = one_slot()
+    running, granted, waiting, last = (Prompt(admission, request('a')) for _ in range(4))
+    await run_ready_tasks()
     waiting.task.cancel()
-    inside.leave.set()
+    running.ended.set()
     await asyncio.sleep(0)
-    entering.task.cancel()
-    await asyncio.wait([waiting.task, entering.task, inside.task])
-    await turn_over()
-    assert last.is_inside
-    await last.go()
+    granted.task.cancel()
+    await asyncio.wait([waiting.task, granted.task, running.task])
+    await run_ready_tasks()
+    assert last.is_running
+    await last.end()
     await admission.wait_idle()
 
 
-async def test_hastened_request_gets_through_at_once():
-    """The waiting prompts of an aborted request are let in to be ended, beyond the places."""
-    admission = Admission(places=1, queue_limit=10)
-    inside, aborted = Visitor(admission, request('a')), Visitor(admission, request('a', 'aborted'))
-    await turn_over()
-    admission.hasten(aborted.request)
-    await turn_over()
-    assert aborted.is_inside
-    await aborted.go()
-    assert inside.is_inside
-    await inside.go()
+async def test_aborted_request_is_admitted_at_once():
+    """The waiting prompts of an aborted request are admitted even if no slot is free, so that they can end."""
+    admission = one_slot()
+    running, aborted = Prompt(admission, request('a')), Prompt(admission, request('a', 'aborted'))
+    await run_ready_tasks()
+    admission.admit_aborted(aborted.request)
+    await run_ready_tasks()
+    assert aborted.is_running
+    await aborted.end()
+    assert running.is_running
+    await running.end()
     await admission.wait_idle()
 
 
-async def test_closed_door_refuses_new_requests_until_opened():
-    """Those that wait still get their turn."""
-    admission = Admission(places=1, queue_limit=10)
-    inside, waiting = Visitor(admission, request('a')), Visitor(admission, request('a'))
-    await turn_over()
+async def test_closed_admission_refuses_new_requests_until_opened():
+    """Prompts that wait when admission closes still get a slot."""
+    admission = one_slot()
+    running, waiting = Prompt(admission, request('a')), Prompt(admission, request('a'))
+    await run_ready_tasks()
     admission.close()
     with pytest.raises(EnginePaused):
         admission.check_open('b')
-    await inside.go()
-    await turn_over()
-    assert waiting.is_inside
-    await waiting.go()
+    await running.end()
+    await run_ready_tasks()
+    assert waiting.is_running
+    await waiting.end()
     await admission.wait_idle()
     admission.open()
     admission.check_open('b')

@@ -61,13 +61,13 @@ def test_least_recently_used_version_leaves_first():
     """Using a version saves it; room is made for exactly one."""
     residency = Residency(2)
     for name in ('a', 'b'):
-        assert residency.make_room() == []
+        assert residency.evict_for() == []
         residency.add(held(key(name)))
     residency.use(residency.get(key('a')))
     residency.release(residency.get(key('a')))
-    assert residency.make_room() == [key('b')]
+    assert residency.evict_for() == [key('b')]
     residency.add(held(key('c')))
-    assert residency.make_room() == [key('a')]
+    assert residency.evict_for() == [key('a')]
 
 
 def test_versions_in_use_never_leave():
@@ -76,10 +76,10 @@ def test_versions_in_use_never_leave():
     version = held(key('a'))
     residency.add(version)
     residency.use(version)
-    assert residency.make_room() is None
+    assert residency.evict_for() is None
     assert residency.get(key('a')) is version
     residency.release(version)
-    assert residency.make_room() == [key('a')]
+    assert residency.evict_for() == [key('a')]
 
 
 def test_publishing_alone_keeps_nothing_in_memory():
@@ -88,7 +88,7 @@ def test_publishing_alone_keeps_nothing_in_memory():
     residency.add(held(key('idle', 1)))
     residency.add(held(key('busy', 1)))
     residency.add(held(key('idle', 2)))
-    assert residency.make_room()[0].adapter.name == 'idle'
+    assert residency.evict_for()[0].adapter.name == 'idle'
     assert residency.newest(AdapterKey('alice', 'busy')) is not None
 
 
@@ -99,7 +99,7 @@ def test_tenants_see_their_own_versions():
     residency.add(held(key('a', 1)))
     residency.add(held(key('a', 5, tenant='bob')))
     assert [item.key.version for item in residency.of_tenant('alice')] == [1, 2]
-    assert residency.forget_idle(AdapterKey('alice', 'a')) == [key('a', 1), key('a', 2)]
+    assert residency.evict_idle(AdapterKey('alice', 'a')) == [key('a', 1), key('a', 2)]
     assert [item.key.version for item in residency.of_tenant('bob')] == [5]
 
 

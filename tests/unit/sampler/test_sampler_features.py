@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.sampler.api.convert_answers import completed_to_proto
-from services.sampler.application.sample_batch import CompletedPrompt, CompletedSequence
+from services.sampler.api.convert_responses import completed_to_proto
+from services.sampler.application.batch import CompletedPrompt, CompletedSequence
 from services.sampler.domain.generation import PromptComputed
 from twinkle.data_format import SampledSequence, SampleResponse
 from twinkle.sampler import TorchSampler

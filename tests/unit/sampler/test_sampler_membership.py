@@ -8,7 +8,7 @@ import pytest
 
 from services.kit.errors import ServiceUnreachable
 from services.sampler.application.membership import Membership
-from services.sampler.domain.fleet import ReplicaReport, Welcome, Wish
+from services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
 from services.sampler.domain.generation import EngineLoad
 
 LEASE = timedelta(seconds=0.3)
@@ -28,14 +28,14 @@ class FakeGateway:
         self.heard = asyncio.Event()
         self.cut = asyncio.Event()
 
-    async def register(self, report: ReplicaReport) -> Welcome:
+    async def register(self, report: ReplicaReport) -> Registration:
         """Take it in."""
         if self.is_away:
             raise ServiceUnreachable('gateway')
         self.registrations.append(report)
-        return Welcome(lease=LEASE, checkpoint_address='checkpoint:1')
+        return Registration(lease_interval=LEASE, checkpoint_address='checkpoint:1')
 
-    async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[Wish, None]:
+    async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
         """Answer each report, until a test cuts the stream."""
         self.cut.clear()
         async for report in reports:
@@ -44,7 +44,9 @@ class FakeGateway:
             if self.cut.is_set():
                 raise ServiceUnreachable('gateway')
             is_leaving = self.is_drain_requested or report.is_draining
-            yield Wish(lease=LEASE, is_drain_requested=is_leaving, weight_source_address=self.weight_source_address)
+            yield LeaseRenewal(
+                lease_interval=LEASE, is_drain_requested=is_leaving, weight_source_address=self.weight_source_address
+            )
 
     async def next_report(self) -> ReplicaReport:
         """Wait for a report."""
@@ -65,7 +67,7 @@ class Sampler:
             report=self.report,
             use_checkpoint=self.checkpoints.append,
             use_relay=self.relays.append,
-            most_interval=timedelta(seconds=10),
+            max_interval=timedelta(seconds=10),
         )
 
     def report(self, is_draining: bool) -> ReplicaReport:  # noqa: FBT001 (the membership's own signature)
@@ -101,7 +103,7 @@ async def test_reports_come_before_the_lease_ends_and_on_changes(gateway):
     await gateway.next_report()
     await gateway.next_report()
     assert sampler.relays[-1] == 'other:1'
-    sampler.membership.note_change()
+    sampler.membership.report_soon()
     assert not (await gateway.next_report()).is_draining
     await sampler.membership.close()
 
@@ -175,11 +177,11 @@ async def test_reports_of_an_ended_lease_are_closed(gateway):
             super().__init__()
             self.given: list[AsyncGenerator[ReplicaReport, None]] = []
 
-        async def lease(self, reports: AsyncGenerator[ReplicaReport, None]) -> AsyncGenerator[Wish, None]:
+        async def lease(self, reports: AsyncGenerator[ReplicaReport, None]) -> AsyncGenerator[LeaseRenewal, None]:
             self.given.append(reports)
             self.reports.append(await anext(reports))
             self.heard.set()
-            yield Wish(lease=LEASE, is_drain_requested=False, weight_source_address='')
+            yield LeaseRenewal(lease_interval=LEASE, is_drain_requested=False, weight_source_address='')
 
     leaving = Leaving()
     sampler = Sampler(leaving)

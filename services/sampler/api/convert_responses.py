@@ -1,18 +1,20 @@
-"""Values as answers."""
+"""Conversion of domain values to response messages."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from services.kit.ids import new_id
 from services.kit.rpc.tensors import tensor_to_proto
-from services.sampler.application.compute_logprobs import ScoredSequence
-from services.sampler.application.sample_batch import CompletedPrompt, CompletedSequence
+from services.sampler.application.batch import CompletedPrompt, CompletedSequence
+from services.sampler.application.sampling import ScoredSequence
 from services.sampler.domain.generation import (
     EngineLoad,
     GenerationEvent,
     PromptComputed,
     SequenceEnded,
+    TokenForm,
     TokensDrawn,
     TopTokens,
 )
@@ -29,7 +31,6 @@ _STOP_REASONS = {
 
 
 def event_to_proto(event: GenerationEvent) -> sampler_service_pb2.SampleResponse:
-    """Return one event of a stream of tokens."""
     if isinstance(event, PromptComputed):
         return sampler_service_pb2.SampleResponse(prompt=_prompt_to_proto(event))
     if isinstance(event, TokensDrawn):
@@ -38,7 +39,6 @@ def event_to_proto(event: GenerationEvent) -> sampler_service_pb2.SampleResponse
 
 
 def completed_to_proto(prompt: CompletedPrompt) -> sampler_service_pb2.SampleBatchResponse:
-    """Return a finished prompt of a batch."""
     return sampler_service_pb2.SampleBatchResponse(
         prompt_index=prompt.prompt_index,
         prompt=_prompt_to_proto(prompt.prompt),
@@ -47,19 +47,18 @@ def completed_to_proto(prompt: CompletedPrompt) -> sampler_service_pb2.SampleBat
 
 
 def scores_to_proto(sequences: list[ScoredSequence]) -> sampler_service_pb2.ComputeLogprobsResponse:
-    """Return the scores of a batch of sequences."""
-    answer = sampler_service_pb2.ComputeLogprobsResponse()
+    response = sampler_service_pb2.ComputeLogprobsResponse()
     for scored in sequences:
-        answer.sequences.add(
+        response.sequences.add(
             logprobs=_prompt_logprobs(scored.prompt.logprobs or []),
             top_logprobs=_top_to_proto(scored.prompt.top_logprobs),
             version=scored.version,
         )
-    return answer
+    return response
 
 
 def resident_to_proto(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
-    """Return a version that is held. A checkpoint is named by its path."""
+    """Convert a resident version; the key of a checkpoint is reduced to its path."""
     return engine_pb2.ResidentAdapter(
         adapter_id=version.key.adapter.name.partition('#')[0],
         version=version.key.version,
@@ -69,7 +68,6 @@ def resident_to_proto(version: ResidentVersion) -> engine_pb2.ResidentAdapter:
 
 
 def load_to_proto(load: EngineLoad) -> engine_pb2.EngineLoad:
-    """Return how busy the engine is."""
     return engine_pb2.EngineLoad(
         running_sequence_count=load.running_sequences,
         waiting_sequence_count=load.waiting_sequences,
@@ -79,6 +77,12 @@ def load_to_proto(load: EngineLoad) -> engine_pb2.EngineLoad:
         is_paused=load.is_paused,
         is_sleeping=load.is_sleeping,
         max_sequence_count=load.max_sequences,
+    )
+
+
+def forms_to_proto(forms: Sequence[TokenForm]) -> sampler_service_pb2.DescribeTokensResponse:
+    return sampler_service_pb2.DescribeTokensResponse(
+        tokens=[sampling_pb2.TokenForm(piece=form.piece, is_special=form.is_special) for form in forms]
     )
 
 
@@ -132,15 +136,15 @@ def _spans_to_proto(spans: list[VersionSpan]) -> list[sampling_pb2.VersionSpan]:
 
 
 def _top_to_proto(rows: list[TopTokens] | list[TopTokens | None] | None) -> sampling_pb2.TopLogprobs | None:
-    """Return `[T, k]` tables, k the longest row; None where no row has a token."""
+    """Return tensors of shape `[T, k]`, k being the length of the longest row; None if all rows are empty."""
     width = max((len(row) for row in rows or () if row), default=0)
     if not rows or not width:
         return None
     token_ids = np.zeros((len(rows), width), dtype=np.int32)
     logprobs = np.full((len(rows), width), -math.inf, dtype=np.float32)
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         for column, (token_id, logprob) in enumerate(row or ()):
-            token_ids[place, column], logprobs[place, column] = token_id, logprob
+            token_ids[position, column], logprobs[position, column] = token_id, logprob
     return sampling_pb2.TopLogprobs(token_ids=tensor_to_proto(token_ids), logprobs=tensor_to_proto(logprobs))
 
 

@@ -1,4 +1,4 @@
-"""Adapters whose versions are followed: a bounded number of streams, those not used for a while ended."""
+"""Adapters whose versions are followed: a bounded number of streams, each ended when it is idle for too long."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,35 +16,34 @@ _log = structlog.get_logger('versions')
 
 
 class Follower:
-    """One adapter's stream of versions, as those see it who wait for one."""
+    """One adapter's stream of versions, as seen by the requests that wait for a version."""
 
     def __init__(self) -> None:
-        """Begin knowing nothing."""
         self.newest = 0
-        """The newest version that was announced; 0 while that is not known."""
+        """Newest version announced so far; 0 before the first one."""
         self.is_synced = False
-        """Whether the source has said that there is no newer one for now."""
+        """Whether the source has reported that no newer version exists for now."""
         self.user_count = 0
-        """Requests and relays that wait for its versions now."""
+        """Number of requests and relays that currently wait for versions."""
         self.task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
     def announce(self, version: int, *, is_synced: bool = False) -> None:
-        """Take note of what the stream brought and wake whoever waits for it."""
+        """Record a version that the stream brought, and wake all waiters."""
         self.newest = max(self.newest, version)
         self.is_synced = is_synced
         self.notify()
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all waiters."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_for_change(self) -> None:
-        """Wait for news or the end of the stream.
+        """Wait for the next announcement or the end of the stream.
 
         Raises:
-            DomainError: what the stream ended with.
+            DomainError: The error with which the stream ended.
         """
         if not self._is_done():
             await self._changed.wait()
@@ -68,13 +67,19 @@ class Followers:
         max_followers: int,
         idle: timedelta,
     ) -> None:
-        """Have `run` feed each follower, at most `max_followers` at once, until unused for `idle`."""
+        """Create an empty set of streams.
+
+        Args:
+            run: Reads one adapter's stream and announces its versions to the follower.
+            max_followers: Number of streams that may be open at once.
+            idle: Time without use after which a stream is ended.
+        """
         self._run = run
         self._max_followers = max_followers
         self._idle_seconds = idle.total_seconds()
-        # Least recently used first.
+        # In the order of last use, least recent first.
         self._followers: dict[AdapterKey, Follower] = {}
-        self._endings: dict[AdapterKey, asyncio.TimerHandle] = {}
+        self._idle_timers: dict[AdapterKey, asyncio.TimerHandle] = {}
 
     def __contains__(self, adapter: AdapterKey) -> bool:
         return adapter in self._followers
@@ -84,7 +89,7 @@ class Followers:
         """Follow an adapter at least within this block.
 
         Raises:
-            VersionNotReady: too many adapters are waited for.
+            VersionNotReady: All streams are in use for other adapters.
         """
         follower = self._followers.pop(adapter, None) or self._begin(caller, adapter)
         self._followers[adapter] = follower
@@ -96,28 +101,28 @@ class Followers:
             self.touch(adapter)
 
     def touch(self, adapter: AdapterKey) -> None:
-        """Note that an adapter is used; it is followed for some more time if it is followed at all."""
-        if ending := self._endings.pop(adapter, None):
-            ending.cancel()
+        """Restart the idle timer of an adapter's stream; does nothing if the adapter is not followed."""
+        if timer := self._idle_timers.pop(adapter, None):
+            timer.cancel()
         if adapter in self._followers:
             self._followers[adapter] = self._followers.pop(adapter)
             loop = asyncio.get_running_loop()
-            self._endings[adapter] = loop.call_later(self._idle_seconds, self._end_idle, adapter)
+            self._idle_timers[adapter] = loop.call_later(self._idle_seconds, self._end_idle, adapter)
 
     def stop_idle(self, adapter: AdapterKey) -> None:
-        """Follow an adapter no more if nobody waits for its versions."""
+        """Stop following an adapter unless a request or relay waits for its versions."""
         follower = self._followers.get(adapter)
         if follower is not None and not follower.user_count:
             self._drop(adapter)
 
     async def stop(self, adapter: AdapterKey) -> None:
-        """Follow an adapter no more; who waits for it begins again."""
+        """Stop following an adapter; requests that still wait open a new stream."""
         follower = self._drop(adapter)
         if follower is not None and follower.task is not None:
             await asyncio.wait([follower.task])
 
     async def close(self) -> None:
-        """Stop following everything."""
+        """Stop following all adapters."""
         for adapter in list(self._followers):
             await self.stop(adapter)
 
@@ -139,16 +144,16 @@ class Followers:
         finally:
             if self._followers.get(adapter) is follower:
                 self._drop(adapter)
-            # The task is done only after this callback; waiters look at it when they wake up.
+            # Waiters check whether the task is done when they wake up, and it is done only after this block.
             asyncio.get_running_loop().call_soon(follower.notify)
 
     def _end_idle(self, adapter: AdapterKey) -> None:
-        self._endings.pop(adapter, None)
+        self._idle_timers.pop(adapter, None)
         self.stop_idle(adapter)
 
     def _drop(self, adapter: AdapterKey) -> Follower | None:
-        if ending := self._endings.pop(adapter, None):
-            ending.cancel()
+        if timer := self._idle_timers.pop(adapter, None):
+            timer.cancel()
         follower = self._followers.pop(adapter, None)
         if follower is not None and follower.task is not None and follower.task is not asyncio.current_task():
             follower.task.cancel()
@@ -157,4 +162,4 @@ class Followers:
 
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.info('no longer following', task=task.get_name(), error=str(error))
+        _log.info('version stream ended', task=task.get_name(), error=str(error))

@@ -1,12 +1,11 @@
-"""Complete many prompts; answers come in the order they finish."""
+"""A batch of prompts that run side by side and are returned in the order in which they finish."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from services.kit.caller import Caller
-from services.sampler.application.generate import Generate, PromptRun, SampleCommand
+from services.sampler.application.prompt_runner import PromptRun, PromptRunner
 from services.sampler.domain.generation import (
     GenerationEvent,
     PromptComputed,
@@ -16,12 +15,12 @@ from services.sampler.domain.generation import (
 )
 from services.sampler.domain.residency import ResidentVersion
 from services.sampler.domain.running_requests import RunningRequest
-from twinkle.data_format import StopReason, VersionSpan
+from twinkle.data_format import SamplingParams, StopReason, VersionSpan
 
 
 @dataclass(kw_only=True)
 class CompletedSequence:
-    """One completion, gathered from its events."""
+    """One completion, collected from its events."""
 
     stop_reason: StopReason = StopReason.ERROR
     tokens: list[int] = field(default_factory=list[int])
@@ -37,61 +36,33 @@ class CompletedPrompt:
     prompt_index: int
     prompt: PromptComputed
     sequences: list[CompletedSequence]
-    """In order of their index."""
+    """Completions in the order of their index."""
 
 
-class SampleBatch:
-    """Runs a batch's prompts side by side, as many at once as the engine has places."""
-
-    def __init__(self, generate: Generate, *, max_concurrent_prompts: int) -> None:
-        """Use the steps all sampling verbs share."""
-        self._generate = generate
-        self._max_concurrent_prompts = max_concurrent_prompts
-
-    async def __call__(self, caller: Caller, command: SampleCommand) -> AsyncGenerator[CompletedPrompt, None]:
-        """Yield each prompt once, in the order they finish.
-
-        A slow reader lets at most as many finished prompts wait as run at once.
-
-        Raises:
-            DomainError: as the sampling verbs of the contract say; all prompts are checked before
-                the first begins.
-        """
-        generate = self._generate
-        generate.authorise(caller, command.base_model)
-        prompts = [
-            await generate.encode(prompt, command.params, field=f'prompts[{index}]')
-            for index, prompt in enumerate(command.prompts)
-        ]
-        with generate.running(caller, command.request_id) as request:
-            async with generate.version(caller, command.adapter) as weights:
-                batch = _Batch(generate, request, command, weights=weights, prompts=enumerate(prompts))
-                async with aclosing(batch.run(min(self._max_concurrent_prompts, len(prompts)))) as results:
-                    async for result in results:
-                        yield result
-
-
-class _Batch:
-    """The prompts of one call that are still to be run."""
+class Batch:
+    """The prompts of one request that have not been run yet."""
 
     def __init__(
         self,
-        generate: Generate,
+        runner: PromptRunner,
         request: RunningRequest,
-        command: SampleCommand,
+        prompts: Sequence[tuple[int, ...]],
         *,
+        params: SamplingParams,
         weights: ResidentVersion | None,
-        prompts: Iterator[tuple[int, tuple[int, ...]]],
     ) -> None:
-        self._generate = generate
+        self._runner = runner
         self._request = request
-        self._params = command.params
+        self._params = params
         self._weights = weights
-        self._prompts = prompts
+        self._prompts = enumerate(prompts)
         self._finished = asyncio.Queue[CompletedPrompt | None](maxsize=1)
 
     async def run(self, worker_count: int) -> AsyncGenerator[CompletedPrompt, None]:
-        """Yield what `worker_count` workers finish; an error of one ends them all."""
+        """Yield each prompt as one of `worker_count` workers finishes it; an error in one worker ends them all.
+
+        At most `worker_count` finished prompts wait for a slow reader.
+        """
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(self._work()) for _ in range(worker_count)]
             try:
@@ -115,16 +86,16 @@ class _Batch:
         run = PromptRun(token_ids=token_ids, params=self._params, weights=self._weights, prompt_index=index)
         prompt = PromptComputed(token_ids=token_ids)
         sequences = [CompletedSequence() for _ in range(self._params.num_samples)]
-        async with aclosing(self._generate(self._request, run)) as events:
+        async with aclosing(self._runner.run(self._request, run)) as events:
             async for event in events:
                 if isinstance(event, PromptComputed):
                     prompt = event
                 else:
-                    _gather(sequences[event.sequence_index], event)
+                    _collect(sequences[event.sequence_index], event)
         return CompletedPrompt(prompt_index=index, prompt=prompt, sequences=sequences)
 
 
-def _gather(sequence: CompletedSequence, event: GenerationEvent) -> None:
+def _collect(sequence: CompletedSequence, event: GenerationEvent) -> None:
     if isinstance(event, TokensDrawn):
         sequence.tokens += event.tokens
         sequence.logprobs += event.logprobs

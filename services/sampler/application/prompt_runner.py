@@ -1,4 +1,4 @@
-"""One prompt through the engine, with everything that every sampling verb has to check and hold."""
+"""The steps that all sampling methods share: authorize, encode, lease weights, wait for a slot, run one prompt."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -27,18 +27,18 @@ from twinkle.data_format import SamplingParams, StopReason
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleCommand:
-    """What a sampling verb is asked for, its fields checked."""
+class SampleRequest:
+    """A request to sample or score prompts, with its fields checked."""
 
     request_id: str
     base_model: str
     adapter: AdapterChoice | None
-    """None: the base model alone, on purpose."""
+    """Adapter to sample from; None for the base model alone."""
     prompts: tuple[Prompt, ...]
-    """At least one."""
+    """Prompts to run; at least one."""
     params: SamplingParams
     continued: tuple[SequenceSoFar, ...] = ()
-    """Empty, or one entry for each sequence of the only prompt, in order: another sampler began it."""
+    """Sequences that another sampler began, one entry per sequence of the only prompt, in order; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class PromptRun:
     token_ids: tuple[int, ...]
     params: SamplingParams
     weights: ResidentVersion | None
-    """None: the base model alone. Leased for as long as the prompt runs."""
+    """Leased version, held for as long as the prompt runs; None for the base model alone."""
     prompt_index: int = 0
     continued: tuple[SequenceSoFar, ...] = ()
 
 
-class Generate:
-    """The steps that the sampling verbs share."""
+class PromptRunner:
+    """Runs prompts in one engine."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class Generate:
         *,
         is_base_prefix_shared: bool = False,
     ) -> None:
-        """Run prompts in `engine`, with versions, places and a register that all verbs share.
+        """Create a runner.
 
         Args:
-            engine: samples.
-            versions: leases weights.
-            admission: hands out places.
-            requests: where Abort finds them.
-            is_base_prefix_shared: whether tenants find each other's prompts in the base model's prefix cache.
+            engine: Engine that samples.
+            versions: Versions of weights to lease.
+            admission: Slots of the engine.
+            requests: Register in which `EngineControl.abort` finds running requests.
+            is_base_prefix_shared: Whether tenants share cached prefixes of the base model.
         """
         self._engine = engine
         self._versions = versions
@@ -80,31 +80,39 @@ class Generate:
         self._requests = requests
         self._is_base_prefix_shared = is_base_prefix_shared
 
-    def authorise(self, caller: Caller, base_model: str) -> None:
-        """Refuse a caller or a base model that has no business here.
+    def authorize(self, caller: Caller, base_model: str) -> None:
+        """Refuse a request that cannot be served.
 
         Raises:
-            ScopeMissing: the caller may not sample.
-            BaseModelNotFound: another base model is served.
-            EnginePaused, QueueFull: not now.
+            ScopeMissing: The caller may not sample.
+            BaseModelNotFound: This sampler serves another base model.
+            EnginePaused, QueueFull: The engine admits no request now.
         """
         require_scope(caller, 'sample')
+        self.check_base_model(base_model)
+        self._admission.check_open(caller.tenant_id)
+
+    def check_base_model(self, base_model: str) -> None:
+        """Refuse a base model that this sampler does not serve.
+
+        Raises:
+            BaseModelNotFound: This sampler serves another base model.
+        """
         served = self._engine.facts.base_model
         if base_model != served:
             raise BaseModelNotFound(base_model, (served,))
-        self._admission.check_open(caller.tenant_id)
 
     async def encode(self, prompt: Prompt, params: SamplingParams, *, field: str = 'prompt') -> tuple[int, ...]:
-        """Return the prompt as tokens that fit the context.
+        """Return the prompt's tokens, after checking that they fit the context.
 
         Args:
-            prompt: to be encoded.
-            params: bounds the new tokens.
-            field: path of the prompt in the request, for errors.
+            prompt: Prompt to encode.
+            params: Sampling parameters, which bound the number of new tokens.
+            field: Path of the prompt in the request, for error messages.
 
         Raises:
-            InvalidField: it cannot be encoded.
-            ContextExceeded: it is too long.
+            InvalidField: The prompt cannot be encoded.
+            ContextExceeded: The prompt is too long.
         """
         try:
             token_ids = await self._engine.encode(prompt)
@@ -115,10 +123,10 @@ class Generate:
 
     @contextmanager
     def running(self, caller: Caller, request_id: str) -> Iterator[RunningRequest]:
-        """Register a request for as long as it is served, so that Abort finds it.
+        """Register a request within this block, so that it can be aborted.
 
         Raises:
-            RequestIdTaken: the caller has one of that id running.
+            RequestIdTaken: The caller already has a running request with that id.
         """
         request = self._requests.begin(caller.tenant_id, request_id)
         try:
@@ -127,13 +135,11 @@ class Generate:
             self._requests.end(request)
 
     @asynccontextmanager
-    async def version(
-        self, caller: Caller, choice: AdapterChoice | None
-    ) -> AsyncGenerator[ResidentVersion | None, None]:
-        """Hold the version `choice` asks for; None stays None.
+    async def lease(self, caller: Caller, choice: AdapterChoice | None) -> AsyncGenerator[ResidentVersion | None, None]:
+        """Lease the version that `choice` names within this block; yields None for the base model alone.
 
         Raises:
-            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: as `Versions.lease`.
+            NotFound, VersionNotReady, AdapterMisfit, InvalidField, NotSupportedHere: See `Versions.lease`.
         """
         if choice is None:
             self._versions.check_base()
@@ -142,13 +148,13 @@ class Generate:
         async with self._versions.lease(caller, choice) as resident:
             yield resident
 
-    async def __call__(self, request: RunningRequest, run: PromptRun) -> AsyncGenerator[GenerationEvent, None]:
-        """Wait for a place, run one prompt of a request and yield what it brings.
+    async def run(self, request: RunningRequest, run: PromptRun) -> AsyncGenerator[GenerationEvent, None]:
+        """Wait for a slot, run one prompt and yield its events.
 
         Raises:
-            ContextExceeded, InvalidField, NotSupportedHere: as `SamplerEngine.generate`.
+            ContextExceeded, InvalidField, NotSupportedHere: See `SamplerEngine.generate`.
         """
-        # Running requests are unique, so their prompts are, too.
+        # Running requests are unique, and therefore their prompts are, too.
         engine_request_id = f'{request.tenant_id}/{request.request_id}/{run.prompt_index}'
         generation = GenerationRequest(
             request_id=engine_request_id,
@@ -159,11 +165,11 @@ class Generate:
             continued=run.continued,
         )
         if run.params.structured_output is not None:
-            # Before it takes a place: a tenant's costly forms are not to hold places that others wait for.
+            # Checked before waiting for a slot, so that expensive grammars of one tenant do not occupy slots.
             await self._engine.check_form(run.params.structured_output, request.tenant_id)
-        async with self._admission.turn(request):
+        async with self._admission.slot(request):
             if request.is_aborted:
-                for event in _never_begun(generation, run.weights):
+                for event in _aborted_events(generation, run.weights):
                     yield event
                 return
             request.engine_request_ids.add(engine_request_id)
@@ -175,17 +181,17 @@ class Generate:
                 request.engine_request_ids.discard(engine_request_id)
 
     def _cache_salt(self, tenant_id: str, weights: ResidentVersion | None) -> str:
-        """Return what separates cached prefixes: whose they are, and the very bytes that computed them.
+        """Return the salt that separates cached prefixes by tenant and by the digest of the weights.
 
-        How long a prompt took would tell a tenant what others have asked.
+        Without it, the latency of a prompt would reveal the prompts of other tenants.
         """
         if weights is not None:
             return f'{tenant_id}/{weights.digest}'
         return '' if self._is_base_prefix_shared else tenant_id
 
 
-def _never_begun(generation: GenerationRequest, weights: ResidentVersion | None) -> list[GenerationEvent]:
-    """Return the events of a prompt that was aborted before its turn."""
+def _aborted_events(generation: GenerationRequest, weights: ResidentVersion | None) -> list[GenerationEvent]:
+    """Return the events of a prompt that was aborted while it waited for a slot."""
     if not generation.continued:
         ended = [
             SequenceEnded(sequence_index=index, stop_reason=StopReason.ABORT)

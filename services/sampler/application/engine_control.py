@@ -1,0 +1,151 @@
+"""Control of the engine: abort requests, pause, resume, sleep, wake up, reset the prefix cache, watch the load."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from enum import Enum
+
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.errors import Draining, NotSupportedHere
+from services.sampler.application.admission import Admission
+from services.sampler.domain.generation import EngineLoad, SleepLevel
+from services.sampler.domain.running_requests import RunningRequest, RunningRequests
+from services.sampler.ports import SamplerEngine
+
+
+class PauseMode(Enum):
+    """How a pause treats running requests."""
+
+    KEEP = 'keep'
+    """Stop them between two steps and continue them on resume."""
+    WAIT = 'wait'
+    """Wait for them to finish before pausing."""
+    ABORT = 'abort'
+    """Abort them before pausing."""
+
+
+class EngineControl:
+    """Controls one engine. Tenants may abort their requests and watch the load; the rest is for operators."""
+
+    def __init__(self, engine: SamplerEngine, admission: Admission, requests: RunningRequests) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._requests = requests
+        self._closed = asyncio.Event()
+
+    @property
+    def load(self) -> EngineLoad:
+        """Current load, including the prompts that wait for a slot."""
+        return self._admission.load
+
+    async def abort(self, caller: Caller, request_id: str) -> None:
+        """End a request of the caller; its sequences end with `StopReason.ABORT` and its call succeeds.
+
+        Raises:
+            RequestNotFound: The caller has no running request with that id.
+        """
+        await self._abort(self._requests.find(caller.tenant_id, request_id))
+
+    async def pause(self, caller: Caller, mode: PauseMode) -> None:
+        """Pause the engine; new requests are refused from this call until `resume`.
+
+        Cancelling the call before the engine is paused admits requests again.
+
+        Raises:
+            ScopeMissing: The caller is not an operator.
+        """
+        require_scope(caller, 'operator')
+        self._admission.close()
+        is_paused = False
+        try:
+            if mode is PauseMode.ABORT:
+                for request in self._requests.all():
+                    await self._abort(request)
+            if mode is not PauseMode.KEEP:
+                await self._admission.wait_idle()
+            await self._engine.pause()
+            is_paused = True
+        finally:
+            if not is_paused:
+                self._admission.open()
+
+    async def resume(self, caller: Caller) -> None:
+        """Resume a paused engine; a running one is left unchanged, and a sleeping one stays asleep.
+
+        Raises:
+            ScopeMissing: The caller is not an operator.
+        """
+        require_scope(caller, 'operator')
+        await self._engine.resume()
+        if not self._engine.load.is_sleeping:
+            self._admission.open()
+
+    async def sleep(self, caller: Caller, level: SleepLevel) -> None:
+        """Release the accelerator's memory once running requests are done.
+
+        New requests are refused from this call until `wake_up`. Cancelling the call before the engine sleeps admits
+        them again.
+
+        Raises:
+            ScopeMissing: The caller is not an operator.
+            NotSupportedHere: The engine or platform cannot sleep; nothing changed.
+        """
+        require_scope(caller, 'operator')
+        if not self._engine.facts.can_sleep:
+            raise NotSupportedHere('sleep', self._engine.facts.engine)
+        was_open = self._admission.is_open
+        self._admission.close()
+        is_asleep = False
+        try:
+            await self._admission.wait_idle()
+            await self._engine.sleep(level)
+            is_asleep = True
+        finally:
+            if was_open and not is_asleep:
+                self._admission.open()
+
+    async def wake_up(self, caller: Caller) -> None:
+        """Wake a sleeping engine; it admits requests again unless it is also paused.
+
+        Raises:
+            ScopeMissing: The caller is not an operator.
+        """
+        require_scope(caller, 'operator')
+        await self._engine.wake_up()
+        if not self._engine.load.is_paused:
+            self._admission.open()
+
+    async def reset_prefix_cache(self, caller: Caller) -> int:
+        """Clear the prefix cache and return the number of tokens dropped; this slows down every tenant's next requests.
+
+        Raises:
+            ScopeMissing: The caller is not an operator.
+        """
+        require_scope(caller, 'operator')
+        return await self._engine.reset_prefix_cache()
+
+    async def watch_load(self, interval: timedelta) -> AsyncGenerator[EngineLoad, None]:
+        """Yield the load now and then once per `interval`.
+
+        Raises:
+            Draining: The service is shutting down.
+        """
+        while not self._closed.is_set():
+            yield self._admission.load
+            try:
+                async with asyncio.timeout(interval.total_seconds()):
+                    await self._closed.wait()
+            except TimeoutError:
+                continue
+        raise Draining()
+
+    def close(self) -> None:
+        """End every `watch_load`, so that open watches do not delay shutdown."""
+        self._closed.set()
+
+    async def _abort(self, request: RunningRequest) -> None:
+        request.is_aborted = True
+        self._admission.admit_aborted(request)
+        for engine_request_id in list(request.engine_request_ids):
+            await self._engine.abort(engine_request_id)

@@ -1,0 +1,54 @@
+"""This sampler as a member of the fleet: the report that gateways route by, and when it changes."""
+
+from collections.abc import Callable
+
+from services.sampler.application.admission import Admission
+from services.sampler.application.versions import Versions
+from services.sampler.domain.adapter import AdapterKey
+from services.sampler.domain.fleet import ReplicaReport
+from services.sampler.domain.generation import EngineFacts
+
+
+class Replica:
+    """Reports the engine, its load and its resident versions under one replica id."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        facts: EngineFacts,
+        admission: Admission,
+        versions: Versions,
+        *,
+        followed_run: AdapterKey | None = None,
+    ) -> None:
+        self._replica_id = replica_id
+        self._facts = facts
+        self._admission = admission
+        self._versions = versions
+        self._followed_run = followed_run.name if followed_run else ''
+
+    def report(self, address: str, *, is_draining: bool) -> ReplicaReport:
+        """Return the current state of this sampler.
+
+        Args:
+            address: Address at which gateways reach this sampler, `host:port`.
+            is_draining: Whether this sampler is about to leave the fleet.
+        """
+        return ReplicaReport(
+            replica_id=self._replica_id,
+            address=address,
+            base_model=self._facts.base_model,
+            engine=self._facts.engine,
+            load=self._admission.load,
+            resident=tuple(self._versions.all_resident()),
+            is_draining=is_draining,
+            followed_run=self._followed_run,
+        )
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever the resident versions change."""
+        self._versions.on_change(listener)
+
+    async def wait_idle(self) -> None:
+        """Wait until no prompt runs and none waits."""
+        await self._admission.wait_idle()

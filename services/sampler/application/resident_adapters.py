@@ -1,0 +1,46 @@
+"""Adapter versions in this sampler's memory, as a tenant lists, loads and unloads them."""
+
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.paging import Page
+from services.sampler.application.versions import Versions
+from services.sampler.domain.adapter import AdapterChoice
+from services.sampler.domain.residency import ResidentVersion
+
+
+class ResidentAdapters:
+    """The caller's adapters on this sampler."""
+
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+
+    async def list_page(self, caller: Caller, page: Page) -> tuple[list[ResidentVersion], tuple[str, int] | None]:
+        """Return a page of versions, ordered by adapter and version, and its last sort key if more follow."""
+        resident = self._versions.resident(caller.tenant_id)
+        if page.after is not None:
+            resident = [version for version in resident if _sort_key(version) > page.after]
+        items = resident[: page.size]
+        return items, _sort_key(items[-1]) if len(resident) > page.size else None
+
+    async def load(self, caller: Caller, choice: AdapterChoice) -> ResidentVersion:
+        """Load a version before a request needs it; it stays in memory until its space is needed.
+
+        Raises:
+            ScopeMissing: The caller may not sample.
+            NotFound, VersionNotReady, AdapterMisfit, InvalidField: See `Versions.lease`.
+        """
+        require_scope(caller, 'sample')
+        async with self._versions.lease(caller, choice) as version:
+            return version
+
+    async def unload(self, caller: Caller, adapter_id: str) -> None:
+        """Unload all versions of an adapter; versions in use leave when their last request ends.
+
+        Raises:
+            AdapterNotFound: The caller has no such adapter on this sampler.
+        """
+        await self._versions.unload(caller, adapter_id)
+
+
+def _sort_key(version: ResidentVersion) -> tuple[str, int]:
+    return version.key.adapter.name, version.key.version
