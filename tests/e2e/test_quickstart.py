@@ -11,7 +11,7 @@ import pytest
 from fixtures.source_tree import ROOT
 from twinkle_client.stack import StackState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope='module')

@@ -31,7 +31,8 @@ FEATURES = [
 def stack(tmp_path: Path) -> Iterator[StackState]:
     """A running stack."""
     model = build_tiny_model(tmp_path / 'tiny')
-    state = start_stack(StackOptions(state_dir=tmp_path / 'stack', base_model=str(model)), report=lambda *_: None)
+    options = StackOptions(state_dir=tmp_path / 'stack', base_model=str(model), engine='torch')
+    state = start_stack(options, report=lambda *_: None)
     try:
         yield state
     finally:

@@ -7,7 +7,7 @@ import pytest
 from fixtures.recipe_runs import column, run_recipe
 from fixtures.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 OPTIONS = ('--steps', '24', '--prompts', '4', '--max-tokens', '16', '--learning-rate', '1e-2')
 """What a model without knowledge needs; the recipe's own setting is for one that follows instructions."""
 

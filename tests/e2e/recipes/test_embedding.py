@@ -4,7 +4,7 @@ import pytest
 
 from fixtures.recipe_runs import Curve, column, run_seeds
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 SEEDS = (0, 1, 2)
 
 

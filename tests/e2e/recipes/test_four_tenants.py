@@ -2,30 +2,20 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fixtures.tiny_model import build_tiny_model
-from twinkle_client.stack import StackOptions, StackState, start_stack, stop_stack
+from twinkle_client.stack import StackState
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 8
-
-
-@pytest.fixture(scope='module')
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A running stack with the reference engines."""
-    model = build_tiny_model(tmp_path_factory.mktemp('model'))
-    folder = tmp_path_factory.mktemp('stack')
-    yield start_stack(StackOptions(state_dir=folder, base_model=str(model), engine='torch'), report=lambda *_: None)
-    stop_stack(folder, report=lambda *_: None)
 
 
 def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]':
@@ -42,9 +32,9 @@ def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]
     )
 
 
-def run(stack: StackState, out: Path, *options: str) -> None:
+def run(stack: StackState, out: Path, *options: str, steps: int = STEPS) -> None:
     """Run the recipe to its end."""
-    with start(stack, out, '--steps', str(STEPS), *options) as process:
+    with start(stack, out, '--steps', str(steps), *options) as process:
         assert process.stdout is not None
         printed = process.stdout.read()
     assert process.returncode == 0, printed
@@ -55,9 +45,21 @@ def logs_of(folder: Path) -> dict[str, dict[str, list]]:
     return json.loads((folder / 'bits.json').read_text())
 
 
-def test_every_tenant_has_the_bits_of_its_solo_run(stack: StackState, tmp_path: Path) -> None:
+def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp_path: Path) -> None:
+    """A short run of one tenant writes a plot, its record and a finite loss for each step."""
+    run(tiny_stack, tmp_path, '--solo', 'B', steps=2)
+    folder = tmp_path / 'B_alone'
+    losses = [json.loads(line)['B_loss'] for line in (folder / 'curves.jsonl').read_text().splitlines()]
+    assert len(losses) == 2
+    assert all(math.isfinite(loss) for loss in losses)
+    assert (folder / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert logs_of(folder)
+
+
+@pytest.mark.slow
+def test_every_tenant_has_the_bits_of_its_solo_run(tiny_stack: StackState, tmp_path: Path) -> None:
     """Losses, log-probabilities, samples and final weights are equal to the bit, though passes were shared."""
-    run(stack, tmp_path)
+    run(tiny_stack, tmp_path)
     together = logs_of(tmp_path / 'together')
     assert set(together) == {'A', 'B', 'C', 'D'}
     for name, log in together.items():
@@ -67,17 +69,18 @@ def test_every_tenant_has_the_bits_of_its_solo_run(stack: StackState, tmp_path: 
     assert max(count for log in together.values() for count in log['pass_adapter_counts']) > 1
 
 
-def test_a_tenant_alone_learns(stack: StackState, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_tenant_alone_learns(tiny_stack: StackState, tmp_path: Path) -> None:
     """A tenant that is run alone (`--solo`) lowers its loss."""
-    run(stack, tmp_path, '--solo', 'B')
+    run(tiny_stack, tmp_path, '--solo', 'B')
     losses = [json.loads(line)['B_loss'] for line in (tmp_path / 'B_alone' / 'curves.jsonl').read_text().splitlines()]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_an_interrupt_ends_every_tenant_and_keeps_the_curves(stack: StackState, tmp_path: Path) -> None:
+def test_an_interrupt_ends_every_tenant_and_keeps_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
     """In the middle of far more steps than there is time for, with the status of a program that was interrupted."""
-    with start(stack, tmp_path, '--steps', '400') as process:
+    with start(tiny_stack, tmp_path, '--steps', '400') as process:
         assert process.stdout is not None
         steps = (line for line in process.stdout if line.startswith('step'))
         shown = list(itertools.islice(steps, 2))

@@ -7,7 +7,7 @@ import pytest
 from fixtures.recipe_runs import Curve, column, run_recipe, run_seeds
 from fixtures.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 SEEDS = (0, 1, 2)
 
 

@@ -7,7 +7,7 @@ import pytest
 from fixtures.recipe_runs import column, run_recipe
 from fixtures.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 SHORT = ('--steps', '2', '--prompts', '2', '--completions', '6', '--held-out', '1', '--eval-every', '2')
 
 

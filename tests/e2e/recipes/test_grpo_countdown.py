@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.recipe_runs import column, run_recipe
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_reward_on_held_out_games_rises_within_four_steps(tmp_path: Path) -> None:

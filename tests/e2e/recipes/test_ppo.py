@@ -5,7 +5,7 @@ import pytest
 from fixtures.recipe_runs import Curve, column, run_seeds
 from fixtures.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 SEEDS = (0, 1, 2)
 OPTIONS = {
     'steps': 30, 'prompts': 4, 'max-tokens': 16, 'policy-lr': 5e-3, 'critic-lr': 3e-3, 'epochs': 2, 'minibatch': 8,

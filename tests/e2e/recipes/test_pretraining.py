@@ -7,7 +7,7 @@ import pytest
 from fixtures.recipe_runs import column, run_recipe
 from fixtures.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 def test_perplexity_of_text_that_was_not_read_falls(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from fixtures.tiny_model import build_tiny_model
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_it_says_its_name_where_it_was_not_asked_before(tmp_path: Path) -> None:
     """Questions that were not trained on are answered with the name by most of the answers, by none before."""
     curve = run_recipe('sft_self_cognition', tmp_path)

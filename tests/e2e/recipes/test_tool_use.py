@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.recipe_runs import column, run_recipe
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_right_calls_become_frequent(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.recipe_runs import column, run_recipe
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_held_out_pictures_are_understood_by_their_pixels(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The stack that the Tinker SDK is driven against, and a session for each module."""
+"""The shared stack as the Tinker SDK sees it, and one session per test module."""
 
 import gc
 from collections.abc import Iterator
@@ -6,12 +6,8 @@ from collections.abc import Iterator
 import pytest
 import tinker
 
-from fixtures.tinker_sdk import rest_client, running_stack, service_client
-from fixtures.tiny_model import build_tiny_model
+from fixtures.tinker_sdk import rest_client, service_client
 from twinkle_client.stack import StackState
-
-NAME = 'twinkle/tiny-qwen3'
-"""Of the base model, as clients ask for it."""
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -22,13 +18,9 @@ def _nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope='session')
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A running stack with a tiny model, under a name that no hub knows."""
-    model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{NAME}={model}')
-        with running_stack(tmp_path_factory.mktemp('stack'), NAME) as state:
-            yield state
+def stack(tiny_stack: StackState) -> StackState:
+    """Stack that the SDK talks to: the shared one."""
+    return tiny_stack
 
 
 @pytest.fixture(scope='module')

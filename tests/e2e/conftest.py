@@ -1,0 +1,34 @@
+"""Stacks that end-to-end tests share. A test that kills or reconfigures services starts a stack for itself."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from fixtures.tinker_sdk import running_stack
+from fixtures.tiny_model import build_tiny_model
+from twinkle_client import TwinkleClient
+from twinkle_client.administration import KeyAdministration
+from twinkle_client.stack import StackState
+
+TINY_MODEL = 'twinkle/tiny-qwen3'
+"""Name of the shared stack's base model. No hub knows it, so it is resolved by an alias."""
+
+
+@pytest.fixture(scope='session')
+def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """Running stack of the whole tier, with a tiny Qwen3 and the torch engine."""
+    model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{TINY_MODEL}={model}')
+        with running_stack(tmp_path_factory.mktemp('stack'), TINY_MODEL) as state:
+            yield state
+
+
+@pytest.fixture
+def tenant_key(tiny_stack: StackState) -> str:
+    """API key of a fresh tenant on the shared stack."""
+    with TwinkleClient(tiny_stack.address, tiny_stack.read_api_key()) as client:
+        tenant_id = f'tenant-{uuid.uuid4().hex[:12]}'
+        _, secret = KeyAdministration(client=client).create_key(tenant_id, scopes=['train', 'sample', 'data'])
+    return secret

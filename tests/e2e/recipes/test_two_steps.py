@@ -1,0 +1,53 @@
+"""Every recipe of the cookbook runs two steps on a tiny model; the slow tests run them until they have learned."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fixtures.recipe_runs import RecipeCall, run_in_one_process
+from fixtures.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.timeout(300)
+HELD_OUT = ('--held-out', '1', '--eval-every', '2')
+SHORT = {
+    'async_rl': ('--steps', '2', '--prompts', '2', '--max-tokens', '4'),
+    'dpo': ('--steps', '2', '--pairs', '2', '--held-out', '2', '--judge-every', '2'),
+    'embedding': ('--steps', '2', '--pairs', '4', '--judge-every', '2'),
+    'gkd': ('--steps', '2', '--prompts', '2', '--max-tokens', '4', '--top-k', '8'),
+    'grpo_arithmetic': ('--steps', '2', '--prompts', '2', '--completions', '2', '--max-tokens', '4', *HELD_OUT),
+    'grpo_countdown': ('--steps', '2', '--prompts', '2', '--completions', '2', '--max-tokens', '4', *HELD_OUT),
+    'ppo': ('--steps', '2', '--prompts', '2', '--max-tokens', '4'),
+    'pretraining': ('--steps', '2', '--pack-tokens', '64', '--held-out-packs', '2', '--evaluate-every', '2'),
+    'sft_self_cognition': ('--examples', '16', '--epochs', '1'),
+    'tool_use': ('--rounds', '2', '--prompts', '2', '--samples', '1', '--held-out', '1', '--held-out-samples', '1'),
+    'vision_sft': ('--steps', '2', '--pictures', '8', '--held-out', '2', '--batch-size', '2', '--evaluate-every', '2'),
+}
+"""Options that make each recipe take two steps of a few tokens."""
+MODEL_OPTIONS = {'gkd': ('--model', '--teacher'), 'vision_sft': ()}
+"""Options that name a model, where that is not `--model` alone. The vision recipe builds its own tiny model."""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the output of every recipe, in a folder of its name."""
+    out = tmp_path_factory.mktemp('out')
+    model = str(build_tiny_model(tmp_path_factory.mktemp('model')))
+    calls: list[RecipeCall] = []
+    for name, options in SHORT.items():
+        models = [part for option in MODEL_OPTIONS.get(name, ('--model',)) for part in (option, model)]
+        calls.append(RecipeCall(name, out / name, (*options, *models)))
+    run_in_one_process(calls)
+    return out
+
+
+@pytest.mark.parametrize('name', SHORT)
+def test_recipe_writes_finite_curves_of_two_steps(name: str, folder: Path) -> None:
+    """Two steps write a plot and a record of finite numbers for each step."""
+    steps = [json.loads(line) for line in (folder / name / 'curves.jsonl').read_text().splitlines()]
+    assert len(steps) >= 2
+    assert (folder / name / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    numbers = [value for step in steps for value in step.values()]
+    assert numbers
+    assert [value for value in numbers if not math.isfinite(value)] == []

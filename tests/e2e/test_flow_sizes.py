@@ -1,0 +1,139 @@
+"""How many files and functions one call enters, over all processes: the budgets only shrink.
+
+A small number means that an engineer can follow the call. Each flow is recorded when it is warm, and functions that
+the processes enter while they are idle (leases, feeds, heartbeats) are subtracted.
+"""
+
+import gc
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tinker
+
+from fixtures.flow_hook.sitecustomize import FlowRecorder
+from fixtures.source_tree import ROOT
+from fixtures.tinker_sdk import SDK_MARKS, new_model, running_stack, service_client, tokens_of, weighted
+from fixtures.tiny_model import build_tiny_model
+from twinkle.data_format import LoraConfig
+from twinkle_client import TwinkleClient
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
+from twinkle_client.stack import StackState
+
+pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
+BUDGETS = {
+    'forward_backward': (999, 9999),
+    'sampled_token': (999, 9999),
+    'published_version': (999, 9999),
+    'tinker_future': (999, 9999),
+}
+"""Most files and functions that each flow may enter. The goals are 90, 70, 100 and 110 files."""
+SLACK = 0.05
+"""A budget is lowered once a flow stays this far below it."""
+QUIET_READS = 20
+"""A flow has ended when nothing new was entered in so many reads, 0.1 s apart."""
+IDLE_READS = 60
+"""The idle window is long enough for leases and heartbeats to have come around."""
+FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
+Entered = frozenset[tuple[str, str]]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _collect_sdk_connections() -> Iterator[None]:
+    """Collect connections that the SDK leaves open while its warnings are still ignored."""
+    yield
+    gc.collect()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The folder that the recorded processes share."""
+
+    folder: Path
+
+    def entered_by(self, window: str, flow: Callable[[], object], *, quiet_reads: int = QUIET_READS) -> Entered:
+        """Return path and function of everything entered from the start of `flow` until all processes are quiet."""
+        (self.folder / 'window').write_text(window)
+        self._until_quiet(window, 5)
+        flow()
+        return self._until_quiet(window, quiet_reads)
+
+    def _until_quiet(self, window: str, quiet_reads: int) -> Entered:
+        pause, entered, unchanged = threading.Event(), frozenset[tuple[str, str]](), 0
+        while unchanged < quiet_reads:
+            pause.wait(0.1)
+            found = self._read(window)
+            unchanged = unchanged + 1 if found == entered else 0
+            entered = found
+        return entered
+
+    def _read(self, window: str) -> Entered:
+        files = self.folder.glob(f'{window}-*.json')
+        return frozenset((path, function) for file in files for path, function in json.loads(file.read_text()))
+
+
+@pytest.fixture(scope='module')
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
+    """Environment in which every process that starts records its calls; this process records too."""
+    folder = tmp_path_factory.mktemp('flows')
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv('TWINKLE_FLOW_DIR', str(folder))
+        hook = str(ROOT / 'tests' / 'fixtures' / 'flow_hook')
+        environment.setenv('PYTHONPATH', os.pathsep.join([hook, os.environ.get('PYTHONPATH', '')]))
+        FlowRecorder(folder).start()
+        yield Recording(folder)
+    threading.setprofile(None)
+
+
+@pytest.fixture(scope='module')
+def stack(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """A stack whose processes record."""
+    del recording
+    model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
+    with running_stack(tmp_path_factory.mktemp('stack'), model) as state:
+        yield state
+
+
+@pytest.fixture(scope='module')
+def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
+    """What each flow entered, without what an idle stack enters."""
+    with TwinkleClient(stack.address, stack.read_api_key()) as client, service_client(stack) as service:
+        model = MultiLoraTransformersModel(stack.base_model, client=client)
+        model.add_adapter_to_model('flow', LoraConfig(r=4, seed=1))
+        sampler, sdk_model = Sampler(stack.base_model, client=client), new_model(service, stack)
+
+        def sample() -> None:
+            sampler.sample('Hello', {'max_tokens': 1, 'temperature': 0.0}, 'flow', version=version)
+
+        def resolve_future() -> tinker.ForwardBackwardOutput:
+            return sdk_model.forward_backward([weighted(tokens_of(1))], 'cross_entropy').result()
+
+        version = model.publish_version()
+        calls: dict[str, Callable[[], object]] = {
+            'forward_backward': lambda: model.forward_backward([FEATURE]),
+            'sampled_token': sample,
+            'published_version': model.publish_version,
+            'tinker_future': resolve_future,
+        }
+        for call in calls.values():
+            call()
+        idle = recording.entered_by('idle', lambda: None, quiet_reads=IDLE_READS)
+        return {name: recording.entered_by(name, call) - idle for name, call in calls.items()}
+
+
+@pytest.mark.parametrize('name', BUDGETS)
+def test_flow_enters_no_more_files_than_its_budget(
+    name: str, flows: dict[str, Entered], record_property: Callable[[str, object], None]
+) -> None:
+    """A warm call stays within its budget, and the budget within a few percent of the call."""
+    files, functions = len({path for path, _ in flows[name]}), len(flows[name])
+    record_property('files', files)
+    record_property('functions', functions)
+    most_files, most_functions = BUDGETS[name]
+    assert files <= most_files
+    assert functions <= most_functions
