@@ -65,8 +65,8 @@ def _check_message(cls: type[Any], message: str) -> None:
         raise TypeError(f'the message of {cls.__name__} names {sorted(unknown)}, which are not fields of the class')
 
 
-def _formatter_of(message: str) -> Callable[[Any], str]:
-    def to_message(self: Any) -> str:
+def _formatter_of(message: str) -> Callable[[object], str]:
+    def to_message(self: object) -> str:
         return _FORMATTER.vformat(message, (), vars(self))
 
     return to_message

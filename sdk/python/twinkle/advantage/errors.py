@@ -1,14 +1,12 @@
-"""Errors of advantage estimation."""
+"""Errors of estimating advantages."""
+
+from twinkle.errors import error_class
 
 
+@error_class('{field} {problem}')
 class InvalidAdvantageInput(ValueError):
-    """An argument of an estimator is invalid."""
+    """The estimator cannot use an argument."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f'{field} {problem}')
-        self.field = field
-        """Name of the argument, with an index where the problem is in one element."""
-        self.problem = problem
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.field, self.problem)
+    field: str
+    """Argument, with the position in it where there is one."""
+    problem: str

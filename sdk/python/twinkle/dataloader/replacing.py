@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinkle.dataset import RefusedRow
+from twinkle.errors import error_class
 from twinkle.infra import get_logger
 
 
@@ -24,21 +25,17 @@ class Replacement:
     """What reading it raised."""
 
 
+@error_class(
+    '{count} rows in a row could not be read for {place}; the last one: {reason}. '
+    'Leave such rows out with filter() or check(), or raise max_retries'
+)
 class BadSamples(RuntimeError):
-    """Too many rows in a row cannot be read, so the data or the program is at fault."""
+    """Too many consecutive rows cannot be read, so the data or the program is wrong."""
 
-    def __init__(self, count: int, place: str, reason: str) -> None:
-        super().__init__(
-            f'{count} rows in a row could not be read for {place}; the last one: {reason}. '
-            f'Leave such rows out with filter() or check(), or raise max_retries'
-        )
-        self.count = count
-        """Rows that were tried."""
-        self.place = place
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
-        return type(self), (self.count, self.place, self.reason)
+    count: int
+    """Number of rows that were tried."""
+    place: str
+    reason: str
 
 
 class ReplacementLog:

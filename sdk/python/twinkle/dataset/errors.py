@@ -1,42 +1,39 @@
-"""Why a dataset cannot be made, changed or read."""
+"""Errors of creating, changing and reading datasets. Messages say how to fix the problem."""
+
+from dataclasses import KW_ONLY
+
+from twinkle.errors import error_class
 
 
 class DatasetError(ValueError):
-    """A dataset asked for something it cannot do; the sentence says what to do instead."""
+    """A dataset does not support the requested action."""
 
 
+@error_class('{problem}')
 class NotReady(DatasetError):
-    """An earlier step is missing, such as a template before `encode`, or was done too early."""
+    """An earlier step, such as a template before `encode`, is missing or was done too early."""
 
-    def __init__(self, problem: str, *, needs: str = '') -> None:
-        super().__init__(problem)
-        self.needs = needs
-        """The step that is missing, such as 'set_template'; empty where another one came too early."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _not_ready, (str(self), self.needs)
+    problem: str
+    _: KW_ONLY
+    needs: str = ''
+    """Missing step, such as 'set_template'; empty if a later step was done too early."""
 
 
 class UnreadableFile(DatasetError):
-    """A file that does not hold rows of the format it claims."""
+    """A file does not contain rows of the format that its name claims."""
 
 
+@error_class()
 class InvalidExample(DatasetError):
-    """A row that cannot be turned into tokens."""
+    """A row cannot be converted to tokens."""
 
-    def __init__(self, row_index: int, field: str, problem: str) -> None:
-        place = f'rows[{row_index}].{field}' if field else f'rows[{row_index}]'
-        super().__init__(f'{place} {problem}')
-        self.row_index = row_index
-        """Zero-based."""
-        self.field = field
-        """Path within the row, such as `messages[1].role`; empty for the whole row."""
-        self.problem = problem
-        """What is wrong with it and what would be right."""
+    row_index: int
+    """Zero-based."""
+    field: str
+    """Path within the row, such as `messages[1].role`; empty for the complete row."""
+    problem: str
+    """Description of the problem and its fix."""
 
-    def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
-        return type(self), (self.row_index, self.field, self.problem)
-
-
-def _not_ready(problem: str, needs: str) -> NotReady:
-    return NotReady(problem, needs=needs)
+    def __str__(self) -> str:
+        place = f'rows[{self.row_index}].{self.field}' if self.field else f'rows[{self.row_index}]'
+        return f'{place} {self.problem}'

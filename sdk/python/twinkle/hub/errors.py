@@ -1,20 +1,20 @@
-"""What can go wrong when an id is turned into a folder, or a folder into a repository."""
+"""Errors of resolving hub ids to folders and of uploading folders to hubs. Messages say how to fix the problem."""
 
 
 class HubError(Exception):
-    """A model or dataset could not be had; the sentence says what to do about it."""
+    """Base class of the hub errors."""
 
 
 class ModelNotFound(HubError):
-    """No place that was asked holds this model."""
+    """The model is in none of the searched places."""
 
 
 class DatasetNotFound(HubError):
-    """No place that was asked holds this dataset."""
+    """The dataset is in none of the searched places."""
 
 
 class PluginNotFound(HubError):
-    """No place that was asked holds this plugin."""
+    """The plugin is in none of the searched places."""
 
 
 class HubUnreachable(HubError):
@@ -22,8 +22,8 @@ class HubUnreachable(HubError):
 
 
 class DigestMismatch(HubError):
-    """A download is not the file that was expected."""
+    """A downloaded file does not have the expected digest."""
 
 
 class UploadRefused(HubError):
-    """A hub does not take an upload, however often it is tried."""
+    """A hub refuses an upload permanently; retrying does not help."""

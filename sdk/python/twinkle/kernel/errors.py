@@ -1,12 +1,11 @@
-"""Errors of kernel selection."""
+"""Errors of choosing kernels."""
+
+from twinkle.errors import error_class
 
 
+@error_class('{operation}: {problem}')
 class KernelError(ValueError):
-    """A kernel cannot be used for an operation; the model's kernels are unchanged."""
+    """A kernel cannot be used for the operation; the model keeps its previous implementation."""
 
-    def __init__(self, operation: str, problem: str) -> None:
-        super().__init__(operation, problem)
-        self.operation, self.problem = operation, problem
-
-    def __str__(self) -> str:
-        return f'{self.operation}: {self.problem}'
+    operation: str
+    problem: str

@@ -1,38 +1,41 @@
-"""Errors of loss computation."""
+"""Errors of computing losses."""
 
-from functools import partial
+from dataclasses import KW_ONLY, field
+
+from twinkle.errors import error_class
 
 
+@error_class()
 class InvalidLossInput(ValueError):
-    """A batch is invalid for the loss; nothing was changed."""
+    """A batch does not fit the loss; nothing was changed."""
 
-    def __init__(self, problem: str, *, index: int | None = None) -> None:
-        super().__init__(problem if index is None else f'features[{index}] {problem}')
-        self.problem = problem
-        self.index = index
-        """Index of the feature; None for the batch as a whole."""
+    problem: str
+    _: KW_ONLY
+    index: int | None = None
+    """Position of the feature in the batch; None for the batch as a whole."""
 
-    def __reduce__(self) -> tuple[partial['InvalidLossInput'], tuple[str]]:
-        return partial(type(self), index=self.index), (self.problem,)
+    def __str__(self) -> str:
+        return self.problem if self.index is None else f'features[{self.index}] {self.problem}'
 
 
+@error_class()
 class MissingStream(InvalidLossInput):
     """A loss needs a per-token stream that the features do not have."""
 
-    def __init__(self, loss: str, name: str) -> None:
-        super().__init__(f'{loss} needs {name} on every feature')
-        self.loss, self.name = loss, name
+    problem: str = field(init=False, repr=False)
+    loss: str
+    name: str
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.loss, self.name)
+    def __post_init__(self) -> None:
+        self.problem = f'{self.loss} needs {self.name} on every feature'
 
 
+@error_class()
 class MissingOutput(InvalidLossInput):
-    """A loss needs an output that the forward pass did not compute."""
+    """A loss needs an output that the forward pass does not give."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f'the loss needs {name}, which this forward pass does not compute')
-        self.name = name
+    problem: str = field(init=False, repr=False)
+    name: str
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        return type(self), (self.name,)
+    def __post_init__(self) -> None:
+        self.problem = f'the loss needs {self.name}, which this forward pass does not give'

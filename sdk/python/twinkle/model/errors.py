@@ -1,68 +1,58 @@
-"""What the trainer refuses. Bad input is refused before anything is changed."""
+"""Errors of the trainer. Invalid input is refused before anything changes."""
+
+from twinkle.errors import error_class
 
 
 class TrainerError(Exception):
-    """Base of what the trainer raises of its own."""
+    """Base class of the trainer's errors."""
 
 
+@error_class('there is no adapter {adapter_id!r}; create it first')
 class UnknownAdapter(TrainerError, KeyError):
-    """No adapter of that id exists."""
+    """No adapter with that id exists."""
 
-    def __init__(self, adapter_id: str) -> None:
-        super().__init__(adapter_id)
-        self.adapter_id = adapter_id
+    adapter_id: str
+
+
+@error_class('adapter {adapter_id!r} exists already; choose another id or remove it first')
+class AdapterExists(TrainerError, ValueError):
+    """An adapter with that id exists already."""
+
+    adapter_id: str
+
+
+@error_class('full-parameter training cannot share the model; remove the other adapter first')
+class ModelLeased(TrainerError, RuntimeError):
+    """A full-parameter adapter cannot share the model with another adapter."""
+
+
+@error_class('adapter {adapter_id!r} needs {needs}')
+class AdapterNotReady(TrainerError, RuntimeError):
+    """The adapter lacks something that the verb needs."""
+
+    adapter_id: str
+    needs: str
+
+
+@error_class()
+class LossNotFinite(TrainerError, ArithmeticError):
+    """A forward pass produced a loss or gradient that is not finite; no gradient was added."""
+
+    adapter_id: str
+    feature_index: int | None
+    """Position of the feature in the batch; None if the batch as a whole is affected."""
 
     def __str__(self) -> str:
-        return f'there is no adapter {self.adapter_id!r}; create it first'
+        place = 'the batch' if self.feature_index is None else f'features[{self.feature_index}]'
+        return f'the loss of {place} is not finite; no gradient was added'
 
 
-class AdapterExists(TrainerError, ValueError):
-    """An adapter of that id exists already."""
-
-    def __init__(self, adapter_id: str) -> None:
-        super().__init__(f'adapter {adapter_id!r} exists already')
-        self.adapter_id = adapter_id
-
-
-class ModelLeased(TrainerError, RuntimeError):
-    """A full-parameter adapter shares the model with no other."""
-
-    def __init__(self) -> None:
-        super().__init__('full-parameter training has the model for itself; delete the other adapter first')
-
-
-class AdapterNotReady(TrainerError, RuntimeError):
-    """The adapter lacks what the verb needs."""
-
-    def __init__(self, adapter_id: str, needs: str) -> None:
-        super().__init__(f'adapter {adapter_id!r} needs {needs}')
-        self.adapter_id = adapter_id
-        self.needs = needs
-
-
-class LossNotFinite(TrainerError, ArithmeticError):
-    """A forward pass gave a loss or gradient that is not finite; no gradient was added."""
-
-    def __init__(self, adapter_id: str, feature_index: int | None) -> None:
-        place = 'the batch' if feature_index is None else f'features[{feature_index}]'
-        super().__init__(f'the loss of {place} is not finite; no gradient was added')
-        self.adapter_id = adapter_id
-        self.feature_index = feature_index
-
-
+@error_class('memory ran out for {token_count} tokens that must run at once; at most {token_limit} may fit')
 class BatchTooLarge(TrainerError):
-    """Memory ran out for a part of a batch that cannot be divided any further; nothing was changed."""
+    """Memory ran out for a part of a batch that cannot be divided further; nothing was changed."""
 
-    def __init__(self, token_count: int, token_limit: int) -> None:
-        super().__init__(
-            f'memory ran out for {token_count} tokens that must run at once; at most {token_limit} may fit'
-        )
-        self.token_count = token_count
-        self.token_limit = token_limit
-
-    def __reduce__(self) -> tuple[type['BatchTooLarge'], tuple[int, int]]:
-        """Pickle by the arguments."""
-        return type(self), (self.token_count, self.token_limit)
+    token_count: int
+    token_limit: int
 
 
 class SnapshotMismatch(TrainerError, ValueError):
@@ -77,25 +67,18 @@ class InvalidStepOptions(InvalidArgument):
     """An option for one step is unknown, shapes the optimizer's state, or is out of range; nothing was changed."""
 
 
+@error_class('{loss} failed on this batch: {problem}')
 class LossFailed(InvalidArgument):
-    """A loss raised, or returned what is no loss; no gradient was added."""
+    """A loss raised an exception or returned something that is not a loss; no gradient was added."""
 
-    def __init__(self, adapter_id: str, loss: str, problem: str) -> None:
-        super().__init__(f'{loss} failed on this batch: {problem}')
-        self.adapter_id, self.loss, self.problem = adapter_id, loss, problem
-
-    def __reduce__(self) -> tuple[type['LossFailed'], tuple[str, str, str]]:
-        """Pickle by the arguments."""
-        return type(self), (self.adapter_id, self.loss, self.problem)
+    adapter_id: str
+    loss: str
+    problem: str
 
 
+@error_class('{metric} failed on this batch: {problem}')
 class MetricFailed(InvalidArgument):
-    """A metric raised as it took a batch in; no gradient was added."""
+    """A metric raised an exception while it accumulated a batch; no gradient was added."""
 
-    def __init__(self, metric: str, problem: str) -> None:
-        super().__init__(f'{metric} failed on this batch: {problem}')
-        self.metric, self.problem = metric, problem
-
-    def __reduce__(self) -> tuple[type['MetricFailed'], tuple[str, str]]:
-        """Pickle by the arguments."""
-        return type(self), (self.metric, self.problem)
+    metric: str
+    problem: str

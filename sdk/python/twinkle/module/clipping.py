@@ -10,20 +10,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from twinkle.errors import error_class
+
 _TINY = 1e-6
 """Added to the norm before it divides, as torch's own clipping does."""
 _SMALL, _LARGE = 1e-12, 1e18
 
 
+@error_class('the norm of the gradient is {norm}, so the gradient cannot be scaled')
 class GradientNotFinite(ValueError):
-    """A gradient has no finite norm, so that scaling it would spoil every element; nothing was changed."""
+    """A gradient has no finite norm; nothing was changed."""
 
-    def __init__(self, norm: float) -> None:
-        super().__init__(norm)
-        self.norm = norm
-
-    def __str__(self) -> str:
-        return f'the norm of the gradient is {self.norm}'
+    norm: float
 
 
 def gradient_norm(gradients: Sequence[Tensor], *, norm_type: float = 2.0, divisor: int = 1) -> float:

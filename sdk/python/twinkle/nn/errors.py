@@ -1,30 +1,32 @@
 """Errors of the forward path. All are raised before anything is computed or changed."""
 
 from twinkle.data_format.lora import TARGET_GROUPS
+from twinkle.errors import error_class
 
 
 class PackError(ValueError):
-    """Spans, token ids and positions of a pack are inconsistent."""
+    """The spans, token ids and positions of a pack do not fit together."""
 
 
+@error_class()
 class UnknownTargetModules(ValueError):
-    """A LoRA configuration names layers the model does not have."""
+    """A LoRA configuration names layers that the model does not have."""
 
-    def __init__(self, unknown: list[str], known: list[str]) -> None:
+    unknown: list[str]
+    known: list[str]
+
+    def __str__(self) -> str:
         groups = ', '.join(map(repr, TARGET_GROUPS))
-        super().__init__(f'target_modules {unknown} match no linear layer; use {groups} or some of {known}')
-        self.unknown = unknown
-        self.known = known
+        return f'target_modules {self.unknown} match no linear layer; use {groups} or some of {self.known}'
 
 
 class UnsupportedModel(ValueError):
-    """The packed forward path does not support an operation of the base model."""
+    """The base model computes something that the packed forward path does not support."""
 
 
+@error_class('target_modules {unknown!r} match no parameter; leave them out, or use some of {known!r}')
 class UnknownParameters(ValueError):
-    """Full-parameter training names parameters the model does not have."""
+    """Full-parameter training names parameters that the model does not have."""
 
-    def __init__(self, unknown: list[str], known: list[str]) -> None:
-        super().__init__(f'target_modules {unknown} match no parameter; leave them out or use some of {known}')
-        self.unknown = unknown
-        self.known = known
+    unknown: list[str]
+    known: list[str]

@@ -1,12 +1,11 @@
-"""The error raised for plugins that are not loaded."""
+"""Errors of loading plugins."""
+
+from twinkle.errors import error_class
 
 
+@error_class('plugin {plugin}: {problem}')
 class PluginRefused(ValueError):
-    """A plugin is not allowed here, or does not contain the requested class or function."""
+    """A plugin is not allowed here, or is not of the requested kind; none of its names are used."""
 
-    def __init__(self, plugin: str, problem: str) -> None:
-        super().__init__(plugin, problem)
-        self.plugin, self.problem = plugin, problem
-
-    def __str__(self) -> str:
-        return f'plugin {self.plugin}: {self.problem}'
+    plugin: str
+    problem: str

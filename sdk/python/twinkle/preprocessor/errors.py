@@ -1,8 +1,12 @@
-"""Why rows cannot be rewritten."""
+"""Errors of preprocessing rows."""
+
+from dataclasses import KW_ONLY
+
+from twinkle.errors import error_class
 
 
 class PreprocessorError(ValueError):
-    """A preprocessor that is unknown, was given wrong arguments, or met a row it cannot read."""
+    """A preprocessor is unknown, got invalid arguments, or cannot read a row."""
 
 
 class UnknownPreprocessor(PreprocessorError):
@@ -10,26 +14,19 @@ class UnknownPreprocessor(PreprocessorError):
 
 
 class InvalidArguments(PreprocessorError):
-    """A preprocessor was given arguments its constructor does not take."""
+    """A preprocessor got arguments that its constructor does not accept."""
 
 
+@error_class('rows[{row_index}].{column} {problem}')
 class InvalidRow(PreprocessorError):
-    """A row lacks a column, or holds something else than the preprocessor reads."""
+    """A row lacks a column, or a column contains something that the preprocessor cannot read."""
 
-    def __init__(self, column: str, problem: str, *, row_index: int = 0) -> None:
-        super().__init__(f'rows[{row_index}].{column} {problem}')
-        self.column = column
-        self.problem = problem
-        self.row_index = row_index
-        """Zero-based, within what was given to the preprocessor."""
+    column: str
+    problem: str
+    _: KW_ONLY
+    row_index: int = 0
+    """Zero-based position within the rows given to the preprocessor."""
 
     def at(self, row_index: int) -> 'InvalidRow':
-        """Return the same error about the row of this index."""
+        """Return the same error for another row."""
         return InvalidRow(self.column, self.problem, row_index=row_index)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.column, self.problem, self.row_index)
-
-
-def _rebuild(column: str, problem: str, row_index: int) -> InvalidRow:
-    return InvalidRow(column, problem, row_index=row_index)

@@ -1,19 +1,21 @@
-"""What the processor refuses."""
+"""Errors of the batch processor."""
 
-from functools import partial
+from dataclasses import KW_ONLY
+
+from twinkle.errors import error_class
 
 
+@error_class()
 class InvalidFeatures(ValueError):
     """A batch cannot be trained on; nothing was changed."""
 
-    def __init__(self, problem: str, *, index: int | None = None, field: str = '') -> None:
-        place = 'features' if index is None else f'features[{index}]'
-        super().__init__(f'{place}{"." if field else ""}{field} {problem}')
-        self.problem = problem
-        self.index = index
-        """Which feature; None for the batch as a whole."""
-        self.field = field
-        """Which of its fields; empty for the feature as a whole."""
+    problem: str
+    _: KW_ONLY
+    index: int | None = None
+    """Position of the feature in the batch; None for the batch as a whole."""
+    field: str = ''
+    """Field of the feature; empty for the feature as a whole."""
 
-    def __reduce__(self) -> tuple[partial['InvalidFeatures'], tuple[str]]:
-        return partial(type(self), index=self.index, field=self.field), (self.problem,)
+    def __str__(self) -> str:
+        place = 'features' if self.index is None else f'features[{self.index}]'
+        return f'{place}{"." if self.field else ""}{self.field} {self.problem}'

@@ -1,63 +1,48 @@
-"""Errors raised by rollouts."""
+"""Errors of rollouts."""
+
+from twinkle.errors import error_class
 
 
 class RolloutError(Exception):
-    """Base class of the errors in this package."""
+    """Base class of the errors that rollouts raise."""
 
 
+@error_class('tool {name}: {problem}')
 class InvalidTool(RolloutError, ValueError):
     """A function cannot be offered as a tool."""
 
-    def __init__(self, name: str, problem: str) -> None:
-        super().__init__(f'tool {name}: {problem}')
-        self.name, self.problem = name, problem
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.name, self.problem)
+    name: str
+    problem: str
 
 
 class InvalidArguments(RolloutError, ValueError):
-    """The arguments of a call do not match the tool's schema. The message is sent to the model."""
+    """A call does not fit the tool's schema; the model receives the message."""
 
 
 class ChatCannotGoOn(RolloutError, ValueError):
-    """The chat template cannot render a turn after an assistant turn, so multi-turn chats are impossible."""
+    """The chat template cannot render a turn after an assistant's, so multi-turn chats are impossible."""
 
 
+@error_class('samples[{index}].version_spans is empty; copy the spans of its SampledSequence, or leave the sample out')
 class UnknownVersion(RolloutError, ValueError):
-    """A sample has no version spans, so its age is unknown."""
+    """A sample does not name the adapter versions that drew it, so its age is unknown."""
 
-    def __init__(self, index: int) -> None:
-        super().__init__(
-            f'samples[{index}].version_spans is empty; copy the spans of its SampledSequence, or remove the sample'
-        )
-        self.index = index
-
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        return type(self), (self.index,)
+    index: int
 
 
+@error_class()
 class CallbackFailed(RolloutError, RuntimeError):
-    """A callback passed to a rollout raised an error, which is also the `__cause__`.
+    """A callback of a rollout raised an exception, which is the cause of this error."""
 
-    Args:
-        name: name of the option that holds the callback.
-        error: the error that the callback raised.
-    """
+    name: str
+    """Option that the callback was passed as."""
+    error: BaseException
+    """Exception that the callback raised."""
 
-    def __init__(self, name: str, error: BaseException) -> None:
-        super().__init__(f'{name} raised {type(error).__name__}: {error}')
-        self.name, self.error = name, error
-
-    def __reduce__(self) -> tuple[type, tuple[str, BaseException]]:
-        return type(self), (self.name, self.error)
+    def __str__(self) -> str:
+        return f'{self.name} raised {type(self.error).__name__}: {self.error}'
 
 
+@error_class('the pipeline is closed; create another one to continue')
 class PipelineClosed(RolloutError, RuntimeError):
-    """The pipeline was closed and cannot be used again."""
-
-    def __init__(self) -> None:
-        super().__init__('the pipeline is closed; create a new one')
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return type(self), ()
+    """The pipeline was closed."""

@@ -1,93 +1,88 @@
-"""What a sampler refuses, as facts a caller can act on.
+"""Errors of the samplers. All are raised before any state changes. A service maps them to its own errors."""
 
-All are raised before any state changes. A service maps them to its own errors.
-"""
+from dataclasses import KW_ONLY
+
+from twinkle.errors import error_class
 
 
 class SamplerError(Exception):
-    """Base of everything the sampler raises by itself."""
+    """Base class of the samplers' errors."""
 
 
+@error_class(
+    '{prompt_tokens} prompt tokens and {max_tokens} new ones do not fit a context of {context_tokens}; '
+    'shorten the prompt or lower max_tokens'
+)
 class ContextExceeded(SamplerError, ValueError):
     """Prompt and new tokens do not fit the context."""
 
-    def __init__(self, *, prompt_tokens: int, max_tokens: int, context_tokens: int) -> None:
-        super().__init__(
-            f'{prompt_tokens} prompt tokens and {max_tokens} new ones do not fit a context of {context_tokens}; '
-            'shorten the prompt or lower max_tokens'
-        )
-        self.prompt_tokens = prompt_tokens
-        self.max_tokens = max_tokens
-        self.context_tokens = context_tokens
+    _: KW_ONLY
+    prompt_tokens: int
+    max_tokens: int
+    context_tokens: int
 
 
 class InvalidPrompt(SamplerError, ValueError):
-    """The prompt is empty or has a token outside the vocabulary."""
+    """The prompt is empty or contains a token outside the vocabulary."""
 
 
+@error_class('{field}: {problem}')
 class InvalidSamplingParams(SamplerError, ValueError):
-    """The parameters are legal alone, but not for this model or engine."""
+    """The parameters are valid by themselves, but not for this model or engine."""
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f'{field}: {message}')
-        self.field = field
+    field: str
+    problem: str
 
 
 class InvalidContinuation(SamplerError, ValueError):
-    """The sequences so far cannot be the beginning of this request."""
+    """The given sequences cannot be the beginning of this request's answer."""
 
 
+@error_class('{what} is not supported by the torch engine; use another engine, such as vLLM')
 class NotSupportedByEngine(SamplerError, ValueError):
-    """This engine cannot do it, whatever the value."""
+    """This engine does not support the feature."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f'{what} is not supported by the torch engine; use one that is, such as vLLM')
-        self.what = what
+    what: str
 
 
+@error_class('requests are running; cancel them or wait before the base weights are replaced')
 class SamplerBusy(SamplerError, RuntimeError):
-    """Requests run on the weights that are to be replaced."""
-
-    def __init__(self) -> None:
-        super().__init__('requests are running; end them, or wait, before the base weights are replaced')
+    """Requests are running on the weights that should be replaced."""
 
 
+@error_class('request {request_id!r} is running already; choose another id')
 class DuplicateRequest(SamplerError, ValueError):
-    """A request of that id is running."""
+    """A request with that id is running."""
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f'request {request_id!r} is running already; choose another id')
-        self.request_id = request_id
+    request_id: str
 
 
+@error_class('no request {request_id!r} is running')
 class UnknownRequest(SamplerError, KeyError):
-    """No request of that id is running."""
+    """No request with that id is running."""
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f'no request {request_id!r} is running')
-        self.request_id = request_id
+    request_id: str
 
 
+@error_class('no adapter {name!r}; add it with add_adapter_to_sampler. Known: {known}')
 class UnknownAdapter(SamplerError, KeyError):
-    """No adapter of that name was added."""
+    """No adapter with that name was added."""
 
-    def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(f'no adapter {name!r}; add it with add_adapter_to_sampler. Known: {known}')
-        self.name = name
-        self.known = known
+    name: str
+    known: list[str]
 
 
 class AdapterDoesNotFit(SamplerError, ValueError):
-    """An adapter's weights cannot be used on this model; nothing of them stays."""
+    """An adapter's weights cannot be used with this model; none of them were loaded."""
 
 
 class BaseDoesNotFit(SamplerError, ValueError):
-    """Weights are not those of this base model; the old ones go on serving."""
+    """The weights do not belong to this base model; the previous ones stay in use."""
 
 
 class EngineFailed(SamplerError, RuntimeError):
-    """The engine is broken for good, and every request with it; start another."""
+    """The engine and all of its requests failed permanently; start another engine."""
 
 
 class SleepUnavailable(SamplerError, RuntimeError):
-    """Engine or platform cannot give its memory back and live."""
+    """The engine or the platform cannot release its memory and continue later."""

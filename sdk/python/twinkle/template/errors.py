@@ -1,8 +1,10 @@
-"""Why a chat cannot be turned into tokens."""
+"""Errors of converting chats to tokens. Messages say how to fix the problem."""
+
+from twinkle.errors import error_class
 
 
 class TemplateError(ValueError):
-    """A chat or a template that does not fit; the sentence says what to do."""
+    """A chat does not fit the template, or a template is invalid."""
 
 
 class UnknownTemplate(TemplateError):
@@ -13,44 +15,35 @@ class UnknownToolCallParser(TemplateError):
     """No parser of tool calls is registered under this name."""
 
 
+@error_class('{field} {problem}')
 class InvalidFeature(TemplateError):
-    """A feature that tokens cannot be put behind."""
+    """Tokens cannot be appended to the feature."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f'{field} {problem}')
-        self.field = field
-        """The offending argument or field, such as `prompt_feature.labels`."""
-        self.problem = problem
-        """What is wrong with it and what would be right."""
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.field, self.problem)
+    field: str
+    """Invalid argument or field, such as `prompt_feature.labels`."""
+    problem: str
+    """Description of the problem and its fix."""
 
 
+@error_class()
 class InvalidTrajectory(TemplateError):
-    """A chat that says nothing a model could read."""
+    """The chat contains nothing that a model could read."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f'{field} {problem}' if field else problem)
-        self.field = field
-        """Path of the offending field, such as `messages[1].role`; empty for the whole chat."""
-        self.problem = problem
-        """What is wrong with it and what would be right."""
+    field: str
+    """Path of the invalid field, such as `messages[1].role`; empty for the complete chat."""
+    problem: str
+    """Description of the problem and its fix."""
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.field, self.problem)
+    def __str__(self) -> str:
+        return f'{self.field} {self.problem}'.lstrip()
 
 
+@error_class(
+    'the example has {token_count} tokens, more than max_length {max_length}; raise max_length, or choose a '
+    "truncation_strategy of 'left', 'right', 'split' or 'delete'"
+)
 class ExampleTooLong(TemplateError):
-    """A chat of more tokens than the template allows, under `truncation_strategy='raise'`."""
+    """The chat has more tokens than the template allows, and `truncation_strategy` is 'raise'."""
 
-    def __init__(self, token_count: int, max_length: int) -> None:
-        super().__init__(
-            f'the example has {token_count} tokens, more than max_length {max_length}; raise max_length, or choose a '
-            f"truncation_strategy of 'left', 'right', 'split' or 'delete'"
-        )
-        self.token_count = token_count
-        self.max_length = max_length
-
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.token_count, self.max_length)
+    token_count: int
+    max_length: int
