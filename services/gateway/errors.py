@@ -1,258 +1,203 @@
-"""Errors that only the gateway raises. What it shares with other services is in `services.kit.errors`."""
+"""Errors that only the gateway raises. Shared errors are in `services.kit.errors`."""
 
-from dataclasses import dataclass
+from services.kit.errors import (
+    AlreadyExists,
+    DataLoss,
+    Disposition,
+    FailedPrecondition,
+    NotFound,
+    ServiceUnreachable,
+    Unavailable,
+    domain_error,
+)
 
-from services.kit.errors import AlreadyExists, DataLoss, FailedPrecondition, NotFound, ServiceUnreachable, Unavailable
 
-
-@dataclass(eq=False)
+@domain_error('SESSION_NOT_FOUND', 'no session {session_id!r}')
 class SessionNotFound(NotFound):
-    """No such session for this caller."""
+    """The caller has no such session."""
 
-    reason = 'SESSION_NOT_FOUND'
     session_id: str
 
-    def __str__(self) -> str:
-        return f'no session {self.session_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error('SESSION_FINISHED', 'session {session_id!r} is finished; create another one')
 class SessionFinished(FailedPrecondition):
-    """The session's client said that it was done."""
+    """The session's client has finished it."""
 
-    reason = 'SESSION_FINISHED'
     session_id: str
 
-    def __str__(self) -> str:
-        return f'session {self.session_id!r} is finished; create another one'
 
-
-@dataclass(eq=False)
+@domain_error('RUN_NOT_FOUND', 'no run {run_id!r}')
 class RunNotFound(NotFound):
-    """No such run for this caller."""
+    """The caller has no such run."""
 
-    reason = 'RUN_NOT_FOUND'
     run_id: str
 
-    def __str__(self) -> str:
-        return f'no run {self.run_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error('KEY_NOT_FOUND', 'no API key {key_id!r}')
 class KeyNotFound(NotFound):
-    """No such API key."""
+    """No such API key exists."""
 
-    reason = 'KEY_NOT_FOUND'
     key_id: str
 
-    def __str__(self) -> str:
-        return f'no API key {self.key_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error('KEY_ENDED', 'API key {key_id!r} has ended; create another one')
 class KeyEnded(FailedPrecondition):
-    """The key is revoked or expired, so that there is nothing to replace."""
+    """The key is revoked or expired, so it cannot be replaced."""
 
-    reason = 'KEY_ENDED'
     key_id: str
 
-    def __str__(self) -> str:
-        return f'API key {self.key_id!r} has ended; create another one'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'PROJECT_NOT_FOUND', 'no project {project_id!r}; an administrator creates projects with `twinkle projects create`'
+)
 class ProjectNotFound(NotFound):
     """The tenant has no such project."""
 
-    reason = 'PROJECT_NOT_FOUND'
     project_id: str
 
-    def __str__(self) -> str:
-        return f'no project {self.project_id!r}; an administrator makes projects: twinkle projects create'
 
-
-@dataclass(eq=False)
+@domain_error('TENANT_NOT_FOUND', 'no tenant {tenant_id!r}')
 class TenantNotFound(NotFound):
-    """No such tenant."""
+    """No such tenant exists."""
 
-    reason = 'TENANT_NOT_FOUND'
     tenant_id: str
 
-    def __str__(self) -> str:
-        return f'no tenant {self.tenant_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error('REPLICA_NOT_FOUND', 'no replica {replica_id!r} in the fleet')
 class ReplicaNotFound(NotFound):
-    """No such replica in the fleet, or its lease has ended."""
+    """The fleet has no such replica, or the replica's lease has ended."""
 
-    reason = 'REPLICA_NOT_FOUND'
     replica_id: str
 
-    def __str__(self) -> str:
-        return f'no replica {self.replica_id!r} in the fleet'
 
-
-@dataclass(eq=False)
+@domain_error('NO_REPLICA', disposition=Disposition.RETRYABLE)
 class NoReplica(Unavailable):
-    """No replica of the fleet can serve this now."""
+    """No replica of the fleet can serve the request at the moment."""
 
-    reason = 'NO_REPLICA'
     service: str
     base_model: str = ''
 
     def __str__(self) -> str:
-        of = f' of {self.base_model!r}' if self.base_model else ''
-        return f'no {self.service}{of} is in the fleet now; try again, or see `twinkle fleet`'
+        suffix = f' for {self.base_model!r}' if self.base_model else ''
+        return f'the fleet has no {self.service}{suffix} at the moment; retry later, or see `twinkle fleet`'
 
 
-@dataclass(eq=False)
+@domain_error('REQUEST_NOT_FOUND', 'no request {request_id!r} is running')
 class SamplingNotFound(NotFound):
     """The caller has no such sampling request running."""
 
-    reason = 'REQUEST_NOT_FOUND'
     request_id: str
 
-    def __str__(self) -> str:
-        return f'no request {self.request_id!r} is running'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'ID_TAKEN', 'adapter_id {id!r} was used before, with another base model; choose another, or leave it empty'
+)
 class AdapterIdTaken(AlreadyExists):
     """The caller used the id for an adapter of another base model."""
 
-    reason = 'ID_TAKEN'
     id: str
     kind: str = 'adapter'
 
-    def __str__(self) -> str:
-        return f'adapter_id {self.id!r} was used before, with another base model; choose another, or leave it empty'
 
-
-@dataclass(eq=False)
+@domain_error('ID_TAKEN', 'request_id {id!r} is running already; choose another or leave it empty')
 class SamplingIdTaken(AlreadyExists):
-    """The caller has a sampling request of that id running."""
+    """The caller has a sampling request with that id running."""
 
-    reason = 'ID_TAKEN'
     id: str
     kind: str = 'request'
 
-    def __str__(self) -> str:
-        return f'request_id {self.id!r} is running already; choose another or leave it empty'
 
-
+@domain_error(
+    'SERVICE_UNREACHABLE',
+    'the sampler was lost, and another one cannot continue a stream of a checkpoint path, because the path may name '
+    'other weights now; send the request again, or name the adapter and its version',
+)
 class CheckpointStreamLost(ServiceUnreachable):
-    """A sampler was lost in the middle of a stream that another one may not go on with."""
-
-    def __str__(self) -> str:
-        return (
-            'the sampler was lost, and a stream of a checkpoint path goes on at no other one, since the path may name '
-            'other weights by now; ask again, or name the adapter and its version'
-        )
+    """A sampler was lost during a stream that another one may not continue."""
 
 
-@dataclass(eq=False)
+@domain_error('SERVICE_UNREACHABLE')
 class BaseModelsUnreachable(ServiceUnreachable):
-    """What is asked of all model services cannot be told, since those of some base models cannot be reached."""
+    """A request to all model services cannot be answered, because those of some base models cannot be reached."""
 
     base_models: str
-    """Their names, sorted, with commas between them; empty where a service never said what it holds."""
+    """Sorted names, separated by commas; empty if a service has not reported its base models yet."""
 
     def __str__(self) -> str:
-        of = self.base_models or 'a base model that is not known yet'
-        return f'the model service of {of} cannot be reached at the moment; what it has is missing, so try again'
+        names = self.base_models or 'a base model that is not known yet'
+        return f'the model service of {names} cannot be reached at the moment, so its part is missing; retry later'
 
 
+@domain_error(
+    'SERVICE_UNREACHABLE',
+    'the {service} service cannot be reached at the moment; retry later',
+    disposition=Disposition.RETRYABLE,
+)
 class ReplicaNotReached(ServiceUnreachable):
-    """The connection to a replica could not be made: it never had the request."""
+    """The connection to a replica failed, so the replica never received the request."""
 
 
-@dataclass(eq=False)
+@domain_error('FUTURE_NOT_FOUND', 'no future {future_id!r}')
 class FutureNotFound(NotFound):
-    """No such future for this caller."""
+    """The caller has no such future."""
 
-    reason = 'FUTURE_NOT_FOUND'
     future_id: str
 
-    def __str__(self) -> str:
-        return f'no future {self.future_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error('FUTURE_EXPIRED', 'the outcome of future {future_id!r} is no longer stored')
 class FutureExpired(NotFound):
-    """The future's outcome is no longer kept."""
+    """The future's outcome is no longer stored."""
 
-    reason = 'FUTURE_EXPIRED'
     future_id: str
 
-    def __str__(self) -> str:
-        return f'the outcome of future {self.future_id!r} is no longer kept'
 
-
-@dataclass(eq=False)
+@domain_error('POSITION_MISSING', 'position {missing} of {lane!r} never came; position {position} waited for it')
 class PositionMissing(FailedPrecondition):
     """The future waited for an earlier position of its lane that never came."""
 
-    reason = 'POSITION_MISSING'
     lane: str
     position: int
     missing: int
 
-    def __str__(self) -> str:
-        return f'position {self.missing} of {self.lane!r} never came; position {self.position} waited for it'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'POSITION_PASSED',
+    'position {position} of {lane!r} came too late: another request used it, or the lane continued without it',
+)
 class PositionPassed(FailedPrecondition):
-    """The future came after its lane had gone on."""
+    """The future came after its lane had continued."""
 
-    reason = 'POSITION_PASSED'
     lane: str
     position: int
 
-    def __str__(self) -> str:
-        return f'position {self.position} of {self.lane!r} came too late: another request had it, or it was given up'
 
-
-@dataclass(eq=False)
+@domain_error('PAYLOAD_LOST', 'the request of future {future_id!r} can no longer be read; send it again')
 class PayloadLost(DataLoss):
     """The request of a future can no longer be read."""
 
-    reason = 'PAYLOAD_LOST'
     future_id: str
 
-    def __str__(self) -> str:
-        return f'the request of future {self.future_id!r} can no longer be read; send it again'
 
-
-@dataclass(eq=False)
+@domain_error('EXPORT_NOT_FOUND', 'no export {export_id!r}')
 class ExportNotFound(NotFound):
-    """No such export for this caller."""
+    """The caller has no such export."""
 
-    reason = 'EXPORT_NOT_FOUND'
     export_id: str
 
-    def __str__(self) -> str:
-        return f'no export {self.export_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'HUB_REFUSED', '{target} refuses the upload: check that the owner exists and that the token may write there'
+)
 class HubRefused(FailedPrecondition):
-    """A hub does not take an export, however often it is tried."""
+    """A hub refuses an export permanently."""
 
-    reason = 'HUB_REFUSED'
     target: str
 
-    def __str__(self) -> str:
-        return f'{self.target} does not take it: check that the owner exists and that the token may write there'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'CHECKPOINT_CHANGED', 'checkpoint {checkpoint_id!r} was replaced before its export was complete; export it again'
+)
 class CheckpointChanged(FailedPrecondition):
-    """The checkpoint was replaced before its export was done."""
+    """The checkpoint was replaced before its export was complete."""
 
-    reason = 'CHECKPOINT_CHANGED'
     checkpoint_id: str
-
-    def __str__(self) -> str:
-        return f'checkpoint {self.checkpoint_id!r} was replaced before its export was done; export it again'

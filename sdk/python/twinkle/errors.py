@@ -1,15 +1,12 @@
 """The decorator that declares error classes, in the library and in the services.
 
-A class lists its facts as annotated fields. Its message is a template over these fields::
+A class lists its facts as annotated fields; its message is a template over them::
 
-    @error_class('the chunk at byte {offset} does not match its checksum; send it again')
+    @error_class('the chunk at byte {offset} does not match its checksum')
     class ChunkCorrupt(StateError):
-        \"\"\"A chunk's bytes do not match its checksum.\"\"\"
-
         offset: int
-        \"\"\"First byte of the chunk within the state.\"\"\"
 
-Errors without facts are ordinary exceptions that are raised with their message.
+Errors without facts are ordinary exceptions, raised with their message.
 """
 
 from collections.abc import Callable

@@ -1,40 +1,28 @@
-"""Errors that only the checkpoint service raises. The shared ones are in `services.kit.errors`."""
+"""Errors that only the checkpoint service raises. Shared errors are in `services.kit.errors`."""
 
-from dataclasses import dataclass
-
-from services.kit.errors import Aborted, AlreadyExists
+from services.kit.errors import Aborted, AlreadyExists, domain_error
 
 
-@dataclass(eq=False)
+@domain_error(
+    'VERSION_CONFLICT', 'adapter {adapter_id!r} has version {version} already, or a newer one; publish a later number'
+)
 class VersionConflict(Aborted):
-    """The version is not newer than all others, and not one of them again."""
+    """The version is neither newer than all others nor a repeat of an existing one."""
 
-    reason = 'VERSION_CONFLICT'
     adapter_id: str
     version: int
 
-    def __str__(self) -> str:
-        return f'adapter {self.adapter_id!r} has version {self.version} already, or a newer one'
 
-
-@dataclass(eq=False)
+@domain_error('CHECKPOINT_EXISTS', 'checkpoint {checkpoint_id!r} exists; allow overwriting or choose another name')
 class CheckpointExists(AlreadyExists):
-    """A checkpoint of that name exists and may not be replaced."""
+    """A checkpoint with that name exists and may not be replaced."""
 
-    reason = 'CHECKPOINT_EXISTS'
     checkpoint_id: str
 
-    def __str__(self) -> str:
-        return f'checkpoint {self.checkpoint_id!r} exists; allow overwriting or choose another name'
 
-
-@dataclass(eq=False)
+@domain_error('ID_TAKEN', 'another checkpoint {id!r} is public; save this one under another name')
 class CheckpointIdTaken(AlreadyExists):
-    """Another tenant's checkpoint of that path is public; whose, is not told."""
+    """Another tenant's checkpoint with that path is public; the error does not reveal whose."""
 
-    reason = 'ID_TAKEN'
     id: str
     kind: str = 'checkpoint'
-
-    def __str__(self) -> str:
-        return f'another checkpoint {self.id!r} is public; save this one under another name'

@@ -1,46 +1,33 @@
-"""Errors that only the data service raises. The shared ones are in `services.kit.errors`."""
+"""Errors that only the data service raises. Shared errors are in `services.kit.errors`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from services.kit.errors import FailedPrecondition, NotFound
+from services.kit.errors import FailedPrecondition, NotFound, domain_error
 
 
-@dataclass(eq=False)
+@domain_error('DATASET_NOT_FOUND', 'no dataset {dataset_id!r}')
 class DatasetNotFound(NotFound):
-    """No such dataset for this caller."""
+    """The caller has no such dataset."""
 
-    reason = 'DATASET_NOT_FOUND'
     dataset_id: str
 
-    def __str__(self) -> str:
-        return f'no dataset {self.dataset_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error('LOADER_NOT_FOUND', 'no loader {loader_id!r}')
 class LoaderNotFound(NotFound):
-    """No such loader for this caller."""
+    """The caller has no such loader."""
 
-    reason = 'LOADER_NOT_FOUND'
     loader_id: str
 
-    def __str__(self) -> str:
-        return f'no loader {self.loader_id!r}'
 
-
-@dataclass(eq=False)
+@domain_error('DATASET_NOT_READY', '{problem}')
 class DatasetNotReady(FailedPrecondition):
-    """An earlier step is missing, or has been done already."""
+    """An earlier step is missing or was done already."""
 
-    reason = 'DATASET_NOT_READY'
     dataset_id: str
-    """Empty for one that is being created."""
+    """Empty while the dataset is being created."""
     needs: str
-    """The step that is missing, such as 'encode'; empty where another one came too early."""
+    """Missing step, such as 'encode'; empty if a step was done too early."""
     problem: str
-
-    def __str__(self) -> str:
-        return self.problem
 
     def metadata(self) -> Mapping[str, str]:
         """Return the dataset and the step; the problem is in the message."""
@@ -48,12 +35,8 @@ class DatasetNotReady(FailedPrecondition):
         return {name: value for name, value in known.items() if value}
 
 
-@dataclass(eq=False)
+@domain_error('HUB_ID_NOT_FOUND', '{hub_id!r} is not on any hub, mirror or cache that this service can reach')
 class HubIdNotFound(NotFound):
-    """A hub id resolves to nothing that can be reached."""
+    """A hub id cannot be resolved from here."""
 
-    reason = 'HUB_ID_NOT_FOUND'
     hub_id: str
-
-    def __str__(self) -> str:
-        return f'{self.hub_id!r} is on no hub, mirror or cache that can be reached from here'

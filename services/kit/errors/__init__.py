@@ -1,15 +1,14 @@
-"""Domain errors: what went wrong, as typed facts, with no word of any transport.
+"""Domain errors as typed facts, independent of any transport.
 
-Each class fixes its `code` and its `reason` (a name of `twinkle.api.error.v1.ErrorReason`
-without the prefix); its dataclass fields are the metadata a program can read. Errors that
-only one service raises live in `services/<name>/domain/errors.py`, in the same form.
-`services.kit.rpc.status` turns them into `google.rpc.Status`.
+Each class is declared with `domain_error`, which fixes its `reason` (a name of `twinkle.api.error.v1.ErrorReason`
+without the prefix). The family it derives from fixes its status `code`; its fields are the metadata for programs. Its
+`disposition` tells callers whether to retry. Errors that only one service raises are in that service's `errors` module.
+`services.kit.rpc.status` converts errors to and from `google.rpc.Status`.
 """
 
 from services.kit.errors.base import (
     Aborted,
     AlreadyExists,
-    Code,
     DataLoss,
     DomainError,
     FailedPrecondition,
@@ -21,6 +20,7 @@ from services.kit.errors.base import (
     Unauthenticated,
     Unavailable,
     all_error_classes,
+    domain_error,
 )
 from services.kit.errors.calls import (
     BytesFull,
@@ -44,6 +44,7 @@ from services.kit.errors.calls import (
     StreamOutOfOrder,
     UnknownComponent,
 )
+from services.kit.errors.disposition import Code, Disposition, disposition_by_code
 from services.kit.errors.resources import (
     AdapterNotFound,
     BaseModelNotFound,
@@ -71,6 +72,7 @@ __all__ = [
     'DataLoss',
     'DeadlinePassed',
     'DigestMismatch',
+    'Disposition',
     'DomainError',
     'Draining',
     'FailedPrecondition',
@@ -100,4 +102,6 @@ __all__ = [
     'UploadNotFound',
     'VersionNotFound',
     'all_error_classes',
+    'disposition_by_code',
+    'domain_error',
 ]

@@ -1,74 +1,57 @@
-"""What every domain error has, and the families by status code."""
+"""The base of all domain errors, their families by status code, and the decorator that declares them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from enum import IntEnum
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar, cast, dataclass_transform
 
+from services.kit.errors.disposition import Code, Disposition, disposition_by_code
+from twinkle.errors import error_class
 
-class Code(IntEnum):
-    """The status codes of RPC, by their standard numbers."""
-
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
+_Error = TypeVar('_Error', bound='DomainError')
 
 
 @dataclass(frozen=True)
 class FieldViolation:
-    """One field of a request that is wrong."""
+    """An invalid field of a request."""
 
     field: str
     """Path from the request, such as `operation.forward_backward.batch.features[2].labels`."""
     problem: str
-    """What is wrong and what would be right."""
-
-
-def _rebuild(error_class: type['DomainError'], state: dict[str, Any]) -> 'DomainError':
-    error = error_class.__new__(error_class)
-    error.__dict__.update(state)
-    return error
+    """Description of the problem and its fix."""
 
 
 @dataclass(eq=False)
 class DomainError(Exception):
-    """Root of all errors that callers may see. Subclasses are dataclasses and say `str(error)`."""
+    """Base class of all errors that callers may see. Subclasses are declared with `domain_error`."""
 
     code: ClassVar[Code]
     reason: ClassVar[str]
+    _disposition = cast('Disposition | None', None)
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the fields as strings, keys in lowerCamelCase; empty ones left out."""
+        """Return the non-empty fields as strings, with lowerCamelCase keys."""
         pairs = ((item.name, getattr(self, item.name)) for item in fields(self))
         return {_camel(name): str(value) for name, value in pairs if isinstance(value, str | int) and value != ''}
 
     @property
+    def disposition(self) -> Disposition:
+        """Assumption that the caller may make: that of this error, else of its class, else of its code."""
+        return self._disposition or disposition_by_code(self.code, has_retry_time=self.retry_after is not None)
+
+    @disposition.setter
+    def disposition(self, value: Disposition) -> None:
+        self._disposition = value
+
+    @property
     def violations(self) -> tuple[FieldViolation, ...]:
-        """The fields of the request that are wrong; empty where it is not about fields."""
+        """Invalid fields of the request; empty if the error is not about fields."""
         return ()
 
     @property
     def retry_after(self) -> timedelta | None:
-        """When trying again makes sense; None where it does not."""
+        """Time after which to retry; None if it is unknown or retrying does not help."""
         return None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by attributes, so that keyword fields survive a trip between processes."""
-        return _rebuild, (type(self), dict(self.__dict__))
 
 
 def _camel(name: str) -> str:
@@ -76,20 +59,41 @@ def _camel(name: str) -> str:
     return head + ''.join(word.capitalize() for word in tail)
 
 
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+def domain_error(
+    reason: str, message: str = '', *, disposition: Disposition | None = None
+) -> Callable[[type[_Error]], type[_Error]]:
+    """Declare a domain error: a dataclass with a message, metadata and pickling.
+
+    Args:
+        reason: Name in `twinkle.api.error.v1.ErrorReason`, without the prefix.
+        message: Format string over the fields, as for `twinkle.errors.error_class`.
+        disposition: What the caller may assume; None for the default of the status code.
+    """
+
+    def declare(cls: type[_Error]) -> type[_Error]:
+        type.__setattr__(cls, 'reason', reason)
+        if disposition is not None:
+            type.__setattr__(cls, '_disposition', disposition)
+        return error_class(message)(cls)
+
+    return declare
+
+
 class InvalidArgument(DomainError):
-    """The request is wrong whatever the state."""
+    """The request is invalid in any state."""
 
     code = Code.INVALID_ARGUMENT
 
 
 class NotFound(DomainError):
-    """Nothing of that name belongs to the caller."""
+    """The caller has nothing with that name."""
 
     code = Code.NOT_FOUND
 
 
 class AlreadyExists(DomainError):
-    """The name is taken."""
+    """The name or id is in use."""
 
     code = Code.ALREADY_EXISTS
 
@@ -101,53 +105,53 @@ class Aborted(DomainError):
 
 
 class FailedPrecondition(DomainError):
-    """Wrong state now."""
+    """The current state does not allow the request."""
 
     code = Code.FAILED_PRECONDITION
 
 
 class PermissionDenied(DomainError):
-    """The credentials are good but not enough."""
+    """The credentials are valid but do not allow the request."""
 
     code = Code.PERMISSION_DENIED
 
 
 class Unauthenticated(DomainError):
-    """The credentials are missing or no good."""
+    """The credentials are missing or invalid."""
 
     code = Code.UNAUTHENTICATED
 
 
 class DataLoss(DomainError):
-    """Bytes arrived other than they were sent."""
+    """Bytes are damaged or lost."""
 
     code = Code.DATA_LOSS
 
 
 class ResourceExhausted(DomainError):
-    """Too much at once, or in all."""
+    """A limit is reached."""
 
     code = Code.RESOURCE_EXHAUSTED
 
 
 class Unavailable(DomainError):
-    """Not now; trying again after `retry_after` makes sense."""
+    """The request cannot be served at the moment; retry after `retry_after`."""
 
     code = Code.UNAVAILABLE
 
     @property
     def retry_after(self) -> timedelta | None:
-        """One second, unless the error knows better."""
+        """One second, unless the class says otherwise."""
         return timedelta(seconds=1)
 
 
 def all_error_classes() -> list[type[DomainError]]:
-    """Return every error class with a reason that is loaded now, by name."""
-    found: dict[str, type[DomainError]] = {}
-    waiting = [DomainError]
-    while waiting:
-        error_class = waiting.pop()
-        waiting.extend(error_class.__subclasses__())
-        if 'reason' in error_class.__dict__:
-            found[error_class.__name__] = error_class
-    return [found[name] for name in sorted(found)]
+    """Return every loaded error class that declares a reason, ordered by name and module."""
+    found: list[type[DomainError]] = []
+    pending = [DomainError]
+    while pending:
+        cls = pending.pop()
+        pending.extend(cls.__subclasses__())
+        if 'reason' in vars(cls):
+            found.append(cls)
+    return sorted(found, key=lambda cls: (cls.__name__, cls.__module__))

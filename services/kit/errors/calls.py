@@ -1,13 +1,11 @@
-"""Errors about a call itself: its fields, credentials, size, time and place in the queue."""
+"""Errors about a call itself: its fields, credentials, size, deadline and quotas."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
 
 from services.kit.errors.base import (
     Aborted,
-    Code,
     DomainError,
     FailedPrecondition,
     FieldViolation,
@@ -16,19 +14,17 @@ from services.kit.errors.base import (
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
+    domain_error,
 )
+from services.kit.errors.disposition import Code, Disposition
 
 
-@dataclass(eq=False)
+@domain_error('INVALID_FIELD', '{field}: {problem}')
 class InvalidField(InvalidArgument):
     """A field is missing, malformed or out of range."""
 
-    reason = 'INVALID_FIELD'
     field: str
     problem: str
-
-    def __str__(self) -> str:
-        return f'{self.field}: {self.problem}'
 
     def metadata(self) -> Mapping[str, str]:
         """Return the field's path; the problem is in the message."""
@@ -36,254 +32,184 @@ class InvalidField(InvalidArgument):
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
-        """The one field."""
+        """The invalid field."""
         return (FieldViolation(self.field, self.problem),)
 
 
-@dataclass(eq=False)
+@domain_error('UNKNOWN_COMPONENT', '{field}: no {kind} is called {name!r}; known: {known}')
 class UnknownComponent(InvalidArgument):
-    """No component of that name is known."""
+    """No component with that name is known."""
 
-    reason = 'UNKNOWN_COMPONENT'
     field: str
     kind: str
     name: str
     known: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return f'{self.field}: no {self.kind} is called {self.name!r}; known are {", ".join(self.known) or "none"}'
-
     def metadata(self) -> Mapping[str, str]:
-        """Return kind, name and what is known."""
+        """Return all fields, with the known names separated by commas."""
         return {'field': self.field, 'kind': self.kind, 'name': self.name, 'known': ','.join(self.known)}
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
-        """The field that names it."""
+        """The field that names the component."""
         return (FieldViolation(self.field, f'unknown {self.kind} {self.name!r}'),)
 
 
-@dataclass(eq=False)
+@domain_error(
+    'INVALID_PAGE_TOKEN', 'page_token: it was not created by this method for this query; start again without a token'
+)
 class InvalidPageToken(InvalidArgument):
-    """A page token is not one of this query."""
-
-    reason = 'INVALID_PAGE_TOKEN'
-
-    def __str__(self) -> str:
-        return 'page_token: not made by this method for this query; begin again with an empty one'
+    """A page token does not belong to this query."""
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
         """The token."""
-        return (FieldViolation('page_token', 'not made by this method for this query'),)
+        return (FieldViolation('page_token', 'was not created by this method for this query'),)
 
 
-@dataclass(eq=False)
+@domain_error(
+    'MESSAGE_TOO_LARGE', 'the message has {size_bytes} bytes, the limit is {limit_bytes}; send it in smaller parts'
+)
 class MessageTooLarge(ResourceExhausted):
     """A message is larger than the service accepts."""
 
-    reason = 'MESSAGE_TOO_LARGE'
     size_bytes: int
     limit_bytes: int
 
-    def __str__(self) -> str:
-        return f'the message has {self.size_bytes} bytes, the limit is {self.limit_bytes}; send it in smaller parts'
 
-
-@dataclass(eq=False)
+@domain_error('CREDENTIALS_MISSING', 'send an API key as "authorization: Bearer <key>"')
 class CredentialsMissing(Unauthenticated):
-    """No credentials came with the call."""
-
-    reason = 'CREDENTIALS_MISSING'
-
-    def __str__(self) -> str:
-        return 'send an API key as "authorization: Bearer <key>"'
+    """The call has no credentials."""
 
 
-@dataclass(eq=False)
+@domain_error('CREDENTIALS_INVALID', 'the API key is not valid; create another one or ask an administrator')
 class CredentialsInvalid(Unauthenticated):
-    """The key is unknown, revoked or expired; which, is not told."""
-
-    reason = 'CREDENTIALS_INVALID'
-
-    def __str__(self) -> str:
-        return 'the API key is not valid'
+    """The key is unknown, revoked or expired; the error does not reveal which."""
 
 
-@dataclass(eq=False)
+@domain_error('SCOPE_MISSING', 'the API key lacks the scope {scope!r}')
 class ScopeMissing(PermissionDenied):
-    """The key is good but lacks a scope."""
+    """The key is valid but lacks a scope."""
 
-    reason = 'SCOPE_MISSING'
     scope: str
 
-    def __str__(self) -> str:
-        return f'the API key lacks the scope {self.scope!r}'
 
-
-@dataclass(eq=False)
+@domain_error('PEER_NOT_TRUSTED', 'only services with a trusted certificate may call this')
 class PeerNotTrusted(PermissionDenied):
-    """The call did not come from a service that may call this one; from which it came, is not told."""
-
-    reason = 'PEER_NOT_TRUSTED'
-
-    def __str__(self) -> str:
-        return 'only services whose certificate is trusted here may call this'
+    """The caller is not a service that may call this one; the error does not reveal which services may."""
 
 
-@dataclass(eq=False)
+@domain_error(
+    'REQUEST_ID_REUSED',
+    'request_id {request_id!r} was used for a request with other content; choose another id',
+    disposition=Disposition.REFUSED,
+)
 class RequestIdReused(Aborted):
-    """A request id came again with other content."""
+    """A request id was used before, with other content."""
 
-    reason = 'REQUEST_ID_REUSED'
     request_id: str
 
-    def __str__(self) -> str:
-        return f'request_id {self.request_id!r} was used for a request with other content'
 
-
-@dataclass(eq=False)
+@domain_error('STREAM_OUT_OF_ORDER', 'the stream should continue with {expected}', disposition=Disposition.INTERRUPTED)
 class StreamOutOfOrder(Aborted):
-    """A stream's messages came in an order the method does not allow."""
+    """A stream's messages came in an order that the method does not allow."""
 
-    reason = 'STREAM_OUT_OF_ORDER'
     expected: str
     offset: int | None = None
-    """The byte to go on from; None: it is not about bytes."""
+    """Byte at which to continue; None if the stream does not carry bytes."""
 
     @classmethod
     def at_byte(cls, offset: int) -> Self:
-        """Return the error of a stream of bytes that should go on at `offset`."""
+        """Return the error of a byte stream that should continue at `offset`."""
         return cls(f'a chunk at byte {offset}', offset=offset)
 
-    def __str__(self) -> str:
-        return f'the stream should continue with {self.expected}'
 
-
-@dataclass(eq=False)
+@domain_error('QUEUE_FULL', '{queue_length} requests are queued, the limit is {queue_limit}; retry later')
 class QueueFull(ResourceExhausted):
     """The tenant's queue is full."""
 
-    reason = 'QUEUE_FULL'
     queue_length: int
     queue_limit: int
     wait: timedelta = timedelta(seconds=1)
-    """Until there may be a place, as far as can be told."""
-
-    def __str__(self) -> str:
-        return f'{self.queue_length} requests wait already, the limit is {self.queue_limit}; try again later'
+    """Estimated time until the queue has room."""
 
     @property
     def retry_after(self) -> timedelta | None:
-        """When there may be a place."""
+        """Estimated time until the queue has room."""
         return self.wait
 
 
-@dataclass(eq=False)
+@domain_error('QUEUE_FULL', '{queue_length} bytes of requests are in flight, the limit is {queue_limit}; retry later')
 class BytesFull(QueueFull):
-    """The tenant has as many bytes under way as it may, or all have. Lengths are bytes."""
-
-    def __str__(self) -> str:
-        return f'{self.queue_length} bytes of requests are under way, the limit is {self.queue_limit}; try again later'
+    """The tenant, or all tenants together, have too many bytes in flight. Lengths are in bytes."""
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the lengths by names that tell them from those of a queue of requests."""
+        """Return the lengths under names that distinguish bytes from requests."""
         return {'bytesInFlight': str(self.queue_length), 'bytesLimit': str(self.queue_limit)}
 
 
-@dataclass(eq=False)
+@domain_error('QUOTA_EXCEEDED', 'quota {quota!r} is used up: the limit is {limit}')
 class QuotaExceeded(ResourceExhausted):
     """A quota of the tenant is used up."""
 
-    reason = 'QUOTA_EXCEEDED'
     quota: str
     limit: int
     wait: timedelta | None = None
-    """Until there is something left of it by itself; None where the tenant has to give something back."""
-
-    def __str__(self) -> str:
-        return f'quota {self.quota!r} allows {self.limit}'
+    """Time until the quota refills by itself; None if the tenant must release something."""
 
     @property
     def retry_after(self) -> timedelta | None:
-        """When there is something left."""
+        """Time until the quota refills by itself."""
         return self.wait
 
 
-@dataclass(eq=False)
+@domain_error('SERVICE_UNREACHABLE', 'the {service} service cannot be reached at the moment; retry later')
 class ServiceUnreachable(Unavailable):
-    """A service behind this one cannot be reached."""
+    """A service behind this one cannot be reached. The request may have reached it before."""
 
-    reason = 'SERVICE_UNREACHABLE'
     service: str
 
-    def __str__(self) -> str:
-        return f'the {self.service} service cannot be reached at the moment'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'DRAINING', 'the service is not ready or is shutting down; retry later', disposition=Disposition.RETRYABLE
+)
 class Draining(Unavailable):
     """The service is shutting down or not ready yet."""
 
-    reason = 'DRAINING'
 
-    def __str__(self) -> str:
-        return 'the service is not ready or shutting down'
-
-
-@dataclass(eq=False)
+@domain_error('DEADLINE_PASSED', 'the deadline passed before the answer was ready')
 class DeadlinePassed(DomainError):
     """The caller's deadline passed first."""
 
     code = Code.DEADLINE_EXCEEDED
-    reason = 'DEADLINE_PASSED'
-
-    def __str__(self) -> str:
-        return 'the deadline passed before the answer was ready'
 
 
-@dataclass(eq=False)
+@domain_error('CANCELLED', 'the call was cancelled')
 class Cancelled(DomainError):
-    """The caller, or another one with the right to, cancelled."""
+    """The caller, or another authorized one, cancelled the call."""
 
     code = Code.CANCELLED
-    reason = 'CANCELLED'
-
-    def __str__(self) -> str:
-        return 'the call was cancelled'
 
 
-@dataclass(eq=False)
+@domain_error('NOT_SUPPORTED_HERE', '{what} is not supported by the {engine} engine on this platform')
 class NotSupportedHere(FailedPrecondition):
-    """The engine or platform behind this replica cannot do it."""
+    """The engine or platform of this replica does not support the feature."""
 
-    reason = 'NOT_SUPPORTED_HERE'
     what: str
     engine: str
 
-    def __str__(self) -> str:
-        return f'{self.what} is not supported by the {self.engine} engine on this platform'
 
-
-@dataclass(eq=False)
+@domain_error('NOT_BUILT_YET', '{method} is not implemented yet; GetServerInfo lists the available methods')
 class NotBuiltYet(DomainError):
-    """The method is in the contract and not built yet."""
+    """The method is in the contract and not implemented yet."""
 
     code = Code.UNIMPLEMENTED
-    reason = 'NOT_BUILT_YET'
     method: str
 
-    def __str__(self) -> str:
-        return f'{self.method} is not built yet; GetServerInfo lists what is'
 
-
-@dataclass(eq=False)
+@domain_error('INTERNAL', 'internal error; quote request {request_id} in a report')
 class Internal(DomainError):
-    """A defect of ours; what it was is in the log under the request id."""
+    """A defect of the service. Details are in its log, under the request id."""
 
     code = Code.INTERNAL
-    reason = 'INTERNAL'
     request_id: str
-
-    def __str__(self) -> str:
-        return f'internal error; quote request {self.request_id} in a report'

@@ -1,7 +1,6 @@
 """Domain errors as `google.rpc.Status`, and back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 
@@ -18,6 +17,7 @@ from services.kit.errors import (
     QuotaExceeded,
     ServiceUnreachable,
 )
+from twinkle.errors import error_class
 
 DOMAIN = 'twinkle'
 """`ErrorInfo.domain` of every error."""
@@ -27,7 +27,7 @@ _FACT_BYTES = 300
 """A status travels in trailing metadata, of which gRPC takes 8 KiB; with longer ones the call would be lost."""
 
 
-@dataclass(eq=False)
+@error_class()
 class ForwardedError(DomainError):
     """An error of another service, passed on as it came."""
 

@@ -1,181 +1,154 @@
-"""Errors that only training knows."""
+"""Errors that only the model service raises. Shared errors are in `services.kit.errors`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from services.kit.errors import (
     Aborted,
     AlreadyExists,
     DataLoss,
+    Disposition,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
     Unavailable,
+    domain_error,
 )
 
 
-@dataclass(eq=False)
+@domain_error('OPERATION_NOT_FOUND', 'adapter {adapter_id!r} has no operation {sequence_number} on record')
 class OperationNotFound(NotFound):
     """No operation with that number is on record."""
 
-    reason = 'OPERATION_NOT_FOUND'
     adapter_id: str
     sequence_number: int
 
-    def __str__(self) -> str:
-        return f'adapter {self.adapter_id!r} has no operation {self.sequence_number} on record'
 
-
-@dataclass(eq=False)
+@domain_error('ID_TAKEN', 'adapter_id {id!r} was used before; choose another, or leave it empty')
 class AdapterIdTaken(AlreadyExists):
-    """The id that was asked for was used before; by whom, is not told."""
+    """The requested id was used before; the error does not reveal by whom."""
 
-    reason = 'ID_TAKEN'
     id: str
     kind: str = 'adapter'
 
-    def __str__(self) -> str:
-        return f'adapter_id {self.id!r} was used before; choose another, or leave it empty'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'SEQUENCE_REUSED', 'sequence_number {sequence_number} of adapter {adapter_id!r} was used for another operation'
+)
 class SequenceReused(Aborted):
     """The number was used for an operation with other content."""
 
-    reason = 'SEQUENCE_REUSED'
     adapter_id: str
     sequence_number: int
 
-    def __str__(self) -> str:
-        return f'sequence_number {self.sequence_number} of adapter {self.adapter_id!r} was used for another operation'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'SEQUENCE_GAP',
+    'operation {sequence_number} of adapter {adapter_id!r} waited for operation {expected}, which never came',
+    disposition=Disposition.UNKNOWN,
+)
 class SequenceGap(FailedPrecondition):
     """The operation waited for an earlier number that never came."""
 
-    reason = 'SEQUENCE_GAP'
     adapter_id: str
     sequence_number: int
     expected: int
 
-    def __str__(self) -> str:
-        return (
-            f'operation {self.sequence_number} of adapter {self.adapter_id!r} waited for operation {self.expected}, '
-            'which never came'
-        )
 
-
-@dataclass(eq=False)
+@domain_error('ADAPTER_NOT_READY', 'adapter {adapter_id!r} needs {needs} first')
 class AdapterNotReady(FailedPrecondition):
-    """The adapter lacks what the verb needs."""
+    """The adapter lacks something that the verb needs."""
 
-    reason = 'ADAPTER_NOT_READY'
     adapter_id: str
     needs: str
 
-    def __str__(self) -> str:
-        return f'adapter {self.adapter_id!r} needs {self.needs} first'
 
-
-@dataclass(eq=False)
+@domain_error('LOSS_NOT_FINITE')
 class LossNotFinite(FailedPrecondition):
-    """The forward pass gave no finite loss; no gradient was added."""
+    """The forward pass produced a loss that is not finite; no gradient was added."""
 
-    reason = 'LOSS_NOT_FINITE'
     adapter_id: str
     feature_index: int | None = None
-    """Which example; None where it is not one alone."""
+    """Position of the example in the batch; None if no single example is the cause."""
 
     def __str__(self) -> str:
         place = 'the batch' if self.feature_index is None else f'example {self.feature_index}'
-        return f'the loss of {place} is not finite; the gradient was left as it was'
+        return f'the loss of {place} is not finite; no gradient was added'
 
 
-@dataclass(eq=False)
+@domain_error(
+    'BATCH_TOO_LARGE',
+    'the batch has {token_count} tokens, but this replica processes at most {token_limit} at once; split it',
+)
 class BatchTooLarge(InvalidArgument):
-    """One batch needs more than the replica has."""
+    """One batch needs more memory than the replica has."""
 
-    reason = 'BATCH_TOO_LARGE'
     token_count: int
     token_limit: int
 
-    def __str__(self) -> str:
-        return f'the batch has {self.token_count} tokens, this replica takes {self.token_limit} at once; split it'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'LOADER_AT_END',
+    'loader {loader_id!r} has no batch after {consumed_rows} examples because all its epochs were read; '
+    'open another one, or one with more epochs',
+)
 class LoaderAtEnd(FailedPrecondition):
-    """The loader has no batch there."""
+    """The loader has no batch after the position."""
 
-    reason = 'LOADER_AT_END'
     loader_id: str
     consumed_rows: int
 
-    def __str__(self) -> str:
-        return (
-            f'loader {self.loader_id!r} has no batch after {self.consumed_rows} examples: all its epochs are read; '
-            'open another one, or one of more epochs'
-        )
 
-
-@dataclass(eq=False)
+@domain_error('UNDO_TOO_FAR', 'adapter {adapter_id!r} can go back {step_limit} steps, not {step_count}')
 class UndoTooFar(FailedPrecondition):
-    """So many steps back are not kept."""
+    """The requested step is older than the stored ones."""
 
-    reason = 'UNDO_TOO_FAR'
     adapter_id: str
     step_count: int
     step_limit: int
 
-    def __str__(self) -> str:
-        return f'adapter {self.adapter_id!r} can go back {self.step_limit} steps, not {self.step_count}'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'REPLICA_LEASED',
+    'the base weights of this replica are leased to a full-parameter run; delete its adapter first',
+)
 class ReplicaLeased(FailedPrecondition):
-    """The base weights are being trained by another adapter."""
-
-    reason = 'REPLICA_LEASED'
-
-    def __str__(self) -> str:
-        return 'the base weights of this replica are leased to a full-parameter run; delete its adapter first'
+    """Another adapter trains the base weights."""
 
 
-@dataclass(eq=False)
+@domain_error(
+    'JOURNAL_UNAVAILABLE',
+    'the operation on adapter {adapter_id!r} could not be made durable and was not applied; retry',
+    disposition=Disposition.RETRYABLE,
+)
 class JournalUnavailable(Unavailable):
     """The operation could not be made durable, and was not applied."""
 
-    reason = 'JOURNAL_UNAVAILABLE'
     adapter_id: str
 
-    def __str__(self) -> str:
-        return f'the operation on adapter {self.adapter_id!r} could not be made durable and was not applied; try again'
 
-
-@dataclass(eq=False)
+@domain_error(
+    'ADAPTER_DAMAGED',
+    'the stored state of adapter {adapter_id!r} is damaged; load a checkpoint into a new adapter',
+)
 class AdapterDamaged(DataLoss):
-    """What is kept of the adapter cannot be read any more."""
+    """The stored state of the adapter can no longer be read."""
 
-    reason = 'ADAPTER_DAMAGED'
     adapter_id: str
     problem: str = field(default='', repr=False)
-    """For the log alone: it may name files."""
-
-    def __str__(self) -> str:
-        return f'what is kept of adapter {self.adapter_id!r} is damaged; load a checkpoint into a new adapter'
+    """Details for the log only, because they may contain file names."""
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the adapter alone."""
+        """Return the adapter without the problem."""
         return {'adapterId': self.adapter_id}
 
 
-@dataclass(eq=False)
+@domain_error(
+    'EXPORT_UNAVAILABLE',
+    'the merged model of adapter {adapter_id!r} could not be written at the moment; retry later',
+    disposition=Disposition.RETRYABLE,
+)
 class ExportUnavailable(Unavailable):
     """A merged model could not be written."""
 
-    reason = 'EXPORT_UNAVAILABLE'
     adapter_id: str
-
-    def __str__(self) -> str:
-        return f'the merged model of adapter {self.adapter_id!r} could not be written now; try again'

@@ -1,32 +1,30 @@
-"""What this service refuses, beside the errors every service has."""
+"""Errors that only the sampler raises. Shared errors are in `services.kit.errors`."""
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 from services.kit.errors import (
     AlreadyExists,
+    Disposition,
     FailedPrecondition,
     FieldViolation,
     InvalidArgument,
     NotFound,
     Unavailable,
+    domain_error,
 )
 
 
-@dataclass(eq=False)
+@domain_error(
+    'CONTEXT_EXCEEDED',
+    '{prompt_tokens} prompt tokens and {max_tokens} new ones do not fit a context of {context_tokens}; '
+    'shorten the prompt or lower max_tokens',
+)
 class ContextExceeded(InvalidArgument):
     """Prompt and new tokens do not fit the model's context."""
 
-    reason = 'CONTEXT_EXCEEDED'
     prompt_tokens: int
     max_tokens: int
     context_tokens: int
-
-    def __str__(self) -> str:
-        return (
-            f'{self.prompt_tokens} prompt tokens and {self.max_tokens} new ones do not fit a context of '
-            f'{self.context_tokens}; shorten the prompt or lower max_tokens'
-        )
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
@@ -34,68 +32,51 @@ class ContextExceeded(InvalidArgument):
         return (FieldViolation('prompt', str(self)),)
 
 
-@dataclass(eq=False)
+@domain_error('REQUEST_NOT_FOUND', 'no request {request_id!r} is running')
 class RequestNotFound(NotFound):
     """The caller has no such request running."""
 
-    reason = 'REQUEST_NOT_FOUND'
     request_id: str
 
-    def __str__(self) -> str:
-        return f'no request {self.request_id!r} is running'
 
-
-@dataclass(eq=False)
+@domain_error('ID_TAKEN', 'request_id {id!r} is running already; choose another or leave it empty')
 class RequestIdTaken(AlreadyExists):
-    """The caller has a request of that id running."""
+    """The caller has a request with that id running."""
 
-    reason = 'ID_TAKEN'
     id: str
     kind: str = 'request'
 
-    def __str__(self) -> str:
-        return f'request_id {self.id!r} is running already; choose another or leave it empty'
 
-
-@dataclass(eq=False)
+@domain_error('VERSION_NOT_READY', disposition=Disposition.RETRYABLE)
 class VersionNotReady(Unavailable):
-    """The version asked for has not reached this sampler; it may later."""
+    """The requested version has not reached this sampler yet."""
 
-    reason = 'VERSION_NOT_READY'
     adapter_id: str
     version: int
+    """0 stands for any version."""
 
     def __str__(self) -> str:
-        wanted = f'version {self.version} of adapter' if self.version else 'any version of adapter'
-        return f'{wanted} {self.adapter_id!r} has not reached this sampler yet; try again'
+        requested = f'version {self.version} of adapter' if self.version else 'any version of adapter'
+        return f'{requested} {self.adapter_id!r} has not reached this sampler yet; retry later'
 
 
-@dataclass(eq=False)
+@domain_error('ADAPTER_NOT_READY', 'adapter {adapter_id!r} cannot be sampled here: it needs {needs}')
 class AdapterMisfit(FailedPrecondition):
-    """The adapter's weights cannot be used on this base model."""
+    """The adapter's weights cannot be used with this base model."""
 
-    reason = 'ADAPTER_NOT_READY'
     adapter_id: str
     needs: str
 
-    def __str__(self) -> str:
-        return f'adapter {self.adapter_id!r} cannot be sampled here: it needs {self.needs}'
-
 
 class EngineInUse(Exception):
-    """The base model cannot be replaced now: requests run, or the engine sleeps. Never leaves this service."""
+    """The base model cannot be replaced because requests run or the engine sleeps. Never leaves this service."""
 
 
-@dataclass(eq=False)
+@domain_error('ENGINE_PAUSED', 'the engine is paused; retry later', disposition=Disposition.RETRYABLE)
 class EnginePaused(Unavailable):
-    """An operator has paused the engine."""
-
-    reason = 'ENGINE_PAUSED'
-
-    def __str__(self) -> str:
-        return 'the engine is paused; try again later'
+    """An operator paused the engine."""
 
     @property
     def retry_after(self) -> timedelta | None:
-        """Five seconds: pauses are made by people."""
+        """Five seconds, because a person ends the pause."""
         return timedelta(seconds=5)

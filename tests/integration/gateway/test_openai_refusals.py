@@ -145,7 +145,7 @@ async def test_unknown_models_are_404_and_foreign_ones_look_the_same(running: Op
             await client.completions.create(model=name, prompt='a')
         assert (raised.value.code, raised.value.param) == ('model_not_found', 'model')
         message = facts_of(raised.value)['message']
-        assert message.replace(name[:512], '') == "base model '' is not served here; there are tiny"
+        assert message.replace(name[:512], '') == "base model '' is not served here; available: tiny"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve(FOREIGN_RUN)
 

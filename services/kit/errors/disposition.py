@@ -1,0 +1,75 @@
+"""Status codes, and what a caller may assume about a request that failed."""
+
+from enum import IntEnum, StrEnum
+
+
+class Code(IntEnum):
+    """The status codes of gRPC, by their standard numbers."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Disposition(StrEnum):
+    """What a caller may assume about a request that failed; see `twinkle.api.error.v1.Disposition`."""
+
+    REFUSED = 'REFUSED'
+    """Nothing changed. The same request fails again until something else changes. An operation's number is free."""
+    RETRYABLE = 'RETRYABLE'
+    """Nothing changed. The same request may succeed later. An operation's number is free."""
+    FAILED = 'FAILED'
+    """The request was carried out and failed. An operation's number is used; repeating it returns this error."""
+    INTERRUPTED = 'INTERRUPTED'
+    """The request may have taken effect. Repeating it, with the same number or request id, may succeed."""
+    UNKNOWN = 'UNKNOWN'
+    """The request may have taken effect. Check the state before sending another one."""
+
+    @property
+    def frees_number(self) -> bool:
+        """Whether nothing changed, so that the number of a failed operation can be used again."""
+        return self in {Disposition.REFUSED, Disposition.RETRYABLE}
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether repeating the same request may succeed."""
+        return self in {Disposition.RETRYABLE, Disposition.INTERRUPTED}
+
+
+_BY_CODE = {
+    Code.INVALID_ARGUMENT: Disposition.REFUSED,
+    Code.DEADLINE_EXCEEDED: Disposition.INTERRUPTED,
+    Code.NOT_FOUND: Disposition.REFUSED,
+    Code.ALREADY_EXISTS: Disposition.REFUSED,
+    Code.PERMISSION_DENIED: Disposition.REFUSED,
+    Code.RESOURCE_EXHAUSTED: Disposition.REFUSED,
+    Code.FAILED_PRECONDITION: Disposition.FAILED,
+    Code.UNIMPLEMENTED: Disposition.REFUSED,
+    Code.UNAVAILABLE: Disposition.INTERRUPTED,
+    Code.UNAUTHENTICATED: Disposition.REFUSED,
+}
+
+
+def disposition_by_code(code: Code, *, has_retry_time: bool) -> Disposition:
+    """Return what a status code alone tells the caller.
+
+    Args:
+        code: Status code of the failed request.
+        has_retry_time: Whether the error names a time after which to retry; a full queue does, a used-up quota may not.
+    """
+    if code is Code.RESOURCE_EXHAUSTED and has_retry_time:
+        return Disposition.RETRYABLE
+    return _BY_CODE.get(code, Disposition.UNKNOWN)
