@@ -68,7 +68,7 @@ def domain_error(
     Args:
         reason: Name in `twinkle.api.error.v1.ErrorReason`, without the prefix.
         message: Format string over the fields, as for `twinkle.errors.error_class`.
-        disposition: What the caller may assume; None for the default of the status code.
+        disposition: Assumption that the caller may make; None for the default of the status code.
     """
 
     def declare(cls: type[_Error]) -> type[_Error]:

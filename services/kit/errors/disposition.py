@@ -25,7 +25,7 @@ class Code(IntEnum):
 
 
 class Disposition(StrEnum):
-    """What a caller may assume about a request that failed; see `twinkle.api.error.v1.Disposition`."""
+    """Assumption that a caller may make about a failed request; see `twinkle.api.error.v1.Disposition`."""
 
     REFUSED = 'REFUSED'
     """Nothing changed. The same request fails again until something else changes. An operation's number is free."""
