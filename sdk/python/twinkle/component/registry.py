@@ -1,4 +1,4 @@
-"""A table of components of one kind, and how one of them is asked for."""
+"""A registry of the components of one kind, and checks of the options they are built with."""
 
 import difflib
 import inspect
@@ -12,35 +12,32 @@ from twinkle.plugin import Plugin, allowed_plugins, is_plugin_id
 _Component = TypeVar('_Component')
 
 _MISFITS = (TypeError, ArithmeticError, LookupError, AttributeError, AssertionError, RuntimeError)
-"""What constructors raise for values that they did not expect at all."""
+"""Errors other than ValueError that a constructor may raise for an option's value."""
 
 
 def near_misses(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that somebody who typed `name` may have meant, the nearest first, at most two.
-
-    Letters count whatever their case.
-    """
-    by_letters = {one.lower(): one for one in known}
-    return [by_letters[letters] for letters in difflib.get_close_matches(name.lower(), by_letters, n=2, cutoff=0.7)]
+    """Return up to two known names that are similar to `name`, best match first, ignoring case."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.7)]
 
 
 @error_class()
 class UnknownComponent(ValueError):
-    """No component of that kind and name exists."""
+    """No component of this kind and name exists."""
 
     kind: str
     name: str
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        matches = near_misses(self.name, self.known)
-        guess = f'did you mean {" or ".join(matches)}? There are' if matches else 'there are'
-        return f'there is no {self.kind} {self.name!r}; {guess} {", ".join(self.known) or "none"}'
+        similar = near_misses(self.name, self.known)
+        hint = f'did you mean {" or ".join(similar)}? Known names:' if similar else 'known names:'
+        return f'unknown {self.kind} {self.name!r}; {hint} {", ".join(self.known) or "none"}'
 
 
 @error_class('{kind} {name}: {problem}')
 class InvalidComponentOptions(ValueError):
-    """A component does not accept the given options."""
+    """A component does not accept the options it was given."""
 
     kind: str
     name: str
@@ -49,7 +46,7 @@ class InvalidComponentOptions(ValueError):
 
 @error_class('{kind} {name} cannot be registered: {problem}')
 class InvalidComponent(ValueError):
-    """An object cannot be registered as a component."""
+    """A class cannot be registered as a component."""
 
     kind: str
     name: str
@@ -57,16 +54,16 @@ class InvalidComponent(ValueError):
 
 
 class ComponentRegistry(Generic[_Component]):
-    """Classes of one kind by name.
+    """Classes of one kind, by name.
 
     Args:
-        kind: what they are, for messages.
-        base: what every instance is.
-        classes: the ones known from the start, by the class's name.
-        named: more of them, by names of their own.
-        plugin_group: entry points `load_plugins` looks among; empty where there are no plugins.
+        kind: noun for the components in messages, such as 'loss'.
+        base: class that every component derives from.
+        classes: built-in components, registered under their class names.
+        named: built-in components, registered under the given names.
+        plugin_group: entry point group that `load_plugins` searches. Empty: no entry points.
 
-    Concurrency: register before others build.
+    Concurrency: register all classes before other threads call `build`.
     """
 
     def __init__(
@@ -80,25 +77,25 @@ class ComponentRegistry(Generic[_Component]):
     ) -> None:
         self._kind, self._base, self._plugin_group = kind, base, plugin_group
         self._classes = {**{cls.__name__: cls for cls in classes}, **(named or {})}
-        # Only to name them: each time one is asked for, it is looked up whether it is allowed.
+        # Used by `name_of` only: `build` loads a plugin each time, so that the plugin policy is always checked.
         self._plugins: dict[str, type[_Component]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names `build` takes, sorted."""
+        """Registered names, sorted."""
         return tuple(sorted(self._classes))
 
     def name_of(self, component: 'type[_Component] | _Component') -> str:
-        """Return the name under which `build` makes a component's class; its own name where there is none."""
+        """Return the name under which a component's class can be built, or the class name if it is not registered."""
         cls = component if isinstance(component, type) else type(component)
         known = {**self._plugins, **self._classes}
         return next((name for name in sorted(known) if known[name] is cls), cls.__name__)
 
     def register(self, name: str = '') -> Callable[[type[_Component]], type[_Component]]:
-        """Return a decorator that makes a class of this process known, under `name` or the class's own.
+        """Return a decorator that registers a class under `name`, by default its class name.
 
         Raises:
-            InvalidComponent: from the decorator: it is no such class, or the name is taken.
+            InvalidComponent: raised by the decorator if the class does not derive from the base or the name is taken.
         """
 
         def decorate(cls: type[_Component]) -> type[_Component]:
@@ -108,20 +105,20 @@ class ComponentRegistry(Generic[_Component]):
         return decorate
 
     def load_plugins(self, allowed_names: Iterable[str]) -> None:
-        """Make classes of others known: of installed packages, and of plugins (`twinkle.plugin`).
+        """Register third-party classes: entry points of installed packages, and plugins (`twinkle.plugin`).
 
-        Nothing of one is imported before it is allowed here: a service passes what its operator listed, never what
-        a client sent.
+        Only names passed here are imported. A service passes the names in its operator's configuration, never names
+        that a client sent.
 
         Args:
-            allowed_names: names of entry points, and ids of plugins, with `@` and a digest where the code is fixed;
-                each is the name of its class here, without the digest.
+            allowed_names: names of entry points and ids of plugins. An id may end in `@` and a digest that the code
+                must have. Each class is registered under its name or id, without the digest.
 
         Raises:
-            UnknownComponent: no package offers a plugin of that name.
-            InvalidComponent: it is no such class, or its name is taken.
-            PluginRefused: a plugin does not hold exactly one such class.
-            HubError: a plugin cannot be had.
+            UnknownComponent: no installed package provides an entry point of this name.
+            InvalidComponent: the class does not derive from the base, or its name is taken.
+            PluginRefused: a plugin does not contain exactly one such class.
+            HubError: a plugin cannot be downloaded.
         """
         offered = entry_points(group=self._plugin_group) if self._plugin_group else ()
         known = tuple(sorted({point.name for point in offered}))
@@ -132,7 +129,7 @@ class ComponentRegistry(Generic[_Component]):
             if not points:
                 raise UnknownComponent(f'{self._kind} plugin', name, known)
             if len(points) > 1:
-                raise InvalidComponent(self._kind, name, 'several packages offer it')
+                raise InvalidComponent(self._kind, name, 'several installed packages provide it')
             self._add(name, points[0].load())
 
     def _load_plugin(self, entry: str) -> bool:
@@ -147,19 +144,20 @@ class ComponentRegistry(Generic[_Component]):
         if not (isinstance(cls, type) and issubclass(cls, self._base)) or inspect.isabstract(cls):
             raise InvalidComponent(self._kind, name, f'it must be a class that implements {self._base.__name__}')
         if self._classes.setdefault(name, cls) is not cls:
-            raise InvalidComponent(self._kind, name, 'the name is taken')
+            raise InvalidComponent(self._kind, name, 'the name is already registered')
 
     def build(self, component: 'str | type[_Component] | _Component', options: Mapping[str, Any]) -> _Component:
-        """Return a component given by name, class, instance or, where plugins are allowed, as a plugin's id.
+        """Build a component from its name, its class or a plugin id, or return a given instance.
 
         Raises:
             UnknownComponent: the name is not registered.
-            InvalidComponentOptions: an option is unknown or refused, or options come beside an instance.
-            PluginRefused: plugins are not allowed, or this one does not hold exactly one such class.
+            InvalidComponentOptions: an option is unknown or invalid, or options were given for an instance.
+            PluginRefused: plugins are not allowed, or this one does not contain exactly one such class.
         """
         if isinstance(component, self._base):
             if options:
-                raise InvalidComponentOptions(self._kind, type(component).__name__, 'is built; it takes no options')
+                problem = f'options cannot be applied to an instance, got {sorted(options)}'
+                raise InvalidComponentOptions(self._kind, type(component).__name__, problem)
             return component
         if isinstance(component, str):
             component = self._class_of(component)
@@ -182,16 +180,16 @@ class ComponentRegistry(Generic[_Component]):
         except ValueError as error:
             raise InvalidComponentOptions(self._kind, cls.__name__, str(error)) from error
         except _MISFITS as error:
-            # Python's own words would tell of our code, and nothing of the options.
-            problem = f'its options have values of no use: {dict(options)}'
+            # The original message describes our code rather than the caller's options.
+            problem = f'an option has an invalid value: {dict(options)}'
             raise InvalidComponentOptions(self._kind, cls.__name__, problem) from error
 
 
 def check_required(kind: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Check that options are there which `function` cannot do without.
+    """Check that `options` contain every required parameter of `function`.
 
     Raises:
-        InvalidComponentOptions: names what is missing.
+        InvalidComponentOptions: a required option is missing. The message lists all missing ones.
     """
     parameters = inspect.signature(function).parameters.values()
     missing = [
@@ -202,23 +200,23 @@ def check_required(kind: str, name: str, function: Callable[..., Any], options: 
         and parameter.name not in options
     ]
     if missing:
-        raise InvalidComponentOptions(kind, name, f'needs the options {missing}')
+        raise InvalidComponentOptions(kind, name, f'missing required options {missing}')
 
 
 def check_options(
     kind: str, name: str, function: Callable[..., Any], options: Mapping[str, Any], *, given: Sequence[str] = ()
 ) -> None:
-    """Check that `function` takes every option by name.
+    """Check that `function` accepts every option by name.
 
     Args:
-        kind: of the component, for messages.
-        name: of the component.
-        function: its constructor.
-        options: what it is asked for with.
-        given: parameters that are not for options, as the caller fills them in.
+        kind: kind of the component, for messages.
+        name: name of the component, for messages.
+        function: constructor of the component.
+        options: options to check; only their names matter.
+        given: parameters that the caller fills in itself, which are not options.
 
     Raises:
-        InvalidComponentOptions: names the unknown ones and what there is.
+        InvalidComponentOptions: an option is unknown. The message lists the known ones.
     """
     parameters = inspect.signature(function).parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}

@@ -32,10 +32,10 @@ class MissingStream(InvalidLossInput):
 
 @error_class()
 class MissingOutput(InvalidLossInput):
-    """A loss needs an output that the forward pass does not give."""
+    """A loss needs an output that the forward pass did not compute."""
 
     problem: str = field(init=False, repr=False)
     name: str
 
     def __post_init__(self) -> None:
-        self.problem = f'the loss needs {self.name}, which this forward pass does not give'
+        self.problem = f'the loss needs {self.name}, which this forward pass does not compute'

@@ -1,73 +1,73 @@
-"""The seam between whoever loads a base model and a patch of it."""
+"""Base class of patches, and the record of the patches of a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from twinkle.errors import error_class
-from twinkle.patch.versions import VersionRange, misfit
+from twinkle.patch.versions import VersionRange, version_problem
 
 
 @error_class('{patch}: {problem}')
 class PatchError(ValueError):
-    """A patch cannot be applied to this model at this time; the model is unchanged."""
+    """A patch cannot be applied or removed; the model is unchanged."""
 
     patch: str
     problem: str
 
 
-_KEPT_AS = '_twinkle_patches'
-"""Attribute of a model under which it keeps its patches, in the order in which they came."""
+_ATTRIBUTE = '_twinkle_patches'
+"""Attribute of a model that lists its patches in the order of application."""
 
 
 def patches_of(model: Any) -> 'tuple[Patch, ...]':
-    """Return the patches that are in a model, the last one last."""
-    return tuple(vars(model).get(_KEPT_AS, ()))
+    """Return the patches of a model, in the order of application."""
+    return tuple(vars(model).get(_ATTRIBUTE, ()))
 
 
 class Patch(ABC):
-    """A change to a model that can be undone. One instance is in at most one model at a time.
+    """Reversible change to a model. One instance can be applied to at most one model at a time.
 
-    Concurrency: apply and undo it while no pass of the model runs.
+    Concurrency: apply and undo a patch only while no pass of the model is running.
     """
 
     libraries: ClassVar[Mapping[str, VersionRange]] = {}
-    """Versions it was written for, by the library whose inside it changes; it refuses all others."""
+    """Supported versions of each library whose internals the patch changes; other versions are refused."""
 
     def __init__(self) -> None:
         self._model: Any = None
 
     @property
     def is_applied(self) -> bool:
-        """Whether it is in a model."""
+        """Whether the patch is applied to a model."""
         return self._model is not None
 
     def __call__(self, model: Any) -> Any:
-        """Change a model of transformers in place, before anything is built on it; return it.
+        """Apply the patch in place to a transformers model, before anything is built on it; return the model.
 
-        Idempotency: where it is in this very model already, nothing happens.
+        Idempotency: applying it to the same model again has no effect.
 
         Raises:
-            PatchError: the model is none this patch is for, the patch is in another one, or it is for other
-                versions of a library than are installed.
+            PatchError: the patch does not support the model, is applied to another model, or does not support an
+                installed library version.
         """
         if self._model is model:
             return model
         if self.is_applied:
-            raise PatchError(type(self).__name__, 'is in another model; undo it or make another patch')
-        problem = misfit(self.libraries)
+            raise PatchError(type(self).__name__, 'is applied to another model; undo it or create another instance')
+        problem = version_problem(self.libraries)
         if problem is not None:
             raise PatchError(type(self).__name__, problem)
         self.apply(model)
         self._model = model
-        vars(model).setdefault(_KEPT_AS, []).append(self)
+        vars(model).setdefault(_ATTRIBUTE, []).append(self)
         return model
 
     def unpatch(self) -> None:
-        """Make the model what it was; patches that were applied later have to be undone before.
+        """Restore the model; patches that were applied later must be undone first.
 
         Raises:
-            PatchError: the patch is in no model, or another one came after it; nothing was changed.
+            PatchError: the patch is not applied, or another patch was applied later; nothing was changed.
         """
         if not self.is_applied:
             raise PatchError(type(self).__name__, 'is not applied')
@@ -75,13 +75,13 @@ class Patch(ABC):
         if later is not self:
             raise PatchError(type(self).__name__, f'{type(later).__name__} was applied after it; undo that first')
         self.undo(self._model)
-        vars(self._model)[_KEPT_AS].pop()
+        vars(self._model)[_ATTRIBUTE].pop()
         self._model = None
 
     @abstractmethod
     def apply(self, model: Any) -> None:
-        """Make the change, or raise `PatchError` and change nothing."""
+        """Change the model, or raise `PatchError` and change nothing."""
 
     @abstractmethod
     def undo(self, model: Any) -> None:
-        """Take the change back, to the bit."""
+        """Restore the model bitwise."""

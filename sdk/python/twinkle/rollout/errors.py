@@ -23,7 +23,7 @@ class ChatCannotGoOn(RolloutError, ValueError):
     """The chat template cannot render a turn after an assistant's, so multi-turn chats are impossible."""
 
 
-@error_class('samples[{index}].version_spans is empty; copy the spans of its SampledSequence, or leave the sample out')
+@error_class('samples[{index}].version_spans is empty; copy the spans of its SampledSequence, or remove the sample')
 class UnknownVersion(RolloutError, ValueError):
     """A sample does not name the adapter versions that drew it, so its age is unknown."""
 
@@ -43,6 +43,6 @@ class CallbackFailed(RolloutError, RuntimeError):
         return f'{self.name} raised {type(self.error).__name__}: {self.error}'
 
 
-@error_class('the pipeline is closed; create another one to continue')
+@error_class('the pipeline is closed; create a new one')
 class PipelineClosed(RolloutError, RuntimeError):
     """The pipeline was closed."""
