@@ -34,15 +34,9 @@ from services.gateway.futures.wiring import OpenFutures, Sampling, open_futures
 from services.gateway.http.assembly import make_http_server
 from services.gateway.http.server import HttpOptions, HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
-from services.gateway.keys.hasher import PepperedHasher
-from services.gateway.keys.install_bootstrap_key import InstallBootstrapKey
-from services.gateway.keys.pepper import pepper_of
+from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.servicer import KeyServicer
-from services.gateway.keys.sql import SqlKeyStore
-from services.gateway.keys.sql_projects import SqlProjectStore
-from services.gateway.keys.sql_tenants import SqlTenantStore
-from services.gateway.keys.verify_key import VerifyKey
-from services.gateway.keys.wiring import key_servicer
+from services.gateway.keys.sql import SqlProjectStore
 from services.gateway.openai.fleet_samplers import FleetSamplers
 from services.gateway.quotas.wiring import (
     ModelQuotas,
@@ -95,15 +89,10 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
     async with AsyncExitStack() as stack:
         database = await Database.open(config.database_address())
         stack.push_async_callback(database.close)
-        keys = SqlKeyStore(database)
-        tenants = SqlTenantStore(database)
-        hasher = PepperedHasher(pepper_of(config))
-        verify = VerifyKey(keys, hasher=hasher, clock=clock, memory=config.key_memory)
-        await InstallBootstrapKey(tenants, keys, hasher=hasher, clock=clock)(config.bootstrap_key)
-        administration = key_servicer(database, hasher=hasher, verify=verify, clock=clock)
+        accounts = await open_keys(config, database, clock=clock)
         quotas = await stack.enter_async_context(open_quotas(config, database, clock=clock))
         upstreams = await _open_upstreams(config, database, stack, quotas=quotas, clock=clock)
-        server = _server(config, database, verify=verify, keys=administration, upstreams=upstreams, clock=clock)
+        server = _server(config, database, accounts=accounts, upstreams=upstreams, clock=clock)
         futures = await stack.enter_async_context(
             open_futures(
                 config,
@@ -128,7 +117,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
                 *futures.jobs,
             ),
             futures.verbs,
-            _http_server(config, database, verify=verify, upstreams=upstreams, needs=needs, clock=clock),
+            _http_server(config, database, accounts=accounts, upstreams=upstreams, needs=needs, clock=clock),
         )
 
 
@@ -182,8 +171,7 @@ def _server(
     config: GatewayConfig,
     database: Database,
     *,
-    verify: VerifyKey,
-    keys: KeyServicer,
+    accounts: Accounts,
     upstreams: _Upstreams,
     clock: Clock,
 ) -> RpcServer:
@@ -209,9 +197,9 @@ def _server(
     facts = _facts(config, upstreams, clock=clock)
     server = RpcServer(
         config,
-        authenticator=_authenticator(config, verify),
+        authenticator=_authenticator(config, accounts),
         endpoints=make_endpoints(
-            keys=keys,
+            keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
             quotas=quota_servicer(database, upstreams.quotas),
             sessions=session_servicer,
             catalogue=catalogue_servicer,
@@ -242,7 +230,7 @@ def _http_server(
     config: GatewayConfig,
     database: Database,
     *,
-    verify: VerifyKey,
+    accounts: Accounts,
     upstreams: _Upstreams,
     needs: TinkerNeeds,
     clock: Clock,
@@ -261,7 +249,7 @@ def _http_server(
     samplers = FleetSamplers(upstreams.limited_sampling, fleet.membership, describe=fleet.facts.describe)
     return make_http_server(
         options,
-        authenticator=KeyAuthenticator(verify),
+        authenticator=KeyAuthenticator(accounts.verifier),
         samplers=samplers,
         runs=SqlRunStore(database),
         clock=clock,
@@ -272,7 +260,7 @@ def _http_server(
                 database,
                 upstreams.quotas.checkpoints(config, upstreams.forwarding.get('checkpoint')),
                 lookups=upstreams.models.lookups,
-                verify=verify,
+                accounts=accounts,
                 clock=clock,
             ),
         ],
@@ -303,9 +291,9 @@ def _tinker_needs(futures: OpenFutures, upstreams: _Upstreams) -> TinkerNeeds:
     )
 
 
-def _authenticator(config: GatewayConfig, verify: VerifyKey) -> GatewayAuthenticator:
+def _authenticator(config: GatewayConfig, accounts: Accounts) -> GatewayAuthenticator:
     return GatewayAuthenticator(
-        KeyAuthenticator(verify),
+        KeyAuthenticator(accounts.verifier),
         InternalAuthenticator(config.internal_token),
         internal_token=config.internal_token,
         is_open=config.is_on_loopback(),

@@ -9,8 +9,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from services.gateway.keys.api_key import MIN_SECRET_LENGTH, SECRET_PREFIX
-from services.gateway.keys.permissions import Access, requirement_of
+from services.gateway.credentials import MIN_SECRET_LENGTH, SECRET_PREFIX, Access, requirement_of
 from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota
 from services.kit.config import Listener, ServiceConfig
 from services.kit.tls import CertificateConfig

@@ -1,4 +1,4 @@
-"""Paging through things that are listed newest first."""
+"""Values for lists that are read page by page, newest item first."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Item = TypeVar('Item')
 
 @dataclass(frozen=True, order=True)
 class Cursor:
-    """Where an item stands in its list: by time of creation, then id."""
+    """Position of an item in its list: creation time, then id."""
 
     create_time: datetime
     """UTC."""
@@ -19,12 +19,12 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a list is asked for."""
+    """Request for one page, by cursor."""
 
     size: int
-    """Most items to return, at least 1."""
+    """Largest number of items to return, at least 1."""
     after: Cursor | None = None
-    """The last item of the page before; None for the first page."""
+    """Last item of the previous page; None for the first page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,30 +34,30 @@ class Listing(Generic[Item]):
     items: Sequence[Item]
     """Newest first."""
     next_cursor: Cursor | None
-    """What the next page begins after; None on the last."""
+    """Cursor for the next page; None on the last page."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What a list is asked for by place instead of by what came before."""
+    """Request for a part of a list, by offset."""
 
     offset: int
-    """How many to pass over."""
+    """Number of items to skip."""
     limit: int
-    """Most items to return."""
+    """Largest number of items to return."""
 
 
 @dataclass(frozen=True)
 class Counted(Generic[Item]):
-    """A part of a list."""
+    """Part of a list, with the length of the list."""
 
     items: Sequence[Item]
     """Newest first."""
     total_count: int
-    """How many there are in all."""
+    """Number of items in the full list."""
 
 
 def list_page(found: Sequence[Item], page: Page, *, cursor_of: Callable[[Item], Cursor]) -> Listing[Item]:
-    """Return the page out of `found`, which holds one item more than the page where there is a next one."""
+    """Return `page` from `found`, which has one extra item if there is a next page."""
     items = found[: page.size]
     return Listing(items=items, next_cursor=cursor_of(items[-1]) if len(found) > page.size else None)

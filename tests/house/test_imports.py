@@ -42,8 +42,8 @@ VALUES = (
 )
 """What a domain may know beside the standard library: values (arrays among them), never machines."""
 
-GATEWAY_RULES = re.compile(r'services\.gateway\.(errors|paging|fleet\.routing|\w+\.rules)')
-"""What the rules of a gateway feature may import beside that: errors, pages, and the rules of other features."""
+GATEWAY_RULES = re.compile(r'services\.gateway\.(credentials|errors|paging|fleet\.routing|\w+\.rules)')
+"""What the rules of a gateway feature may import beside that: root values and the rules of other features."""
 
 PROBE = """
 import importlib, json, sys

@@ -4,12 +4,13 @@ from typing import Any
 
 import grpc
 
-from services.gateway import wire as convert
+from services.gateway.catalogue import convert
 from services.gateway.catalogue.change_checkpoints import ChangeCheckpoints
+from services.gateway.catalogue.convert import checkpoint_filter_from_proto, query_of, run_filter_from_proto
 from services.gateway.catalogue.get_run import GetRun
 from services.gateway.catalogue.list_run_checkpoints import ListRunCheckpoints
 from services.gateway.catalogue.list_runs import ListRuns
-from services.gateway.paging_wire import checkpoint_filter_from_proto, query_of, run_filter_from_proto
+from services.gateway.page_tokens import next_token, page_from_proto
 from services.gateway.quotas.convert import span_from_proto, usages_to_proto
 from services.gateway.quotas.get_usage import GetUsage
 from services.kit.rpc.context import current_caller
@@ -53,11 +54,11 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
     ) -> messages.ListRunsResponse:
         """List the caller's runs."""
         query = query_of(request, current_caller().tenant_id)
-        page = convert.page_from_proto(request.page_size, request.page_token, query=query)
+        page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._list_runs(current_caller(), page, run_filter_from_proto(request))
         return messages.ListRunsResponse(
             runs=map(convert.run_to_proto, listing.items),
-            next_page_token=convert.next_token(listing.next_cursor, query=query),
+            next_page_token=next_token(listing.next_cursor, query=query),
         )
 
     async def ListRunCheckpoints(  # noqa: N802 (the contract's name)
@@ -65,11 +66,11 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
     ) -> messages.ListRunCheckpointsResponse:
         """List the caller's checkpoints."""
         query = query_of(request, current_caller().tenant_id)
-        page = convert.page_from_proto(request.page_size, request.page_token, query=query)
+        page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._list_run_checkpoints(current_caller(), page, checkpoint_filter_from_proto(request))
         return messages.ListRunCheckpointsResponse(
             checkpoints=map(convert.checkpoint_to_proto, listing.items),
-            next_page_token=convert.next_token(listing.next_cursor, query=query),
+            next_page_token=next_token(listing.next_cursor, query=query),
         )
 
     async def PublishCheckpoint(  # noqa: N802 (the contract's name)

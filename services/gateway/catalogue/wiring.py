@@ -12,14 +12,10 @@ from services.gateway.catalogue.sql_browse import SqlBrowser
 from services.gateway.config import GatewayConfig
 from services.gateway.forwarding.grpc_lookups import GrpcLookups
 from services.gateway.http.call import Route
-from services.gateway.keys.assign_project import AssignProject
-from services.gateway.keys.hasher import PepperedHasher
-from services.gateway.keys.pepper import pepper_of
-from services.gateway.keys.revoke_key import RevokeKey
-from services.gateway.keys.sql import SqlKeyStore
-from services.gateway.keys.sql_projects import SqlProjectStore
-from services.gateway.keys.verify_key import VerifyKey
+from services.gateway.keys.open import Accounts
+from services.gateway.keys.sql import SqlProjectStore
 from services.gateway.sampling.sql import SqlHandleStore
+from services.gateway.sessions.assign_project import AssignProject
 from services.gateway.sessions.get_session import GetSession
 from services.gateway.sessions.session import Session
 from services.gateway.sessions.sql import SqlSessionStore
@@ -49,13 +45,12 @@ def catalogue_router(
     checkpoints: GrpcCheckpoints,
     *,
     lookups: GrpcLookups,
-    verify: VerifyKey,
+    accounts: Accounts,
     clock: Clock,
 ) -> list[Route]:
     """Return the routes of the Tinker API for runs, checkpoints, lists of sessions and the account."""
     sessions, handles = SqlSessionStore(database), SqlHandleStore(database)
     get_session = GetSession(sessions, lifetime=config.session_lifetime, clock=clock)
-    pepper = pepper_of(config)
 
     async def find_session(session_id: str) -> Session:
         return await get_session(current_caller(), session_id)
@@ -78,7 +73,7 @@ def catalogue_router(
             assign=AssignProject(sessions, SqlProjectStore(database)),
         ),
         # A key of its own, and the same for all gateways that know the same API keys.
-        links=Links(PepperedHasher(pepper).digest('key of the links to files'), clock=clock),
-        revoke=RevokeKey(SqlKeyStore(database), verify=verify, clock=clock),
+        links=Links(accounts.verifier.digest('key of the links to files'), clock=clock),
+        revoke=accounts.keys.revoke,
     )
     return tinker_routes(catalogue_parts(world))

@@ -1,8 +1,8 @@
 """Between messages and values of exports, with every input check."""
 
-from services.gateway import wire as convert
 from services.gateway.exports.rules import Export, ExportState
 from services.gateway.exports.start_export import ExportOrder
+from services.gateway.page_tokens import next_token
 from services.gateway.paging import Listing
 from services.kit.errors import DomainError
 from services.kit.rpc.fields import id_from_proto, text_from_proto, timestamp_to_proto
@@ -47,7 +47,7 @@ def export_listing_to_proto(listing: Listing[Export], *, query: tuple[str, ...])
     """Return the message of a page, whose token is for `query`."""
     return messages.ListExportsResponse(
         exports=map(export_to_proto, listing.items),
-        next_page_token=convert.next_token(listing.next_cursor, query=query),
+        next_page_token=next_token(listing.next_cursor, query=query),
     )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 
-from services.gateway import wire as convert
 from services.gateway.exports.cancel_export import CancelExport
 from services.gateway.exports.convert import (
     export_filter_from_proto,
@@ -17,6 +16,7 @@ from services.gateway.exports.convert import (
 from services.gateway.exports.get_export import GetExport
 from services.gateway.exports.list_exports import ListExports
 from services.gateway.exports.start_export import StartExport
+from services.gateway.page_tokens import page_from_proto
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
 from twinkle.api.gateway.v1 import export_service_pb2 as messages
@@ -48,7 +48,7 @@ class ExportServicer(export_service_pb2_grpc.ExportServiceServicer):
     async def ListExports(self, request: messages.ListExportsRequest, context: Context) -> messages.ListExportsResponse:
         """List the caller's exports."""
         query = ('ListExports', current_caller().tenant_id, request.checkpoint_path)
-        page = convert.page_from_proto(request.page_size, request.page_token, query=query)
+        page = page_from_proto(request.page_size, request.page_token, query=query)
         path = export_filter_from_proto(request)
         listing = await self._list_exports(current_caller(), page, checkpoint_path=path)
         return export_listing_to_proto(listing, query=query)

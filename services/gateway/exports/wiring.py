@@ -20,7 +20,7 @@ from services.gateway.exports.servicer import ExportServicer
 from services.gateway.exports.sql import SqlExportStore
 from services.gateway.exports.start_export import StartExport
 from services.gateway.exports.targets import ExportTargets
-from services.gateway.keys.pepper import pepper_of
+from services.gateway.keys.open import pepper_of
 from services.gateway.store.database import Database
 from services.kit.clock import Clock
 from services.kit.rpc.context import acting_for

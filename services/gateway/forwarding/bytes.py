@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from services.gateway.keys.permissions import Access, requirement_of
+from services.gateway.credentials import Access, requirement_of
 from services.kit.errors import DomainError, ServiceUnreachable
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import current_request_id

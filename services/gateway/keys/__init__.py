@@ -1,3 +1,3 @@
-"""Tenants, projects and API keys: who may call, and with which permissions."""
+"""Tenants, projects and API keys, and the authentication of calls."""
 
 __all__: list[str] = []

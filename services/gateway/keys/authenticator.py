@@ -1,32 +1,31 @@
-"""From credentials to a caller, with the scope that the method needs."""
+"""Authenticates calls: credentials to a caller, with a check of the scope that the method needs."""
 
 import hmac
 from collections.abc import Mapping
 
-from services.gateway.keys.permissions import Access, requirement_of
-from services.gateway.keys.verify_key import VerifyKey
+from services.gateway.credentials import Access, requirement_of
+from services.gateway.keys.verifier import KeyVerifier
 from services.kit.caller import Caller
 from services.kit.errors import CredentialsMissing, NotBuiltYet, ScopeMissing
 from services.kit.rpc.auth import Authenticator, bearer_token
 
 
 class KeyAuthenticator:
-    """Takes API keys as bearer tokens. Nothing else that a client sends says who it is."""
+    """Authenticates clients by an API key as bearer token, and by nothing else that they send."""
 
-    def __init__(self, verify: VerifyKey) -> None:
-        """Look keys up with `verify`."""
-        self._verify = verify
+    def __init__(self, verifier: KeyVerifier) -> None:
+        self._verifier = verifier
 
     async def authenticate(self, method: str, metadata: Mapping[str, str]) -> Caller:
-        """Return the key's caller.
+        """Return the caller that the key belongs to.
 
         Raises:
-            CredentialsMissing: no key came.
+            CredentialsMissing: the call has no key.
             CredentialsInvalid: the key is unknown, revoked or expired.
             NotBuiltYet: the method is in no contract.
-            ScopeMissing: the key may not, or the method is between services only.
+            ScopeMissing: the key lacks the scope, or only services may call the method.
         """
-        key = await self._verify(bearer_token(metadata))
+        key = await self._verifier.verify(bearer_token(metadata))
         requirement = requirement_of(method[1:])
         if requirement is None:
             raise NotBuiltYet(method[1:])
@@ -41,21 +40,20 @@ class KeyAuthenticator:
 
 
 class GatewayAuthenticator:
-    """Takes the deployment's own token for methods between services, and API keys for all others.
+    """Accepts the deployment's internal token for methods between services, and API keys for all other methods.
 
-    Neither opens the other's door: a key may never call a method between services, whatever its scopes, and
-    whoever holds the token is nobody elsewhere.
+    An API key never authenticates a method between services, and the internal token authenticates no other method.
     """
 
     def __init__(self, keys: Authenticator, services: Authenticator, *, internal_token: str, is_open: bool) -> None:
-        """Tell callers apart.
+        """Combine two authenticators.
 
         Args:
-            keys: knows API keys.
-            services: knows who holds `internal_token`.
-            internal_token: the deployment's secret; empty: it has none.
-            is_open: whether a deployment without a secret trusts whoever sends no credentials at all: only where
-                nobody else's machine can reach it.
+            keys: authenticates API keys.
+            services: authenticates holders of `internal_token`.
+            internal_token: the deployment's secret; empty if it has none.
+            is_open: whether a deployment without a secret trusts services that send no credentials. Set it only where
+                other machines cannot reach the gateway.
         """
         self._keys = keys
         self._services = services
@@ -66,9 +64,9 @@ class GatewayAuthenticator:
         """Return the caller.
 
         Raises:
-            CredentialsMissing, CredentialsInvalid: nobody.
+            CredentialsMissing, CredentialsInvalid: the credentials are missing or invalid.
             NotBuiltYet: the method is in no contract.
-            ScopeMissing: a key may not.
+            ScopeMissing: the key lacks the scope, or only services may call the method.
         """
         if requirement_of(method[1:]) is not Access.INTERNAL or not self._is_service(metadata):
             return await self._keys.authenticate(method, metadata)

@@ -1,46 +1,68 @@
-"""API keys, kept, and what their secrets are kept as."""
+"""Storage ports for tenants, projects and API keys."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.keys.api_key import ApiKey, Succession
+from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
 from services.gateway.paging import Page
 
 
+class TenantStore(Protocol):
+    """Stores tenants."""
+
+    async def add_if_absent(self, tenant: Tenant) -> Tenant:
+        """Add the tenant unless its id is in use; return the stored tenant of that id."""
+        ...
+
+    async def get(self, tenant_id: str) -> Tenant | None:
+        """Return the tenant, or None."""
+        ...
+
+    async def list_newest(self, page: Page) -> Sequence[Tenant]:
+        """Return a page and one extra item if there is a next page, newest first."""
+        ...
+
+
+class ProjectStore(Protocol):
+    """Stores projects."""
+
+    async def add_if_absent(self, project: Project) -> Project:
+        """Add the project unless the tenant has one of that id; return the stored project of that id."""
+        ...
+
+    async def get(self, tenant_id: str, project_id: str) -> Project | None:
+        """Return the tenant's project, or None."""
+        ...
+
+    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Project]:
+        """Return a page and one extra item if there is a next page, newest first."""
+        ...
+
+
 class KeyStore(Protocol):
-    """Keeps API keys by the digest of their secrets."""
+    """Stores API keys by the digest of their secrets."""
 
     async def add(self, key: ApiKey, *, digest: bytes) -> None:
-        """Keep the key; one with that digest already stays as it is."""
+        """Add the key unless the digest is in use."""
         ...
 
     async def find(self, digest: bytes) -> ApiKey | None:
-        """Return the key with this digest, good or not, or None."""
+        """Return the key with this digest, valid or not, or None."""
         ...
 
-    async def replace(
-        self, key_id: str, succeed: Callable[[ApiKey], Succession], *, digest: bytes
-    ) -> Succession | None:
-        """Keep both keys of `succeed(key)` in one transaction, the heir by `digest`; None if there is no such key.
+    async def replace(self, key_id: str, rotate: Callable[[ApiKey], Rotation], *, digest: bytes) -> Rotation | None:
+        """Store both keys of `rotate(key)` in one transaction, the successor under `digest`; None for an unknown key.
 
         Raises:
-            DomainError: whatever `succeed` raised; nothing is changed then.
+            DomainError: `rotate` raised it; nothing is stored then.
         """
         ...
 
     async def revoke(self, key_id: str, *, moment: datetime) -> ApiKey | None:
-        """Mark the key revoked, at `moment` unless it was before, and return it; None if there is none."""
+        """Revoke the key at `moment`, unless it is revoked already, and return it; None for an unknown key."""
         ...
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:
-        """Return one item more than the page where there are as many, newest first."""
-        ...
-
-
-class SecretHasher(Protocol):
-    """Turns secrets into what may be stored."""
-
-    def digest(self, secret: str) -> bytes:
-        """Return 32 bytes that tell nothing of the secret to whoever lacks this server's pepper."""
+        """Return a page and one extra item if there is a next page, newest first."""
         ...

@@ -1,14 +1,17 @@
-"""API keys in SQL. Of a secret only its digest is ever here."""
+"""Tables and stores of tenants, projects and API keys. Only digests of secrets are stored."""
 
 import hmac
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, Dialect, ForeignKey, Index, LargeBinary, String, select, update
+from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
 
-from services.gateway.keys.api_key import ApiKey, Succession
-from services.gateway.keys.tables import ApiKeyRow
+from services.gateway.credentials import Scope
+from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant, scope_names
 from services.gateway.paging import Page
+from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import (
     as_row,
@@ -20,61 +23,157 @@ from services.gateway.store.statements import (
 )
 
 
-class SqlKeyStore:
-    """Keeps API keys."""
+class ScopeSet(TypeDecorator[frozenset[Scope]]):
+    """Set of scopes, stored as their names separated by commas."""
+
+    impl = String(256)
+    cache_ok = True
+
+    def process_bind_param(self, value: frozenset[Scope] | None, dialect: Dialect) -> str | None:
+        del dialect
+        return None if value is None else ','.join(scope_names(value))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> frozenset[Scope] | None:
+        del dialect
+        return None if value is None else frozenset(Scope(name) for name in value.split(',') if name)
+
+
+class TenantRow(Base):
+    """Tenants."""
+
+    __tablename__ = 'tenants'
+    tenant_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    display_name: Mapped[str]
+    create_time: Mapped[datetime]
+
+
+class ProjectRow(Base):
+    """Projects; ids are unique within a tenant only."""
+
+    __tablename__ = 'projects'
+    __table_args__ = (Index('ix_projects_newest', 'tenant_id', 'create_time', 'project_id'),)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey('tenants.tenant_id'), primary_key=True)
+    project_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    display_name: Mapped[str]
+    create_time: Mapped[datetime]
+
+
+class ApiKeyRow(Base):
+    """API keys by the digest of their secrets."""
+
+    __tablename__ = 'api_keys'
+    __table_args__ = (Index('ix_api_keys_newest', 'tenant_id', 'create_time', 'key_id'),)
+    key_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey('tenants.tenant_id'))
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    scopes: Mapped[frozenset[Scope]] = mapped_column(ScopeSet)
+    display_name: Mapped[str]
+    create_time: Mapped[datetime]
+    expire_time: Mapped[datetime | None]
+    revoke_time: Mapped[datetime | None]
+    project_id: Mapped[str] = mapped_column(String(64), server_default='')
+    replaces_key_id: Mapped[str] = mapped_column(String(64), server_default='')
+    retire_time: Mapped[datetime | None]
+
+
+class SqlTenantStore:
+    """Implements `TenantStore`."""
 
     def __init__(self, database: Database) -> None:
-        """Keep them in `database`."""
+        self._database = database
+
+    async def add_if_absent(self, tenant: Tenant) -> Tenant:
+        query = select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant.tenant_id)
+        async with self._database.write() as connection:
+            insert = insert_into(connection, TenantRow).values(as_row(tenant))
+            await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id']))
+            return await fetch_one(connection, query, Tenant) or tenant
+
+    async def get(self, tenant_id: str) -> Tenant | None:
+        query = select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant_id)
+        async with self._database.read() as connection:
+            return await fetch_one(connection, query, Tenant)
+
+    async def list_newest(self, page: Page) -> Sequence[Tenant]:
+        query = select_values(TenantRow, Tenant)
+        query = newest_first(query, page, time=TenantRow.create_time, item_id=TenantRow.tenant_id)
+        async with self._database.read() as connection:
+            return await fetch_all(connection, query, Tenant)
+
+
+class SqlProjectStore:
+    """Implements `ProjectStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add_if_absent(self, project: Project) -> Project:
+        query = select_values(ProjectRow, Project).where(_is_project(project.tenant_id, project.project_id))
+        async with self._database.write() as connection:
+            insert = insert_into(connection, ProjectRow).values(as_row(project))
+            await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'project_id']))
+            return await fetch_one(connection, query, Project) or project
+
+    async def get(self, tenant_id: str, project_id: str) -> Project | None:
+        query = select_values(ProjectRow, Project).where(_is_project(tenant_id, project_id))
+        async with self._database.read() as connection:
+            return await fetch_one(connection, query, Project)
+
+    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Project]:
+        query = select_values(ProjectRow, Project).where(ProjectRow.tenant_id == tenant_id)
+        query = newest_first(query, page, time=ProjectRow.create_time, item_id=ProjectRow.project_id)
+        async with self._database.read() as connection:
+            return await fetch_all(connection, query, Project)
+
+
+class SqlKeyStore:
+    """Implements `KeyStore`."""
+
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, key: ApiKey, *, digest: bytes) -> None:
-        """Keep the key; one with that digest already stays as it is."""
         async with self._database.write() as connection:
             insert = insert_into(connection, ApiKeyRow).values(digest=digest, **as_row(key))
             await connection.execute(insert.on_conflict_do_nothing(index_elements=['digest']))
 
     async def find(self, digest: bytes) -> ApiKey | None:
-        """Return the key with this digest, good or not, or None."""
         columns = select(ApiKeyRow.digest, ApiKeyRow.key_id).where(ApiKeyRow.digest == digest)
         async with self._database.read() as connection:
             row = (await connection.execute(columns)).one_or_none()
-            # The index already found it; this comparison takes the same time wherever two digests differ.
+            # The index has found the row already; this comparison takes constant time wherever two digests differ.
             if row is None or not hmac.compare_digest(row.digest, digest):
                 return None
             query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == row.key_id)
             return await fetch_one(connection, query, ApiKey)
 
-    async def replace(
-        self, key_id: str, succeed: Callable[[ApiKey], Succession], *, digest: bytes
-    ) -> Succession | None:
-        """Keep both keys of `succeed(key)` in one transaction, the heir by `digest`; None if there is no such key.
-
-        Raises:
-            DomainError: whatever `succeed` raised; nothing is changed then.
-        """
-        is_it = ApiKeyRow.key_id == key_id
+    async def replace(self, key_id: str, rotate: Callable[[ApiKey], Rotation], *, digest: bytes) -> Rotation | None:
+        is_key = ApiKeyRow.key_id == key_id
+        query = select_values(ApiKeyRow, ApiKey).where(is_key).with_for_update()
         async with self._database.write() as connection:
-            key = await fetch_one(connection, select_values(ApiKeyRow, ApiKey).where(is_it).with_for_update(), ApiKey)
+            key = await fetch_one(connection, query, ApiKey)
             if key is None:
                 return None
-            succession = succeed(key)
-            await connection.execute(update(ApiKeyRow).where(is_it).values(as_row(succession.retired)))
+            rotation = rotate(key)
+            await connection.execute(update(ApiKeyRow).where(is_key).values(as_row(rotation.retired)))
             await connection.execute(
-                insert_into(connection, ApiKeyRow).values(digest=digest, **as_row(succession.heir))
+                insert_into(connection, ApiKeyRow).values(digest=digest, **as_row(rotation.successor))
             )
-            return succession
+            return rotation
 
     async def revoke(self, key_id: str, *, moment: datetime) -> ApiKey | None:
-        """Mark the key revoked, at `moment` unless it was before, and return it; None if there is none."""
-        is_good = (ApiKeyRow.key_id == key_id) & ApiKeyRow.revoke_time.is_(None)
+        is_unrevoked = (ApiKeyRow.key_id == key_id) & ApiKeyRow.revoke_time.is_(None)
         query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == key_id)
         async with self._database.write() as connection:
-            await connection.execute(update(ApiKeyRow).where(is_good).values(revoke_time=moment))
+            await connection.execute(update(ApiKeyRow).where(is_unrevoked).values(revoke_time=moment))
             return await fetch_one(connection, query, ApiKey)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:
-        """Return one item more than the page where there are as many, newest first."""
         query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.tenant_id == tenant_id)
         query = newest_first(query, page, time=ApiKeyRow.create_time, item_id=ApiKeyRow.key_id)
         async with self._database.read() as connection:
             return await fetch_all(connection, query, ApiKey)
+
+
+def _is_project(tenant_id: str, project_id: str) -> ColumnElement[bool]:
+    return (ProjectRow.tenant_id == tenant_id) & (ProjectRow.project_id == project_id)

@@ -1,7 +1,7 @@
 """The verb that says what a tenant may use."""
 
 from services.gateway.errors import TenantNotFound
-from services.gateway.keys.tenant_ports import TenantStore
+from services.gateway.keys.ports import TenantStore
 from services.gateway.quotas.book import QuotaBook
 from services.gateway.quotas.rules import Quota
 

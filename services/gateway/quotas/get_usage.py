@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from services.gateway.errors import TenantNotFound
-from services.gateway.keys.tenant_ports import TenantStore
+from services.gateway.keys.ports import TenantStore
 from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.ports import UsageStore
 from services.gateway.quotas.usage import Usage

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway import wire as convert
+from services.gateway.keys.convert import tenant_id_from_proto
 from services.gateway.quotas.convert import quota_from_proto, quota_to_proto, span_from_proto, usages_to_proto
 from services.gateway.quotas.get_quota import GetQuota
 from services.gateway.quotas.get_usage import GetTenantUsage
@@ -28,12 +28,12 @@ class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):
 
     async def GetQuota(self, request: messages.GetQuotaRequest, context: Context) -> messages.GetQuotaResponse:
         """Show a quota."""
-        own, effective = await self._get_quota(convert.tenant_id_from_proto(request.tenant_id))
+        own, effective = await self._get_quota(tenant_id_from_proto(request.tenant_id))
         return messages.GetQuotaResponse(quota=quota_to_proto(own), effective_quota=quota_to_proto(effective))
 
     async def SetQuota(self, request: messages.SetQuotaRequest, context: Context) -> messages.SetQuotaResponse:
         """Change a quota."""
-        tenant_id = convert.tenant_id_from_proto(request.tenant_id)
+        tenant_id = tenant_id_from_proto(request.tenant_id)
         own, effective = await self._set_quota(tenant_id, quota_from_proto(request.quota, 'quota'))
         return messages.SetQuotaResponse(quota=quota_to_proto(own), effective_quota=quota_to_proto(effective))
 
@@ -41,6 +41,6 @@ class QuotaServicer(quota_service_pb2_grpc.QuotaServiceServicer):
         self, request: messages.GetTenantUsageRequest, context: Context
     ) -> messages.GetTenantUsageResponse:
         """Say what a tenant used."""
-        tenant_id = convert.tenant_id_from_proto(request.tenant_id)
+        tenant_id = tenant_id_from_proto(request.tenant_id)
         usages = await self._get_usage(tenant_id, span_from_proto(request))
         return messages.GetTenantUsageResponse(usages=usages_to_proto(usages))

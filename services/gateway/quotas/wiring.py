@@ -11,7 +11,7 @@ from services.gateway.catalogue.follow_catalogue import FollowCatalogue
 from services.gateway.catalogue.limited_checkpoints import LimitedCheckpoints
 from services.gateway.config import GatewayConfig, QuotasConfig
 from services.gateway.forwarding.admission import AdmittedCalls, Quotas
-from services.gateway.keys.sql_tenants import SqlTenantStore
+from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.quotas.book import QuotaBook
 from services.gateway.quotas.get_quota import GetQuota
 from services.gateway.quotas.get_usage import GetTenantUsage, GetUsage

@@ -13,9 +13,8 @@ from typing import Any
 
 import grpc
 
+from services.gateway.credentials import Scope, requirement_of
 from services.gateway.fleet.convert import load_to_proto
-from services.gateway.keys.api_key import Scope
-from services.gateway.keys.permissions import requirement_of
 from services.gateway.sampling import convert
 from services.gateway.sampling.rules import BatchOrder, RoutedOrder, SampleOrder
 from services.gateway.sampling.sampling_verbs import SamplingVerbs

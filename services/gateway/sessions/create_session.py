@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.gateway.errors import ProjectNotFound
-from services.gateway.keys.tenant_ports import ProjectStore
+from services.gateway.keys.ports import ProjectStore
 from services.gateway.sessions.ports import SessionStore
 from services.gateway.sessions.session import Session, SessionState
 from services.kit.caller import Caller

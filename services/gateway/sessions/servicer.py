@@ -5,7 +5,8 @@ from typing import Any
 
 import grpc
 
-from services.gateway import wire as convert
+from services.gateway.page_tokens import next_token, page_from_proto
+from services.gateway.sessions import convert
 from services.gateway.sessions.create_session import CreateSession
 from services.gateway.sessions.finish_session import FinishSession
 from services.gateway.sessions.get_session import GetSession
@@ -69,11 +70,11 @@ class SessionServicer(session_service_pb2_grpc.SessionServiceServicer):
     ) -> messages.ListSessionsResponse:
         """List the caller's sessions."""
         query = ('ListSessions', current_caller().tenant_id)
-        page = convert.page_from_proto(request.page_size, request.page_token, query=query)
+        page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._list(current_caller(), page)
         return messages.ListSessionsResponse(
             sessions=map(convert.session_to_proto, listing.items),
-            next_page_token=convert.next_token(listing.next_cursor, query=query),
+            next_page_token=next_token(listing.next_cursor, query=query),
         )
 
     async def FinishSession(  # noqa: N802 (the contract's name)

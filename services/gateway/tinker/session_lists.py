@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
-from services.gateway.keys.assign_project import AssignProject
+from services.gateway.sessions.assign_project import AssignProject
 from services.gateway.sessions.ports import SessionStore
 from services.gateway.sessions.session import Session
 from services.gateway.tinker.bodies import read_body

@@ -9,7 +9,7 @@ from services.gateway.forwarding.grpc_lookups import GrpcLookups
 from services.gateway.forwarding.server_info import UpstreamFacts
 from services.gateway.futures.wiring import OpenFutures
 from services.gateway.http.call import Route
-from services.gateway.keys.sql_projects import SqlProjectStore
+from services.gateway.keys.sql import SqlProjectStore
 from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sessions.create_session import CreateSession
 from services.gateway.sessions.finish_session import FinishSession

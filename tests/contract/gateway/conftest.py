@@ -16,11 +16,8 @@ from fixtures.gateway_stores import (
 )
 from services.gateway.catalogue.ports import CheckpointStore, RunStore
 from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
-from services.gateway.keys.ports import KeyStore
-from services.gateway.keys.sql import SqlKeyStore
-from services.gateway.keys.sql_projects import SqlProjectStore
-from services.gateway.keys.sql_tenants import SqlTenantStore
-from services.gateway.keys.tenant_ports import ProjectStore, TenantStore
+from services.gateway.keys.ports import KeyStore, ProjectStore, TenantStore
+from services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
 from services.gateway.sessions.ports import SessionStore
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.store.database import Database

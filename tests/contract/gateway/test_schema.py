@@ -9,8 +9,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 
 import services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
-from services.gateway.keys.sql_tenants import SqlTenantStore
-from services.gateway.keys.tenant import Tenant
+from services.gateway.keys.rules import Tenant
+from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
+from services.gateway.credentials import Scope
 from services.gateway.errors import KeyEnded, SessionFinished
-from services.gateway.keys.api_key import ApiKey, Scope, Succession
-from services.gateway.keys.project import Project
-from services.gateway.keys.tenant import Tenant
+from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
 from services.gateway.paging import Cursor, Page
 from services.gateway.sessions.session import FinishReason, Session, SessionState
 
@@ -92,15 +91,15 @@ async def test_replaced_key_and_its_heir_are_kept_together(owned: Any) -> None:
     heir = replace(KEY, key_id='key-2', replaces_key_id='key-1', project_id='rl')
     retired = replace(KEY, retire_time=START + timedelta(hours=1))
 
-    def refuse(key: ApiKey) -> Succession:
+    def refuse(key: ApiKey) -> Rotation:
         raise KeyEnded(key.key_id)
 
     with pytest.raises(KeyEnded):
         await owned.keys.replace('key-1', refuse, digest=b'b' * 32)
     assert await owned.keys.find(b'a' * 32) == KEY
     assert await owned.keys.find(b'b' * 32) is None
-    succession = Succession(retired=retired, heir=heir)
-    assert await owned.keys.replace('key-1', lambda _: succession, digest=b'b' * 32) == succession
+    rotation = Rotation(retired=retired, successor=heir)
+    assert await owned.keys.replace('key-1', lambda _: rotation, digest=b'b' * 32) == rotation
     assert await owned.keys.find(b'a' * 32) == retired
     assert await owned.keys.find(b'b' * 32) == heir
     assert await owned.keys.replace('key-9', refuse, digest=b'c' * 32) is None

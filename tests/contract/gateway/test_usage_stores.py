@@ -12,8 +12,8 @@ import pytest
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.catalogue.rules import Checkpoint
 from services.gateway.catalogue.sql import SqlCheckpointStore
-from services.gateway.keys.sql_tenants import SqlTenantStore
-from services.gateway.keys.tenant import Tenant
+from services.gateway.keys.rules import Tenant
+from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.quotas.rules import Quota, TenantQuota
 from services.gateway.quotas.sql import SqlQuotaStore
 from services.gateway.quotas.sql_usage import SqlUsageStore

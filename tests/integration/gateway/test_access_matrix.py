@@ -22,8 +22,7 @@ from fixtures.every_call import body_of, methods, native_method_of, routes_of, u
 from fixtures.running_gateway import ADMIN, EVERY_SCOPE, Failure, bearer
 from fixtures.sampler_service import sample_request
 from fixtures.two_tenants import ABSENT, Ids, TwoTenants, two_tenants
-from services.gateway.keys.api_key import Scope
-from services.gateway.keys.permissions import Access, requirement_of
+from services.gateway.credentials import Access, Scope, requirement_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as dataset_wire
 from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc

@@ -14,8 +14,8 @@ from fixtures.checkpoint_service import as_tenant
 from fixtures.future_driver import driven_gateway
 from fixtures.model_service import RunningModel, draw_example, forward_backward, operation_of, serving_model
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, failure_of, running_gateway
-from services.gateway.keys.sql_tenants import SqlTenantStore
-from services.gateway.keys.tenant import Tenant
+from services.gateway.keys.rules import Tenant
+from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.sessions.session import Session, SessionState
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.store.database import Database

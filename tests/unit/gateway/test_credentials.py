@@ -1,4 +1,4 @@
-"""The table of scopes covers every method of every contract."""
+"""The table of requirements covers every method of every contract."""
 
 import importlib
 import pkgutil
@@ -6,18 +6,18 @@ import pkgutil
 from google.protobuf.descriptor import FileDescriptor
 
 import twinkle.api
-from services.gateway.forwarding.endpoints import FORWARDED
-from services.gateway.keys.api_key import Scope
-from services.gateway.keys.permissions import (
+from services.gateway.credentials import (
     Access,
+    Scope,
     methods_with_rules,
     requirement_of,
     services_with_rules,
 )
+from services.gateway.forwarding.endpoints import FORWARDED
 
 
 def contract_methods() -> dict[str, str]:
-    """Return every method of every contract, to its service."""
+    """Return every method of every contract with its service."""
     found: dict[str, str] = {}
     for module in pkgutil.walk_packages(twinkle.api.__path__, 'twinkle.api.'):
         if module.name.endswith('_pb2'):
@@ -28,14 +28,14 @@ def contract_methods() -> dict[str, str]:
 
 
 def test_every_method_of_every_contract_has_an_entry() -> None:
-    """The services of the table are those of the contracts, and each method named alone exists."""
+    """The table has exactly the services of the contracts, and every method that it names exists."""
     methods = contract_methods()
     assert services_with_rules() == set(methods.values())
     assert methods_with_rules() <= set(methods)
 
 
 def test_methods_marked_internal_in_the_contracts_are_closed_to_keys() -> None:
-    """No key reaches what the contracts keep for services."""
+    """Exactly the methods that the contracts mark as internal have the requirement INTERNAL."""
     internal = {method for method in contract_methods() if requirement_of(method) is Access.INTERNAL}
     assert internal == {
         'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint',
@@ -52,13 +52,13 @@ def test_methods_marked_internal_in_the_contracts_are_closed_to_keys() -> None:
 
 
 def test_managing_keys_and_engines_needs_its_own_scope() -> None:
-    """Training and sampling keys can neither make keys nor pause engines."""
+    """Creating keys needs the scope `admin`, and pausing an engine needs the scope `operator`."""
     assert requirement_of('twinkle.api.gateway.v1.KeyService/CreateKey') is Scope.ADMIN
     assert requirement_of('twinkle.api.sampler.v1.SamplerService/Pause') is Scope.OPERATOR
     assert requirement_of('twinkle.api.unknown.v1.Service/Method') is None
 
 
 def test_every_forwarded_contract_is_in_the_table() -> None:
-    """Nothing is forwarded that the table does not know."""
+    """All forwarded contracts are services in the table."""
     names = {descriptor.full_name for descriptors in FORWARDED.values() for descriptor in descriptors}
     assert names <= services_with_rules()

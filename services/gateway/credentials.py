@@ -1,21 +1,34 @@
-"""Which scope each method of every contract needs. Data only.
+"""Format of API key secrets, scopes, and the scope that each method of every contract needs.
 
-A new service needs a decision here, and a test says so.
+Every new service needs an entry here; a test compares the table with the contracts.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
 
-from services.gateway.keys.api_key import Scope
+SECRET_PREFIX = 'tml-'  # noqa: S105 (not secret)
+"""Prefix of every secret, which people and secret scanners can recognize."""
+MIN_SECRET_LENGTH = 20
+"""Fewest characters of a secret that an operator chooses."""
+
+
+class Scope(StrEnum):
+    """Permission of an API key."""
+
+    TRAIN = 'train'
+    SAMPLE = 'sample'
+    DATA = 'data'
+    OPERATOR = 'operator'
+    ADMIN = 'admin'
 
 
 class Access(StrEnum):
-    """What stands where no scope does."""
+    """Requirement of a method that no scope expresses."""
 
     ANY_KEY = 'any'
-    """Every good key may call it."""
+    """Every valid key may call the method."""
     INTERNAL = 'internal'
-    """Between services only; no key may."""
+    """Only services of the deployment may call the method."""
 
 
 Requirement = Scope | Access
@@ -37,7 +50,7 @@ _SERVICES: Mapping[str, Requirement] = {
     'twinkle.api.sampler.v1.SamplerService': Scope.SAMPLE,
     'twinkle.api.server.v1.ServerService': Access.ANY_KEY,
 }
-"""What a service's methods need unless they are named below."""
+"""Requirement of all methods of a service, except those in `_METHODS`."""
 
 _METHODS: Mapping[str, Requirement] = {
     'twinkle.api.checkpoint.v1.CheckpointService/CopyCheckpoint': Access.INTERNAL,
@@ -55,19 +68,19 @@ _METHODS: Mapping[str, Requirement] = {
     'twinkle.api.sampler.v1.SamplerService/Sleep': Scope.OPERATOR,
     'twinkle.api.sampler.v1.SamplerService/WakeUp': Scope.OPERATOR,
 }
-"""Methods that differ from the rest of their service."""
+"""Methods whose requirement differs from that of their service."""
 
 
 def requirement_of(method: str) -> Requirement | None:
-    """Return what `method` ('package.Service/Method', no leading slash) needs; None where the service is not known."""
+    """Return what a method ('package.Service/Method', no leading slash) needs; None for an unknown service."""
     return _METHODS.get(method) or _SERVICES.get(method.partition('/')[0])
 
 
 def services_with_rules() -> frozenset[str]:
-    """Return the full names of all services that the table names."""
+    """Return the full names of all services in the table."""
     return frozenset(_SERVICES)
 
 
 def methods_with_rules() -> frozenset[str]:
-    """Return the full names of the methods that the table names one by one."""
+    """Return the full names of the methods that have their own entry."""
     return frozenset(_METHODS)

@@ -1,4 +1,4 @@
-"""Which runs and checkpoints a list is asked for, with every check of the fields."""
+"""Converts messages of the catalogue contract, with every check of their fields."""
 
 import copy
 from collections.abc import Mapping
@@ -6,17 +6,18 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.gateway.catalogue.rules import CheckpointFilter, RunFilter
+from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
 from services.kit.errors import InvalidField
-from services.kit.rpc.fields import fingerprint_of, id_from_proto, labels_from_proto
+from services.kit.rpc.fields import fingerprint_of, id_from_proto, labels_from_proto, timestamp_to_proto
+from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
 
-MOST_LABELS = 16
-"""That a list may ask for."""
+MAX_FILTER_LABELS = 16
+"""Largest number of labels in a filter."""
 
 
 def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:
-    """Return which runs are asked for.
+    """Return the filter for runs.
 
     Raises:
         InvalidField: a field is out of range.
@@ -30,7 +31,7 @@ def run_filter_from_proto(request: messages.ListRunsRequest) -> RunFilter:
 
 
 def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) -> CheckpointFilter:
-    """Return which checkpoints are asked for.
+    """Return the filter for checkpoints.
 
     Raises:
         InvalidField: a field is out of range.
@@ -48,11 +49,48 @@ def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) ->
 
 
 def query_of(request: messages.ListRunsRequest | messages.ListRunCheckpointsRequest, tenant_id: str) -> tuple[str, ...]:
-    """Return what a page token is good for: the method, the tenant and all filters."""
+    """Return the query that a page token belongs to: the method, the tenant and all filters."""
     filters = copy.deepcopy(request)
     for name in ('page_size', 'page_token'):
         filters.ClearField(name)
     return (type(request).__name__, tenant_id, fingerprint_of(filters))
+
+
+def run_to_proto(run: Run) -> messages.Run:
+    """Return the message of a run."""
+    return messages.Run(
+        run_id=run.run_id,
+        base_model=run.base_model,
+        lora_rank=run.lora_rank,
+        step_count=run.step_count,
+        version=run.version,
+        user_metadata=run.user_metadata,
+        is_active=run.is_active,
+        create_time=timestamp_to_proto(run.create_time),
+        update_time=timestamp_to_proto(run.update_time),
+    )
+
+
+def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
+    """Return the message of a checkpoint."""
+    expire_time = checkpoint.expire_time
+    return checkpoint_pb2.Checkpoint(
+        checkpoint_id=checkpoint.checkpoint_id,
+        adapter_id=checkpoint.run_id,
+        name=checkpoint.name,
+        path=checkpoint.path,
+        base_model=checkpoint.base_model,
+        is_optimizer_included=checkpoint.is_optimizer_included,
+        size_bytes=checkpoint.size_bytes,
+        step_count=checkpoint.step_count,
+        digest=checkpoint.digest,
+        folder=checkpoint.folder,
+        create_time=timestamp_to_proto(checkpoint.create_time),
+        expire_time=None if expire_time is None else timestamp_to_proto(expire_time),
+        is_public=checkpoint.is_public,
+        user_metadata=checkpoint.user_metadata,
+        lora_rank=checkpoint.lora_rank,
+    )
 
 
 def _id_or_none(value: str, field: str) -> str | None:
@@ -60,8 +98,8 @@ def _id_or_none(value: str, field: str) -> str | None:
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    if len(labels) > MOST_LABELS:
-        raise InvalidField('user_metadata', f'has {len(labels)} labels; a list takes at most {MOST_LABELS}')
+    if len(labels) > MAX_FILTER_LABELS:
+        raise InvalidField('user_metadata', f'has {len(labels)} labels; a filter takes at most {MAX_FILTER_LABELS}')
     return labels_from_proto(labels, 'user_metadata')
 
 
@@ -69,4 +107,4 @@ def _moment(timestamp: Timestamp, field: str) -> datetime:
     try:
         return timestamp.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
-        raise InvalidField(field, 'is no valid moment') from error
+        raise InvalidField(field, 'must be a valid timestamp') from error

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from services.gateway.errors import ProjectNotFound, SessionNotFound
-from services.gateway.keys.tenant_ports import ProjectStore
+from services.gateway.keys.ports import ProjectStore
 from services.gateway.sessions.ports import SessionStore
 from services.gateway.sessions.session import Session
 from services.kit.caller import Caller

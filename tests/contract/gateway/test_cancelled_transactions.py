@@ -1,17 +1,17 @@
-"""Transactions whose caller goes away in the middle, on each database."""
+"""Transactions whose caller is cancelled, on each database."""
 
 import asyncio
 
-from services.gateway.keys.sql_tenants import SqlTenantStore
-from services.gateway.keys.tenant import Tenant
+from services.gateway.keys.rules import Tenant
+from services.gateway.keys.sql import SqlTenantStore
 from services.gateway.store.database import Database
 from services.kit.clock import FakeClock
 
 ROUNDS = 80
 
 
-async def test_callers_that_go_away_lock_nobody_out(database_url: str) -> None:
-    """Cut off after any number of steps, a transaction is kept or undone, and another connection writes at once."""
+async def test_cancelled_callers_leave_no_lock(database_url: str) -> None:
+    """Another connection can write immediately after a cancellation at any step."""
     here, there = await Database.open(database_url), await Database.open(database_url)
     moment = FakeClock().now()
 
@@ -27,7 +27,7 @@ async def test_callers_that_go_away_lock_nobody_out(database_url: str) -> None:
         for task in cut:
             task.cancel()
         await asyncio.gather(*cut, return_exceptions=True)
-        # One that had to wait for a lock that nobody gives back would wait longer than this test may take.
+        # If a lock were left behind, this write would wait longer than the time limit of the test.
         await add(there, f'other-{steps}')
         assert await SqlTenantStore(here).get(f'other-{steps}') is not None
     for database in (here, there):

@@ -1,0 +1,111 @@
+"""Operations on API keys."""
+
+from datetime import timedelta
+
+from services.gateway.credentials import Scope
+from services.gateway.errors import KeyNotFound
+from services.gateway.keys.ports import KeyStore
+from services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, RotatedKey, new_secret
+from services.gateway.keys.tenants import Projects, Tenants
+from services.gateway.keys.verifier import KeyVerifier
+from services.gateway.paging import Cursor, Listing, Page, list_page
+from services.kit.clock import Clock
+from services.kit.ids import new_id
+
+_BOOTSTRAP_ID_DIGITS = 16
+"""Hexadecimal digits of the digest that form the bootstrap key's id: the same secret always has the same id."""
+
+
+class Keys:
+    """Creates, lists, rotates and revokes API keys. Only digests of secrets are stored."""
+
+    def __init__(
+        self, store: KeyStore, tenants: Tenants, projects: Projects, *, verifier: KeyVerifier, clock: Clock
+    ) -> None:
+        self._store = store
+        self._tenants = tenants
+        self._projects = projects
+        self._verifier = verifier
+        self._clock = clock
+
+    async def create(self, request: KeyRequest) -> IssuedKey:
+        """Create a key and return it with its secret.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+            ProjectNotFound: the tenant has no such project.
+        """
+        await self._tenants.check(request.tenant_id)
+        await self._projects.check(request.tenant_id, request.project_id)
+        now = self._clock.now()
+        key = ApiKey(
+            key_id=new_id('key'),
+            tenant_id=request.tenant_id,
+            scopes=request.scopes,
+            display_name=request.display_name,
+            create_time=now,
+            expire_time=None if request.ttl is None else now + request.ttl,
+            project_id=request.project_id,
+        )
+        secret = new_secret(key.key_id)
+        await self._store.add(key, digest=self._verifier.digest(secret))
+        return IssuedKey(key=key, secret=secret)
+
+    async def install_bootstrap_key(self, secret: str) -> None:
+        """Create the default tenant and, unless `secret` is empty, a key of it with all scopes.
+
+        Idempotency: the same secret again changes nothing, even if the key has been revoked.
+        """
+        await self._tenants.create(DEFAULT_TENANT, display_name='Default tenant')
+        if secret:
+            digest = self._verifier.digest(secret)
+            key = ApiKey(
+                key_id=f'key-{digest.hex()[:_BOOTSTRAP_ID_DIGITS]}',
+                tenant_id=DEFAULT_TENANT,
+                scopes=frozenset(Scope),
+                display_name='Bootstrap key',
+                create_time=self._clock.now(),
+            )
+            await self._store.add(key, digest=digest)
+
+    async def list(self, tenant_id: str, page: Page) -> Listing[ApiKey]:
+        """Return one page of a tenant's keys, newest first.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        await self._tenants.check(tenant_id)
+        found = await self._store.list_newest(tenant_id, page)
+        return list_page(found, page, cursor_of=lambda key: Cursor(key.create_time, key.key_id))
+
+    async def rotate(self, key_id: str, *, overlap: timedelta) -> RotatedKey:
+        """Create a key with the same rights; the old key stays valid for `overlap`, so that all its users can switch.
+
+        Raises:
+            KeyNotFound: there is no such key.
+            KeyEnded: the key is no longer valid.
+        """
+        now = self._clock.now()
+        successor_id = new_id('key')
+        secret = new_secret(successor_id)
+        rotation = await self._store.replace(
+            key_id,
+            lambda key: key.rotated(successor_id, moment=now, overlap=overlap),
+            digest=self._verifier.digest(secret),
+        )
+        self._verifier.forget()
+        if rotation is None:
+            raise KeyNotFound(key_id)
+        return RotatedKey(new=IssuedKey(key=rotation.successor, secret=secret), old=rotation.retired)
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Revoke a key and return it; revoking it again changes nothing.
+
+        Raises:
+            KeyNotFound: there is no such key.
+        """
+        key = await self._store.revoke(key_id, moment=self._clock.now())
+        self._verifier.forget()
+        if key is None:
+            raise KeyNotFound(key_id)
+        return key

@@ -1,0 +1,39 @@
+"""Opens tenants, projects and API keys over a database."""
+
+from dataclasses import dataclass
+
+from services.gateway.config import GatewayConfig
+from services.gateway.keys.keys import Keys
+from services.gateway.keys.pepper import PepperedHasher, load_pepper
+from services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
+from services.gateway.keys.tenants import Projects, Tenants
+from services.gateway.keys.verifier import KeyVerifier
+from services.gateway.store.database import Database
+from services.kit.clock import Clock
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Tenants, their projects, and their API keys."""
+
+    tenants: Tenants
+    projects: Projects
+    keys: Keys
+    verifier: KeyVerifier
+
+
+async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) -> Accounts:
+    """Return the accounts in `database`, after creating the default tenant and the configured bootstrap key."""
+    store = SqlKeyStore(database)
+    hasher = PepperedHasher(pepper_of(config))
+    verifier = KeyVerifier(store, hasher=hasher, clock=clock, memory=config.key_memory)
+    tenants = Tenants(SqlTenantStore(database), clock=clock)
+    projects = Projects(SqlProjectStore(database), tenants, clock=clock)
+    keys = Keys(store, tenants, projects, verifier=verifier, clock=clock)
+    await keys.install_bootstrap_key(config.bootstrap_key)
+    return Accounts(tenants, projects, keys, verifier)
+
+
+def pepper_of(config: GatewayConfig) -> bytes:
+    """Return the configured pepper, or the one in the state folder, which the first call creates."""
+    return bytes.fromhex(config.key_pepper) or load_pepper(config.pepper_file())

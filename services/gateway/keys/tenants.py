@@ -1,0 +1,73 @@
+"""Operations on tenants and on their projects."""
+
+from services.gateway.errors import ProjectNotFound, TenantNotFound
+from services.gateway.keys.ports import ProjectStore, TenantStore
+from services.gateway.keys.rules import Project, Tenant
+from services.gateway.paging import Cursor, Listing, Page, list_page
+from services.kit.clock import Clock
+
+
+class Tenants:
+    """Creates and lists tenants."""
+
+    def __init__(self, store: TenantStore, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def create(self, tenant_id: str, *, display_name: str) -> Tenant:
+        """Create a tenant, or return the existing one unchanged."""
+        tenant = Tenant(tenant_id=tenant_id, display_name=display_name, create_time=self._clock.now())
+        return await self._store.add_if_absent(tenant)
+
+    async def check(self, tenant_id: str) -> None:
+        """Check that a tenant exists.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        if await self._store.get(tenant_id) is None:
+            raise TenantNotFound(tenant_id)
+
+    async def list(self, page: Page) -> Listing[Tenant]:
+        """Return one page of all tenants, newest first."""
+        found = await self._store.list_newest(page)
+        return list_page(found, page, cursor_of=lambda tenant: Cursor(tenant.create_time, tenant.tenant_id))
+
+
+class Projects:
+    """Creates and lists the projects of tenants."""
+
+    def __init__(self, store: ProjectStore, tenants: Tenants, *, clock: Clock) -> None:
+        self._store = store
+        self._tenants = tenants
+        self._clock = clock
+
+    async def create(self, tenant_id: str, project_id: str, *, display_name: str) -> Project:
+        """Create a project, or return the existing one unchanged.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        await self._tenants.check(tenant_id)
+        now = self._clock.now()
+        project = Project(tenant_id=tenant_id, project_id=project_id, display_name=display_name, create_time=now)
+        return await self._store.add_if_absent(project)
+
+    async def check(self, tenant_id: str, project_id: str) -> None:
+        """Check that a tenant has a project; an empty id stands for no project and passes.
+
+        Raises:
+            ProjectNotFound: the tenant has no such project.
+        """
+        if project_id and await self._store.get(tenant_id, project_id) is None:
+            raise ProjectNotFound(project_id)
+
+    async def list(self, tenant_id: str, page: Page) -> Listing[Project]:
+        """Return one page of a tenant's projects, newest first.
+
+        Raises:
+            TenantNotFound: there is no such tenant.
+        """
+        await self._tenants.check(tenant_id)
+        found = await self._store.list_newest(tenant_id, page)
+        return list_page(found, page, cursor_of=lambda project: Cursor(project.create_time, project.project_id))

@@ -1,0 +1,41 @@
+"""Converts page tokens of requests and responses to pages and cursors."""
+
+import json
+from datetime import datetime, timedelta
+
+from services.gateway.paging import Cursor, Page
+from services.kit.errors import InvalidField, InvalidPageToken
+from services.kit.paging import page_token_after, parse_page
+from services.kit.rpc.fields import MAX_ID_LENGTH, text_from_proto
+
+
+def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) -> Page:
+    """Return the requested page.
+
+    Args:
+        page_size: 0 selects the default.
+        page_token: empty, or a result of `next_token` for the same query.
+        query: everything else that determines the list: its name, the tenant, the filters.
+
+    Raises:
+        InvalidField: the size is negative.
+        InvalidPageToken: the token was not issued for this query.
+    """
+    page = parse_page(page_size, page_token, query=json.dumps(query), key_types=(str, str))
+    if page.after is None:
+        return Page(size=page.size)
+    try:
+        moment, item_id = map(str, page.after)
+        cursor = Cursor(datetime.fromisoformat(moment), text_from_proto(item_id, 'page_token', limit=MAX_ID_LENGTH))
+        is_utc = cursor.create_time.utcoffset() == timedelta()
+    except (ValueError, InvalidField) as error:
+        raise InvalidPageToken() from error
+    if not is_utc:
+        raise InvalidPageToken()
+    return Page(size=page.size, after=cursor)
+
+
+def next_token(cursor: Cursor | None, *, query: tuple[str, ...]) -> str:
+    """Return the token of the page after `cursor`; empty on the last page."""
+    after = None if cursor is None else (cursor.create_time.isoformat(), cursor.item_id)
+    return page_token_after(after, query=json.dumps(query))
