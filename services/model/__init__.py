@@ -1,7 +1,7 @@
 """The model service: trains many tenants' adapters on one shared base model.
 
-Rooms: `api` converts, `application` orders and records operations, `domain` holds the values
-and the order of operations, `backends` hosts the engine and reaches the checkpoint service.
+Layers: `api` converts messages, `application` orders and records operations, `domain` holds values and rules, and
+`backends` runs the engine and calls the checkpoint and data services.
 """
 
 __all__: list[str] = []

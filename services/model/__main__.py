@@ -1,4 +1,4 @@
-"""Starts the model service: `python -m services.model --config FILE`."""
+"""Start the model service: `python -m services.model --config FILE`."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ from twinkle.plugin import keep_plugins_out
 
 
 def main() -> None:
-    """Run the service until it is told to stop."""
+    """Run the service until it receives SIGINT or SIGTERM."""
     keep_plugins_out()
     config = load_config(ModelConfig)
     start_telemetry(config.telemetry, service=config.service)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 async def serve(config: ModelConfig) -> None:
-    """Serve until SIGINT or SIGTERM, from where the last process ended."""
+    """Recover the adapters of the last run, then serve until SIGINT or SIGTERM."""
     async with AsyncExitStack() as stack:
         backend = await load_backend(config)
         stack.push_async_callback(backend.close)
@@ -73,7 +73,7 @@ async def serve(config: ModelConfig) -> None:
 
 
 async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSource:
-    """Return the data service that the configuration names, reachable until the stack ends."""
+    """Connect to the configured data service; the connection closes with `stack`."""
     if not config.data_address:
         return NoDataService()
     channel = open_channel(
@@ -87,10 +87,10 @@ async def open_batches(config: ModelConfig, stack: AsyncExitStack) -> BatchSourc
 
 
 async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
-    """Open the journal that the configuration asks for; one service at a time may have it.
+    """Open the configured journal, which only one process may use at a time.
 
     Raises:
-        JournalRefused: another service has it, or it is of another version or base model.
+        JournalRefused: Another process uses the journal, or its version or base model differs.
     """
     if config.journal == 'none':
         return MemoryJournal(undo_steps=config.undo_steps)
@@ -106,12 +106,12 @@ async def open_journal(config: ModelConfig, backend: TrainerBackend) -> Journal:
 
 
 def codec_of(backend: TrainerBackend) -> ProtoRecordCodec:
-    """Return what reads the operations of a journal for an engine."""
+    """Return the codec that reads and writes the journal's records."""
     return ProtoRecordCodec(vocabulary_size=backend.facts().base_models[0].vocabulary_size)
 
 
 def replay_environment(config: ModelConfig) -> ReplayEnvironment:
-    """Return what the last bits of a replay depend on beside the engine's name."""
+    """Return the settings and library versions that may change the floats of a replay."""
     return {
         'device': config.device,
         'pass_tokens': config.pass_tokens,
@@ -122,13 +122,13 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
 
 
 def engine_name(config: ModelConfig) -> str:
-    """Return what another engine needs to have in common for a replay to make the same adapters."""
+    """Return the name of the engine; a journal can be replayed only on an engine of the same name."""
     patches = [f'{name} {json.dumps(dict(options), sort_keys=True)}' for name, options in config.patches.items()]
     return ' with '.join([f'{config.base_model} in {config.dtype}', *patches])
 
 
 async def load_backend(config: ModelConfig) -> LocalBackend:
-    """Load the engine that the configuration describes; takes seconds."""
+    """Load the configured engine; takes seconds."""
     options = LoadOptions(
         base_model=config.base_model,
         dtype=config.dtype,
@@ -144,7 +144,7 @@ async def load_backend(config: ModelConfig) -> LocalBackend:
 
 
 def make_limits(config: ModelConfig) -> Limits:
-    """Return the bounds that the configuration sets."""
+    """Return the configured limits."""
     return Limits(
         adapters=AdapterLimits(tenant=config.max_adapters_per_tenant, total=config.max_adapters),
         lora_rank=config.max_lora_rank,
@@ -170,7 +170,7 @@ def make_ports(
     *,
     batches: BatchSource | None = None,
 ) -> Ports:
-    """Return the ports over an engine, a store, a journal and, unless there is none, a data service."""
+    """Assemble the service's ports; without `batches`, batches by loader are refused."""
     clock = SystemClock()
     uploads = UploadFiles(
         config.state_dir.resolve() / 'batch-uploads',
@@ -192,7 +192,7 @@ def make_ports(
 
 
 def make_server(config: ModelConfig, service: ModelService, backend: TrainerBackend) -> RpcServer:
-    """Return a server of the contract over the verbs; nothing listens yet."""
+    """Build the gRPC server; it does not listen yet."""
     server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),

@@ -47,7 +47,7 @@ class TrainerBackend(Protocol):
         ...
 
     async def delete_adapter(self, adapter_id: str) -> None:
-        """Delete an adapter; do nothing if there is none."""
+        """Delete an adapter; do nothing if it does not exist."""
         ...
 
     async def run(self, adapter_id: str, verb: ComputeVerb) -> VerbRun:
@@ -64,7 +64,7 @@ class TrainerBackend(Protocol):
         """Run verbs of different adapters together, at most one per adapter.
 
         Returns:
-            What `run` would return or raise for each part, in the order of `parts`. On the reference backend each
+            The return value or error of `run` for each part, in the order of `parts`. On the reference backend each
             result is bitwise equal to running the part alone. A failing part does not affect the others.
         """
         ...
@@ -264,7 +264,7 @@ class Journal(Protocol):
         ...
 
     async def remove_adapter(self, adapter_id: str) -> None:
-        """Delete an adapter and all its data, durably; do nothing if there is none."""
+        """Delete an adapter and all its data, durably; do nothing if it does not exist."""
         ...
 
     async def accept(self, operation: Operation) -> None:

@@ -1,7 +1,7 @@
-"""Replays a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
+"""Replay a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
 
-Prints what it does and the first divergence: adapter, operation, field, what is on record and what was found.
-Ends with 0 where everything is the same to the bit, 1 where something is not, 2 where it cannot be replayed.
+Prints its progress and the first divergence: adapter, operation, field, recorded value and replayed value. Exits with 0
+if all results are bitwise equal, 1 at a divergence, and 2 if the journal cannot be replayed.
 """
 
 import argparse
@@ -26,9 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_plugins_out()
     parser = argparse.ArgumentParser(prog='python -m services.model.replay', description='Replays a journal.')
     parser.add_argument('--journal', type=Path, required=True, metavar='FOLDER', help='a copy of <state_dir>/journal')
-    parser.add_argument('--config', type=Path, metavar='FILE', help='of the model service')
-    parser.add_argument('--adapter', metavar='ID', help='unset: every adapter')
-    parser.add_argument('--set', action='append', default=[], metavar='FIELD=VALUE', help='as of the model service')
+    parser.add_argument('--config', type=Path, metavar='FILE', help='configuration of the model service')
+    parser.add_argument('--adapter', metavar='ID', help='replay one adapter; default: all')
+    parser.add_argument(
+        '--set', action='append', default=[], metavar='FIELD=VALUE', help='override a setting of the configuration'
+    )
     options = parser.parse_args(arguments)
     given = ['--config', str(options.config)] if options.config else []
     for assignment in options.set:
@@ -51,10 +53,10 @@ async def _replay(config: ModelConfig, folder: Path, adapter_id: str | None) -> 
 
 
 async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str | None = None) -> Replayed:
-    """Replay the journal in a folder on an engine.
+    """Replay the journal in `folder` on an engine.
 
     Raises:
-        JournalRefused, AdapterNotFound, AdapterDamaged: it cannot be replayed.
+        JournalRefused, AdapterNotFound, AdapterDamaged: The journal cannot be replayed.
     """
     journal = await SqliteJournal.open_copy(folder, codec=codec_of(backend))
     try:
@@ -66,10 +68,10 @@ async def replay_folder(folder: Path, backend: TrainerBackend, adapter_id: str |
 def _report(replayed: Replayed) -> int:
     divergence = replayed.divergence
     if divergence is None:
-        _print(f'{replayed.operation_count} operations of {replayed.adapter_count} adapters are the same to the bit')
+        _print(f'{replayed.operation_count} operations of {replayed.adapter_count} adapters are bitwise equal')
         return 0
-    place = f'{divergence.adapter_id}, operation {divergence.sequence_number} ({divergence.verb_name})'
-    _print(f'DIVERGED: {place}: {divergence.difference}')
+    location = f'{divergence.adapter_id}, operation {divergence.sequence_number} ({divergence.verb_name})'
+    _print(f'DIVERGED: {location}: {divergence.difference}')
     return 1
 
 

@@ -1,3 +1,3 @@
-"""The model service on the wire: servicers, and conversion with every input check."""
+"""gRPC servicers of the model service, and conversion of messages with all input checks."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Making and finding adapters, on the wire."""
+"""The AdapterService: create, find, park and watch adapters."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ Context = grpc.aio.ServicerContext
 
 
 class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
-    """Unpacks, delegates, packs."""
+    """Converts messages and calls the service's verbs."""
 
     def __init__(self, service: ModelService) -> None:
-        """Serve `service`."""
         self._service = service
 
     async def CreateAdapter(  # noqa: N802 - the contract's name
         self, request: wire.CreateAdapterRequest, context: Context[Any, Any]
     ) -> wire.CreateAdapterResponse:
-        """Create an adapter."""
         adapter = await self._service.create_adapter(current_caller(), create_request_from_proto(request))
         warnings = self._service.create_adapter.warnings_of(adapter.adapter_id)
         return wire.CreateAdapterResponse(adapter=self._message(adapter), warnings=warnings)
@@ -46,14 +44,12 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     async def GetAdapter(  # noqa: N802 - the contract's name
         self, request: wire.GetAdapterRequest, context: Context[Any, Any]
     ) -> wire.GetAdapterResponse:
-        """Get an adapter."""
         adapter = self._service.directory.get(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.GetAdapterResponse(adapter=self._message(adapter))
 
     async def ListAdapters(  # noqa: N802 - the contract's name
         self, request: wire.ListAdaptersRequest, context: Context[Any, Any]
     ) -> wire.ListAdaptersResponse:
-        """List the caller's adapters."""
         caller, session_id = current_caller(), session_id_from_proto(request.session_id)
         query = f'ListAdapters/{caller.tenant_id}/{session_id}'
         page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, str))
@@ -66,14 +62,12 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     async def DeleteAdapter(  # noqa: N802 - the contract's name
         self, request: wire.DeleteAdapterRequest, context: Context[Any, Any]
     ) -> wire.DeleteAdapterResponse:
-        """Delete an adapter."""
         await self._service.delete_adapter(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.DeleteAdapterResponse()
 
     async def ParkAdapter(  # noqa: N802 - the contract's name
         self, request: wire.ParkAdapterRequest, context: Context[Any, Any]
     ) -> wire.ParkAdapterResponse:
-        """Free an adapter's memory until its next operation, for internal callers."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         prefix = save_prefix_from_proto(request.save_prefix)
         adapter = await self._service.park_adapter(current_caller(), adapter_id, save_prefix=prefix)
@@ -82,13 +76,11 @@ class AdapterServicer(adapter_service_pb2_grpc.AdapterServiceServicer):
     async def Estimate(  # noqa: N802 - the contract's name
         self, request: wire.EstimateRequest, context: Context[Any, Any]
     ) -> wire.EstimateResponse:
-        """Say what a run would cost."""
         return cost_to_proto(await self._service.estimate(current_caller(), estimate_request_from_proto(request)))
 
     async def WatchAdapters(  # noqa: N802 - the contract's name
         self, request: wire.WatchAdaptersRequest, context: Context[Any, Any]
     ) -> AsyncIterator[wire.WatchAdaptersResponse]:
-        """Follow all adapters, for internal callers."""
         async with aclosing(self._service.directory.watch(current_caller(), request.resume_token)) as events:
             async for event in events:
                 yield event_to_proto(event)

@@ -1,4 +1,4 @@
-"""Requests about adapters from messages to the domain. Every check names its field."""
+"""Converts requests about adapters and estimates. Every error names its field."""
 
 import re
 from collections.abc import Mapping
@@ -14,20 +14,21 @@ from services.model.domain.plan import PlanCost, TrainingPlan
 from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
 
 _MAX_METADATA, _LABEL_NAME, _LABEL_VALUE = 64, 256, 4096
-"""Labels of an adapter, and characters of one: they stay in memory as long as the adapter is there."""
+"""Maximum number of labels per adapter, and of characters in a name and a value. Labels stay in memory as long as the
+adapter exists."""
 _SESSION_ID = 128
 _SAVE_PREFIX = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 
 
 def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest) -> CreateAdapterRequest:
-    """Return what is asked for.
+    """Convert a request for a new adapter.
 
     Raises:
-        InvalidField: something is missing, malformed or out of range.
+        InvalidField: A field is missing, malformed or out of range.
     """
     _check_labels(request.user_metadata)
     adapters_limit = request.adapters_limit if request.HasField('adapters_limit') else None
-    # It says how many adapters the tenant has now, and the same request again may find it otherwise.
+    # The limit reports the tenant's current usage, so it is not part of the request's fingerprint.
     request.ClearField('adapters_limit')
     if request.checkpoint_path:
         check_checkpoint_path(request.checkpoint_path, 'checkpoint_path')
@@ -57,10 +58,10 @@ def create_request_from_proto(request: adapter_service_pb2.CreateAdapterRequest)
 
 
 def session_id_from_proto(session_id: str) -> str:
-    """Return a session's id; empty for none.
+    """Return a session id; empty for none.
 
     Raises:
-        InvalidField: it is too long.
+        InvalidField: It is too long.
     """
     if len(session_id) > _SESSION_ID:
         raise InvalidField('session_id', f'must have at most {_SESSION_ID} characters')
@@ -68,13 +69,15 @@ def session_id_from_proto(session_id: str) -> str:
 
 
 def save_prefix_from_proto(prefix: str) -> str:
-    """Return what names of checkpoints begin with; empty for none.
+    """Return the prefix of a checkpoint's name; empty if not set.
 
     Raises:
-        InvalidField: it is none.
+        InvalidField: It is malformed.
     """
     if prefix and not _SAVE_PREFIX.fullmatch(prefix):
-        raise InvalidField('save_prefix', "must be at most 64 of letters, digits, '.', '_' and '-'")
+        raise InvalidField(
+            'save_prefix', "must be up to 64 letters, digits, '.', '_' and '-', not starting with a sign"
+        )
     return prefix
 
 
@@ -89,25 +92,25 @@ def _check_labels(labels: Mapping[str, str]) -> None:
 
 
 def full_parameters_from_proto(message: training_config_pb2.FullParameterConfig, field: str) -> tuple[str, ...]:
-    """Return the names of the parameters to train; none for all.
+    """Return the names of the parameters to train; empty for all.
 
     Raises:
-        InvalidField: a name is empty, or there twice.
+        InvalidField: A name is empty or repeated.
     """
     names = tuple(message.target_modules)
     if len(names) > MAX_NAMES:
         raise InvalidField(f'{field}.target_modules', f'must be at most {MAX_NAMES} names, got {len(names)}')
     for index, name in enumerate(names):
         if not name or name in names[:index]:
-            raise InvalidField(f'{field}.target_modules[{index}]', 'must be a name that is not there yet')
+            raise InvalidField(f'{field}.target_modules[{index}]', f'must be a name, and not repeated; got {name!r}')
     return names
 
 
 def estimate_request_from_proto(request: adapter_service_pb2.EstimateRequest) -> EstimateRequest:
-    """Return what is asked.
+    """Convert a request for an estimate.
 
     Raises:
-        InvalidField: something is missing or out of range.
+        InvalidField: A field is missing or out of range.
     """
     for name in ('batch_size', 'sequence_tokens'):
         if getattr(request, name) < 1:
@@ -131,7 +134,7 @@ def estimate_request_from_proto(request: adapter_service_pb2.EstimateRequest) ->
 
 
 def cost_to_proto(cost: PlanCost) -> adapter_service_pb2.EstimateResponse:
-    """Return the message of an estimate."""
+    """Convert an estimate to its message."""
     return adapter_service_pb2.EstimateResponse(
         does_fit=cost.does_fit,
         adapter_bytes=cost.adapter_bytes,

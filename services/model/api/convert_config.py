@@ -1,4 +1,4 @@
-"""Training configuration between messages and the domain. Every check names its field."""
+"""Converts training configurations. Every error names its field."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from services.model.domain.training_config import Component, LossChoice, Trainin
 from twinkle.api.model.v1 import training_config_pb2 as wire
 
 _RATE, _GROUPS, _PATTERN = 'lr', 'groups', 'pattern'
-"""What the engine calls an optimizer's learning rate and parameter groups, and what a group is for."""
+"""The engine's names for an optimizer's learning rate and parameter groups, and for the pattern of a group."""
 
 _REDUCTIONS: 'dict[bool | None, wire.LossReduction.ValueType]' = {
     None: wire.LOSS_REDUCTION_UNSPECIFIED,
@@ -20,10 +20,10 @@ _IS_MEAN = {reduction: is_mean for is_mean, reduction in _REDUCTIONS.items()}
 
 
 def training_config_from_proto(message: wire.TrainingConfig, field: str) -> TrainingConfig:
-    """Return what is to change; parts that are not set are None.
+    """Convert a change of the training configuration; unset fields become None.
 
     Raises:
-        InvalidField: a value is out of range or a name is missing.
+        InvalidField: A value is out of range, or a name is missing.
     """
     steps = message.gradient_accumulation_steps if message.HasField('gradient_accumulation_steps') else None
     if steps is not None and steps < 1:
@@ -46,7 +46,7 @@ def training_config_from_proto(message: wire.TrainingConfig, field: str) -> Trai
 
 
 def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
-    """Return the message of a training configuration; parts that are None are left unset."""
+    """Convert a training configuration to its message; None fields are left unset."""
     message = wire.TrainingConfig(gradient_accumulation_steps=config.gradient_accumulation_steps)
     if config.optimizer is not None:
         message.optimizer.CopyFrom(_optimizer_to_proto(config.optimizer))
@@ -73,10 +73,10 @@ def training_config_to_proto(config: TrainingConfig) -> wire.TrainingConfig:
 
 
 def optimizer_from_proto(message: wire.OptimizerConfig, field: str) -> Component:
-    """Return the optimizer; `lr` and `groups` are among its options where they are set.
+    """Convert an optimizer; its options include `lr` and `groups` if set.
 
     Raises:
-        InvalidField: a value is out of range, or said twice.
+        InvalidField: A value is out of range, or set twice.
     """
     options = _rate_and_options(message, field)
     if _GROUPS in options:
@@ -94,7 +94,7 @@ def _group(message: wire.ParameterGroup, field: str) -> dict[str, Any]:
     if _PATTERN in options:
         raise InvalidField(f'{field}.options.{_PATTERN}', 'set pattern instead')
     if not options:
-        raise InvalidField(f'{field}.options', 'must differ in something from the optimizer')
+        raise InvalidField(f'{field}.options', 'must set at least one option that differs from the optimizer')
     return {_PATTERN: message.pattern, **options}
 
 
@@ -127,10 +127,10 @@ def _optimizer_to_proto(optimizer: Component) -> wire.OptimizerConfig:
 
 
 def loss_from_proto(message: wire.LossConfig, field: str) -> LossChoice:
-    """Return a loss, the adapter's or one batch's.
+    """Convert the loss of an adapter or of one batch.
 
     Raises:
-        InvalidField: the reduction is none, or said twice.
+        InvalidField: The reduction is unknown, or set twice.
     """
     if message.reduction not in _IS_MEAN:
         raise InvalidField(f'{field}.reduction', 'must be SUM or MEAN')

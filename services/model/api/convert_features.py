@@ -1,4 +1,4 @@
-"""Examples between messages and the domain. Every check names its field."""
+"""Converts examples. Every error names its field."""
 
 import numpy as np
 
@@ -21,20 +21,20 @@ _STREAMS: dict[str, tuple[str, ...]] = {
     'ref_logps': _FLOATS,
     'completion_mask': _INTEGERS,
 }
-"""Per-token fields beside `input_ids` and `labels`, and the dtypes each may have."""
+"""Allowed dtypes of the per-token fields other than `input_ids` and `labels`."""
 
 
 def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_size: int) -> list[InputFeature]:
-    """Return the examples of a batch; none of one that is still to be fetched from its loader.
+    """Convert the examples of a batch; empty if they must still be fetched from a loader.
 
     Args:
-        batch: the message.
-        field: its path, for errors.
-        vocabulary_size: token ids and labels must be below it.
+        batch: The message.
+        field: Its path, for errors.
+        vocabulary_size: Upper bound of token ids and labels, exclusive.
 
     Raises:
-        InvalidField: an example is malformed; the path names which and where.
-        NotBuiltYet: the batch is somewhere else than in the message.
+        InvalidField: An example is malformed; the path names the example and the field.
+        NotBuiltYet: The source of the batch is not supported.
     """
     source = batch.WhichOneof('source')
     if source is None:
@@ -49,10 +49,10 @@ def features_from_proto(batch: operation_pb2.Batch, field: str, *, vocabulary_si
 
 
 def batch_reference_from_proto(batch: operation_pb2.Batch, field: str) -> BatchReference | None:
-    """Return where a batch is in the data service; None for one that is not there.
+    """Return the reference to a loader's batch; None for other batches.
 
     Raises:
-        InvalidField: the loader's id or the cursor is malformed.
+        InvalidField: The loader's id or the cursor is malformed.
     """
     if batch.WhichOneof('source') != 'loader':
         return None
@@ -65,7 +65,7 @@ def batch_reference_from_proto(batch: operation_pb2.Batch, field: str) -> BatchR
 
 
 def cursor_from_proto(cursor: dataset_pb2.Cursor) -> LoaderCursor:
-    """Return a position in a loader."""
+    """Convert a position in a loader."""
     return LoaderCursor(consumed_rows=cursor.consumed_rows, state=cursor.state)
 
 
@@ -76,10 +76,10 @@ def _features(batch: input_feature_pb2.FeatureBatch, field: str, vocabulary_size
 
 
 def gradients_from_proto(tensors: list[tensor_pb2.Tensor], field: str) -> list[np.ndarray]:
-    """Return gradients of log-probabilities, float32 [T] each.
+    """Convert gradients of log-probabilities, float32 [T] each.
 
     Raises:
-        InvalidField: one is malformed.
+        InvalidField: A tensor is malformed.
     """
     return [
         tensor_from_proto(tensor, f'{field}[{index}]', dtypes=_FLOATS, dimensions=1)
@@ -118,7 +118,7 @@ def _extra(name: str, tensor: tensor_pb2.Tensor, field: str, length: int, vocabu
     spec = EXTRA_STREAMS.get(name)
     if spec is None:
         known = ', '.join(sorted(EXTRA_STREAMS))
-        raise InvalidField(f'{field}[{name!r}]', f'is read by no loss, so it would have no effect; known are {known}')
+        raise InvalidField(f'{field}[{name!r}]', f'is not read by any loss; known names are {known}')
     return _read_extra(spec, tensor, f'{field}[{name!r}]', length, vocabulary_size)
 
 

@@ -1,4 +1,4 @@
-"""Operations from messages to the domain. `convert_verb` has the verbs. Every check names its field."""
+"""Converts operations; `convert_verb` converts their verbs. Every error names its field."""
 
 from datetime import timedelta
 
@@ -15,22 +15,22 @@ _LONGEST_WAIT = timedelta(hours=1)
 
 
 def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int) -> domain.Operation:
-    """Return the operation.
+    """Convert an operation.
 
     Args:
-        message: the message.
-        field: its path, for errors.
-        vocabulary_size: token ids must be below it.
+        message: The message.
+        field: Its path, for errors.
+        vocabulary_size: Upper bound of token ids, exclusive.
 
     Raises:
-        InvalidField: something is missing, malformed or out of range.
-        NotBuiltYet: the verb is in the contract only.
+        InvalidField: A field is missing, malformed or out of range.
+        NotBuiltYet: The verb is not supported yet.
     """
     if message.sequence_number < 1:
         raise InvalidField(f'{field}.sequence_number', f'must be at least 1, got {message.sequence_number}')
     verb = verb_from_proto(message, field, vocabulary_size=vocabulary_size)
     if message.save.HasField('stored_bytes_limit'):
-        # It says how full the tenant's storage is now, and the same operation again may find it otherwise.
+        # The limit reports the tenant's current usage, so it is not part of the operation's fingerprint.
         message.save.ClearField('stored_bytes_limit')
     payload = message.SerializeToString(deterministic=True)
     name = message.WhichOneof('verb') or ''
@@ -48,7 +48,7 @@ def operation_from_proto(message: wire.Operation, field: str, *, vocabulary_size
 
 
 def _fingerprint_without_batch(message: wire.Operation) -> str:
-    """Return the fingerprint that the operation had when it came: its loader and cursor say which batch it is."""
+    """Return the fingerprint of the operation as sent: without the batch that its loader and cursor refer to."""
     bare = wire.Operation()
     bare.CopyFrom(message)
     getattr(bare, bare.WhichOneof('verb') or '').batch.loader.ClearField('loaded')
@@ -59,7 +59,7 @@ def max_wait_from_proto(request: training_service_pb2.WaitOperationRequest) -> t
     """Return how long to wait for an operation.
 
     Raises:
-        InvalidField: it is negative or longer than a call may take.
+        InvalidField: The timeout is negative or too long.
     """
     if not request.HasField('timeout'):
         return _DEFAULT_WAIT

@@ -1,4 +1,4 @@
-"""Adapters and results from the domain to messages."""
+"""Converts adapters, events and results to messages."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ _STATES = {
 
 
 def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb2.Adapter:
-    """Return the message of an adapter."""
+    """Convert an adapter."""
     lora_config = None if adapter.is_full_parameter else lora_config_to_proto(adapter.lora_config)
     return adapter_pb2.Adapter(
         adapter_id=adapter.adapter_id,
@@ -57,7 +57,7 @@ def adapter_to_proto(adapter: Adapter, *, is_parked: bool = False) -> adapter_pb
 
 
 def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResponse:
-    """Return the message of a watcher's event."""
+    """Convert an event of the change feed."""
     message = adapter_service_pb2.WatchAdaptersResponse(tenant_id=event.tenant_id, resume_token=event.token)
     if event.adapter is not None:
         message.adapter.CopyFrom(adapter_to_proto(event.adapter))
@@ -69,7 +69,7 @@ def event_to_proto(event: AdapterEvent) -> adapter_service_pb2.WatchAdaptersResp
 
 
 def result_to_proto(result: domain.OperationResult | OperationFailure) -> operation_result_pb2.OperationResult:
-    """Return the message of a result, or of a failure in a stream."""
+    """Convert a result, or a failure in a stream."""
     message = operation_result_pb2.OperationResult(adapter_id=result.adapter_id, sequence_number=result.sequence_number)
     if isinstance(result, OperationFailure):
         message.error.CopyFrom(status_from_error(result.error))
@@ -84,12 +84,12 @@ def result_to_proto(result: domain.OperationResult | OperationFailure) -> operat
 
 
 def cursor_to_proto(cursor: LoaderCursor) -> dataset_pb2.Cursor:
-    """Return the message of a position in a loader."""
+    """Convert a position in a loader."""
     return dataset_pb2.Cursor(consumed_rows=cursor.consumed_rows, state=cursor.state)
 
 
 def record_to_proto(record: OperationRecord, adapter_id: str, sequence_number: int) -> dict[str, Any]:
-    """Return the fields of an operation on record that both ways of asking for it answer with."""
+    """Return the common fields of GetOperationResponse and WaitOperationResponse."""
     outcome = record.result
     if record.error is not None:
         outcome = OperationFailure(adapter_id, sequence_number, record.error)

@@ -1,4 +1,4 @@
-"""The verbs of operations from messages to the domain, one small function each. Every check names its field."""
+"""Converts the verbs of operations, one function each. Every error names its field."""
 
 import math
 import re
@@ -20,11 +20,11 @@ _PATH = re.compile(r'twinkle://[^/\s]+/weights/[^/\s]+')
 
 
 def verb_from_proto(message: wire.Operation, field: str, *, vocabulary_size: int) -> domain.Verb:
-    """Return the operation's verb; arguments as `operation_from_proto`.
+    """Convert an operation's verb; the arguments are those of `operation_from_proto`.
 
     Raises:
-        InvalidField: something is missing, malformed or out of range.
-        NotBuiltYet: the verb is in the contract only.
+        InvalidField: A field is missing, malformed or out of range.
+        NotBuiltYet: The verb is not supported yet.
     """
     name = message.WhichOneof('verb')
     if name is None:
@@ -148,10 +148,10 @@ def _save(message: wire.Save, field: str, vocabulary_size: int) -> domain.Save:
 
 
 def check_checkpoint_path(path: str, field: str) -> str:
-    """Return `path` if it has the form of one.
+    """Return `path` after checking its form.
 
     Raises:
-        InvalidField: it has not.
+        InvalidField: The path is malformed.
     """
     if not _PATH.fullmatch(path):
         raise InvalidField(field, "must be of the form 'twinkle://<run>/weights/<name>'")
@@ -187,7 +187,7 @@ def _export_merged(message: wire.ExportMerged, field: str, vocabulary_size: int)
 def _plain(
     verb: type[domain.CalculateLoss | domain.ZeroGrad | domain.LrStep],
 ) -> Callable[[Any, str, int], domain.Verb]:
-    """Make the conversion of a verb that has no fields."""
+    """Return the converter of a verb without fields."""
 
     def convert(message: Any, field: str, vocabulary_size: int) -> domain.Verb:
         del message, field, vocabulary_size
@@ -220,4 +220,4 @@ _VERBS: dict[str, Callable[[Any, str, int], domain.Verb]] = {
     'undo': _undo,
     'export_merged': _export_merged,
 }
-"""What each verb of the contract becomes. Those that are missing are not built yet."""
+"""Converters by field name of the contract. Verbs without a converter are not supported yet."""

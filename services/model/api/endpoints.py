@@ -1,4 +1,4 @@
-"""The services of the contract that this server offers."""
+"""The gRPC services of this server."""
 
 from services.kit.rpc.server import Endpoint
 from services.model.api.adapter_servicer import AdapterServicer
@@ -13,8 +13,8 @@ from twinkle.api.model.v1 import (
 
 
 def make_endpoints(service: ModelService) -> list[Endpoint]:
-    """Return the services of the contract over `service`."""
-    adapters = AdapterServicer(service)  # pyright: ignore[reportAbstractUsage] (the kit answers for unbuilt service)
+    """Return the gRPC services with their servicers."""
+    adapters = AdapterServicer(service)  # pyright: ignore[reportAbstractUsage] (the kit answers unsupported methods)
     training = TrainingServicer(service)  # pyright: ignore[reportAbstractUsage] (as above)
     return [
         Endpoint(

@@ -1,7 +1,7 @@
-"""Operations as they come off the wire, whole: a batch that was uploaded is put where the message names it.
+"""Converts received operations and inserts uploaded batches.
 
-What is journaled and fingerprinted is the operation with its examples inside, so that replay needs no
-upload, and the same examples are the same operation however they came.
+The journal and the fingerprint use the operation with its examples. A replay therefore needs no upload, and the
+fingerprint does not depend on how the examples were sent.
 """
 
 import asyncio
@@ -19,24 +19,23 @@ from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 
 _THREAD_BYTES = 1 << 20
-"""Larger messages are converted beside the event loop, which they would hold up for milliseconds."""
+"""Larger messages are converted in a thread, because they would block the event loop for milliseconds."""
 
 
 class OperationReader:
-    """Turns messages into operations."""
+    """Converts operations and reads their uploads."""
 
     def __init__(self, read_upload: ReadUpload, *, vocabulary_size: int) -> None:
-        """Take uploads from `read_upload`; token ids must be below `vocabulary_size`."""
         self._read_upload = read_upload
         self._vocabulary_size = vocabulary_size
 
     async def __call__(self, caller: Caller, message: operation_pb2.Operation, field: str) -> Operation:
-        """Return the operation.
+        """Convert an operation.
 
         Raises:
-            InvalidField: something is missing, malformed or out of range.
-            UploadNotFound: the batch was not uploaded by the caller's tenant, or not wholly, or expired.
-            NotBuiltYet: the verb or where its batch is, is in the contract only.
+            InvalidField: A field is missing, malformed or out of range.
+            UploadNotFound: The batch was not uploaded completely by the caller's tenant, or expired.
+            NotBuiltYet: The verb or the source of the batch is not supported yet.
         """
         verb = message.WhichOneof('verb')
         batch = getattr(getattr(message, verb), 'batch', None) if verb else None
@@ -45,7 +44,7 @@ class OperationReader:
             upload_id = id_from_proto(batch.upload_id, f'{field}.{verb}.batch.upload_id')
             content = await self._read_upload(caller, upload_id)
         if batch is not None and batch.loader.HasField('loaded'):
-            raise InvalidField(f'{field}.{verb}.batch.loader.loaded', 'must be unset: the model service fetches it')
+            raise InvalidField(f'{field}.{verb}.batch.loader.loaded', 'must be unset: the model service fills it')
         if len(content) + message.ByteSize() < _THREAD_BYTES:
             return self._convert(message, field, content)
         return await asyncio.to_thread(self._convert, message, field, content)
@@ -61,4 +60,4 @@ def _fill(batch: Any, content: bytes, field: str) -> None:
     try:
         batch.features.CopyFrom(input_feature_pb2.FeatureBatch.FromString(content))
     except DecodeError as error:
-        raise InvalidField(field, 'holds no FeatureBatch') from error
+        raise InvalidField(field, 'must refer to a serialized FeatureBatch') from error

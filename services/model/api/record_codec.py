@@ -1,4 +1,4 @@
-"""What the journal keeps, as the contract's own messages."""
+"""Serializes the journal's records as messages of the contract."""
 
 from collections.abc import Callable
 from datetime import UTC
@@ -26,16 +26,13 @@ class ProtoRecordCodec:
     """Implements `services.model.ports.RecordCodec`."""
 
     def __init__(self, *, vocabulary_size: int) -> None:
-        """Check token ids against `vocabulary_size`, as when the operations came."""
         self._vocabulary_size = vocabulary_size
 
     def operation_from_bytes(self, payload: bytes) -> Operation:
-        """Return an operation; see the port."""
         message = operation_pb2.Operation.FromString(payload)
         return operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size)
 
     def with_batch(self, operation: Operation, loaded: LoadedBatch) -> Operation:
-        """Return an operation with its batch; see the port."""
         message = operation_pb2.Operation.FromString(operation.payload)
         batch = getattr(message, message.WhichOneof('verb') or '').batch.loader.loaded
         batch.features.ParseFromString(loaded.content)
@@ -43,24 +40,20 @@ class ProtoRecordCodec:
         return operation_from_proto(message, 'operation', vocabulary_size=self._vocabulary_size)
 
     def outcome_to_bytes(self, outcome: domain.OperationResult | DomainError) -> bytes:
-        """Return an outcome as bytes; see the port."""
-        said = OperationFailure('', 0, outcome) if isinstance(outcome, DomainError) else outcome
-        return result_to_proto(said).SerializeToString(deterministic=True)
+        result = OperationFailure('', 0, outcome) if isinstance(outcome, DomainError) else outcome
+        return result_to_proto(result).SerializeToString(deterministic=True)
 
     def outcome_from_bytes(self, data: bytes) -> domain.OperationResult | DomainError:
-        """Return an outcome; see the port."""
         message = wire.OperationResult.FromString(data)
         return error_from_status(message.error) if message.HasField('error') else result_from_proto(message)
 
     def adapter_to_bytes(self, adapter: Adapter) -> bytes:
-        """Return an adapter as bytes; see the port."""
         message = adapter_service_pb2.WatchAdaptersResponse(
             tenant_id=adapter.tenant_id, adapter=adapter_to_proto(adapter)
         )
         return message.SerializeToString(deterministic=True)
 
     def adapter_from_bytes(self, data: bytes) -> Adapter:
-        """Return an adapter; see the port."""
         event = adapter_service_pb2.WatchAdaptersResponse.FromString(data)
         message = event.adapter
         return Adapter(
@@ -86,7 +79,7 @@ class ProtoRecordCodec:
 
 
 def result_from_proto(message: wire.OperationResult) -> domain.OperationResult:
-    """Return the result that a message of this service says."""
+    """Convert the message of a result."""
     receipt = message.receipt
     return domain.OperationResult(
         adapter_id=message.adapter_id,
@@ -113,7 +106,7 @@ def _outcome(message: wire.OperationResult) -> domain.Outcome:
 
 
 def _forward(message: wire.ForwardResult) -> ForwardResult:
-    # Not `tensor_from_proto`: what the model gave may be infinite, and was given to the caller so.
+    # Not `tensor_from_proto`, which rejects infinite values: a recorded result may contain them.
     return ForwardResult(
         loss=message.loss,
         num_tokens=message.label_count,
@@ -150,7 +143,7 @@ def _load(message: wire.LoadResult) -> domain.LoadResult:
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """Return the fields of a message of plain values, those at their defaults included."""
+    """Return all fields of a message with scalar fields, including default values."""
     return {name: getattr(message, name) for name in cast(list[str], list(message.DESCRIPTOR.fields_by_name))}
 
 
@@ -162,4 +155,4 @@ _OUTCOMES: dict[str, Callable[[Any], domain.Outcome]] = {
     'publish': lambda message: domain.PublishResult(**_fields(message)),
     'load': _load,
 }
-"""Every outcome of a result but an error."""
+"""Converters by field name; errors are handled separately."""

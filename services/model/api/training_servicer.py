@@ -1,4 +1,4 @@
-"""Operations on adapters, on the wire."""
+"""The TrainingService: run, look up, watch and cancel operations."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ Context = grpc.aio.ServicerContext
 
 
 class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
-    """Unpacks, delegates, packs."""
+    """Converts messages and calls the service's verbs."""
 
     def __init__(self, service: ModelService) -> None:
-        """Serve `service`."""
         self._service = service
         self._read = OperationReader(service.read_upload, vocabulary_size=service.vocabulary_size)
 
     async def Execute(  # noqa: N802 - the contract's name
         self, request: wire.ExecuteRequest, context: Context[Any, Any]
     ) -> wire.ExecuteResponse:
-        """Carry out one operation."""
         caller = current_caller()
         operation = await self._read(caller, request.operation, 'operation')
         result = await self._service.execute_operation(caller, operation, is_waiting_allowed=request.is_waiting_allowed)
@@ -45,7 +43,6 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     async def Train(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[wire.TrainRequest], context: Context[Any, Any]
     ) -> AsyncIterator[wire.TrainResponse]:
-        """Carry out the operations of a stream."""
         caller = current_caller()
         operations = self._operations(caller, request_iterator)
         async with aclosing(self._service.train_stream(caller, operations)) as results:
@@ -55,14 +52,12 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     async def UploadBatch(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[wire.UploadBatchRequest], context: Context[Any, Any]
     ) -> wire.UploadBatchResponse:
-        """Take a batch in pieces."""
         parts = upload_parts_from_proto(request_iterator)
         return upload_to_proto(await self._service.upload_batch(current_caller(), parts))
 
     async def GetOperation(  # noqa: N802 - the contract's name
         self, request: wire.GetOperationRequest, context: Context[Any, Any]
     ) -> wire.GetOperationResponse:
-        """Look an operation up."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         record = await self._service.operations.find(current_caller(), adapter_id, request.sequence_number)
         return wire.GetOperationResponse(**record_to_proto(record, adapter_id, request.sequence_number))
@@ -70,7 +65,6 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     async def WaitOperation(  # noqa: N802 - the contract's name
         self, request: wire.WaitOperationRequest, context: Context[Any, Any]
     ) -> wire.WaitOperationResponse:
-        """Wait for an operation."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         max_wait = max_wait_from_proto(request)
         record = await self._service.operations.find(
@@ -81,7 +75,6 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     async def WatchOperations(  # noqa: N802 - the contract's name
         self, request: wire.WatchOperationsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[wire.WatchOperationsResponse]:
-        """Follow an adapter's operations."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         after = not_negative(request.after_sequence_number, 'after_sequence_number')
         async with aclosing(self._service.operations.watch(current_caller(), adapter_id, after=after)) as results:
@@ -91,7 +84,6 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
     async def CancelOperation(  # noqa: N802 - the contract's name
         self, request: wire.CancelOperationRequest, context: Context[Any, Any]
     ) -> wire.CancelOperationResponse:
-        """Drop an operation that waits."""
         adapter_id = id_from_proto(request.adapter_id, 'adapter_id')
         is_cancelled = await self._service.operations.cancel(current_caller(), adapter_id, request.sequence_number)
         return wire.CancelOperationResponse(is_cancelled=is_cancelled)
@@ -104,5 +96,5 @@ class TrainingServicer(training_service_pb2_grpc.TrainingServiceServicer):
             try:
                 yield await self._read(caller, message, 'operation')
             except DomainError as error:
-                # In a stream a malformed operation fails alone.
+                # A malformed operation does not end the stream.
                 yield OperationFailure(message.adapter_id, message.sequence_number, error)

@@ -1,3 +1,3 @@
-"""The verbs of the model service, one a module, over ports. No protos, no torch."""
+"""Verbs of the model service over its ports, one module per resource. Imports no protos and no torch."""
 
 __all__: list[str] = []

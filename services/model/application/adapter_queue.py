@@ -1,4 +1,4 @@
-"""One adapter's queue: operations wait for their number, run once, and repeats get the record."""
+"""The queue of one adapter: runs operations in the order of their numbers and answers repeats from the record."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ from services.model.domain.sequence import Action, OperationSequence
 
 @dataclass(frozen=True, eq=False)
 class _Ticket:
-    """A caller that waits: for its number's turn, or for the outcome of the same operation."""
+    """A caller that waits for its operation's turn, or for the outcome of the same operation."""
 
     number: int
     since: float
@@ -32,10 +32,12 @@ class _Ticket:
 
 
 class AdapterQueue:
-    """Carries out operations of one adapter strictly in order, each exactly once.
+    """Runs the operations of one adapter strictly in order, each exactly once.
 
-    Concurrency: for one event loop. A caller that goes away while its operation waits takes it back;
-    one that goes away while it runs does not stop it, and finds the outcome on record.
+    If a caller disconnects while its operation waits, the operation is withdrawn. If it disconnects while the operation
+    runs, the operation completes and its outcome is recorded.
+
+    Concurrency: for one event loop.
     """
 
     def __init__(
@@ -45,12 +47,12 @@ class AdapterQueue:
         gap_seconds: float,
         sequence: OperationSequence | None = None,
     ) -> None:
-        """Begin.
+        """Initialize the queue.
 
         Args:
-            adapter_id: the adapter.
-            gap_seconds: how long an operation waits for an earlier number while nothing runs.
-            sequence: what ran before. None for an adapter before operation 1.
+            adapter_id: Id of the adapter.
+            gap_seconds: Time an operation waits for an earlier number while nothing runs.
+            sequence: Operations that already ran; None for a new adapter.
         """
         self._adapter_id = adapter_id
         self._gap_seconds = gap_seconds
@@ -64,31 +66,31 @@ class AdapterQueue:
 
     @property
     def is_running(self) -> bool:
-        """Whether an operation is being carried out."""
+        """Whether an operation is running."""
         return self._running is not None
 
     async def carry_out(self, operation: Operation, run: Callable[[], Awaitable[OperationResult]]) -> OperationResult:
-        """Return the operation's result: of `run`, or from the record.
+        """Return the result of `run`, or the recorded result if the operation ran before.
 
         Raises:
-            SequenceReused, SequenceGap, OperationNotFound: the number is wrong.
-            Cancelled: it was dropped while it waited.
-            DomainError: what `run` raised, now or when the operation first ran.
+            SequenceReused, SequenceGap, OperationNotFound: The sequence number is wrong.
+            Cancelled: The operation was cancelled while it waited.
+            DomainError: `run` raised it, now or when the operation first ran.
         """
         if await self._wait_for_turn(operation) is Action.REPEAT:
             return self._recorded(operation.sequence_number)
         self.sequence.begin(operation)
         self._stop_gap_timer()
         self._running = asyncio.create_task(self._run(operation, run), name=f'operation-{self._adapter_id}')
-        # If the caller goes away, nobody awaits the task; its outcome is on record all the same.
+        # If the caller disconnects, the task is not awaited; its outcome is on record.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._running)
 
     def is_urgent(self, operation: Operation) -> bool:
-        """Say whether others may wait for it, or it waits for nothing: it is the next one, or its outcome is on record.
+        """Return whether the operation is next, so that others may wait for it, or its outcome is already on record.
 
         Raises:
-            SequenceReused, OperationNotFound: the number is wrong.
+            SequenceReused, OperationNotFound: The sequence number is wrong.
         """
         number = operation.sequence_number
         if self.sequence.action_for(operation) is Action.REPEAT:
@@ -96,28 +98,28 @@ class AdapterQueue:
         return number == self.sequence.last_number + 1 and not self.is_waiting(number)
 
     def is_settled(self, number: int) -> bool:
-        """Say whether an operation's outcome is on record; not yet where it waits or runs.
+        """Return whether an operation's outcome is on record; False while it waits or runs.
 
         Raises:
-            OperationNotFound: it is not here, or no longer on record.
+            OperationNotFound: The operation was never accepted, or is no longer on record.
         """
         return not self.is_waiting(number) and not self.sequence.entry(number).is_running
 
     def is_waiting(self, number: int) -> bool:
-        """Say whether an operation waits for its number's turn."""
+        """Return whether an operation waits for its turn."""
         return number > self.sequence.last_number and number in self._tickets
 
     def drop(self, number: int) -> bool:
-        """Refuse an operation that waits for its number's turn, as cancelled; False where none does."""
+        """Cancel an operation that waits for its turn; return False if it does not wait."""
         return self._fail(number, Cancelled())
 
     def skip(self, number: int, *, missing: int) -> bool:
-        """Refuse an operation that waits behind number `missing`, which will not come; False where it does not."""
+        """Reject an operation that waits for a missing number; return False if it does not wait for it."""
         is_behind = number > missing > self.sequence.last_number
         return is_behind and self._fail(number, SequenceGap(self._adapter_id, number, missing))
 
     async def close(self) -> None:
-        """Let the operation that runs end; those that wait find the adapter gone."""
+        """Finish the running operation; waiting ones raise AdapterNotFound."""
         self.is_closed = True
         self._stop_gap_timer()
         for number in list(self._tickets):
@@ -127,11 +129,11 @@ class AdapterQueue:
             await asyncio.wait([self._running])
 
     async def wait_for_change(self) -> None:
-        """Return when an operation next ends, or the queue does."""
+        """Wait until an operation ends or the queue closes."""
         await self._ended.wait()
 
     def notify_watchers(self) -> None:
-        """Wake those that wait for a change."""
+        """Wake all tasks in `wait_for_change`."""
         self._ended.notify()
 
     # Waiting
@@ -152,7 +154,7 @@ class AdapterQueue:
         try:
             await ticket.turn
         except asyncio.CancelledError:
-            # It may just have been its turn: then the others wait for another with its number.
+            # The operation may have been granted its turn just now; then another one with its number must take over.
             self._watch_gap()
             raise
         finally:
@@ -177,7 +179,7 @@ class AdapterQueue:
     # Gaps
 
     def _watch_gap(self) -> None:
-        """While nothing runs, let nobody wait longer than `gap_seconds`."""
+        """Limit waiting to `gap_seconds` while nothing runs."""
         if self._running is None and self._gap_timer is None and self._tickets:
             self._gap_timer = asyncio.get_running_loop().call_later(self._gap_seconds, self._refuse_gaps)
 

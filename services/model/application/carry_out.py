@@ -1,7 +1,8 @@
-"""Carry out one operation whose execution it is, exactly once.
+"""Run one operation when its turn has come, exactly once.
 
-What the engine alone does is written down while it computes, and answered once both are done; replay
-gives it again. What needs more is done first, harmlessly if repeated, and then settled.
+A compute verb is journaled while it runs, and its result is returned when both are done; replay can repeat it. A state
+verb, which calls other services, runs first; repeating it is harmless, so it is journaled afterwards together with its
+outcome.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ from services.model.domain.result import OperationResult
 from services.model.ports import Ports
 
 Compute = Callable[[Adapter, Operation], Awaitable[VerbRun]]
-"""Runs a compute verb on the engine when its time has come."""
+"""Runs a compute verb on the engine once it is scheduled."""
 
 
 @dataclass(frozen=True)
 class _Execution:
-    """An operation that runs now."""
+    """An operation in execution."""
 
     adapter: Adapter
     operation: Operation
@@ -43,7 +44,7 @@ class _Execution:
 
 
 class CarryOut:
-    """Runs operations against engine, journal and stores."""
+    """Runs operations with the engine, the journal and the stores."""
 
     def __init__(
         self,
@@ -55,7 +56,6 @@ class CarryOut:
         compute: Compute,
         fetch_batch: FetchBatch,
     ) -> None:
-        """Use the parts given."""
         self._directory = directory
         self._residency = residency
         self._journal = ports.journal
@@ -65,20 +65,20 @@ class CarryOut:
         self._clock = ports.clock
 
     async def __call__(self, caller: Caller, operation: Operation, *, arrival: float) -> OperationResult:
-        """Return the operation's result, durable.
+        """Return the operation's result once it is durable.
 
         Raises:
-            AdapterNotFound: the adapter was deleted while the operation waited.
-            JournalUnavailable: it could not be made durable; it was not applied.
-            DomainError: whatever the verb raised; recorded, unless nothing changed and the number is free.
+            AdapterNotFound: The adapter was deleted while the operation waited.
+            JournalUnavailable: The operation could not be made durable; it was not applied.
+            DomainError: The verb raised it; it is recorded, unless nothing changed and the number is free.
         """
         known = self._directory.get(caller, operation.adapter_id)
         async with AsyncExitStack() as stack:
-            async with self._using_up(known, operation):
+            async with self._number_used_on_failure(known, operation):
                 operation = await self._fetch_batch(stack, caller, operation)
                 resident = await stack.enter_async_context(self._residency.hold(operation.adapter_id))
             reach('operation.begun')
-            # Looked up again: making it resident may have found outcomes.
+            # Look the adapter up again: loading it may have recorded outcomes.
             adapter = self._directory.get(caller, operation.adapter_id)
             queue_time = timedelta(seconds=max(self._clock.monotonic() - arrival, 0.0))
             execution = _Execution(adapter, operation, resident, queue_time)
@@ -90,10 +90,11 @@ class CarryOut:
         return result
 
     @asynccontextmanager
-    async def _using_up(self, adapter: Adapter, operation: Operation) -> AsyncIterator[None]:
-        """Use up the number, durably, where the block fails: the adapter cannot be made again, or there is no batch.
+    async def _number_used_on_failure(self, adapter: Adapter, operation: Operation) -> AsyncIterator[None]:
+        """Use up the number, durably, if the block fails because the adapter or the batch cannot be loaded.
 
-        Were it used up here alone, the next operation would leave a gap in the journal that no restore can pass.
+        If the number were used up in memory only, the next operation would leave a gap in the journal that no restore
+        can pass.
         """
         outcome: DomainError | None = Internal('')
         try:
@@ -107,11 +108,11 @@ class CarryOut:
             raise
         finally:
             if outcome is not None:
-                # As it is by now: it may have been parked, or saved, while its batch was on the way.
+                # The adapter may have been parked or saved while the batch was fetched.
                 current = self._directory.find(adapter.adapter_id) or adapter
-                await self._use_up(current, operation, outcome)
+                await self._consume_number(current, operation, outcome)
 
-    # Compute verbs: written down while they run
+    # Compute verbs: journaled while they run
 
     async def _computed(self, execution: _Execution) -> OperationResult:
         accepting = asyncio.ensure_future(self._journal.accept(execution.operation))
@@ -122,11 +123,11 @@ class CarryOut:
             outcome = error
             raise
         except asyncio.CancelledError:
-            # The process ends: replay will give the outcome.
+            # The process is shutting down: replay computes the outcome.
             outcome = None
             raise
         finally:
-            # Also after a defect: its number is used up, which has to outlive a crash.
+            # Record defects too: the number is used up and must stay so after a crash.
             if outcome is not None:
                 await self._accepted(execution, accepting)
                 await self._record(execution, outcome)
@@ -140,7 +141,7 @@ class CarryOut:
             is_durable = True
         finally:
             if not is_durable:
-                # The engine is ahead of what is durable: what is durable counts.
+                # The engine is ahead of the journal: drop its state and restore from the journal.
                 await self._residency.discard(execution.operation.adapter_id)
 
     async def _record(self, execution: _Execution, outcome: VerbRun | DomainError) -> None:
@@ -150,41 +151,41 @@ class CarryOut:
             await self._journal.revoke(operation)
             return
         if isinstance(outcome, Internal):
-            await self._pass_over(execution, outcome)
+            await self._skip(execution, outcome)
             return
         run = None if isinstance(outcome, DomainError) else outcome
         adapter = adapter_after(execution.adapter, operation, run, now=self._clock.now())
-        self._journal.note(adapter, operation, self._noted(execution, outcome))
+        self._journal.note(adapter, operation, self._outcome_of(execution, outcome))
         self._directory.refresh(adapter)
-        # What replay may not give again to the bit is snapshotted at once.
+        # Take a snapshot at once if a replay might not be bitwise equal.
         resident.count_operation(0.0 if run is None else math.inf if run.is_divided else run.device_seconds)
         if isinstance(operation.verb, Forward | Backward):
             resident.is_pending = isinstance(operation.verb, Forward)
 
-    def _noted(self, execution: _Execution, outcome: VerbRun | DomainError) -> OperationResult | DomainError:
+    def _outcome_of(self, execution: _Execution, outcome: VerbRun | DomainError) -> OperationResult | DomainError:
         if isinstance(outcome, DomainError):
             return outcome
         return result_of(execution.operation, outcome, queue_time=execution.queue_time)
 
-    async def _pass_over(self, execution: _Execution, outcome: DomainError) -> None:
-        """Use up the number of an operation that counts for nothing, and that replay must not run."""
+    async def _skip(self, execution: _Execution, outcome: DomainError) -> None:
+        """Use up the number of an operation that had no effect and that replay must skip."""
         if isinstance(outcome, Internal):
-            # Nobody knows what a defect left behind.
+            # A defect leaves the engine's state undefined.
             await self._residency.discard(execution.operation.adapter_id)
-        await self._use_up(execution.adapter, execution.operation, outcome)
+        await self._consume_number(execution.adapter, execution.operation, outcome)
 
-    async def _use_up(self, adapter: Adapter, operation: Operation, outcome: DomainError) -> None:
+    async def _consume_number(self, adapter: Adapter, operation: Operation, outcome: DomainError) -> None:
         passed = adapter_after(adapter, operation, None, now=self._clock.now())
         await self._journal.settle(passed, operation, outcome)
         self._directory.refresh(passed)
 
     async def _discard_if_torn(self, execution: _Execution, outcome: VerbRun | StateChange | DomainError) -> None:
-        """Let replay make the adapter again where memory ran out in the middle of a verb that changes it in place."""
+        """Rebuild the adapter by replay if memory ran out during a verb that changes it in place."""
         is_in_place = not token_count(execution.operation.verb)
         if isinstance(outcome, BatchTooLarge) and is_in_place:
             await self._residency.discard(execution.operation.adapter_id)
 
-    # State verbs: done, then settled
+    # State verbs: run, then journaled
 
     async def _settled(self, execution: _Execution, verb: StateVerb) -> OperationResult:
         outcome: StateChange | DomainError | None = Internal('')
@@ -207,7 +208,7 @@ class CarryOut:
             await self._discard_if_torn(execution, outcome)
             return
         if isinstance(outcome, DomainError):
-            await self._pass_over(execution, outcome)
+            await self._skip(execution, outcome)
             return
         operation = execution.operation
         adapter = adapter_after(execution.adapter, operation, outcome.run, now=self._clock.now())

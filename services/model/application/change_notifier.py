@@ -1,20 +1,19 @@
-"""Telling tasks that something changed, without knowing who waits."""
+"""Notifies waiting tasks of a change."""
 
 import asyncio
 
 
 class ChangeNotifier:
-    """Wakes everyone who waits at this moment. For one event loop."""
+    """Wakes all tasks that currently wait. Concurrency: for one event loop."""
 
     def __init__(self) -> None:
-        """Begin with nobody waiting."""
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake all that wait; who comes later waits for the next change."""
+        """Wake all waiting tasks; tasks that wait later are woken by the next call."""
         self._next.set()
         self._next = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return at the next change."""
+        """Wait for the next call of `notify`."""
         await self._next.wait()

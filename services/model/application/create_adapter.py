@@ -1,4 +1,4 @@
-"""Create an adapter, once for each request id."""
+"""Create adapters, once per request id."""
 
 import asyncio
 from collections import OrderedDict
@@ -25,39 +25,39 @@ _REQUESTS_KEPT = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class CreateAdapterRequest:
-    """What is asked for."""
+    """Request for a new adapter."""
 
     request_id: str
     base_model: str
     lora_config: LoraConfig | None
-    """None: all defaults, or the checkpoint's."""
+    """None selects the defaults, or the checkpoint's configuration."""
     training_config: TrainingConfig
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     checkpoint_path: str = ''
     is_optimizer_included: bool = False
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's own parameters to train, empty for all; None: a LoRA adapter."""
+    """Names of the base model's parameters to train, empty for all; None for a LoRA adapter."""
     adapter_id: str = ''
-    """Chosen by the caller; empty: the service chooses."""
+    """Id chosen by the gateway; empty to generate one."""
     session_id: str = ''
-    """The caller's session; may be empty."""
+    """The caller's session, if any."""
     adapters_limit: int | None = None
-    """Adapters that the tenant may have, where it has as many already; no part of what is asked for."""
+    """The tenant's quota of adapters, set only if the quota is used up; not part of the fingerprint."""
     fingerprint: str = ''
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterLimits:
-    """How many adapters there may be; those that are not resident cost disk, and some kilobytes of memory."""
+    """Maximum numbers of adapters, resident or not."""
 
     tenant: int
-    """Of one tenant."""
+    """Limit per tenant."""
     total: int
-    """Of all tenants."""
+    """Limit for all tenants together."""
 
 
 class CreateAdapter:
-    """Makes adapters, fresh or from a checkpoint."""
+    """Creates adapters with fresh weights or from a checkpoint."""
 
     def __init__(
         self,
@@ -68,7 +68,6 @@ class CreateAdapter:
         max_lora_rank: int,
         limits: AdapterLimits,
     ) -> None:
-        """Use the parts and bounds given."""
         self._ports = ports
         self._directory = directory
         self._residency = residency
@@ -76,11 +75,11 @@ class CreateAdapter:
         self._limits = limits
         self._requests: OrderedDict[tuple[str, str], CreationRecord] = OrderedDict()
         self._warnings: dict[str, tuple[str, ...]] = {}
-        self._one_at_a_time = asyncio.Lock()
-        self._repeats: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._creation_lock = asyncio.Lock()
+        self._request_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def remember(self, creations: Iterable[CreationRecord]) -> None:
-        """Know requests that made adapters, oldest first, so that a repeat finds what it made."""
+        """Register earlier requests, oldest first, so that a repeat returns the same adapter."""
         for creation in creations:
             self._requests[creation.tenant_id, creation.request_id] = creation
         while len(self._requests) > _REQUESTS_KEPT:
@@ -88,30 +87,30 @@ class CreateAdapter:
             self._warnings.pop(forgotten.adapter_id, None)
 
     def warnings_of(self, adapter_id: str) -> tuple[str, ...]:
-        """Return what the owner of an adapter should know of how it was asked for, until the service ends."""
+        """Return the warnings of an adapter's creation; they are lost when the process ends."""
         return self._warnings.get(adapter_id, ())
 
     async def __call__(self, caller: Caller, request: CreateAdapterRequest) -> Adapter:
-        """Return the adapter; the same request again returns the same one, as it is now.
+        """Create an adapter; a repeated request returns the same adapter in its current state.
 
-        Cancellation: once it is being made it is made whole; the same request again finds it.
+        Cancellation: a creation that has started completes; repeating the request returns its adapter.
 
         Raises:
-            ScopeMissing: the key may not train.
-            BaseModelNotFound, CheckpointNotFound: what it is to begin from is not there.
-            InvalidField, UnknownComponent: the configuration is of no use, or a client chose the id.
-            QuotaExceeded: the tenant has, or the replica holds, as many as may be.
-            ReplicaLeased: a full-parameter adapter has the replica for itself.
-            JournalUnavailable: it could not be made durable; there is no adapter.
-            RequestIdReused: the request id came with other content before.
-            AdapterIdTaken: the id that was chosen was used before, by whoever.
+            ScopeMissing: The API key lacks the scope `train`.
+            BaseModelNotFound, CheckpointNotFound: The base model or the checkpoint does not exist.
+            InvalidField, UnknownComponent: The configuration is invalid, or a client chose the id.
+            QuotaExceeded: The tenant or the replica has reached its limit of adapters.
+            ReplicaLeased: A full-parameter adapter uses the replica exclusively.
+            JournalUnavailable: The adapter could not be made durable and does not exist.
+            RequestIdReused: The request id was used with other content.
+            AdapterIdTaken: The chosen id was used before.
         """
         require_scope(caller, 'train')
         if request.adapter_id and not caller.is_internal:
-            # That one is taken would tell a client what others have.
-            raise InvalidField('adapter_id', 'is given by the service; leave it empty')
+            # AdapterIdTaken would reveal ids of other tenants to a client.
+            raise InvalidField('adapter_id', 'must be empty: the service chooses it')
         key = (caller.tenant_id, request.request_id)
-        async with self._repeats.setdefault(key, asyncio.Lock()):
+        async with self._request_locks.setdefault(key, asyncio.Lock()):
             known = self._requests.get(key) or await self._creation_of(request.adapter_id)
             if known is not None:
                 if (known.tenant_id, known.request_id) != key:
@@ -120,9 +119,9 @@ class CreateAdapter:
                     raise RequestIdReused(request.request_id)
                 return self._directory.get(caller, known.adapter_id)
             self._check(caller.tenant_id, request)
-            # What others send takes its time, in which nobody else should have to wait.
+            # Fetching the checkpoint may take long, so it runs outside the lock.
             state = await self._starting_state(request)
-            async with self._one_at_a_time:
+            async with self._creation_lock:
                 if await self._creation_of(request.adapter_id) is not None:
                     raise AdapterIdTaken(request.adapter_id)
                 return await _uninterrupted(self._create(caller, request, state))
@@ -140,7 +139,7 @@ class CreateAdapter:
         )
         async with self._leased(request, adapter_id), self._residency.reserve(adapter_id):
             adapter, warnings = await self._make(caller, request, adapter_id, lora_config)
-            # As it was asked for: what is in use says the same in other words.
+            # The journal stores the configuration as requested; the engine's has defaults filled in.
             origin = replace(adapter, training_config=request.training_config)
             if state is not None:
                 adapter = await self._load_checkpoint(adapter, state, is_trainer_included=request.is_optimizer_included)
@@ -155,7 +154,7 @@ class CreateAdapter:
     async def _make(
         self, caller: Caller, request: CreateAdapterRequest, adapter_id: str, lora_config: LoraConfig
     ) -> tuple[Adapter, tuple[str, ...]]:
-        """Make it in the engine; return it, and what its owner should know."""
+        """Create the adapter in the engine; return it and the warnings for its owner."""
         description = await self._ports.backend.create_adapter(
             adapter_id, lora_config, request.training_config, full_parameters=request.full_parameters
         )
@@ -178,7 +177,7 @@ class CreateAdapter:
 
     def _check(self, tenant_id: str, request: CreateAdapterRequest) -> None:
         if request.full_parameters is not None and request.checkpoint_path:
-            raise NotBuiltYet('full-parameter training that begins from a checkpoint')
+            raise NotBuiltYet('full-parameter training from a checkpoint')
         known = tuple(model.base_model for model in self._ports.backend.facts().base_models)
         if request.base_model not in known:
             raise BaseModelNotFound(request.base_model, known)
@@ -193,7 +192,7 @@ class CreateAdapter:
 
     @asynccontextmanager
     async def _leased(self, request: CreateAdapterRequest, adapter_id: str) -> AsyncIterator[None]:
-        """Have the replica leased to a full-parameter adapter from now on, unless the block fails."""
+        """Lease the replica to a full-parameter adapter; end the lease if the block fails."""
         if request.full_parameters is None:
             yield
             return
@@ -207,7 +206,7 @@ class CreateAdapter:
                 await self._residency.forget(adapter_id)
 
     async def _creation_of(self, adapter_id: str) -> CreationRecord | None:
-        """Return what used an id that a caller chooses now."""
+        """Return the request that used an id chosen by the caller."""
         return await self._ports.journal.creation_of(adapter_id) if adapter_id else None
 
     def _check_rank(self, lora_config: LoraConfig) -> None:
@@ -227,12 +226,12 @@ class CreateAdapter:
 
 
 async def _uninterrupted(making: Coroutine[None, None, Adapter]) -> Adapter:
-    """Return what is made; a caller that goes away meanwhile leaves nothing half made."""
+    """Return the created adapter; a disconnect of the caller does not interrupt the creation."""
     task = asyncio.create_task(making, name='create-adapter')
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        # Nobody else asks what came of it; the same request again finds out.
+        # Retrieve the exception, so that asyncio does not log it; a repeated request reports the outcome.
         _ = task.cancelled() or task.exception()
         raise

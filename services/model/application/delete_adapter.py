@@ -1,4 +1,4 @@
-"""Delete an adapter; its checkpoints stay."""
+"""Delete an adapter; its checkpoints remain."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from services.model.ports import Journal
 
 
 class DeleteAdapter:
-    """Frees adapters."""
+    """Deletes adapters."""
 
     def __init__(
         self,
@@ -25,7 +25,6 @@ class DeleteAdapter:
         residency: Residency,
         journal: Journal,
     ) -> None:
-        """Use the parts given."""
         self._directory = directory
         self._dispatcher = dispatcher
         self._fetch_batch = fetch_batch
@@ -35,16 +34,16 @@ class DeleteAdapter:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def __call__(self, caller: Caller, adapter_id: str) -> None:
-        """Delete the caller's adapter, durably; operations that wait find it gone.
+        """Delete the caller's adapter, durably; waiting operations raise AdapterNotFound.
 
-        Cancellation: a deletion that has begun goes on to its end; a caller that went away may ask whether it is there.
+        Cancellation: a deletion that has started completes.
 
         Raises:
-            AdapterNotFound: no such adapter of the caller.
-            JournalUnavailable: it is still there.
+            AdapterNotFound: The caller has no such adapter.
+            JournalUnavailable: The deletion could not be recorded; the adapter still exists.
         """
         adapter = self._directory.get(caller, adapter_id)
-        # First of all, so that nothing new begins while what runs comes to its end.
+        # Remove it from the directory first, so that no new operation starts.
         self._directory.remove(caller, adapter_id)
         ending = asyncio.create_task(self._end(adapter), name=f'delete-{adapter_id}')
         self._ending.add(ending)
@@ -52,7 +51,7 @@ class DeleteAdapter:
         await asyncio.shield(ending)
 
     async def close(self) -> None:
-        """Wait for the deletions under way."""
+        """Wait for the deletions in progress."""
         while self._ending:
             await asyncio.wait(self._ending)
 
@@ -72,5 +71,5 @@ class DeleteAdapter:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
-        # Where the caller went away nobody else asks; what went wrong is told by the adapter, which is still there.
+        # Retrieve the exception, so that asyncio does not log it; after a failure the adapter is still listed.
         _ = task.cancelled() or task.exception()

@@ -1,6 +1,6 @@
-"""Every adapter of this replica, whose it is, and what changed: one owner for all verbs.
+"""All adapters of this replica: lookup by owner, and a change feed.
 
-Concurrency: for one event loop; no method waits except `watch`.
+Concurrency: for one event loop; only `watch` waits.
 """
 
 import asyncio
@@ -18,29 +18,28 @@ from services.kit.paging import SortKey
 from services.model.domain.adapter import Adapter
 
 _EVENTS_KEPT = 1024
-"""A watcher that falls further behind gets a new snapshot, so that memory stays bounded."""
+"""Number of events stored for resuming; a watcher further behind gets a new snapshot, so memory stays bounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterEvent:
-    """Something a watcher is told."""
+    """An event of the change feed."""
 
     token: str
-    """To resume after this event."""
+    """Resume token of this event."""
     tenant_id: str = ''
     adapter: Adapter | None = None
-    """It exists, and looks like this."""
+    """The adapter after its creation or change."""
     deleted_id: str = ''
-    """It was deleted."""
+    """Id of a deleted adapter."""
     is_synced: bool = False
-    """The snapshot is complete."""
+    """True if the snapshot is complete."""
 
 
 class AdapterDirectory:
-    """Finds adapters for callers; any that is another tenant's is as absent as one that never was."""
+    """Looks up adapters for their owners; adapters of other tenants are reported as not found."""
 
     def __init__(self) -> None:
-        """Begin with no adapter."""
         self._adapters: dict[str, Adapter] = {}
         self._counts: Counter[str] = Counter()
         self._instance = new_id('dir')
@@ -50,7 +49,7 @@ class AdapterDirectory:
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Return the number of adapters, over all tenants."""
+        """Return the number of adapters of all tenants."""
         return len(self._adapters)
 
     def count_of(self, tenant_id: str) -> int:
@@ -61,8 +60,8 @@ class AdapterDirectory:
         """Return the caller's adapter.
 
         Raises:
-            ScopeMissing: the key may not train.
-            AdapterNotFound: it is not there, or not the caller's.
+            ScopeMissing: The API key lacks the scope `train`.
+            AdapterNotFound: The caller has no such adapter.
         """
         require_scope(caller, 'train')
         adapter = self._adapters.get(adapter_id)
@@ -71,20 +70,20 @@ class AdapterDirectory:
         return adapter
 
     def find(self, adapter_id: str) -> Adapter | None:
-        """Return an adapter whoever's it is, for the service's own use; None where there is none."""
+        """Return an adapter of any tenant, for internal use; None if it does not exist."""
         return self._adapters.get(adapter_id)
 
     def list(self, caller: Caller, *, after: SortKey | None, size: int, session_id: str = '') -> list[Adapter]:
-        """Return up to `size` of the caller's adapters, newest first, after the sort key `after`.
+        """Return up to `size` of the caller's adapters, newest first.
 
         Args:
-            caller: whose they are.
-            after: of the last one that is known already.
-            size: most to return.
-            session_id: the session they were made in; empty: any.
+            caller: Owner of the adapters.
+            after: Sort key of the last adapter of the previous page.
+            size: Maximum number to return.
+            session_id: Session in which they were created; empty for any.
 
         Raises:
-            ScopeMissing: the key may not train.
+            ScopeMissing: The API key lacks the scope `train`.
         """
         require_scope(caller, 'train')
         wanted = (
@@ -97,28 +96,28 @@ class AdapterDirectory:
         return heapq.nlargest(size, wanted, key=sort_key)
 
     def put(self, adapter: Adapter) -> None:
-        """Add an adapter, or replace what is known of it."""
+        """Add or replace an adapter."""
         self._counts[adapter.tenant_id] += adapter.adapter_id not in self._adapters
         self._adapters[adapter.adapter_id] = adapter
         self._publish(tenant_id=adapter.tenant_id, adapter=adapter)
 
     def update(self, adapter_id: str, **changes: Any) -> None:
-        """Change fields of an adapter; one that was deleted meanwhile stays deleted."""
+        """Change fields of an adapter; do nothing if it was deleted."""
         adapter = self._adapters.get(adapter_id)
         if adapter is not None:
             self.put(replace(adapter, **changes))
 
     def refresh(self, adapter: Adapter) -> None:
-        """Replace what is known of an adapter; one that was deleted meanwhile stays deleted."""
+        """Replace an adapter; do nothing if it was deleted."""
         if adapter.adapter_id in self._adapters:
             self.put(adapter)
 
     def remove(self, caller: Caller, adapter_id: str) -> None:
-        """Forget the caller's adapter.
+        """Remove the caller's adapter.
 
         Raises:
-            ScopeMissing: the key may not train.
-            AdapterNotFound: it is not there, or not the caller's.
+            ScopeMissing: The API key lacks the scope `train`.
+            AdapterNotFound: The caller has no such adapter.
         """
         self.get(caller, adapter_id)
         del self._adapters[adapter_id]
@@ -126,11 +125,11 @@ class AdapterDirectory:
         self._publish(tenant_id=caller.tenant_id, deleted_id=adapter_id)
 
     async def watch(self, caller: Caller, token: str) -> AsyncGenerator[AdapterEvent, None]:
-        """Yield events until `close`: from `token` on if they are still kept, else after a snapshot.
+        """Yield events after `token` if they are still stored, otherwise a snapshot and then events, until `close`.
 
         Raises:
-            ScopeMissing: the caller is no service.
-            Draining: the service ends.
+            ScopeMissing: The caller is not a service.
+            Draining: The service is shutting down.
         """
         require_internal(caller)
         position = self._position_of(token)
@@ -152,7 +151,7 @@ class AdapterDirectory:
                 await self._changed.wait()
 
     def close(self) -> None:
-        """End every watch: by themselves they would hold up the end of the service."""
+        """End every watch; otherwise open watches would delay the shutdown."""
         self._is_closed = True
         self._changed.set()
 
@@ -177,5 +176,5 @@ class AdapterDirectory:
 
 
 def sort_key(adapter: Adapter) -> tuple[str, str]:
-    """Return what orders lists and what page tokens carry."""
+    """Return the key that orders lists and that page tokens contain."""
     return adapter.create_time.isoformat(), adapter.adapter_id

@@ -1,7 +1,6 @@
-"""Brings ready operations to the engine: of each adapter one at a time, of many adapters at once.
+"""Runs ready verbs on the engine: one at a time per adapter, verbs of several adapters in one batch.
 
-The scheduler says which run next; what of them can share a pass goes to the engine together. One batch
-runs at a time: while it does, the next one gathers.
+The scheduler selects the verbs that run next. One batch runs at a time; the next one collects in the meantime.
 """
 
 import asyncio
@@ -32,22 +31,22 @@ from services.model.ports import TrainerBackend
 
 _log = structlog.get_logger('dispatcher')
 _GATHERING_SHARE = 0.2
-"""Of a batch's time that may be spent waiting for others to share it."""
+"""Share of a batch's duration that may be spent waiting for more verbs to join it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePosition:
-    """Where an operation stands."""
+    """Position of an operation in the queue."""
 
     operation_count: int
-    """Operations before it."""
+    """Number of operations ahead."""
     estimated_wait: timedelta
-    """Until it begins, as far as can be told."""
+    """Estimated time until it starts."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Submission:
-    """An operation that is here, and who waits for it."""
+    """A verb in the dispatcher and the future of its result."""
 
     ready: ReadyVerb
     verb: ComputeVerb
@@ -55,7 +54,7 @@ class _Submission:
     outcome: 'asyncio.Future[VerbRun]'
 
     def settle(self, outcome: 'VerbRun | BaseException') -> None:
-        """Tell who waits, if somebody still does."""
+        """Complete the future, unless it is already done."""
         if self.outcome.done():
             return
         if isinstance(outcome, BaseException):
@@ -65,23 +64,23 @@ class _Submission:
 
 
 class Dispatcher:
-    """Runs compute verbs. For one event loop.
+    """Runs compute verbs.
 
-    Concurrency: `run` may be awaited from many tasks, once at a time for each adapter. The task that runs batches
-    lives while there are any; `close` ends it.
+    Concurrency: for one event loop. `run` may be awaited by many tasks, but only one per adapter. A background task
+    runs the batches while there are any; `close` ends it.
     """
 
     def __init__(
         self, backend: TrainerBackend, scheduler: Scheduler, clock: Clock, *, batch_seconds: float | None = None
     ) -> None:
-        """Run on `backend` what `scheduler`, which nobody else uses, says is next.
+        """Initialize the dispatcher.
 
         Args:
-            backend: the engine.
-            scheduler: what waits.
-            clock: what batches are timed by.
-            batch_seconds: about how long a batch with tokens may take, as far as can be told by those before; None:
-                as long as a full one does.
+            backend: The engine.
+            scheduler: Order of the verbs; not shared with others.
+            clock: Clock that times batches.
+            batch_seconds: Target duration of a batch with tokens, estimated from earlier batches. None: batches are
+                limited by tokens only.
         """
         self._backend = backend
         self._scheduler = scheduler
@@ -90,25 +89,25 @@ class Dispatcher:
         self._pace = Pace()
         self._think_times = ThinkTimes()
         self._changed = ChangeNotifier()
-        """What waits for its turn."""
+        """Signals changes of the scheduler's queue."""
         self._gathered = 0.0
-        """Seconds spent waiting for others since the last batch with tokens."""
+        """Seconds spent waiting for more verbs since the last batch with tokens."""
         self._waiting: dict[str, _Submission] = {}
         self._running: dict[str, _Submission] = {}
         self._begin = 0.0
-        """When those that run began."""
+        """Start time of the running batch."""
         self._loop: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def run(self, adapter: Adapter, operation: Operation) -> VerbRun:
-        """Return what the engine made of the operation, and how long it waited for it.
+        """Return the engine's result for the operation, with its waiting time.
 
-        Cancellation: an operation that waits is taken back; one that runs goes on to its end.
+        Cancellation: a waiting operation is withdrawn; a running one completes.
 
         Raises:
-            DomainError: what the engine refused.
-            Cancelled: `cancel` was called while it waited, without another error.
-            Draining: it had not begun when the service ended.
+            DomainError: The engine refused the verb.
+            Cancelled: `cancel` was called while the operation waited.
+            Draining: The service shut down before the operation started.
         """
         if self._is_closed:
             raise Draining()
@@ -127,7 +126,7 @@ class Dispatcher:
                 self._withdraw(submission)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """End the adapter's operation as cancelled, or as `error`, if it waits; False where none does."""
+        """Cancel the adapter's waiting operation with `error` or Cancelled; return False if none waits."""
         submission = self._waiting.get(adapter_id)
         if submission is not None:
             self._withdraw(submission)
@@ -135,7 +134,7 @@ class Dispatcher:
         return submission is not None
 
     def position_of(self, adapter_id: str) -> QueuePosition | None:
-        """Return where an adapter's operation waits; None where none does."""
+        """Return the queue position of an adapter's operation; None if none waits."""
         ahead = self._scheduler.ahead_of(adapter_id)
         if ahead is None:
             return None
@@ -145,11 +144,11 @@ class Dispatcher:
         )
 
     def estimate_time(self, operation_count: int) -> timedelta:
-        """Return how long so many operations of one adapter take, one after the other, as far as can be told."""
+        """Estimate how long a number of consecutive operations of one adapter takes."""
         return self._pace.mean_time * operation_count
 
     async def close(self) -> None:
-        """Refuse what has not begun, and wait for what runs."""
+        """Refuse waiting verbs and wait for the running ones."""
         self._is_closed = True
         for submission in list(self._waiting.values()):
             self._withdraw(submission)
@@ -171,26 +170,25 @@ class Dispatcher:
     def _withdraw(self, submission: _Submission) -> None:
         del self._waiting[submission.ready.adapter_id]
         self._scheduler.remove(submission.ready.adapter_id)
-        # Nothing may be left for which others are being waited for.
+        # The dispatcher may be waiting for this verb.
         self._changed.notify()
 
     def _remaining(self) -> timedelta:
-        """Return how much longer what runs takes."""
+        """Estimate the remaining time of the running batch."""
         works = [submission.ready for submission in self._running.values()]
         tokens = sum(work.token_count for work in works)
         whole = self._pace.estimate(Ahead(quick_count=0 if tokens else len(works), token_count=tokens))
         return max(timedelta(), whole - timedelta(seconds=self._clock.monotonic() - self._begin))
 
     async def _run_all(self) -> None:
-        """Run batches until none is left."""
         while len(self._scheduler):
             await self._gather()
-            # Empty where all that waited was taken back meanwhile.
+            # The batch is empty if all verbs were withdrawn during the wait.
             if batch := self._scheduler.next_batch():
                 await self._run_together(batch)
 
     async def _run_together(self, batch: Sequence[ReadyVerb]) -> None:
-        """Run a batch, and tell those that wait for it."""
+        """Run a batch and complete its futures."""
         self._begin = self._clock.monotonic()
         self._running = {work.adapter_id: self._waiting.pop(work.adapter_id) for work in batch}
         submissions = list(self._running.values())
@@ -201,10 +199,10 @@ class Dispatcher:
         self._running = {}
 
     async def _gather(self) -> None:
-        """Wait a moment for adapters that usually come back at once, so that their batches share a pass.
+        """Wait briefly for adapters whose next operation is expected soon, so that their batches share a pass.
 
-        Else adapters that fell out of step stay so: what each has ready runs alone while the others are away. Waits
-        for a small part of the time that the batch takes, and not where something quick is ready or a batch is full.
+        Without this wait, adapters that fall out of step stay so, and each runs alone. The wait is a small share of the
+        batch's duration; it is skipped if a quick verb is ready or the batch is full.
         """
         while (seconds := self._gathering_time()) > 0.0:
             begin = self._clock.monotonic()
@@ -224,7 +222,7 @@ class Dispatcher:
         return min(self._think_times.latest_expected(now, limit=limit) - now, limit - self._gathered)
 
     def _note(self, batch: Sequence[ReadyVerb]) -> None:
-        """Learn from a batch that ran."""
+        """Update the timing statistics after a batch."""
         now, token_count = self._clock.monotonic(), sum(work.token_count for work in batch)
         self._pace.observe(now - self._begin, token_count=token_count)
         if token_count:
@@ -235,7 +233,7 @@ class Dispatcher:
             self._think_times.record_finish(work.adapter_id, now)
 
     async def _run_batch(self, submissions: Sequence[_Submission]) -> 'Sequence[VerbRun | BaseException]':
-        """Run submissions together; what the engine raises is their outcome, a defect of it included."""
+        """Run verbs together; an exception of the engine is the outcome of each."""
         if len(submissions) > 1:
             works = [
                 BatchPart(adapter_id=submission.ready.adapter_id, verb=submission.verb)
@@ -258,11 +256,11 @@ class Dispatcher:
         return replace(outcome, wait_seconds=self._begin - submission.arrival)
 
     def _ended(self, loop: 'asyncio.Task[None]') -> None:
-        """After a defect of ours, let nobody wait for ever."""
+        """Fail all pending operations if the background task died of a defect."""
         error = None if loop.cancelled() else loop.exception()
         if error is None and not loop.cancelled():
             return
-        _log.error('the dispatcher failed', exc_info=error)
+        _log.error('dispatcher failed', exc_info=error)
         lost = [*self._running.values(), *self._waiting.values()]
         self._running, self._waiting = {}, {}
         for submission in lost:
@@ -272,7 +270,7 @@ class Dispatcher:
 
 def _batch_key(adapter: Adapter, verb: ComputeVerb) -> str | None:
     if adapter.is_full_parameter:
-        # Its passes run on weights of its own.
+        # Full-parameter training runs on other weights than the shared base model.
         return None
     if isinstance(verb, ForwardBackward):
         return 'training'

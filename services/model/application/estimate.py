@@ -1,4 +1,4 @@
-"""Say what a run would cost, before anything is allocated."""
+"""Estimate the cost of a run before anything is allocated."""
 
 from dataclasses import dataclass
 
@@ -12,27 +12,26 @@ from services.model.ports import TrainerBackend
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateRequest:
-    """What is asked."""
+    """Request for an estimate."""
 
     base_model: str
     plan: TrainingPlan
 
 
 class Estimate:
-    """Answers from what the replica learned of its model."""
+    """Estimates costs from measurements of this replica's model."""
 
     def __init__(self, backend: TrainerBackend, estimator: CostEstimator) -> None:
-        """Use the parts given."""
         self._backend = backend
         self._estimator = estimator
 
     async def __call__(self, caller: Caller, request: EstimateRequest) -> PlanCost:
-        """Return the cost; the first answer of a replica takes seconds, while it measures its model.
+        """Return the cost of a plan; the first call takes seconds, because it measures the model.
 
         Raises:
-            ScopeMissing: the key may not train.
-            BaseModelNotFound: it is not served here.
-            InvalidField, UnknownComponent, BatchTooLarge: the plan is of no use, or its batch would be refused.
+            ScopeMissing: The API key lacks the scope `train`.
+            BaseModelNotFound: This replica does not serve the base model.
+            InvalidField, UnknownComponent, BatchTooLarge: The plan is invalid, or its batch would be refused.
         """
         require_scope(caller, 'train')
         facts = self._backend.facts()

@@ -1,4 +1,4 @@
-"""Take one operation: find its adapter, give it a place, and let it have its turn."""
+"""Execute one operation: find its adapter, take a slot, and run it in the adapter's queue."""
 
 from collections.abc import Callable
 
@@ -14,12 +14,11 @@ from services.model.domain.result import OperationResult
 
 
 class ExecuteOperation:
-    """The heart of the service."""
+    """Executes operations."""
 
     def __init__(
         self, directory: AdapterDirectory, queues: Queues, admission: Admission, carry_out: CarryOut, *, clock: Clock
     ) -> None:
-        """Use the parts given."""
         self._directory = directory
         self._queues = queues
         self._admission = admission
@@ -37,16 +36,16 @@ class ExecuteOperation:
         """Return the operation's result, from the record if it ran before.
 
         Args:
-            caller: whose operation it is.
-            operation: what is to be done.
-            is_waiting_allowed: where the tenant's queue is full, wait for a place.
-            on_admitted: called once it has a place; what it raises refuses the operation.
+            caller: Owner of the adapter.
+            operation: The operation.
+            is_waiting_allowed: Wait for a slot if the tenant's queue is full.
+            on_admitted: Called once the operation has a slot; its exception refuses the operation.
 
         Raises:
-            AdapterNotFound: no such adapter of the caller.
-            ScopeMissing: the batch is a loader's, and the key may not read data.
-            QueueFull: the tenant has too much under way.
-            DomainError: whatever carrying it out raised.
+            AdapterNotFound: The caller has no such adapter.
+            ScopeMissing: The batch comes from a loader, and the API key lacks the scope `data`.
+            QueueFull: The tenant has too many operations in progress.
+            DomainError: The operation failed.
         """
         self._directory.get(caller, operation.adapter_id)
         require_loader_scope(caller, operation)

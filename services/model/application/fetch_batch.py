@@ -1,7 +1,7 @@
-"""Fetch the batch of an operation from the data service, when it is the operation's turn.
+"""Fetch an operation's batch from the data service when the operation's turn has come.
 
-What was fetched becomes part of the operation's payload, so the journal keeps it: a replay asks nobody, and a
-repeat of the operation is answered from the record before anything is fetched.
+The fetched batch becomes part of the operation's payload in the journal, so a replay needs no data service, and a
+repeated operation is answered from the record without fetching.
 """
 
 import asyncio
@@ -19,39 +19,41 @@ from services.model.domain.operation import Operation
 from services.model.ports import RecordCodec
 
 _THREAD_BYTES = 1 << 20
-"""Larger batches are converted beside the event loop, which they would hold up for milliseconds."""
+"""Larger batches are converted in a thread, because they would block the event loop for milliseconds."""
 _TENANTS_IN_FULL = 4
-"""Tenants that may hold as much as one may at the same time; more share."""
+"""Number of tenants whose full quota fits into the total limit; with more tenants they share it."""
 
 
 def require_loader_scope(caller: Caller, operation: Operation) -> None:
-    """Refuse whoever names a loader and may not read data.
+    """Check that the caller may read the operation's loader.
 
     Raises:
-        ScopeMissing: the key is not enough.
+        ScopeMissing: The operation names a loader, and the API key lacks the scope `data`.
     """
     if operation.batch_reference is not None:
         require_scope(caller, 'data')
 
 
 class FetchBatch:
-    """Fetches batches. For one event loop.
+    """Fetches batches within a memory limit.
 
-    A tenant's batches are fetched one after the other, and each waits until there is room for it beside those that
-    are being computed on: how large one is, is known only once it is here.
+    Batches of one tenant are fetched one after the other. The size of a batch is known only after it is fetched, so
+    each waits then until it fits beside the batches in use.
+
+    Concurrency: for one event loop.
     """
 
     def __init__(
         self, batches: BatchSource, codec: RecordCodec, *, tenant_bytes: int, is_alone: Callable[[str], bool]
     ) -> None:
-        """Begin with nothing under way.
+        """Initialize the limits.
 
         Args:
-            batches: gives them.
-            codec: puts them into their operations.
-            tenant_bytes: most of one tenant's batches that are held, one that is larger by itself left apart.
-            is_alone: whether an adapter has the replica for itself. Its batches wait for nobody: those that hold room
-                may be waiting for its end.
+            batches: Source of the batches.
+            codec: Inserts batches into operations.
+            tenant_bytes: Maximum bytes of one tenant's batches in memory; a single larger batch is allowed.
+            is_alone: Whether an adapter uses the replica exclusively. Its batches are not limited, because the batches
+                in memory may be waiting for that adapter.
         """
         self._batches = batches
         self._codec = codec
@@ -59,14 +61,14 @@ class FetchBatch:
         self._gate = ByteGate(tenant_bytes=tenant_bytes, total_bytes=_TENANTS_IN_FULL * tenant_bytes, wait_seconds=None)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._fetching: dict[str, asyncio.Future[LoadedBatch]] = {}
-        """By adapter: what ends a fetch, or the wait for its turn, early."""
+        """Maps an adapter to the future that ends its fetch, or the wait before it, early."""
         self._is_closed = False
 
     async def __call__(self, stack: AsyncExitStack, caller: Caller, operation: Operation) -> Operation:
-        """Return the operation with its batch, whose bytes count until the stack ends.
+        """Return the operation with its batch, whose bytes are reserved until `stack` closes.
 
         Raises:
-            DomainError: as `BatchSource.load` and `RecordCodec.with_batch` say, or what it was cancelled with.
+            DomainError: `BatchSource.load` or `RecordCodec.with_batch` raised it, or the fetch was cancelled with it.
         """
         if operation.batch_reference is None or not operation.is_batch_missing:
             return operation
@@ -85,7 +87,7 @@ class FetchBatch:
         return await asyncio.to_thread(self._codec.with_batch, operation, loaded)
 
     def cancel(self, adapter_id: str, error: DomainError | None = None) -> bool:
-        """End the adapter's operation as cancelled, or as `error`, if its batch is not here yet; False otherwise."""
+        """Cancel the adapter's fetch with `error` or Cancelled; return False if none is in progress."""
         ended = self._fetching.get(adapter_id)
         if ended is None or ended.done():
             return False
@@ -93,7 +95,7 @@ class FetchBatch:
         return True
 
     def close(self) -> None:
-        """Refuse what is not here yet, and all that comes."""
+        """Cancel all fetches and refuse new ones."""
         self._is_closed = True
         for adapter_id in self._fetching:
             self.cancel(adapter_id, Draining())
@@ -114,5 +116,5 @@ class FetchBatch:
             del self._fetching[adapter_id]
             fetching.cancel()
             await asyncio.wait([fetching])
-            # Where it failed all the same, nobody else asks.
+            # Retrieve the exception, so that asyncio does not log it.
             _ = fetching.cancelled() or fetching.exception()

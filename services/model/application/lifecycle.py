@@ -1,4 +1,4 @@
-"""Take up where the last process ended: before the service says that it serves."""
+"""Recovery at startup, and periodic cleanup."""
 
 import asyncio
 from typing import NoReturn
@@ -16,22 +16,21 @@ _log = structlog.get_logger('recovery')
 
 
 class Recover:
-    """Fills the directory from the journal, and finds the outcomes that were never noted."""
+    """Fills the directory from the journal and recomputes outcomes that were never recorded."""
 
     def __init__(
         self, ports: Ports, directory: AdapterDirectory, residency: Residency, create_adapter: CreateAdapter
     ) -> None:
-        """Use the parts given."""
         self._ports = ports
         self._directory = directory
         self._residency = residency
         self._create_adapter = create_adapter
 
     async def __call__(self) -> None:
-        """Make every adapter known again; those in the middle of something are made whole, the others when asked for.
+        """Register every adapter; restore those with unrecorded outcomes now, the others on demand.
 
         Raises:
-            BaseModelNotFound: an adapter is of a base model that is not served: the configuration was changed.
+            BaseModelNotFound: An adapter's base model is no longer served, because the configuration changed.
         """
         kept = await self._ports.journal.adapters()
         known = tuple(model.base_model for model in self._ports.backend.facts().base_models)
@@ -43,35 +42,34 @@ class Recover:
                 self._residency.lease.take(item.adapter.adapter_id)
         self._create_adapter.remember(await self._ports.journal.creations())
         unsettled = [item for item in kept if not item.is_settled]
-        _log.info('recovering', adapters=len(kept), unsettled=len(unsettled))
-        for place, item in enumerate(unsettled, start=1):
+        _log.info('recovery started', adapters=len(kept), unsettled=len(unsettled))
+        for done, item in enumerate(unsettled, start=1):
             await self._settle(item)
-            _log.info('recovered', adapter=item.adapter.adapter_id, done=place, total=len(unsettled))
+            _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))
 
     async def _settle(self, item: JournaledAdapter) -> None:
         try:
             async with self._residency.hold(item.adapter.adapter_id):
                 pass
         except DomainError as error:
-            # Its own operations will say so; the others are served.
-            _log.error('not recovered', adapter=item.adapter.adapter_id, error=str(error))
+            # The adapter's next operation reports the error; other adapters are served.
+            _log.error('adapter not recovered', adapter=item.adapter.adapter_id, error=str(error))
 
 
 class Upkeep:
-    """Lets go of what nobody asks for. For one event loop."""
+    """Evicts idle adapters and queues. Concurrency: for one event loop."""
 
     def __init__(self, residency: Residency, queues: Queues) -> None:
-        """Use the parts given."""
         self._residency = residency
         self._queues = queues
 
     async def __call__(self) -> None:
-        """Do it once."""
+        """Run one cleanup."""
         await self._residency.evict_idle()
         self._queues.drop_idle()
 
     async def repeat(self, interval_seconds: float) -> NoReturn:
-        """Do it again and again, until cancelled."""
+        """Run the cleanup periodically, until cancelled."""
         while True:
             await asyncio.sleep(interval_seconds)
             await self()

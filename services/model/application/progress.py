@@ -1,4 +1,4 @@
-"""What an adapter and an operation become once a verb ran. Pure."""
+"""Computes adapters and results after a verb ran. No I/O."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,7 +12,7 @@ from twinkle.data_format import StepResult
 
 
 def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *, now: datetime) -> Adapter:
-    """Return the adapter after an operation; `run` is None where it failed and used up its number."""
+    """Return the adapter after an operation; pass `run=None` for a failed operation that used up its number."""
     changes: dict[str, Any] = {'sequence_number': operation.sequence_number, 'update_time': now}
     if run is not None:
         changes['trained_token_count'] = adapter.trained_token_count + token_count(operation.verb)
@@ -26,7 +26,7 @@ def adapter_after(adapter: Adapter, operation: Operation, run: VerbRun | None, *
 
 
 def _checkpoint_after(adapter: Adapter, operation: Operation, run: VerbRun) -> str:
-    """Return the checkpoint that has the weights as they are after a verb."""
+    """Return the path of the checkpoint that contains the weights after a verb; empty if no checkpoint does."""
     match operation.verb:
         case Save(is_optimizer_included=True, ttl=None) if isinstance(run.outcome, SaveResult):
             return run.outcome.checkpoint_path

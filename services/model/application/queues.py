@@ -1,4 +1,4 @@
-"""The queues of all adapters: opened with what is on record, dropped when nobody needs them."""
+"""The queues of all adapters: opened from the record on demand, dropped when idle."""
 
 import asyncio
 from collections import Counter
@@ -13,10 +13,10 @@ from services.model.ports import Journal, RecordEntry
 
 
 class Queues:
-    """One queue for each adapter that something is asked of. For one event loop."""
+    """One queue per adapter in use. Concurrency: for one event loop."""
 
     def __init__(self, journal: Journal, residency: Residency, *, gap_seconds: float) -> None:
-        """Use the parts given; `gap_seconds` as in `AdapterQueue`."""
+        """Initialize without queues; `gap_seconds` is passed to each `AdapterQueue`."""
         self._journal = journal
         self._residency = residency
         self._gap_seconds = gap_seconds
@@ -30,10 +30,10 @@ class Queues:
 
     @asynccontextmanager
     async def use(self, adapter_id: str) -> AsyncIterator[AdapterQueue]:
-        """Keep an adapter's queue in memory while the block runs.
+        """Open an adapter's queue and keep it in memory while the block runs.
 
         Raises:
-            DomainError: the record cannot be read.
+            DomainError: The record cannot be read.
         """
         self._users[adapter_id] += 1
         try:
@@ -48,20 +48,20 @@ class Queues:
         return self._queues.get(adapter_id)
 
     async def forget(self, adapter_id: str) -> None:
-        """Drop a deleted adapter's queue, once what runs is done."""
+        """Drop the queue of a deleted adapter after its running operation ended."""
         queue = self._queues.pop(adapter_id, None)
         if queue is not None:
             await queue.close()
 
     def drop_idle(self) -> None:
-        """Drop the queues of adapters that are not in the engine and that nobody asks anything of."""
+        """Drop the unused queues of adapters that are not resident."""
         for adapter_id, queue in list(self._queues.items()):
             is_idle = not self._users[adapter_id] and not queue.is_running
             if is_idle and not self._residency.is_resident(adapter_id):
                 del self._queues[adapter_id]
 
     async def close(self) -> None:
-        """Wait for every operation that runs."""
+        """Wait for all running operations."""
         for adapter_id in list(self._queues):
             await self.forget(adapter_id)
 
@@ -79,7 +79,7 @@ class Queues:
     async def _record(self, adapter_id: str) -> list[RecordEntry]:
         entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
         if any(entry.outcome is None for entry in entries):
-            # The service ended before these were noted: replay finds them.
+            # The process ended before these outcomes were recorded: replay recomputes them.
             await self._residency.discard(adapter_id)
             async with self._residency.hold(adapter_id):
                 entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)

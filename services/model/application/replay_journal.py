@@ -1,4 +1,4 @@
-"""Run a journal again on another engine, and find where it parts from what is on record."""
+"""Replay a journal on another engine and find the first result that differs from the record."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,44 +14,45 @@ from services.model.domain.result import OperationResult
 from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 Report = Callable[[str], None]
-"""Told each line."""
+"""Receives progress lines."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first outcome that did not come out as on record."""
+    """The first outcome that differs from the record."""
 
     adapter_id: str
     sequence_number: int
     verb_name: str
     difference: str
-    """The field, what is on record and what was found."""
+    """The field, the recorded value and the replayed value."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a replay."""
+    """Result of a replay."""
 
     operation_count: int = 0
-    """Replayed and the same to the bit."""
+    """Number of operations whose results are bitwise equal."""
     adapter_count: int = 0
     divergence: Divergence | None = None
 
 
 class ReplayJournal:
-    """Replays; neither journal nor adapters of a service are changed."""
+    """Replays a journal without changing it."""
 
     def __init__(self, journal: Journal, backend: TrainerBackend, *, report: Report) -> None:
-        """Replay `journal` on `backend`."""
+        """Initialize; `report` receives progress lines."""
         self._journal = journal
         self._backend = backend
         self._report = report
 
     async def __call__(self, adapter_id: str | None = None) -> Replayed:
-        """Replay every adapter, or one, from the oldest kept state, up to the first divergence.
+        """Replay one or all adapters from their oldest stored state, up to the first divergence.
 
         Raises:
-            AdapterNotFound, AdapterDamaged: what is kept is not enough.
+            AdapterNotFound: There is no such adapter.
+            AdapterDamaged: The stored data is incomplete.
         """
         adapters = [item.adapter for item in await self._journal.adapters()]
         chosen = [adapter for adapter in adapters if adapter_id in (None, adapter.adapter_id)]
@@ -68,9 +69,9 @@ class ReplayJournal:
         return replayed
 
     async def _replay(self, adapter: Adapter) -> Replayed:
-        """Replay one adapter, over each stretch of its history that can be replayed."""
+        """Replay each section of an adapter's history that can be replayed."""
         replayed, newest = Replayed(), await self._journal.snapshot_before(adapter.adapter_id)
-        for snapshot, entries in await self._stretches(adapter, newest):
+        for snapshot, entries in await self._sections(adapter, newest):
             self._report(f'{adapter.adapter_id}: {len(entries)} operations after {snapshot.sequence_number}')
             await begin_from(snapshot, self._backend)
             for entry in entries:
@@ -81,22 +82,22 @@ class ReplayJournal:
             await self._backend.delete_adapter(adapter.adapter_id)
         return replayed
 
-    async def _stretches(self, adapter: Adapter, newest: Snapshot) -> list[tuple[Snapshot, Sequence[JournalEntry]]]:
-        """Return, oldest first, where a replay can begin, and the operations from there to the next such place."""
-        stretches: list[tuple[Snapshot, Sequence[JournalEntry]]] = []
+    async def _sections(self, adapter: Adapter, newest: Snapshot) -> list[tuple[Snapshot, Sequence[JournalEntry]]]:
+        """Return the replayable sections of the history, oldest first: a snapshot and the operations after it."""
+        sections: list[tuple[Snapshot, Sequence[JournalEntry]]] = []
         snapshot: Snapshot | None = newest
         until = adapter.sequence_number
         while snapshot is not None:
             number = snapshot.sequence_number
-            stretches.append((snapshot, await self._unbroken(adapter.adapter_id, number, until)))
+            sections.append((snapshot, await self._replayable(adapter.adapter_id, number, until)))
             until = number
             snapshot = await self._before(adapter.adapter_id, number)
-        return stretches[::-1]
+        return sections[::-1]
 
-    async def _unbroken(self, adapter_id: str, after: int, until: int) -> Sequence[JournalEntry]:
+    async def _replayable(self, adapter_id: str, after: int, until: int) -> Sequence[JournalEntry]:
         """Return the operations up to the first that cannot be replayed.
 
-        Of older history only what an undo needs is kept.
+        The journal stores older history only as far as undo needs it.
         """
         found: Sequence[JournalEntry] = ()
         low, high = after, until

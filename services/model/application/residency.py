@@ -1,8 +1,7 @@
-"""Which adapters are in the engine: those in use, and as many idle ones as there is room for.
+"""Controls which adapters are in the engine's memory: those in use, and idle ones while there is space.
 
-An adapter that is not resident costs no memory: it is made again from the journal when its next
-operation comes. Snapshots keep that short; they are copied between two operations of the adapter and
-written while it trains on.
+An adapter that is not resident uses no memory; it is restored from the journal when its next operation arrives.
+Snapshots make that fast. They are copied between two operations and written in the background.
 """
 
 import asyncio
@@ -29,20 +28,20 @@ _log = structlog.get_logger('residency')
 
 @dataclass(frozen=True, kw_only=True)
 class ResidencyBounds:
-    """When adapters leave the engine, and when they are snapshotted."""
+    """When adapters are evicted and snapshotted."""
 
     resident_adapters: int = 256
-    """Most in the engine at once."""
+    """Maximum number of adapters in the engine."""
     idle_seconds: float = 600.0
-    """One that nothing was asked of for so long leaves by itself."""
+    """Seconds without an operation after which an adapter is evicted."""
     snapshot_device_seconds: float = 30.0
-    """A snapshot is due once replaying what came after the last one would take so long."""
+    """A snapshot is due once replaying the operations since the last one would take this many seconds."""
     snapshot_operations: int = 256
-    """A snapshot is due after so many operations, however cheap."""
+    """A snapshot is due at the latest after this many operations."""
 
 
 class Residency:
-    """Brings adapters into the engine and out of it. For one event loop."""
+    """Loads adapters into the engine and evicts them. Concurrency: for one event loop."""
 
     def __init__(
         self,
@@ -53,7 +52,6 @@ class Residency:
         clock: Clock,
         bounds: ResidencyBounds,
     ) -> None:
-        """Begin with an empty engine."""
         self._backend = backend
         self._journal = journal
         self._directory = directory
@@ -61,7 +59,7 @@ class Residency:
         self._bounds = bounds
         self.restore = Restore(backend, journal, clock=clock)
         self.lease = ReplicaLease()
-        """While an adapter holds it, all others are out of the engine, and wait to come in."""
+        """All adapters but the one with the lease are evicted and wait to be loaded."""
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._eviction_lock = asyncio.Lock()
         self._changes = ChangeNotifier()
@@ -70,20 +68,20 @@ class Residency:
 
     @property
     def resident_count(self) -> int:
-        """Adapters in the engine now."""
+        """Number of adapters in the engine."""
         return sum(resident.is_loaded for resident in self._residents.values())
 
     def is_resident(self, adapter_id: str) -> bool:
-        """Say whether an adapter is in the engine."""
+        """Return whether an adapter is in the engine."""
         resident = self._residents.get(adapter_id)
         return resident is not None and resident.is_loaded
 
     @asynccontextmanager
     async def hold(self, adapter_id: str) -> AsyncIterator[Resident]:
-        """Keep an adapter in the engine while the block runs, making it again first if need be.
+        """Keep an adapter in the engine while the block runs, restoring it first if needed.
 
         Raises:
-            AdapterNotFound, AdapterDamaged, JournalUnavailable: it cannot be made again now.
+            AdapterNotFound, AdapterDamaged, JournalUnavailable: The adapter cannot be restored now.
         """
         resident = self._resident_of(adapter_id)
         resident.user_count += 1
@@ -99,7 +97,7 @@ class Residency:
 
     @asynccontextmanager
     async def reserve(self, adapter_id: str) -> AsyncIterator[None]:
-        """Make room for an adapter that the block creates; if it fails, the engine has none."""
+        """Reserve a slot for an adapter that the block creates; if the block fails, the adapter is removed."""
         resident = self._resident_of(adapter_id)
         resident.user_count += 1
         is_done = False
@@ -114,17 +112,17 @@ class Residency:
             resident.user_count -= 1
             resident.last_used = self._clock.monotonic()
             self._drop_unused(resident)
-            # From now on it may make room for another one that waits.
+            # The adapter can be evicted from now on, which others may wait for.
             self._changes.notify()
 
     @asynccontextmanager
     async def at_rest(self, adapter_id: str) -> AsyncIterator[bool]:
-        """Hold an adapter whose next operation does not begin before the block ends, and have all of it in a snapshot.
+        """Hold an adapter between two operations, with its state in a snapshot.
 
-        Yields whether that is so: not where an operation of it runs.
+        The next operation starts after the block. Yields False if an operation of the adapter is running.
 
         Raises:
-            AdapterNotFound, AdapterDamaged, JournalUnavailable: as `hold`.
+            AdapterNotFound, AdapterDamaged, JournalUnavailable: The adapter cannot be restored now.
         """
         async with self.hold(adapter_id) as resident, resident.lock:
             is_at_rest = resident.holder_count == 1
@@ -134,46 +132,46 @@ class Residency:
             yield is_at_rest
 
     async def park(self, adapter_id: str) -> None:
-        """Let an adapter go now, all of it on disk; one that an operation holds or waits for stays."""
+        """Evict an adapter now, after a snapshot; do nothing if an operation uses it or waits for it."""
         resident = self._residents.get(adapter_id)
         if resident is not None and not resident.user_count and not self.lease.is_held_by(adapter_id):
             await _finished(resident.copying)
             await self._page_out(resident)
 
     async def discard(self, adapter_id: str) -> None:
-        """Drop what the engine has of an adapter: what is durable counts, and is restored at the next use."""
+        """Drop an adapter's state in the engine; the next use restores it from the journal."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
             await self._unload(resident)
 
     def reject_waiters(self, adapter_id: str) -> None:
-        """Let operations of an adapter that is being deleted wait no longer for the end of another one's lease."""
+        """Reject operations of an adapter that is being deleted while they wait for the end of a lease."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
             resident.is_being_deleted = True
             self._changes.notify()
 
     def reject_all_waiters(self) -> None:
-        """Let nobody wait for the end of a lease any more: the service ends before it."""
+        """Reject all operations that wait for the end of a lease, because the service is shutting down."""
         self._is_closing = True
         self._changes.notify()
 
     async def forget(self, adapter_id: str) -> None:
-        """Drop an adapter that is deleted, once its snapshots are written; its lease of the replica ends."""
+        """Remove a deleted adapter once its snapshots are written, and end its lease."""
         resident = self._residents.get(adapter_id)
         if resident is not None:
             await _finished(resident.copying)
             await _finished(resident.writing)
             async with resident.lock:
                 await self._unload(resident)
-            # Should it stay after all, because its end could not be made durable, it may come in again.
+            # If the deletion cannot be recorded, the adapter remains and may be loaded again.
             resident.is_being_deleted = False
             self._drop_unused(resident)
         self.lease.end(adapter_id)
         self._changes.notify()
 
     async def evict_idle(self) -> None:
-        """Let adapters go that nothing was asked of for long."""
+        """Evict the adapters that were idle for too long."""
         limit = self._clock.monotonic() - self._bounds.idle_seconds
         for resident in [item for item in self._residents.values() if _is_evictable(item)]:
             is_leaseholder = self.lease.is_held_by(resident.adapter_id)
@@ -181,19 +179,19 @@ class Residency:
                 await self._page_out(resident)
 
     async def close(self) -> None:
-        """Wait until every snapshot under way is written."""
+        """Wait until all snapshots in progress are written."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    # Coming in
+    # Loading
 
     async def _acquire(self, resident: Resident) -> None:
-        # A copy that is due comes first, or an adapter that is never idle would have none.
+        # A due snapshot comes first; otherwise a busy adapter would never get one.
         await _finished(resident.copying)
         async with resident.lock:
             if not resident.is_loaded:
                 await self._page_in(resident)
-            # Counted before the lock is let go, so that nobody sees it idle in between.
+            # Count the holder before releasing the lock, so that the adapter never looks idle in between.
             resident.holder_count += 1
         self._residents.move_to_end(resident.adapter_id)
 
@@ -227,7 +225,7 @@ class Residency:
             )
 
     async def _reserve_slot(self, resident: Resident) -> None:
-        """Take a place in the engine, when there is one."""
+        """Wait for a slot in the engine and take it."""
         while not resident.is_loaded:
             while self.lease.excludes(resident.adapter_id):
                 self._check_can_wait(resident)
@@ -237,10 +235,11 @@ class Residency:
                 resident.is_loaded = not self.lease.excludes(resident.adapter_id)
 
     def _check_can_wait(self, resident: Resident) -> None:
-        """Refuse to wait for what will not come.
+        """Stop waiting if the slot will never come.
 
         Raises:
-            AdapterNotFound, Draining: its adapter is being deleted, or the service ends.
+            AdapterNotFound: The adapter is being deleted.
+            Draining: The service is shutting down.
         """
         if resident.is_being_deleted:
             raise AdapterNotFound(resident.adapter_id)
@@ -248,20 +247,20 @@ class Residency:
             raise Draining()
 
     async def _evict_until_free(self, resident: Resident) -> None:
-        """Let others go until there is a place, or until another adapter has leased the replica meanwhile."""
+        """Evict adapters until a slot is free, or until another adapter leases the replica."""
         is_alone = self.lease.is_held_by(resident.adapter_id)
-        room = 1 if is_alone else self._bounds.resident_adapters
-        while self.resident_count >= room and not self.lease.excludes(resident.adapter_id):
+        capacity = 1 if is_alone else self._bounds.resident_adapters
+        while self.resident_count >= capacity and not self.lease.excludes(resident.adapter_id):
             victim = self._victim()
             if victim is None:
                 await self._changes.wait()
             else:
                 await self._page_out(victim)
 
-    # Going out
+    # Evicting
 
     def _victim(self) -> Resident | None:
-        """Return the one that was used least lately, those in the middle of something last."""
+        """Return the least recently used adapter, preferring those without a pending Forward."""
         evictable = [resident for resident in self._residents.values() if _is_evictable(resident)]
         return min(evictable, key=lambda resident: resident.is_pending, default=None)
 
@@ -282,12 +281,16 @@ class Residency:
             return
         try:
             state = await self._backend.snapshot(resident.adapter_id)
-            # Without one, as while a Forward waits for its Backward, replay gives everything back.
+            # There is no snapshot while a Forward waits for its Backward; replay restores the adapter instead.
             if state is not None:
                 await self._journal.add_snapshot(_snapshot_of(adapter, state))
                 resident.mark_snapshotted()
         except DomainError as error:
-            _log.warning('no snapshot; replay will be longer', adapter=resident.adapter_id, error=str(error))
+            _log.warning(
+                'snapshot failed before eviction; replay will take longer',
+                adapter=resident.adapter_id,
+                error=str(error),
+            )
 
     async def _unload(self, resident: Resident) -> None:
         if resident.is_loaded:
@@ -316,7 +319,7 @@ class Residency:
         return (is_costly or is_long) and not resident.holder_count and not is_under_way
 
     async def _copy(self, resident: Resident) -> None:
-        """Copy the state before the next operation; what is copied is then written in its own time."""
+        """Copy the state before the next operation starts, and write it in the background."""
         try:
             async with resident.lock:
                 if resident.holder_count:
@@ -330,17 +333,17 @@ class Residency:
             reach('snapshot.taken')
             resident.writing = self._spawn(self._write(resident, snapshot))
         except DomainError as error:
-            _log.warning('no snapshot was taken', adapter=resident.adapter_id, error=str(error))
+            _log.warning('snapshot copy failed', adapter=resident.adapter_id, error=str(error))
         finally:
             resident.copying = None
-            # One that is being copied may not leave: somebody may wait for that.
+            # An adapter cannot be evicted while it is copied, so others may wait for the end of the copy.
             self._changes.notify()
 
     async def _write(self, resident: Resident, snapshot: Snapshot) -> None:
         try:
             await self._journal.add_snapshot(snapshot)
         except DomainError as error:
-            _log.warning('no snapshot was written', adapter=resident.adapter_id, error=str(error))
+            _log.warning('snapshot write failed', adapter=resident.adapter_id, error=str(error))
         finally:
             resident.writing = None
 
@@ -354,7 +357,7 @@ class Residency:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error('a snapshot failed', exc_info=error)
+            _log.error('snapshot task failed', exc_info=error)
 
     def _resident_of(self, adapter_id: str) -> Resident:
         return self._residents.setdefault(adapter_id, Resident(adapter_id))

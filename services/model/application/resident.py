@@ -1,4 +1,4 @@
-"""One adapter's place in the engine, as `residency` keeps it."""
+"""State of one adapter in the engine, and the lease of the replica, as used by `residency`."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,69 +8,71 @@ from services.model.domain.errors import ReplicaLeased
 
 @dataclass(eq=False)
 class Resident:
-    """One adapter's place; kept while it is in the engine or on its way."""
+    """An adapter that is in the engine, or waits to be loaded."""
 
     adapter_id: str
     is_loaded: bool = False
     user_count: int = 0
-    """Operations that hold it or wait to."""
+    """Number of operations that hold the adapter or wait for it."""
     holder_count: int = 0
-    """Operations that hold it: it may not leave."""
+    """Number of operations that hold the adapter; it cannot be evicted then."""
     device_seconds: float = 0.0
-    """To replay what came after the last snapshot."""
+    """Estimated seconds to replay the operations since the last snapshot."""
     operation_count: int = 0
-    """Operations after the last snapshot."""
+    """Number of operations since the last snapshot."""
     is_pending: bool = False
-    """A Forward waits for its Backward: leaving now costs running it again."""
+    """True if a Forward waits for its Backward; evicting the adapter means running it again."""
     is_being_deleted: bool = False
-    """It is being deleted: what waits for it to come in gives up."""
+    """True if the adapter is being deleted; operations that wait for it are rejected."""
     last_used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it comes, leaves or is copied."""
+    """Held while the adapter is loaded, evicted or copied."""
     copying: asyncio.Task[None] | None = None
     writing: asyncio.Task[None] | None = None
 
     def count_operation(self, device_seconds: float = 0.0) -> None:
-        """Count an operation that is not in a snapshot yet."""
+        """Count an operation that no snapshot includes yet."""
         self.device_seconds += device_seconds
         self.operation_count += 1
 
     def mark_snapshotted(self) -> None:
-        """Begin counting anew after a snapshot of everything up to now."""
+        """Reset the counters after a snapshot of the current state."""
         self.device_seconds, self.operation_count = 0.0, 0
 
 
 class ReplicaLease:
-    """At most one adapter holds it, from its creation to its end."""
+    """The exclusive lease of the replica: a full-parameter run changes the base model that all others share.
+
+    One adapter at a time has the lease, from its creation to its deletion.
+    """
 
     def __init__(self) -> None:
-        """Begin without a holder."""
         self._holder_id: str | None = None
 
     @property
     def is_taken(self) -> bool:
-        """Whether some adapter holds it."""
+        """Whether an adapter has the lease."""
         return self._holder_id is not None
 
     def take(self, adapter_id: str) -> None:
-        """Give it to an adapter; one that holds it keeps it.
+        """Give the lease to an adapter; do nothing if it already has it.
 
         Raises:
-            ReplicaLeased: another one holds it.
+            ReplicaLeased: Another adapter has the lease.
         """
         if self.excludes(adapter_id):
             raise ReplicaLeased()
         self._holder_id = adapter_id
 
     def end(self, adapter_id: str) -> None:
-        """Take it back, if that adapter holds it."""
+        """End the lease if this adapter has it."""
         if self._holder_id == adapter_id:
             self._holder_id = None
 
     def is_held_by(self, adapter_id: str) -> bool:
-        """Say whether that adapter holds it."""
+        """Return whether this adapter has the lease."""
         return self._holder_id == adapter_id
 
     def excludes(self, adapter_id: str) -> bool:
-        """Say whether another adapter than that one holds it."""
+        """Return whether another adapter has the lease."""
         return self._holder_id not in (None, adapter_id)

@@ -1,6 +1,6 @@
-"""Make an adapter again: its newest snapshot, then the operations after it, replayed.
+"""Restore an adapter: load its newest snapshot and replay the operations after it.
 
-Recovery after a crash, paging in and undo are this one thing.
+Used for recovery after a crash, for loading evicted adapters and for undo.
 """
 
 from dataclasses import dataclass, replace
@@ -22,27 +22,27 @@ from services.model.ports import Journal, JournalEntry, Snapshot, TrainerBackend
 
 _log = structlog.get_logger('restore')
 _PROGRESS_EVERY = 100
-"""Replayed operations between two lines of the log."""
+"""Number of replayed operations between two progress logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """An adapter that is in the engine again."""
+    """A restored adapter and statistics of its replay."""
 
     adapter: Adapter
     snapshot_number: int
-    """The operation that the snapshot was taken after."""
+    """Number of the last operation in the snapshot."""
     replayed_count: int = 0
     device_seconds: float = 0.0
-    """Of the replay."""
+    """Engine time of the replay, in seconds."""
     found_count: int = 0
-    """Outcomes that were not on record yet."""
+    """Number of outcomes that were not on record."""
     divergence_count: int = 0
-    """Outcomes that came out other than on record."""
+    """Number of outcomes that differ from the record."""
 
 
-class _PassedOver(Exception):
-    """An operation met a defect, and the journal says so by now: begin again without it."""
+class _OperationSkipped(Exception):
+    """An operation hit a defect and is now marked as skipped; the restore must start again without it."""
 
     def __init__(self, sequence_number: int) -> None:
         super().__init__(sequence_number)
@@ -53,43 +53,42 @@ class Restore:
     """Restores adapters into the engine."""
 
     def __init__(self, backend: TrainerBackend, journal: Journal, *, clock: Clock) -> None:
-        """Use the parts given."""
         self._backend = backend
         self._journal = journal
         self._clock = clock
         self.divergence_count = 0
-        """Replayed operations that did not come out as on record, since the service began."""
+        """Number of replayed operations that differed from the record, since the service started."""
 
     async def __call__(self, current: Adapter, *, until: int | None = None) -> Restored:
-        """Put the adapter into the engine as it was after operation `until`, or after the last one.
+        """Restore an adapter to its state after operation `until`, or after the last one.
 
-        Outcomes that were never noted are noted; an operation that was refused is struck, and one that met a defect
-        is passed over from now on, so that it cannot keep the adapter, or the service, from coming back.
+        Missing outcomes are recorded. A refused operation is removed, and an operation that hits a defect is skipped
+        from now on, so that it cannot block the adapter or the service.
 
         Args:
-            current: the adapter as it is known: versions that were published stay published.
-            until: the operation. None for the last one.
+            current: The adapter in its current state; its published versions remain published.
+            until: Number of the last operation to include; None for all.
 
         Raises:
-            AdapterNotFound, AdapterDamaged: it cannot be made again; it is not in the engine then.
-            JournalUnavailable: what was found could not be written down.
+            AdapterNotFound, AdapterDamaged: The adapter cannot be restored and is not in the engine.
+            JournalUnavailable: A new outcome could not be recorded.
         """
         reach('restore.begun')
-        adapter_id, is_done, passed_over = current.adapter_id, False, 0
+        adapter_id, is_done, skipped = current.adapter_id, False, 0
         try:
             restored = None
             while restored is None:
                 try:
                     restored = await self._attempt(current, until)
-                except _PassedOver as defect:
-                    passed_over = defect.sequence_number
+                except _OperationSkipped as defect:
+                    skipped = defect.sequence_number
             is_done = True
         finally:
             if not is_done:
                 await self._backend.delete_adapter(adapter_id)
-        if not passed_over:
+        if not skipped:
             return restored
-        number = max(restored.adapter.sequence_number, passed_over)
+        number = max(restored.adapter.sequence_number, skipped)
         adapter = replace(restored.adapter, sequence_number=number)
         return replace(restored, adapter=adapter, found_count=restored.found_count + 1)
 
@@ -106,20 +105,20 @@ class Restore:
             reach('restore.replaying')
             restored = await self._replay_one(restored, current, entry)
             if restored.replayed_count % _PROGRESS_EVERY == 0:
-                _log.info('replaying', adapter=adapter_id, done=restored.replayed_count, total=len(entries))
+                _log.info('replay progress', adapter=adapter_id, done=restored.replayed_count, total=len(entries))
         return restored
 
     async def _replay_one(self, restored: Restored, current: Adapter, entry: JournalEntry) -> Restored:
         operation = entry.operation
         run, outcome = await self._run(operation)
         adapter = adapter_after(restored.adapter, operation, run, now=self._clock.now())
-        # Saves are not replayed, so what is known of them counts as long as no step followed.
+        # Saves are not replayed, so the known checkpoint stays valid unless a step followed it.
         is_as_known = adapter.step_count == current.step_count
         adapter = replace(adapter, checkpoint_path=current.checkpoint_path if is_as_known else '')
         if entry.outcome is None and isinstance(outcome, Internal):
-            # A defect: it counts for nothing, as when it was met at once, and nobody knows what it left behind.
+            # An operation that hit a defect has no effect, and the engine's state is undefined.
             await self._journal.settle(adapter, operation, outcome)
-            raise _PassedOver(operation.sequence_number)
+            raise _OperationSkipped(operation.sequence_number)
         if entry.outcome is None and is_refusal(outcome):
             await self._journal.revoke(operation)
             return replace(restored, found_count=restored.found_count + 1)
@@ -138,7 +137,7 @@ class Restore:
         try:
             run = await self._backend.run(operation.adapter_id, _compute_verb(operation))
         except AdapterNotFound as error:
-            raise AdapterDamaged(operation.adapter_id, 'it left the engine while it was replayed') from error
+            raise AdapterDamaged(operation.adapter_id, 'the engine lost the adapter during the replay') from error
         except DomainError as error:
             return None, error
         return run, result_of(operation, run)
@@ -163,7 +162,7 @@ class Restore:
 
 
 async def begin_from(snapshot: Snapshot, backend: TrainerBackend) -> Adapter:
-    """Put an adapter into an engine as it was at a snapshot, and return it."""
+    """Create an adapter in the engine from a snapshot and return it."""
     adapter = snapshot.adapter
     if snapshot.state is not None:
         state = replace(snapshot.state, full_parameters=adapter.full_parameters)
@@ -173,11 +172,11 @@ async def begin_from(snapshot: Snapshot, backend: TrainerBackend) -> Adapter:
     made = await backend.create_adapter(
         adapter.adapter_id, adapter.lora_config, adapter.training_config, full_parameters=adapter.full_parameters
     )
-    # What was asked for is no more what is in use.
+    # The engine's configuration has the defaults filled in.
     return replace(adapter, training_config=made.training_config)
 
 
 def _compute_verb(operation: Operation) -> ComputeVerb:
     if isinstance(operation.verb, StateVerb):
-        raise AdapterDamaged(operation.adapter_id, f'{operation.verb_name} is among what is to be replayed')
+        raise AdapterDamaged(operation.adapter_id, f'{operation.verb_name} cannot be replayed')
     return operation.verb

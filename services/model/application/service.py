@@ -1,4 +1,4 @@
-"""Every verb of the service, put together over one engine and one store."""
+"""Assembles the verbs of the service over its ports."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,56 +27,56 @@ from services.model.ports import Ports
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds that the configuration sets."""
+    """Configured limits."""
 
     adapters: AdapterLimits
-    """Held at once."""
+    """Maximum numbers of adapters."""
     lora_rank: int
-    """Highest that is accepted."""
+    """Maximum LoRA rank."""
     pass_tokens: int
-    """Tokens of different adapters that are run together; as many as the engine takes in one pass."""
+    """Maximum number of tokens that run together; the same as the engine's pass size."""
     batch_seconds: float | None = None
-    """About how long such a pass may take; None: as long as a full one does."""
+    """Target duration of a shared pass; None: passes are limited by tokens only."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Shares of tenants that all have work; 1 for those not named."""
+    """Weights of competing tenants; 1 for tenants that are not listed."""
     queue: QueueLimits
-    """Of what one tenant may have under way."""
+    """Limits of each tenant's operations in progress."""
     gap_seconds: float
-    """How long an operation waits for an earlier number that does not come."""
+    """Seconds that an operation waits for a missing earlier number."""
     residency: ResidencyBounds
-    """When adapters leave the engine, and when they are snapshotted."""
+    """When adapters are evicted and snapshotted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelService:
-    """What the service can do."""
+    """The verbs of the service."""
 
     create_adapter: CreateAdapter
     estimate: Estimate
     delete_adapter: DeleteAdapter
     park_adapter: ParkAdapter
     is_resident: Callable[[str], bool]
-    """Whether an adapter is in the engine's memory."""
+    """Returns whether an adapter is in the engine's memory."""
     execute_operation: ExecuteOperation
     operations: Operations
-    """Finds, watches and cancels operations; its watches are closed before the service drains."""
+    """Finds, watches and cancels operations; close its watches before draining."""
     train_stream: TrainStream
     upload_batch: UploadBatch
     read_upload: ReadUpload
     directory: AdapterDirectory
-    """Gets, lists and watches adapters; its watches are closed before the service drains."""
+    """Gets, lists and watches adapters; close its watches before draining."""
     recover: Recover
-    """Runs once, before anything is served."""
+    """Call once before serving."""
     upkeep: Upkeep
-    """Runs from time to time."""
+    """Call periodically."""
     vocabulary_size: int
-    """Token ids are below it."""
+    """Upper bound of token ids, exclusive."""
     close: Callable[[], Awaitable[None]]
-    """Ends what runs, and waits for what is being written."""
+    """Finish running operations and pending writes."""
 
 
 def make_service(ports: Ports, limits: Limits) -> ModelService:
-    """Return the verbs over the ports given. Nothing is known of earlier adapters until `recover` has run."""
+    """Assemble the verbs; earlier adapters are unknown until `recover` ran."""
     directory = AdapterDirectory()
     residency = Residency(ports.backend, ports.journal, directory, clock=ports.clock, bounds=limits.residency)
     queues = Queues(ports.journal, residency, gap_seconds=limits.gap_seconds)

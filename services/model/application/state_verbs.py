@@ -1,7 +1,7 @@
-"""The verbs that need more than the engine: save, load, publish, undo, export.
+"""Verbs that need more than the engine: save, load, publish, undo and export.
 
-Each is harmless when it is repeated after a crash: other services know it by its request id, and what it
-does to the engine counts only once the journal has the state that it led to.
+Each can be repeated after a crash: other services recognize its request id, and its effect on the engine counts only
+once the journal has the resulting state.
 """
 
 import asyncio
@@ -30,39 +30,38 @@ from twinkle.checkpoint_engine.rounding import round_tensors
 from twinkle.data_format import StepResult
 
 _NO_LIMIT = 1e30
-"""A norm that no gradient is scaled down to."""
+"""A gradient norm limit that is never reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateChange:
-    """What a state verb did."""
+    """Effects of a state verb."""
 
     run: VerbRun
     version: int | None = None
-    """The newest published one, where it changed."""
+    """Newest published version, if the verb published one."""
     state: AdapterState | None = None
-    """What the engine holds now, where the verb changed it."""
+    """New state of the engine, if the verb changed it."""
     undone_from: int | None = None
-    """The operation that an undo took back first."""
+    """First operation that an undo reverted."""
 
 
 class StateVerbs:
-    """Carries out state verbs of adapters that are held."""
+    """Runs state verbs of adapters that are in the engine."""
 
     def __init__(self, ports: Ports, residency: Residency) -> None:
-        """Use the parts given."""
         self._ports = ports
         self._backend = ports.backend
         self._residency = residency
 
     async def __call__(self, adapter: Adapter, operation: Operation, verb: StateVerb) -> StateChange:
-        """Carry out a verb.
+        """Run a verb.
 
         Raises:
-            DomainError: it could not be done; what the engine holds, or what it restores, is as before.
+            DomainError: The verb failed; the adapter is unchanged, or will be restored to its previous state.
         """
         if adapter.is_full_parameter and isinstance(verb, Save | Load):
-            raise NotBuiltYet(f"{operation.verb_name} of the base model's own weights (ExportMerged writes them)")
+            raise NotBuiltYet(f'{operation.verb_name} of full-parameter training (use ExportMerged)')
         match verb:
             case Save():
                 return await self._save(adapter, verb, request_id=operation.request_id)
@@ -86,7 +85,7 @@ class StateVerbs:
         made = await self._ports.store.save(
             adapter.adapter_id, state, base_model=adapter.base_model, save=verb, request_id=request_id
         )
-        warnings = tuple(f'{part} is not in it: save it with the optimizer to keep that too' for part in state.left_out)
+        warnings = tuple(f'{part} is not saved; save with the optimizer to include it' for part in state.left_out)
         return StateChange(run=VerbRun(outcome=made, warnings=warnings))
 
     async def _publish(self, adapter: Adapter, verb: PublishVersion) -> StateChange:
@@ -137,7 +136,7 @@ class StateVerbs:
         return StateChange(run=run, state=state, undone_from=first)
 
     async def _learning_rate(self, adapter: Adapter) -> float:
-        """Return the rate as the schedule set it; the gradient, which is dropped anyway, may be clipped for it."""
+        """Return the schedule's learning rate. Clips the gradient to obtain it; the gradient is dropped anyway."""
         with suppress(FailedPrecondition):
             outcome = (await self._backend.run(adapter.adapter_id, ClipGradNorm(max_grad_norm=_NO_LIMIT))).outcome
             if isinstance(outcome, StepResult):
@@ -151,7 +150,7 @@ class StateVerbs:
             state = await self._backend.snapshot(adapter_id)
         finally:
             if state is None:
-                # The engine is ahead of what can be made durable.
+                # The engine's state cannot be made durable: restore it from the journal.
                 await self._residency.discard(adapter_id)
         if state is None:
             raise AdapterNotReady(adapter_id, 'the Backward of its last Forward')
@@ -159,14 +158,14 @@ class StateVerbs:
 
 
 async def as_published(state: AdapterState, dtype: str | None) -> tuple[AdapterState, tuple[str, ...]]:
-    """Return the state as it is published, and what the caller is to be warned of.
+    """Convert a state to the published dtype; return it with warnings for the caller.
 
     Args:
-        state: As trained.
-        dtype: Element type of the published weights. None: as trained.
+        state: The state in the trainer's dtype.
+        dtype: Data type to publish; None for the trainer's.
 
     Raises:
-        InvalidField: a weight is beyond that type's range.
+        InvalidField: A weight is out of range of `dtype`.
     """
     if dtype is None:
         return state, ()

@@ -1,9 +1,9 @@
-"""Carry out the operations of a stream: many under way, each adapter's results in order.
+"""Run the operations of a stream: many in progress, with each adapter's results in order.
 
-An operation that is refused leaves its number free, and those behind it could never run. Where trying the same
-one again may help (UNAVAILABLE, RESOURCE_EXHAUSTED with a time to try again) they wait for it. Otherwise they fail
-at once with SEQUENCE_GAP, until the stream brings the missing number: as in a database's pipeline, nothing is applied
-that was sent in the belief that what is before it works, and nobody waits for what will not come.
+A refused operation frees its number, so the operations after it could never run. If the refusal is temporary
+(UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time), they wait for the operation to be sent again. Otherwise they
+fail at once with SEQUENCE_GAP until the stream sends the missing number. As in a database pipeline, an operation is not
+applied if one before it failed.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from services.model.domain.refusal import is_refusal
 from services.model.domain.result import OperationResult
 
 WINDOW = 64
-"""Operations of one stream under way; more wait in the transport, which slows the sender down."""
+"""Maximum number of operations of a stream in progress; further ones wait in the transport and slow the sender."""
 
 
 @dataclass(frozen=True)
 class OperationFailure:
-    """An operation of a stream that failed, or that could not be read."""
+    """An operation that failed, or that could not be parsed."""
 
     adapter_id: str
     sequence_number: int
@@ -34,17 +34,16 @@ class OperationFailure:
 
 
 class TrainStream:
-    """Pipelines operations. For one event loop."""
+    """Runs operations of streams. Concurrency: for one event loop."""
 
     def __init__(self, execute: ExecuteOperation, queues: Queues) -> None:
-        """Carry operations out by `execute`, which uses `queues`."""
         self._execute = execute
         self._queues = queues
 
     async def __call__(
         self, caller: Caller, operations: AsyncIterator[Operation | OperationFailure]
     ) -> AsyncGenerator[OperationResult | OperationFailure, None]:
-        """Yield a result for each operation, of each adapter in the order of the numbers."""
+        """Yield one result per operation, in the order of the numbers of each adapter."""
         stream = _Stream(self._execute, self._queues, caller)
         async with asyncio.TaskGroup() as group:
             feeding = group.create_task(stream.feed(operations))
@@ -56,7 +55,7 @@ class TrainStream:
 
 
 class _Stream:
-    """What is under way of one stream."""
+    """Operations in progress of one stream."""
 
     def __init__(self, execute: ExecuteOperation, queues: Queues, caller: Caller) -> None:
         self._execute = execute
@@ -64,14 +63,14 @@ class _Stream:
         self._caller = caller
         self._window = asyncio.Semaphore(WINDOW)
         self._unanswered_numbers: dict[str, list[int]] = {}
-        """Not answered yet, by adapter."""
+        """Numbers without a result, by adapter."""
         self._refused_numbers: dict[str, int] = {}
-        """Refused, and not come again, by adapter."""
+        """First refused number that was not sent again, by adapter."""
         self._result_sent = ChangeNotifier()
         self.results: asyncio.Queue[OperationResult | OperationFailure | None] = asyncio.Queue(WINDOW)
 
     async def feed(self, operations: AsyncIterator[Operation | OperationFailure]) -> None:
-        """Begin each operation as it comes; the next is read once this one has a place in the tenant's queue."""
+        """Start each operation; read the next one once this one has a slot in the tenant's queue."""
         async with asyncio.TaskGroup() as group:
             async for operation in operations:
                 await self._window.acquire()
@@ -110,15 +109,15 @@ class _Stream:
             return OperationFailure(operation.adapter_id, operation.sequence_number, error)
 
     def _admit(self, operation: Operation, admitted: asyncio.Event) -> None:
-        # What is before it may have been refused while it waited for a place.
+        # An operation before it may have been refused while it waited for a slot.
         self._check_gap(operation)
         admitted.set()
 
     def _check_gap(self, operation: Operation) -> None:
-        """Refuse what is behind a missing number.
+        """Refuse an operation after a missing number.
 
         Raises:
-            SequenceGap: it is.
+            SequenceGap: An operation before it was refused.
         """
         adapter_id, number = operation.adapter_id, operation.sequence_number
         missing = self._refused_numbers.get(adapter_id)

@@ -1,3 +1,3 @@
-"""The machines of the model service: the engine that trains, the client of the checkpoint service."""
+"""Backends of the model service: the engine, the journals, and clients of the checkpoint and data services."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The checkpoint service as the trainer's weight store."""
+"""Stores versions and checkpoints in the checkpoint service."""
 
 import asyncio
 
@@ -18,15 +18,15 @@ from twinkle.data_format import LoraConfig
 
 
 class CheckpointClient:
-    """Implements `services.model.ports.WeightStore`; acts for the current caller."""
+    """Implements `services.model.ports.WeightStore`; acts on behalf of the current caller."""
 
     def __init__(self, channel: grpc.aio.Channel, *, segments: Segments | None = None, base_model: str = '') -> None:
-        """Use a channel of `services.kit.rpc.channel.open_channel`; it stays the caller's to close.
+        """Initialize the client; the caller closes the channel.
 
         Args:
-            channel: Leads to the checkpoint service.
-            segments: Memory that may be shared with it. Unset: bytes are sent.
-            base_model: What checkpoints have to be of, by name. Empty: of any.
+            channel: Channel to the checkpoint service.
+            segments: Shared memory for passing states on the same host; None to send bytes.
+            base_model: Required base model of fetched checkpoints; empty for any.
         """
         self._base_model = base_model
         self._weights = WeightClient(channel, segments=segments)
@@ -34,7 +34,6 @@ class CheckpointClient:
     async def publish_version(
         self, adapter_id: str, state: AdapterState, *, base_model: str, version: int, is_pinned: bool
     ) -> PublishResult:
-        """Make `state` a version; see the port."""
         plan = _plan(state, base_model)
         made = await self._weights.publish_version(adapter_id, plan, version=version, is_pinned=is_pinned)
         return PublishResult(version=made.version, digest=made.digest, size_bytes=made.size_bytes)
@@ -42,7 +41,6 @@ class CheckpointClient:
     async def save(
         self, adapter_id: str, state: AdapterState, *, base_model: str, save: Save, request_id: str
     ) -> SaveResult:
-        """Make `state` a durable checkpoint; see the port."""
         target = weights_pb2.CheckpointTarget(
             name=save.name,
             is_overwrite_allowed=save.is_overwrite_allowed,
@@ -55,19 +53,22 @@ class CheckpointClient:
         return SaveResult(checkpoint_path=made.path, size_bytes=made.size_bytes, folder=made.folder)
 
     async def fetch(self, checkpoint_path: str, *, is_trainer_included: bool) -> AdapterState:
-        """Return a checkpoint's state; see the port.
+        """Return a checkpoint's state.
 
         Raises:
-            InvalidField: it is of another base model, or the trainer's part is asked for and was not saved.
+            InvalidField: The checkpoint has another base model, or lacks the requested trainer's state.
+            CheckpointNotFound, ServiceUnreachable: The checkpoint cannot be read.
         """
         received = await self._weights.fetch_checkpoint(checkpoint_path, is_adapter_only=not is_trainer_included)
         saved_of = received.state.manifest.base_model
         if self._base_model and saved_of != self._base_model:
-            raise InvalidField('checkpoint_path', f'is of base model {saved_of!r}, not of {self._base_model!r}')
+            raise InvalidField(
+                'checkpoint_path', f'has base model {saved_of!r}; this service serves {self._base_model!r}'
+            )
         if received.state.manifest.lora_config is None:
-            raise InvalidField('checkpoint_path', "holds a model's own weights, no adapter's")
+            raise InvalidField('checkpoint_path', 'contains full model weights, not an adapter')
         if is_trainer_included and not received.state.manifest.is_trainer_included:
-            raise InvalidField('checkpoint_path', 'was saved without its optimizer; load the weights alone')
+            raise InvalidField('checkpoint_path', 'was saved without its optimizer; load it without the optimizer')
         return await asyncio.to_thread(_unpack, received)
 
 

@@ -1,4 +1,4 @@
-"""The data service as the source of batches that the client has never seen."""
+"""Fetches batches from the data service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,24 +15,23 @@ from twinkle.api.data.v1 import loader_service_pb2 as wire
 from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
 
 MOST_BYTES = 256 << 20
-"""Of one batch: more than the engine computes on at once, by far."""
+"""Maximum size of a batch, far above what the engine can compute at once."""
 _THREAD_BYTES = 1 << 20
-"""Larger batches are serialised beside the event loop."""
+"""Larger batches are serialized in a thread."""
 _PATIENCE = timedelta(seconds=60)
-"""For one batch, which takes milliseconds."""
+"""Timeout for one batch, which usually takes milliseconds."""
 _PASSED_ON = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.INTERNAL})
 """What is not mended by trying again later."""
 
 
 class DataClient:
-    """Implements `services.model.domain.loader_batch.BatchSource`; acts for the current caller."""
+    """Implements `services.model.domain.loader_batch.BatchSource`; acts on behalf of the current caller."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Use a channel of `services.kit.rpc.channel.open_channel`; it stays the caller's to close."""
+        """Initialize the client; the caller closes the channel."""
         self._stub = LoaderServiceStub(channel)
 
     async def load(self, reference: BatchReference) -> LoadedBatch:
-        """Return the batch at a reference; see the port."""
         call = self._stub.StreamBatches(_requests(reference), timeout=_PATIENCE.total_seconds())
         try:
             async for response in call:
@@ -43,17 +42,16 @@ class DataClient:
             raise _error_of(error) from error
         finally:
             call.cancel()
-        # The service ended the stream without a word: it is stopping.
+        # The data service ended the stream without a response: it is shutting down.
         raise ServiceUnreachable('data')
 
 
 class NoDataService:
-    """Refuses batches of loaders, where the configuration names no data service."""
+    """Refuses batches of loaders if no data service is configured."""
 
     async def load(self, reference: BatchReference) -> LoadedBatch:
-        """Refuse; see the port."""
         del reference
-        raise NotBuiltYet('a batch by loader, where data_address of the model service is empty,')
+        raise NotBuiltYet('a batch by loader without data_address in the configuration of the model service')
 
 
 async def _requests(reference: BatchReference) -> AsyncIterator[wire.StreamBatchesRequest]:
@@ -76,12 +74,10 @@ def _loaded(reference: BatchReference, response: wire.StreamBatchesResponse) -> 
 
 
 def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
-    """Return what a failure means to whoever named the loader."""
+    """Translate an error of the data service for the caller who named the loader."""
     fact = error_from_call(error, service='data')
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and isinstance(fact, ServiceUnreachable):
-        return InvalidField(
-            'batch.loader', f'its batch has more than {MOST_BYTES} bytes; open a loader of smaller ones'
-        )
+        return InvalidField('batch.loader', f'its batch has more than {MOST_BYTES} bytes; use a smaller batch size')
     if fact.code is Code.INVALID_ARGUMENT and fact.violations:
         return InvalidField(_field_here(fact.violations[0].field), fact.violations[0].problem)
     if fact.code in _PASSED_ON or fact.retry_after is not None:
@@ -90,6 +86,6 @@ def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
 
 
 def _field_here(field: str) -> str:
-    """Return what the data service calls 'start.cursor' as the operation calls it; rows of the dataset stay so."""
+    """Return the operation's path for a field of StreamBatchesRequest; paths of dataset rows stay unchanged."""
     part, dot, rest = field.partition('.')
     return f'batch.loader{dot}{rest}' if part == 'start' else field

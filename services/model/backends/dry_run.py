@@ -1,4 +1,4 @@
-"""Costs of training plans on the engine of this process."""
+"""Estimates the cost of training plans with the engine of this process."""
 
 import asyncio
 from datetime import timedelta
@@ -22,12 +22,12 @@ from twinkle.nn import select_parameters
 class EngineDryRun:
     """Implements `services.model.domain.plan.CostEstimator`.
 
-    The model is measured at the first question, in steps between which other work goes on. Concurrency: for one
-    event loop.
+    The first call measures the model in small steps, so that other work can run in between. Concurrency: for one event
+    loop.
     """
 
     def __init__(self, engine: TrainerEngine, worker: SingleWorker, *, max_pass_tokens: int) -> None:
-        """Measure `engine`, which is to be used in the thread of `worker` alone."""
+        """Initialize the estimator; `engine` is used in the thread of `worker` only."""
         self._engine = engine
         self._worker = worker
         self._max_pass_tokens = max_pass_tokens
@@ -35,7 +35,6 @@ class EngineDryRun:
         self._one_at_a_time = asyncio.Lock()
 
     async def estimate(self, plan: TrainingPlan) -> PlanCost:
-        """Return what a plan would cost; see the port."""
         with engine_errors_as_facts():
             size = self._size(plan)
         async with self._one_at_a_time:

@@ -1,4 +1,4 @@
-"""An adapter's training configuration, into the engine and out of it."""
+"""Applies training configurations to the engine and reads them back."""
 
 import inspect
 from typing import Any
@@ -11,18 +11,18 @@ from twinkle.model.engine import AdapterState, TrainerEngine
 from twinkle.template import template_names
 
 _REDUCTION = 'reduction'
-"""Argument of the losses that leave their scaling to the caller."""
+"""Constructor argument of losses with a configurable reduction."""
 _TEMPLATE_WARNING = (
-    'training_config.template: kept, and without effect until batches can be given as chats; give features'
+    'training_config.template: stored, but has no effect until batches of chats are supported; send features'
 )
-_REDUCTION_WARNING = 'training_config.loss.reduction: without effect; {} scales its gradient itself'
+_REDUCTION_WARNING = 'training_config.loss.reduction: has no effect; {} scales its gradient itself'
 
 
 def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) -> tuple[str, ...]:
-    """Change what `config` sets, all of it or nothing; return what the owner should know.
+    """Apply the settings of `config` atomically; return warnings for the owner.
 
     Raises:
-        UnknownComponent, InvalidComponentOptions, InvalidField: nothing was changed.
+        UnknownComponent, InvalidComponentOptions, InvalidField: The configuration is invalid; nothing changed.
     """
     if config.patches:
         raise InvalidField(
@@ -50,10 +50,10 @@ def configure(engine: TrainerEngine, adapter_id: str, config: TrainingConfig) ->
 
 
 def batch_loss(choice: LossChoice) -> Loss:
-    """Return the loss of one batch alone.
+    """Return the loss of one batch.
 
     Raises:
-        UnknownComponent, InvalidField: there is no such loss, or it cannot be so; fields are named from `loss`.
+        UnknownComponent, InvalidField: The loss or its options are invalid; fields start at `loss`.
     """
     try:
         return build_loss(choice.name, **_loss_options(choice, field='loss'))
@@ -64,11 +64,11 @@ def batch_loss(choice: LossChoice) -> Loss:
 
 
 def training_config_of(state: AdapterState, requested: TrainingConfig) -> TrainingConfig:
-    """Return the configuration in use, defaults filled in.
+    """Return the configuration in use, with defaults filled in.
 
     Args:
-        state: of the adapter.
-        requested: what was set last; names what the engine does not keep.
+        state: State of the adapter.
+        requested: The last requested configuration, for settings that the engine does not store.
     """
     optimizer = {**state.optimizer.defaults, **state.optimizer_choice.options}
     loss_options = dict(state.loss_choice.options)
@@ -92,11 +92,11 @@ def training_config_of(state: AdapterState, requested: TrainingConfig) -> Traini
 
 
 def _loss_options(choice: LossChoice, *, field: str) -> dict[str, Any]:
-    """Return the loss's arguments, the reduction among them where it has one.
+    """Return the arguments of the loss, including its reduction if configurable.
 
     Raises:
-        UnknownComponent, InvalidComponentOptions: there is no such loss, or an argument is of no use to it.
-        InvalidField: the mean is requested of a loss that scales its gradient itself.
+        UnknownComponent, InvalidComponentOptions: The loss or its options are invalid.
+        InvalidField: The loss scales its gradient itself, so the mean cannot be requested.
     """
     built = build_loss(choice.name, **choice.options)
     if _has_reduction(built):
@@ -111,11 +111,11 @@ def _has_reduction(loss: object) -> bool:
 
 
 def _warnings(config: TrainingConfig) -> tuple[str, ...]:
-    """Return what of a change that was made the owner should know."""
+    """Return the owner's warnings about an applied configuration."""
     loss = config.loss
-    is_said = loss is not None and loss.is_mean is False
+    is_sum_requested = loss is not None and loss.is_mean is False
     found = [_TEMPLATE_WARNING] if config.template is not None else []
-    if loss is not None and is_said and not _has_reduction(build_loss(loss.name, **loss.options)):
+    if loss is not None and is_sum_requested and not _has_reduction(build_loss(loss.name, **loss.options)):
         found.append(_REDUCTION_WARNING.format(loss.name))
     return tuple(found)
 
@@ -125,5 +125,5 @@ def _component(choice: Any) -> Component:
 
 
 def _without_unset(options: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what torch itself calls unset."""
+    """Remove options that torch leaves unset."""
     return {name: value for name, value in options.items() if value is not None}

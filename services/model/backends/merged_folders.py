@@ -1,4 +1,4 @@
-"""Merged models as folders below the state folder of the service."""
+"""Writes merged models below the state folder of the service."""
 
 import asyncio
 from pathlib import Path
@@ -13,19 +13,18 @@ from twinkle.hub import resolve_model
 
 
 class MergedFolders:
-    """Implements `services.model.ports.ModelExporter`: `<root>/<adapter>/<name>`.
+    """Implements `services.model.ports.ModelExporter`; writes to `<root>/<adapter>/<name>`.
 
-    Concurrency: one merge at a time, in a thread of its own; training goes on beside it.
+    Concurrency: one merge at a time, in its own thread, while training continues.
     """
 
     def __init__(self, root: Path, *, base_model: str) -> None:
-        """Write below `root`; the base weights are those of `base_model`."""
+        """Initialize the exporter; `base_model` provides the base weights."""
         self._root = root
         self._base_model = base_model
         self._worker = SingleWorker('merge')
 
     async def export_merged(self, adapter_id: str, state: AdapterState, *, name: str) -> SaveResult:
-        """Write a merged model; see the port."""
         try:
             made = await self._worker.run(self._export, state, self._root / adapter_id / name)
         except (AdapterMismatch, InvalidModelFolder) as error:
@@ -35,7 +34,7 @@ class MergedFolders:
         return SaveResult(checkpoint_path='', size_bytes=made.size_bytes, folder=str(made.folder))
 
     async def close(self) -> None:
-        """End the thread once its merge is done."""
+        """Wait for the running merge and stop the thread."""
         await asyncio.to_thread(self._worker.close)
 
     def _export(self, state: AdapterState, folder: Path) -> MergeResult:

@@ -1,4 +1,4 @@
-"""What the engine raises, as facts of the domain."""
+"""Translates errors of the engine to domain errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ _log = structlog.get_logger('refusals')
 
 @contextmanager
 def engine_errors_as_facts(*, token_count: int = 0, token_limit: int = 0) -> Iterator[None]:
-    """Raise what the engine refuses as a domain error; defects of ours pass through.
+    """Raise errors of the engine as domain errors; defects pass through unchanged.
 
     Args:
-        token_count: of the batch that runs, for BatchTooLarge.
-        token_limit: of this replica.
+        token_count: Size of the running batch, for BatchTooLarge.
+        token_limit: Maximum batch size of this replica.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def engine_errors_as_facts(*, token_count: int = 0, token_limit: int = 0) -> Ite
 
 
 def domain_error_of(error: Exception, *, token_count: int = 0, token_limit: int = 0) -> DomainError | None:
-    """Return what an error of the engine means to callers; None for a defect of ours."""
+    """Return the domain error for an error of the engine; None for a defect."""
     if is_out_of_memory(error):
         return BatchTooLarge(token_count=token_count, token_limit=token_limit)
     return next((fact_of(error) for kind, fact_of in _FACTS if isinstance(error, kind)), None)
@@ -47,9 +47,9 @@ def _unknown_component(error: component.UnknownComponent) -> DomainError:
 
 
 def _failed(component_name: str, problem: str) -> DomainError:
-    # What was raised is in a library's words, or a plugin's, of this process: for its operator.
-    _log.warning('a component failed on a batch', component=component_name, problem=problem)
-    return InvalidField('features', f'{component_name} cannot be calculated from them, with its options as they are')
+    # The message comes from a library or a plugin of this process, so only the operator sees it.
+    _log.warning('component failed on a batch', component=component_name, problem=problem)
+    return InvalidField('features', f'{component_name} failed on them with its current options')
 
 
 def _place(index: int | None, field: str | None = None) -> str:
@@ -86,4 +86,4 @@ _FACTS: tuple[tuple[type[Exception], Callable[[Any], DomainError]], ...] = (
     (errors.InvalidStepOptions, lambda error: InvalidField('optimizer_options', str(error))),
     (errors.InvalidArgument, lambda error: InvalidField('operation', str(error))),
 )
-"""What each of the engine's errors means; the first that fits."""
+"""Converters of the engine's errors; the first matching class applies."""

@@ -1,4 +1,4 @@
-"""An adapter as the service knows it: whose it is, how it is trained, how far it came."""
+"""An adapter: its owner, configuration and progress."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,41 +10,41 @@ from twinkle.data_format import LoraConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One training run. Immutable: a change makes a new value."""
+    """One training run. Immutable; changes create new values."""
 
     adapter_id: str
     tenant_id: str
     base_model: str
     lora_config: LoraConfig
-    """As in use: every default filled in, the seed included."""
+    """Configuration in use: all defaults filled in, including the seed."""
     training_config: TrainingConfig
-    """As in use."""
+    """Configuration in use."""
     parameter_count: int
     full_parameters: tuple[str, ...] | None = None
-    """Names of the base model's own parameters that it trains, empty for all, as it has leased the replica.
-    None: LoRA."""
+    """Names of the base model's parameters that it trains, empty for all; None for LoRA. Such an adapter has the lease
+    of the replica."""
     create_time: datetime
     update_time: datetime
     sequence_number: int = 0
-    """The last operation that was accepted; 0 before the first."""
+    """Number of the last accepted operation; 0 before the first."""
     step_count: int = 0
-    """Optimizer steps applied."""
+    """Number of optimizer steps applied."""
     trained_token_count: int = 0
-    """Tokens computed for its operations since it was made, also for those that were undone."""
+    """Number of tokens computed since its creation, including operations that were undone."""
     version: int = 0
-    """The newest published version; 0 before the first."""
+    """Newest published version; 0 before the first."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     session_id: str = ''
-    """The session it was made in, as its creator named it."""
+    """Session in which it was created, if any."""
     checkpoint_path: str = ''
-    """A checkpoint that its weights can be had from again; empty: none."""
+    """Checkpoint that contains the current weights; empty if there is no such checkpoint."""
 
     @property
     def is_full_parameter(self) -> bool:
-        """Whether it trains the base model itself."""
+        """Whether it trains the base model's parameters."""
         return self.full_parameters is not None
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether it has steps that no checkpoint has."""
+        """Whether it has steps that no checkpoint contains."""
         return self.step_count > 0 and not self.checkpoint_path

@@ -1,4 +1,4 @@
-"""Whether two outcomes are the same to the bit, and if not, where they part. Pure."""
+"""Compares two outcomes bitwise and locates the first difference. No I/O."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,14 @@ from twinkle.data_format import ForwardResult
 
 Array = npt.NDArray[Any]
 _TIMES = ('seconds', 'per_second')
-"""Endings of the names of metrics that measure time: no two runs have the same."""
+"""Name endings of metrics that measure time, which differ in every run."""
 
 
 def first_difference(recorded: OperationResult | DomainError, found: OperationResult | DomainError) -> str | None:
-    """Return where a replayed outcome parts from the one on record, and both values; None where it does not.
+    """Return the location of the first difference and both values; None if the outcomes are equal.
 
-    Receipts, warnings and metrics of time are no part of it: they tell of the run, not of the adapter. Errors are the
-    same if their codes and reasons are. Values of a critic are compared where they are on record: journals that were
-    written before results had them have none.
+    Ignores receipts, warnings and time metrics, which describe the run and not the adapter. Errors are equal if their
+    codes and reasons are. Values of a value head are compared only if recorded, because older journals lack them.
     """
     if isinstance(recorded, DomainError) or isinstance(found, DomainError):
         one, other = _kind(recorded), _kind(found)
@@ -31,7 +30,7 @@ def first_difference(recorded: OperationResult | DomainError, found: OperationRe
 
 
 def _as_recorded(recorded: Outcome, found: Outcome) -> Outcome:
-    """Return an outcome without what results of its kind did not have when the other one was recorded."""
+    """Return an outcome without fields that the recorded one is too old to have."""
     if isinstance(recorded, ForwardResult) and isinstance(found, ForwardResult) and not recorded.values:
         return replace(found, values=())
     return found
@@ -52,7 +51,7 @@ def _difference(path: str, one: Any, other: Any) -> str | None:
 
 
 def _parts(one: Any, other: Any) -> list[tuple[str, Any, Any]] | None:
-    """Return the parts of two values of one shape, each with its name; None where they are compared whole."""
+    """Return pairs of parts with their names; None if the two values are compared as units."""
     if is_dataclass(one) and type(one) is type(other):
         return [(f'.{item.name}', getattr(one, item.name), getattr(other, item.name)) for item in fields(one)]
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -73,12 +72,12 @@ def _array_difference(path: str, one: Array, other: Array) -> str | None:
     differs = np.ascontiguousarray(one).view(width).ravel() != np.ascontiguousarray(other).view(width).ravel()
     if not differs.any():
         return None
-    place = int(np.argmax(differs))
-    return f'{path}[{place}]: recorded {one.ravel()[place]!r}, found {other.ravel()[place]!r}'
+    index = int(np.argmax(differs))
+    return f'{path}[{index}]: recorded {one.ravel()[index]!r}, found {other.ravel()[index]!r}'
 
 
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        # Not `==`: a NaN is the same as itself, and minus zero is not zero.
+        # `==` would treat NaN as unequal to itself, and -0.0 as equal to 0.0.
         return struct.pack('<d', one) == struct.pack('<d', other)
     return type(one) is type(other) and bool(one == other)

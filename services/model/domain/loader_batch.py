@@ -1,4 +1,4 @@
-"""A batch of a loader of the data service: where it is, what was there, and what gives it."""
+"""Batches from loaders of the data service: references, content and the port that fetches them."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,41 +9,41 @@ class LoaderCursor:
     """A position between two batches of a loader."""
 
     consumed_rows: int
-    """Examples before it, counted over all epochs."""
+    """Number of examples before the position, counted over all epochs."""
     state: bytes = b''
-    """Ties the count to what is read and how; empty: the count alone is believed."""
+    """Loader state for verifying the count; empty to trust the count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReference:
-    """Which batch: the one after a position. The same reference always holds the same batch."""
+    """A reference to the batch after a cursor. It always denotes the same batch."""
 
     loader_id: str
     cursor: LoaderCursor | None = None
-    """None: before the first batch."""
+    """None denotes the first batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedBatch:
-    """What a loader gave."""
+    """A fetched batch."""
 
     content: bytes = field(repr=False)
-    """The examples, serialised as the contract's FeatureBatch; opaque here."""
+    """The examples as a serialized FeatureBatch of the contract; opaque here."""
     next_cursor: LoaderCursor
-    """The position after them."""
+    """The position after the batch."""
 
 
 class BatchSource(Protocol):
-    """Gives batches of loaders; acts for the current caller. Contract suite: tests/contract/model."""
+    """Fetches batches of loaders on behalf of the current caller. Contract suite: tests/contract/model."""
 
     async def load(self, reference: BatchReference) -> LoadedBatch:
-        """Return the batch at a reference, the same each time.
+        """Return a batch; repeated calls return the same one.
 
         Raises:
-            ForwardedError: as the contract of StreamBatches says; NOT_FOUND for a loader that is not the caller's.
-            InvalidField: the cursor is of another loader, or the batch is too large.
-            LoaderAtEnd: there is none.
-            ServiceUnreachable: the data service is away.
-            NotBuiltYet: this deployment has none.
+            ForwardedError: The data service refused the call, such as NOT_FOUND for another tenant's loader.
+            InvalidField: The cursor belongs to another loader, or the batch is too large.
+            LoaderAtEnd: The loader has no batch there.
+            ServiceUnreachable: The data service cannot be reached.
+            NotBuiltYet: This deployment has no data service.
         """
         ...

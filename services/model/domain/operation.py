@@ -1,4 +1,4 @@
-"""Operations: one ordered training verb on one adapter. Each verb is a value."""
+"""Operations: ordered training verbs on an adapter. Each verb is a value."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from twinkle.data_format import InputFeature
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardOptions:
-    """How a forward pass is run."""
+    """Options of a forward pass."""
 
     temperature: float = 1.0
     is_adapter_disabled: bool = False
@@ -24,17 +24,17 @@ class ForwardOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardOnly:
-    """Log-probabilities and loss; no gradient, no change of state."""
+    """Computes log-probabilities and loss, without gradient or change of state."""
 
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
     loss: LossChoice | None = None
-    """Of this batch alone; None for the adapter's."""
+    """Loss of this batch; None for the adapter's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """A forward pass whose activations are kept for CalculateLoss and Backward."""
+    """Runs a forward pass and keeps its activations for CalculateLoss and Backward."""
 
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
@@ -42,7 +42,7 @@ class Forward:
 
 @dataclass(frozen=True, kw_only=True)
 class CalculateLoss:
-    """The loss of the last Forward."""
+    """Computes the loss of the last Forward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,28 +50,28 @@ class Backward:
     """Adds the gradient of the last loss, or of given gradients of log-probabilities."""
 
     logprob_gradients: Sequence[npt.NDArray[np.float32]] = ()
-    """float32 [T] for each example of the last Forward; empty for the configured loss."""
+    """float32 [T] per example of the last Forward; empty to use the configured loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardBackward:
-    """Forward, loss and backward in one; adds to the accumulated gradient."""
+    """Runs Forward, loss and Backward in one; adds to the accumulated gradient."""
 
     features: Sequence[InputFeature]
     options: ForwardOptions = ForwardOptions()
     loss: LossChoice | None = None
-    """Of this batch alone; None for the adapter's."""
+    """Loss of this batch; None for the adapter's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClipGradNorm:
-    """Scales the accumulated gradient down to a norm."""
+    """Clips the accumulated gradient."""
 
     max_grad_norm: float = 1.0
-    """Infinity reports the norm and limits nothing."""
+    """Maximum norm; infinity only measures it."""
     norm_type: float = 2.0
     max_grad_value: float | None = None
-    """Each element is first limited to plus or minus this; None for no limit."""
+    """Clips each element to this absolute value first; None to skip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +79,10 @@ class Step:
     """Applies the accumulated gradient."""
 
     learning_rate: float | None = None
-    """Of this step alone; None is the optimizer's."""
+    """Learning rate of this step; None for the schedule's."""
     is_health_returned: bool = False
     optimizer_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Other arguments of the optimizer for this step alone, by name."""
+    """Other optimizer arguments of this step, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +92,12 @@ class ZeroGrad:
 
 @dataclass(frozen=True, kw_only=True)
 class LrStep:
-    """Moves the schedule."""
+    """Advances the learning-rate schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClipGradAndStep:
-    """ClipGradNorm, Step, ZeroGrad and LrStep in one."""
+    """Runs ClipGradNorm, Step, ZeroGrad and LrStep in one."""
 
     max_grad_norm: float = 1.0
     norm_type: float = 2.0
@@ -111,14 +111,14 @@ class ClipGradAndStep:
 
 @dataclass(frozen=True, kw_only=True)
 class CalculateMetric:
-    """Reports what the metrics gathered, and begins anew."""
+    """Reports the metrics and resets them."""
 
     is_training: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configure:
-    """Changes how the adapter is trained."""
+    """Changes the adapter's training configuration."""
 
     training_config: TrainingConfig
 
@@ -132,16 +132,16 @@ class Save:
     is_overwrite_allowed: bool = False
     ttl: timedelta | None = None
     consumed_train_samples: int | None = None
-    """The caller's data cursor, kept with the optimizer."""
+    """The caller's data cursor, saved with the optimizer."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The owner's labels."""
+    """Labels of the checkpoint."""
     stored_bytes_limit: int | None = None
-    """The tenant's quota, where the gateway found it used up."""
+    """The tenant's quota, set by the gateway if it is used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Replaces the adapter's weights by a checkpoint's."""
+    """Replaces the adapter's weights with those of a checkpoint."""
 
     checkpoint_path: str
     is_optimizer_included: bool = False
@@ -149,30 +149,30 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishVersion:
-    """Makes the current weights the next version."""
+    """Publishes the current weights as the next version."""
 
     is_pinned: bool = False
     dtype: str | None = None
-    """Element type of the published weights, a name of `twinkle.checkpoint_engine`; None for the trainer's own."""
+    """Data type of the published weights, one of `twinkle.checkpoint_engine`; None for the trainer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undo:
-    """Goes back by optimizer steps."""
+    """Reverts optimizer steps."""
 
     step_count: int
-    """At least 1."""
+    """Number of steps, at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportMerged:
-    """Writes base and adapter merged, as a plain model folder."""
+    """Writes the merged base model and adapter as a plain model folder."""
 
     name: str
 
 
 BatchVerb = ForwardOnly | ForwardBackward
-"""Verbs that share a pass with those of other adapters."""
+"""Verbs that share a pass with verbs of other adapters."""
 ComputeVerb = (
     ForwardOnly
     | Forward
@@ -187,7 +187,7 @@ ComputeVerb = (
     | CalculateMetric
     | Configure
 )
-"""Verbs that the engine alone carries out; replaying one does the same again, to the bit."""
+"""Verbs that run on the engine only; replaying one gives bitwise the same result."""
 StateVerb = Save | Load | PublishVersion | Undo | ExportMerged
 """Verbs that need more than the engine; they are never replayed."""
 Verb = ComputeVerb | StateVerb
@@ -199,16 +199,16 @@ class Operation:
 
     adapter_id: str
     sequence_number: int
-    """Counts from 1 within the adapter."""
+    """Position in the adapter's order, from 1."""
     verb: Verb
     fingerprint: str
-    """Digest of the request's content: tells a repeat from another operation with the same number."""
+    """Digest of the request's content, which distinguishes a repeat from another operation with the same number."""
     payload: bytes = field(default=b'', repr=False)
-    """The request as it came, for the journal; opaque here. A batch that was fetched for it is in it."""
+    """The serialized request for the journal, including a fetched batch; opaque here."""
     batch_reference: BatchReference | None = None
-    """Where its batch is, if that is a loader's."""
+    """Its batch in the data service, if it comes from a loader."""
     next_cursor: LoaderCursor | None = None
-    """The position after that batch; None until it was fetched."""
+    """The position after that batch; None until it is fetched."""
 
     @property
     def request_bytes(self) -> int:
@@ -217,12 +217,12 @@ class Operation:
 
     @property
     def is_batch_missing(self) -> bool:
-        """Whether its batch is still to be fetched from a loader."""
+        """Whether its batch must still be fetched from a loader."""
         return self.batch_reference is not None and self.next_cursor is None
 
     @property
     def request_id(self) -> str:
-        """Makes a repeat of it harmless at other services."""
+        """Request id at other services, which makes repeats idempotent."""
         return f'{self.adapter_id}:{self.sequence_number}:{self.fingerprint}'
 
     @property
@@ -232,5 +232,5 @@ class Operation:
 
 
 def token_count(verb: Any) -> int:
-    """Return the number of tokens a verb brings."""
+    """Return the number of tokens in a verb's batch."""
     return sum(len(feature['input_ids']) for feature in getattr(verb, 'features', ()))

@@ -1,18 +1,17 @@
-"""How long work takes here, learnt from what ran. Pure."""
+"""Estimates durations from earlier runs. No I/O."""
 
 from datetime import timedelta
 
 from services.model.domain.scheduler import Ahead
 
 _MEMORY = 0.9
-"""What the past counts for beside the newest: about the last ten."""
+"""Decay of earlier values: about the last ten count."""
 
 
 class Average:
-    """A mean in which the newest counts most; None before the first."""
+    """An exponentially decaying mean; None before the first value."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._sum = 0.0
         self._weight = 0.0
 
@@ -22,27 +21,27 @@ class Average:
         return self._sum / self._weight if self._weight else None
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Count a value."""
+        """Add a value."""
         self._sum = _MEMORY * self._sum + weight * value
         self._weight = _MEMORY * self._weight + weight
 
 
 class Pace:
-    """Times of quick works, and of batches by their tokens."""
+    """Durations of quick verbs, and of batches per token."""
 
     def __init__(self) -> None:
-        """Know nothing: every estimate is zero."""
+        """Initialize without measurements; all estimates are zero."""
         self._quick_seconds = Average()
         self._token_seconds = Average()
         self._mean_seconds = Average()
 
     @property
     def mean_time(self) -> timedelta:
-        """How long a batch or a quick work takes, whichever it is."""
+        """Mean duration of a batch or a quick verb."""
         return timedelta(seconds=self._mean_seconds.value or 0.0)
 
     def observe(self, seconds: float, *, token_count: int) -> None:
-        """Learn from a batch that ran, or from a quick work, which has no tokens."""
+        """Record the duration of a batch, or of a quick verb if `token_count` is 0."""
         self._mean_seconds.add(seconds)
         if token_count:
             self._token_seconds.add(seconds / token_count, weight=token_count)
@@ -50,11 +49,11 @@ class Pace:
             self._quick_seconds.add(seconds)
 
     def tokens_in(self, seconds: float) -> int | None:
-        """Return how many tokens run in so long; None where none ran yet."""
+        """Return the number of tokens that run in `seconds`; None before the first batch."""
         token = self._token_seconds.value
         return int(seconds / token) if token else None
 
     def estimate(self, ahead: Ahead) -> timedelta:
-        """Return how long what is ahead takes."""
+        """Estimate the duration of the verbs ahead."""
         quick, token = self._quick_seconds.value or 0.0, self._token_seconds.value or 0.0
         return timedelta(seconds=ahead.quick_count * quick + ahead.token_count * token)

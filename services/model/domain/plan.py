@@ -1,4 +1,4 @@
-"""What a training run would be, and what it would cost."""
+"""A planned training run and its cost."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,47 +10,47 @@ from twinkle.data_format import LoraConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """A run that may never be made."""
+    """A planned training run."""
 
     lora_config: LoraConfig
     full_parameters: tuple[str, ...] | None = None
-    """Names of base parameters to train, empty for all of them; None to train an adapter."""
+    """Names of the base model's parameters to train, empty for all; None for an adapter."""
     optimizer: Component
     batch_size: int
-    """Examples."""
+    """Number of examples."""
     sequence_tokens: int
-    """Tokens of each."""
+    """Number of tokens per example."""
     label_share: float = 1.0
-    """Share of the tokens whose label counts, in (0, 1]."""
+    """Share of tokens whose label counts, in (0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCost:
-    """What a plan would cost on this replica."""
+    """Cost of a plan on this replica."""
 
     parameter_count: int
     adapter_bytes: int
-    """At rest."""
+    """Memory of the adapter when idle."""
     peak_bytes: int
-    """Most while a batch runs."""
+    """Peak memory while a batch runs."""
     step_time: timedelta
-    """Of one forward_backward and step, alone on the replica."""
+    """Duration of one forward_backward and step without other load."""
     available_bytes: int
-    """Free for it now."""
+    """Memory available for it now."""
 
     @property
     def does_fit(self) -> bool:
-        """Whether it fits beside what is there now."""
+        """Whether it fits into the available memory."""
         return self.peak_bytes <= self.available_bytes
 
 
 class CostEstimator(Protocol):
-    """Says what a training plan would cost, before anything is allocated. A port."""
+    """Estimates the cost of a plan before anything is allocated."""
 
     async def estimate(self, plan: TrainingPlan) -> PlanCost:
-        """Return what a plan would cost.
+        """Return the cost of a plan.
 
         Raises:
-            InvalidField, UnknownComponent: a part of the plan is of no use.
+            InvalidField, UnknownComponent: The plan is invalid.
         """
         ...

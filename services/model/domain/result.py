@@ -1,4 +1,4 @@
-"""What comes of operations."""
+"""Results of operations. The results of forward passes and steps are in `twinkle.data_format`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from twinkle.data_format import ForwardResult, StepResult
 
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
-    """Of CalculateMetric."""
+    """Result of CalculateMetric."""
 
     values: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveResult:
-    """Of Save."""
+    """Result of Save and ExportMerged."""
 
     checkpoint_path: str
     size_bytes: int
@@ -26,7 +26,7 @@ class SaveResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishResult:
-    """Of PublishVersion."""
+    """Result of PublishVersion."""
 
     version: int
     digest: str
@@ -35,13 +35,13 @@ class PublishResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """Of Load."""
+    """Result of Load."""
 
     step_count: int
     consumed_train_samples: int | None = None
-    """The data cursor as saved; None where none was, or the weights alone were loaded."""
+    """The saved data cursor; None if none was saved, or only the weights were loaded."""
     gradient_accumulation_steps: int | None = None
-    """As saved; None where the weights alone were loaded."""
+    """The saved value; None if only the weights were loaded."""
 
 
 Outcome = ForwardResult | StepResult | MetricResult | SaveResult | PublishResult | LoadResult | None
@@ -49,7 +49,7 @@ Outcome = ForwardResult | StepResult | MetricResult | SaveResult | PublishResult
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What an operation cost."""
+    """Cost of an operation."""
 
     token_count: int = 0
     padding_token_count: int = 0
@@ -57,14 +57,14 @@ class Receipt:
     queue_time: timedelta = timedelta()
     request_bytes: int = 0
     pass_count: int = 0
-    """Passes of the model it took part in."""
+    """Number of passes through the model that included it."""
     pass_adapter_count: int = 0
-    """Adapters that shared the fullest of them, this one included."""
+    """Number of adapters in the fullest of these passes, including this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationResult:
-    """An operation that was carried out."""
+    """Result of an executed operation."""
 
     adapter_id: str
     sequence_number: int
@@ -73,4 +73,4 @@ class OperationResult:
     warnings: tuple[str, ...] = ()
     is_replayed: bool = False
     next_cursor: LoaderCursor | None = None
-    """The position after its batch, where that was a loader's."""
+    """The position after its batch, if the batch came from a loader."""

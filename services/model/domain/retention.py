@@ -1,4 +1,4 @@
-"""What a journal keeps of one adapter: for restoring it, and for undoing its last steps. Pure."""
+"""Decides which parts of an adapter's history the journal stores for restore and undo. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,35 +10,35 @@ from services.model.domain.result import OperationResult
 from twinkle.data_format import StepResult
 
 SNAPSHOTS_KEPT = 2
-"""The newest snapshots that a restore may begin from: a damaged one costs a longer replay, not the adapter."""
+"""Number of newest snapshots that are stored. If one is damaged, the replay is longer, but the adapter is not lost."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept; all else may be dropped."""
+    """Parts of the history to store; the rest may be deleted."""
 
     steps: tuple[int, ...]
     """Operations that applied a step and can be undone, in order."""
     snapshots: frozenset[int]
-    """Snapshots, by their operation's number."""
+    """Operation numbers of the snapshots."""
     ranges: tuple[tuple[int, int | None], ...]
-    """Operations to replay: those above the first number and, where there is a second, below that."""
+    """Replayable operations, as exclusive ranges of numbers; None is no upper limit."""
 
     def is_replayable(self, number: int) -> bool:
-        """Say whether the payload of an operation is kept."""
+        """Return whether an operation's payload is stored."""
         return any(low < number and (high is None or number < high) for low, high in self.ranges)
 
 
 def retain(steps: Sequence[int], snapshots: Sequence[int], *, undo_steps: int) -> Retention:
-    """Return what is to be kept.
+    """Return the parts of an adapter's history to store.
 
-    The state before a step is the newest snapshot before it and the operations between the two. A step
-    whose snapshot is gone can no longer be undone.
+    The state before a step is the newest snapshot before it and the operations between the two. Without that snapshot,
+    the step cannot be undone.
 
     Args:
-        steps: operations that applied a step and were not undone, in order.
-        snapshots: numbers that a restore can begin from, ascending; 0 is the adapter as it was made.
-        undo_steps: most steps that can be undone.
+        steps: Operations that applied a step and were not undone, in order.
+        snapshots: Operation numbers that a restore can start from, ascending; 0 is the adapter's creation.
+        undo_steps: Maximum number of steps that can be undone.
     """
     last = steps[-undo_steps:] if undo_steps else ()
     bases = {step: max((number for number in snapshots if number < step), default=-1) for step in last}
@@ -49,18 +49,18 @@ def retain(steps: Sequence[int], snapshots: Sequence[int], *, undo_steps: int) -
 
 
 class ReplayKind(IntEnum):
-    """How a restore passes an operation."""
+    """How a restore treats an operation."""
 
     REPLAYED = 1
-    """It is run again."""
-    PASSED_OVER = 2
-    """It changed nothing in the engine."""
+    """The operation is run again."""
+    SKIPPED = 2
+    """The operation did not change the engine and is skipped."""
     BARRIER = 3
-    """It changed the state by other than replay: a restore begins after it."""
+    """The operation changed the state in a way that replay cannot repeat; a restore starts after it."""
 
 
 def is_applied_step(operation: Operation, outcome: OperationResult | DomainError) -> bool:
-    """Say whether an operation moved the weights by an optimizer step."""
+    """Return whether an operation applied an optimizer step."""
     if not isinstance(operation.verb, Step | ClipGradAndStep) or isinstance(outcome, DomainError):
         return False
     return isinstance(outcome.outcome, StepResult) and outcome.outcome.is_applied

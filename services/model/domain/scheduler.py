@@ -1,11 +1,11 @@
-"""What runs next on a replica: deficit round-robin on tokens between tenants, packed into batches.
+"""Order of verbs on a replica: deficit round-robin by tokens between tenants, packed into batches.
 
-Pure: it decides, and never waits or runs anything; `application.dispatcher` asks it. Each adapter offers one
-verb at a time, so the order within an adapter is settled before (`domain.sequence`).
+The scheduler makes decisions only; `application.dispatcher` runs the verbs. Each adapter has at most one ready verb, so
+the order within an adapter is decided earlier (`domain.sequence`).
 
-The algorithm is Shreedhar and Varghese's, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995,
-section 3.2), with one change: a tenant is served while it has credit left and pays what the verb cost, so its
-credit may fall below zero. A verb of any size is served without credit having to build up for it first.
+The algorithm is Shreedhar and Varghese, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995, section
+3.2), with one change: a tenant is served while it has credit and then pays the verb's cost, so its credit may become
+negative. A large verb does not have to wait until enough credit has accumulated.
 """
 
 from collections.abc import Mapping
@@ -15,51 +15,50 @@ from typing import TypeVar
 _Value = TypeVar('_Value')
 
 QUICK_RUN = 128
-"""Works without tokens that may run in a row while others wait. They take milliseconds: enough for the steps
-of a full batch of small adapters, few enough that nothing starves."""
+"""Maximum number of quick verbs, those without tokens, in a row while others wait. They take milliseconds: enough for
+the steps of a full batch of small adapters, but few enough that other verbs are not starved."""
 LEAST_TOKENS = 128
-"""A bound on batches is never below this: a few short examples still share a pass, however slow the device."""
+"""Lower limit for the batch size in tokens: a few short examples share a pass even on a slow device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyVerb:
-    """What an adapter has ready."""
+    """An adapter's ready verb."""
 
     adapter_id: str
     tenant_id: str
     token_count: int
-    """0 for what is quick, such as a step."""
+    """Number of tokens; 0 for a quick verb, such as a step."""
     batch_key: str | None = None
-    """Works with tokens and of one key may run together; None runs alone."""
+    """Verbs with tokens and the same key may run together; None runs alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ahead:
-    """What runs before a verb, if nothing else came."""
+    """Verbs that run before a given one if no more arrive."""
 
     quick_count: int = 0
     heavy_count: int = 0
-    """Works with tokens."""
+    """Number of verbs with tokens."""
     batch_count: int = 0
-    """Batches they make."""
+    """Number of batches that these verbs form."""
     token_count: int = 0
 
 
 @dataclass
 class _Tenant:
-    """Works with tokens of one tenant, and what it may still spend."""
+    """Verbs with tokens of one tenant, and its remaining credit."""
 
     weight: float
-    """Of its share: the tokens of that many batches in each round."""
+    """Share of the tenant, in batches of tokens per round."""
     credit: float
-    """Tokens left to it in this round; below zero where the last verb cost more than was left."""
+    """Remaining tokens in this round; negative if the last verb cost more."""
     verbs: dict[str, ReadyVerb] = field(default_factory=dict[str, ReadyVerb])
-    """Oldest first. An adapter that was served comes back at the end: round-robin between adapters."""
+    """Oldest first. An adapter that was served returns at the end, which gives round-robin between adapters."""
     by_key: dict[str | None, dict[str, ReadyVerb]] = field(default_factory=dict[str | None, dict[str, ReadyVerb]])
-    """The same by batch key."""
+    """The same verbs by batch key."""
 
     def copy(self) -> '_Tenant':
-        """Return one that changes on its own."""
         by_key = {key: dict(verbs) for key, verbs in self.by_key.items()}
         return _Tenant(self.weight, self.credit, dict(self.verbs), by_key)
 
@@ -73,60 +72,60 @@ class _Tenant:
 
 
 class Scheduler:
-    """Ready verbs, and which of them run next."""
+    """Ready verbs and their order."""
 
     def __init__(self, *, batch_tokens: int, weights: Mapping[str, float] | None = None) -> None:
-        """Begin with nothing.
+        """Initialize without verbs.
 
         Args:
-            batch_tokens: of one batch; a larger verb still runs.
-            weights: share of each tenant, positive; 1 for those not named.
+            batch_tokens: Maximum number of tokens per batch; a larger verb runs alone.
+            weights: Share of each tenant, positive; 1 for tenants that are not listed.
         """
         self._most_tokens = batch_tokens
         self._batch_tokens = batch_tokens
-        """Of a batch from now on; see `bound`."""
+        """Current batch size, see `bound`."""
         self._weights = dict(weights or {})
         self._verbs: dict[str, ReadyVerb] = {}
         self._heavy_count = 0
-        """Works with tokens among them."""
+        """Number of ready verbs with tokens."""
         self.token_count = 0
-        """Tokens of all verbs that wait; for others to read."""
+        """Number of tokens of all ready verbs."""
         self._quick: dict[str, dict[str, ReadyVerb]] = {}
-        """Works without tokens by tenant, in the order of the tenants' turns; never an empty one."""
+        """Verbs without tokens by tenant, in the order of the tenants' turns; tenants without verbs are removed."""
         self._quick_run = 0
-        """Works without tokens handed out in a row."""
+        """Number of quick verbs in a row so far."""
         self._tenants: dict[str, _Tenant] = {}
-        """In the order of their turns. One that is idle stays until its spending is forgotten."""
+        """Tenants in the order of their turns. An idle tenant stays until its credit is restored."""
 
     def __len__(self) -> int:
-        """Return the number of verbs that wait."""
+        """Return the number of ready verbs."""
         return len(self._verbs)
 
     @property
     def is_batch_ready(self) -> bool:
-        """Whether waiting for more verbs would not make the next batch fuller."""
+        """Whether waiting for more verbs cannot make the next batch fuller."""
         return not self._verbs or bool(self._quick) or self.token_count >= self._batch_tokens
 
     def bound(self, token_count: int | None) -> None:
-        """Have batches from now on hold about so many tokens; None: as many as they may.
+        """Limit the size of future batches to about `token_count` tokens; None removes the limit.
 
-        A batch that holds all that waits serves tenants by how much they ask for. They share by their weights only
-        where something waits beside the batch, so on a slow device batches have to be small.
+        A batch that contains all ready verbs serves tenants in proportion to their load. Tenants share by weight only
+        if some verbs do not fit, so batches must be small on a slow device.
         """
         most = self._most_tokens
         self._batch_tokens = most if token_count is None else min(most, max(LEAST_TOKENS, token_count))
-        # What is left of larger shares would keep those away for long who come with smaller ones.
+        # Credit from larger batches would delay tenants that arrive now for a long time.
         for tenant in self._tenants.values():
             tenant.credit = min(tenant.credit, tenant.weight * self._batch_tokens)
 
     def add(self, verb: ReadyVerb) -> None:
-        """Take a verb of an adapter that has none here.
+        """Add the ready verb of an adapter.
 
         Raises:
-            ValueError: it has one.
+            ValueError: The adapter has a ready verb already.
         """
         if verb.adapter_id in self._verbs:
-            raise ValueError(f'adapter {verb.adapter_id!r} has a verb here already')
+            raise ValueError(f'adapter {verb.adapter_id!r} already has a ready verb')
         self._verbs[verb.adapter_id] = verb
         if not verb.token_count:
             self._quick.setdefault(verb.tenant_id, {})[verb.adapter_id] = verb
@@ -139,7 +138,7 @@ class Scheduler:
         self._tenants[verb.tenant_id].add(verb)
 
     def remove(self, adapter_id: str) -> ReadyVerb | None:
-        """Take an adapter's verb back; None where there is none."""
+        """Withdraw an adapter's verb; return None if it has no ready verb."""
         verb = self._verbs.pop(adapter_id, None)
         if verb is None:
             return None
@@ -156,7 +155,7 @@ class Scheduler:
         return verb
 
     def next_batch(self) -> list[ReadyVerb]:
-        """Take the verbs that are to run next, together; empty where nothing waits."""
+        """Remove and return the verbs that run next, together; empty if no verb is ready."""
         lead = self._next_quick() or self._next_heavy()
         if lead is None:
             return []
@@ -166,7 +165,7 @@ class Scheduler:
         return batch
 
     def ahead_of(self, adapter_id: str) -> Ahead | None:
-        """Return what runs before an adapter's verb; None where it has none. Plays the queue to the end."""
+        """Return the verbs that run before an adapter's verb; None if it has no ready verb. Simulates the queue."""
         if adapter_id not in self._verbs:
             return None
         future, before = self._copy(), list[list[ReadyVerb]]()
@@ -206,27 +205,27 @@ class Scheduler:
         return None
 
     def _fill(self, batch: list[ReadyVerb]) -> None:
-        """Add what may run with the first verb and fits, a verb of each tenant in turn."""
-        key, room = batch[0].batch_key, self._room_beside(batch[0].token_count)
+        """Add verbs that may run with the first one and fit, one per tenant in turn."""
+        key, capacity = batch[0].batch_key, self._capacity_beside(batch[0].token_count)
         is_more = True
-        while room and is_more:
+        while capacity and is_more:
             is_more = False
             for tenant in list(self._tenants.values()):
                 verb = next(iter(tenant.by_key.get(key, {}).values()), None)
-                if verb is not None and tenant.credit > 0 and verb.token_count <= room:
+                if verb is not None and tenant.credit > 0 and verb.token_count <= capacity:
                     batch.append(self._take(verb))
-                    room -= verb.token_count
+                    capacity -= verb.token_count
                     is_more = True
             is_more = is_more or self._begin_round()
 
-    def _room_beside(self, token_count: int) -> int:
-        """Return how many tokens fit beside a verb: as many as make its passes full, or as time allows."""
+    def _capacity_beside(self, token_count: int) -> int:
+        """Return the number of tokens that fit beside a verb: enough to fill its passes, or as many as time allows."""
         if self._batch_tokens < self._most_tokens:
             return max(self._batch_tokens - token_count, 0)
         return -token_count % self._most_tokens
 
     def _take(self, verb: ReadyVerb) -> ReadyVerb:
-        """Remove a verb that is to run; its tenant pays, and goes behind the others."""
+        """Remove a verb that runs now, charge its tenant, and move the tenant to the end."""
         if verb.token_count:
             self._tenants[verb.tenant_id].credit -= verb.token_count
             _move_to_end(self._tenants, verb.tenant_id)
@@ -236,9 +235,9 @@ class Scheduler:
         return verb
 
     def _begin_round(self) -> bool:
-        """Give each tenant its share, once all that wait have spent theirs; say whether they had.
+        """Start a new round if all waiting tenants have spent their credit; return whether it did.
 
-        As many rounds at once as bring the first of them back above zero.
+        Skips as many rounds as needed until the first tenant has positive credit.
         """
         waiting = [tenant for tenant in self._tenants.values() if tenant.verbs]
         if not waiting or any(tenant.credit > 0 for tenant in waiting):

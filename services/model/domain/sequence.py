@@ -1,6 +1,6 @@
 """The order of one adapter's operations, and the record that answers repeats.
 
-Pure: it decides, and never waits or runs anything. `application.adapter_queue` asks it.
+Makes decisions only; `application.adapter_queue` runs the operations.
 """
 
 from collections import OrderedDict
@@ -16,29 +16,29 @@ from services.model.domain.result import OperationResult
 from twinkle.data_format import ForwardResult
 
 RECORD_LENGTH = 64
-"""Results kept for repeats. A client has at most one request of a number under way and retries at once, so a
-repeat comes within a few numbers."""
+"""Number of results stored for repeats. A client has at most one request per number in progress and retries at once, so
+a repeat arrives within a few numbers."""
 RECORD_BYTES = 4 << 20
-"""Log-probabilities kept with them: a million. The newest result is kept whatever its size."""
+"""Bytes of log-probabilities stored with them, about a million values. The newest result is always stored."""
 
 
 class Action(Enum):
-    """What is to become of an operation now."""
+    """Decision about an operation."""
 
     RUN = auto()
-    """It is the next one."""
+    """Run it: it is the next one."""
     WAIT = auto()
-    """An earlier number is missing or runs."""
+    """Wait: an earlier number is missing or running."""
     REPEAT = auto()
-    """It was accepted before: answer from the record, or when it is done."""
+    """Answer from the record, or when it is done: it was accepted before."""
 
 
 class Recorded(Protocol):
-    """An operation as it was kept, such as `services.model.ports.RecordEntry`."""
+    """An operation read from the record, such as `services.model.ports.RecordEntry`."""
 
     @property
     def sequence_number(self) -> int:
-        """The operation."""
+        """Number of the operation."""
         ...
 
     @property
@@ -48,13 +48,13 @@ class Recorded(Protocol):
 
     @property
     def outcome(self) -> OperationResult | DomainError | None:
-        """What came of it; None where that is still to be found."""
+        """Its outcome; None if it is not known yet."""
         ...
 
 
 @dataclass
 class Entry:
-    """An accepted operation: running while both outcomes are None."""
+    """An accepted operation; it is running while it has neither result nor error."""
 
     fingerprint: str
     result: OperationResult | None = None
@@ -62,12 +62,12 @@ class Entry:
 
     @property
     def is_running(self) -> bool:
-        """Whether its outcome is still to come."""
+        """Whether it has no outcome yet."""
         return self.result is None and self.error is None
 
     @property
     def size_bytes(self) -> int:
-        """Of its log-probabilities and values."""
+        """Size of its log-probabilities and values."""
         outcome = None if self.result is None else self.result.outcome
         if not isinstance(outcome, ForwardResult):
             return 0
@@ -75,24 +75,23 @@ class Entry:
 
 
 class OperationSequence:
-    """Numbers of one adapter's operations: which is next, which ran, with what outcome."""
+    """Sequence numbers of one adapter: the next one, and the outcomes of the last ones."""
 
     def __init__(self, adapter_id: str) -> None:
-        """Begin before operation 1."""
         self._adapter_id = adapter_id
         self._record: OrderedDict[int, Entry] = OrderedDict()
         self._size_bytes = 0
         self.last_number = 0
-        """The last operation accepted; the next one is this plus 1."""
+        """Number of the last accepted operation."""
 
     @classmethod
     def restored(cls, adapter_id: str, entries: Sequence[Recorded], last_number: int) -> 'OperationSequence':
-        """Return the sequence as it was.
+        """Restore the sequence from the record.
 
         Args:
-            adapter_id: the adapter.
-            entries: the last operations, in order.
-            last_number: the last operation accepted, also where it is not among the entries any more.
+            adapter_id: Id of the adapter.
+            entries: The last operations, in order.
+            last_number: Number of the last accepted operation, even if it is no longer among the entries.
         """
         sequence = cls(adapter_id)
         for entry in entries:
@@ -104,16 +103,16 @@ class OperationSequence:
 
     @property
     def is_running(self) -> bool:
-        """Whether the last operation's outcome is still to come."""
+        """Whether the last operation has no outcome yet."""
         last = self._record.get(self.last_number)
         return last is not None and last.is_running
 
     def action_for(self, operation: Operation) -> Action:
-        """Say what is to become of `operation` now.
+        """Return what to do with `operation` now.
 
         Raises:
-            SequenceReused: its number was used for other content.
-            OperationNotFound: it ran so long ago that its outcome is no longer on record.
+            SequenceReused: Its number was used with other content.
+            OperationNotFound: It ran, but its outcome is no longer on record.
         """
         number = operation.sequence_number
         if number > self.last_number:
@@ -125,7 +124,7 @@ class OperationSequence:
         return Action.REPEAT
 
     def begin(self, operation: Operation) -> None:
-        """Use up the number of the operation that runs now."""
+        """Accept an operation, which uses up its number."""
         self.last_number = operation.sequence_number
         self._record[operation.sequence_number] = Entry(operation.fingerprint)
         self._shorten()
@@ -149,7 +148,7 @@ class OperationSequence:
         """Return the record of an operation.
 
         Raises:
-            OperationNotFound: it is not on record.
+            OperationNotFound: The operation is not on record.
         """
         entry = self._record.get(number)
         if entry is None:

@@ -1,43 +1,42 @@
-"""When adapters that were served come back with their next work, learnt from when they did. Pure."""
+"""Predicts when each adapter's next operation arrives, from its past think times. No I/O."""
 
 from collections import OrderedDict
 
 from services.model.domain.pace import Average
 
 _KEPT = 512
-"""Adapters remembered: more than share a pass."""
+"""Number of adapters remembered; more than share a pass."""
 _SPREAD = 2.0
-"""An adapter is given up once it is away for so many times its usual."""
+"""An adapter is no longer expected after this many times its mean think time."""
 
 
 class ThinkTimes:
-    """Adapters by when they left and how long they usually stay away. Times are seconds of one clock."""
+    """Think times: the time from an adapter's result to its next operation. Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        """Know no adapter."""
-        self._usual: OrderedDict[str, Average] = OrderedDict()
-        self._away: dict[str, float] = {}
+        self._mean: OrderedDict[str, Average] = OrderedDict()
+        self._finish_times: dict[str, float] = {}
 
     def record_finish(self, adapter_id: str, now: float) -> None:
-        """Note that an adapter was served."""
-        self._away[adapter_id] = now
-        self._usual.setdefault(adapter_id, Average())
-        self._usual.move_to_end(adapter_id)
-        if len(self._usual) > _KEPT:
-            oldest, _ = self._usual.popitem(last=False)
-            self._away.pop(oldest, None)
+        """Record that an adapter's operation finished."""
+        self._finish_times[adapter_id] = now
+        self._mean.setdefault(adapter_id, Average())
+        self._mean.move_to_end(adapter_id)
+        if len(self._mean) > _KEPT:
+            oldest, _ = self._mean.popitem(last=False)
+            self._finish_times.pop(oldest, None)
 
     def record_arrival(self, adapter_id: str, now: float) -> None:
-        """Note that an adapter is back."""
-        left = self._away.pop(adapter_id, None)
-        if left is not None:
-            self._usual[adapter_id].add(now - left)
+        """Record that an adapter's next operation arrived."""
+        finish_time = self._finish_times.pop(adapter_id, None)
+        if finish_time is not None:
+            self._mean[adapter_id].add(now - finish_time)
 
     def latest_expected(self, now: float, *, limit: float) -> float:
-        """Return when the last adapter should be back of those that usually are within `limit`; `now` for none."""
+        """Return the latest expected arrival, over adapters with a mean think time up to `limit`; `now` without any."""
         last = now
-        for adapter_id, left in self._away.items():
-            usual = self._usual[adapter_id].value
-            if usual is not None and usual <= limit:
-                last = max(last, left + _SPREAD * usual)
+        for adapter_id, finish_time in self._finish_times.items():
+            mean = self._mean[adapter_id].value
+            if mean is not None and mean <= limit:
+                last = max(last, finish_time + _SPREAD * mean)
         return last

@@ -1,4 +1,4 @@
-"""How an adapter is trained."""
+"""The training configuration of an adapter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """Something chosen by name, with its constructor's arguments."""
+    """A component chosen by name, with its constructor's arguments."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -15,25 +15,26 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class LossChoice(Component):
-    """The loss, and whether the step divides by the number of labels."""
+    """The loss and its reduction."""
 
     is_mean: bool | None = None
-    """None: not said; taken as False. In use: the loss scales its gradient itself."""
+    """Whether the step divides by the number of labels. In a request, None means False. In the configuration in use,
+    None means that the loss scales its gradient itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What may change while an adapter lives. In a change, None leaves a part as it is."""
+    """Settings that may change during an adapter's life. In a change, None leaves a setting as it is."""
 
     optimizer: Component | None = None
-    """A class of torch.optim; the learning rate is the option `lr`."""
+    """A class of torch.optim; the option `lr` is the learning rate."""
     lr_scheduler: Component | None = None
     loss: LossChoice | None = None
     gradient_accumulation_steps: int | None = None
     processor: Component | None = None
     template: Component | None = None
     metrics: tuple[Component, ...] = ()
-    """Of training batches; a change adds them."""
+    """Metrics of training batches; a change adds to them."""
     evaluation_metrics: tuple[Component, ...] = ()
-    """Of forward-only batches; a change adds them."""
+    """Metrics of forward-only batches; a change adds to them."""
     patches: tuple[Component, ...] = ()

@@ -1,3 +1,3 @@
-"""Journals behind `services.model.ports.Journal`: one in memory, one on disk."""
+"""Journals that implement `services.model.ports.Journal`: in memory and on disk."""
 
 __all__: list[str] = []

@@ -1,7 +1,6 @@
-"""What the last bits of a replay depend on beside the model, and a word in the log where it has changed.
+"""Settings and library versions that may change the floats of a replay.
 
-Other passes, devices or libraries train as well, only to other last bits: no reason to refuse a journal, but one to
-say why a replay may differ from what is on record.
+A change is no reason to refuse a journal, but it is logged, because replayed results may differ from the recorded ones.
 """
 
 import json
@@ -17,7 +16,7 @@ ReplayEnvironment = Mapping[str, str | int]
 
 
 def changed_environment(folder: Path, present: ReplayEnvironment) -> dict[str, str]:
-    """Return what differs from when the journal in `folder` was last used, as `was -> is`, and keep what is."""
+    """Return the settings that changed since the journal was last used, as `old -> new`, and store the present ones."""
     path = folder / _FILE
     try:
         before = json.loads(path.read_text())
@@ -29,7 +28,7 @@ def changed_environment(folder: Path, present: ReplayEnvironment) -> dict[str, s
 
 
 def log_environment_changes(folder: Path, present: ReplayEnvironment) -> None:
-    """Log what differs, if anything does."""
+    """Log the settings that changed since the journal was last used."""
     changed = changed_environment(folder, present)
     if changed:
-        _log.warning('operations that are replayed may have other last bits than on record', **changed)
+        _log.warning('environment changed; replayed results may differ in the last bits', **changed)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, synced, renamed, and the folder synced."""
+"""Atomic, durable files: written to a temporary name, synced and renamed; then the folder is synced."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -7,23 +7,23 @@ from pathlib import Path
 from services.kit.ids import new_id
 
 _ASIDE = '.half-'
-"""Prefix of files that are being written."""
+"""Prefix of temporary files."""
 
 
 class Folder:
-    """Files of one folder. Safe for several threads."""
+    """Files in one folder. Concurrency: thread-safe."""
 
     def __init__(self, path: Path, *, sync: Callable[[int], None] = os.fsync) -> None:
-        """Use the folder at `path`, made if need be; `sync` makes what a descriptor has written durable."""
+        """Open the folder at `path`, creating it if needed; `sync` flushes a file descriptor to disk."""
         self.path = path
         self._sync = sync
         path.mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
-        """Write a file, durably; one of that name is replaced.
+        """Write a file durably, replacing an existing one.
 
         Raises:
-            OSError: the disk refused it; nothing is there.
+            OSError: Writing failed; the file was not created.
         """
         aside = self.path / f'{_ASIDE}{new_id(name[:16])}'
         try:
@@ -39,7 +39,7 @@ class Folder:
             raise
 
     def sync(self) -> None:
-        """Make names that were added or taken away durable."""
+        """Make added and removed names durable."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             self._sync(descriptor)
@@ -47,19 +47,19 @@ class Folder:
             os.close(descriptor)
 
     def read(self, name: str) -> bytes:
-        """Return a file.
+        """Return the content of a file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: There is no such file.
         """
         return (self.path / name).read_bytes()
 
     def drop(self, name: str) -> None:
-        """Take a file away, if it is there; after a loss of power it may be back."""
+        """Delete a file if it exists; it may reappear after a power loss."""
         (self.path / name).unlink(missing_ok=True)
 
     def sweep(self, wanted: set[str]) -> int:
-        """Take away every file that is not wanted, half-written ones included; return how many there were."""
+        """Delete all files that are not `wanted`, including temporary ones; return their number."""
         unwanted = [path for path in self.path.iterdir() if path.name not in wanted]
         for path in unwanted:
             path.unlink()

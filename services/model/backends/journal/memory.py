@@ -1,6 +1,6 @@
-"""A journal in memory: for tests, and for services that are told to keep none.
+"""A journal in memory, for tests and for services without a durable journal.
 
-It pages adapters in and out and undoes steps as the one on disk does; nothing of it outlives the process.
+It supports eviction and undo like the journal on disk, but is lost when the process ends.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord, JournaledAdapter, JournalEntry, RecordEntry, Snapshot
 
 CREATIONS_KEPT = 4096
-"""Requests that made adapters, kept so that a repeat finds what it made."""
+"""Number of creation requests stored for answering repeats."""
 
 
 @dataclass
@@ -42,50 +42,41 @@ class MemoryJournal:
     """Implements `services.model.ports.Journal`."""
 
     def __init__(self, *, undo_steps: int = 8) -> None:
-        """Keep what it takes to undo `undo_steps` steps of each adapter."""
         self._undo_steps = undo_steps
         self._adapters: dict[str, _Kept] = {}
         self._creations: list[CreationRecord] = []
         self._used: dict[str, CreationRecord] = {}
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
-        """Return every adapter, oldest first; see the port."""
         return [
             JournaledAdapter(adapter=kept.adapter, is_settled=_is_settled(kept)) for kept in self._adapters.values()
         ]
 
     async def creations(self) -> Sequence[CreationRecord]:
-        """Return the last requests that made adapters; see the port."""
         return list(self._creations)
 
     async def creation_of(self, adapter_id: str) -> CreationRecord | None:
-        """Return what made an adapter; see the port."""
         return self._used.get(adapter_id)
 
     async def add_adapter(
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
     ) -> None:
-        """Record a new adapter; see the port."""
         first = Snapshot(sequence_number=0, adapter=origin if state is None else adapter, state=state)
         self._adapters[adapter.adapter_id] = _Kept(adapter, {0: first})
         self._creations = [*self._creations, creation][-CREATIONS_KEPT:]
         self._used[adapter.adapter_id] = creation
 
     async def remove_adapter(self, adapter_id: str) -> None:
-        """Forget an adapter; see the port."""
         self._adapters.pop(adapter_id, None)
 
     async def accept(self, operation: Operation) -> None:
-        """Record an operation; see the port."""
         row = _Row(operation, operation.fingerprint, ReplayKind.REPLAYED)
         self._kept(operation.adapter_id).rows[operation.sequence_number] = row
 
     async def revoke(self, operation: Operation) -> None:
-        """Strike an operation; see the port."""
         self._kept(operation.adapter_id).rows.pop(operation.sequence_number, None)
 
     def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
-        """Record an outcome; see the port."""
         kept = self._adapters.get(adapter.adapter_id)
         row = None if kept is None else kept.rows.get(operation.sequence_number)
         if kept is None or row is None:
@@ -104,9 +95,8 @@ class MemoryJournal:
         state: AdapterState | None = None,
         undone_from: int | None = None,
     ) -> None:
-        """Record a state verb; see the port."""
         kept, number = self._kept(adapter.adapter_id), operation.sequence_number
-        kind = ReplayKind.PASSED_OVER if state is None else ReplayKind.BARRIER
+        kind = ReplayKind.SKIPPED if state is None else ReplayKind.BARRIER
         kept.rows[number] = _Row(None, operation.fingerprint, kind, outcome)
         _renew(kept, adapter)
         if undone_from is not None:
@@ -115,18 +105,15 @@ class MemoryJournal:
             await self.add_snapshot(Snapshot(sequence_number=number, adapter=adapter, state=state))
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot; see the port."""
         kept = self._adapters.get(snapshot.adapter.adapter_id)
         if kept is not None:
             kept.snapshots[snapshot.sequence_number] = snapshot
             _trim(kept, self._undo_steps)
 
     async def amend(self, adapter: Adapter) -> None:
-        """Record what an adapter is; see the port."""
         _renew(self._kept(adapter.adapter_id), adapter)
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
-        """Return the newest snapshot; see the port."""
         numbers = sorted(self._kept(adapter_id).snapshots)
         place = len(numbers) if at_most is None else bisect_right(numbers, at_most)
         if not place:
@@ -134,7 +121,6 @@ class MemoryJournal:
         return self._kept(adapter_id).snapshots[numbers[place - 1]]
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
-        """Return the operations to replay; see the port."""
         rows, entries = self._kept(adapter_id).rows, list[JournalEntry]()
         last = max(rows, default=0) if until is None else until
         for number in range(after + 1, last + 1):
@@ -150,7 +136,6 @@ class MemoryJournal:
         return entries
 
     async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
-        """Return the last operations; see the port."""
         rows = self._kept(adapter_id).rows
         return [
             RecordEntry(sequence_number=number, fingerprint=rows[number].fingerprint, outcome=rows[number].outcome)
@@ -158,12 +143,11 @@ class MemoryJournal:
         ]
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:
-        """Return the steps that can be undone; see the port."""
         kept = self._kept(adapter_id)
         return retain(kept.steps, sorted(kept.snapshots), undo_steps=self._undo_steps).steps
 
     async def close(self) -> None:
-        """Forget nothing: a test may open the same journal again."""
+        """Keep the data: a test may reopen the same journal."""
 
     def _kept(self, adapter_id: str) -> _Kept:
         if adapter_id not in self._adapters:
@@ -194,7 +178,7 @@ def _trim(kept: _Kept, undo_steps: int) -> None:
     kept.snapshots = {number: kept.snapshots[number] for number in retention.snapshots}
     oldest_on_record = max(kept.rows, default=0) - RECORD_LENGTH + 1
     for number, row in list(kept.rows.items()):
-        # What has no outcome yet is under way: it is always needed.
+        # An operation without outcome is in progress and still needed.
         if row.outcome is None or (row.kind is ReplayKind.REPLAYED and retention.is_replayable(number)):
             continue
         row.operation = None

@@ -1,4 +1,4 @@
-"""Payloads of operations, by the digest of their content: the same batch sent a thousand times is one file."""
+"""Payloads of operations as files named by their digest, so that a repeated batch is stored once."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,33 +12,31 @@ from services.model.backends.journal.files import Folder
 
 
 class PayloadDamaged(Exception):
-    """A payload is missing, or its bytes are not those that were written."""
+    """A payload is missing, or its content does not match its digest."""
 
 
 class Payloads:
-    """Files named by their digest. Safe for several threads.
+    """Files named by their digest. Concurrency: thread-safe.
 
-    A digest is pinned from `put` until `unpin`, so that one that is being written again is not dropped
-    because nothing else needs it.
+    A digest is pinned from `put` until `unpin`, so that a payload being stored is not deleted in between.
     """
 
     def __init__(self, path: Path, *, sync: Callable[[int], None]) -> None:
-        """Keep files in the folder at `path`."""
         self._folder = Folder(path, sync=sync)
         self._pins: Counter[str] = Counter()
         self._lock = Lock()
 
     def put(self, payload: bytes) -> str:
-        """Keep a payload, durably, and return its digest, pinned.
+        """Store a payload durably and return its digest, pinned.
 
         Raises:
-            OSError: the disk refused it; it is not pinned.
+            OSError: Writing failed; the digest is not pinned.
         """
         digest = blake3(payload).hexdigest()
         with self._lock:
             self._pins[digest] += 1
         try:
-            if not self._is_here(digest, payload):
+            if not self._is_stored(digest, payload):
                 self._folder.write(digest, [payload])
         except BaseException:
             self.unpin(digest)
@@ -50,35 +48,35 @@ class Payloads:
         """Return a payload.
 
         Raises:
-            PayloadDamaged: it is not what was put.
+            PayloadDamaged: The file is missing or damaged.
         """
         try:
             payload = self._folder.read(digest)
         except FileNotFoundError as error:
             raise PayloadDamaged(f'payload {digest} is missing') from error
         if blake3(payload).hexdigest() != digest:
-            raise PayloadDamaged(f'payload {digest} has other bytes than were written')
+            raise PayloadDamaged(f'payload {digest} is damaged: its digest does not match')
         return payload
 
     def unpin(self, digest: str) -> None:
-        """Say that the digest is on record by now, or will not be."""
+        """Unpin a digest once its row is committed or abandoned."""
         with self._lock:
             self._pins[digest] -= 1
             if not self._pins[digest]:
                 del self._pins[digest]
 
     def drop(self, digest: str) -> None:
-        """Take away a payload that nothing on record needs, unless it is being put again."""
+        """Delete a payload without rows, unless it is being stored again."""
         with self._lock:
             if digest not in self._pins:
                 self._folder.drop(digest)
 
     def sweep(self, wanted: set[str]) -> int:
-        """Take away what nothing on record needs; only before anything is put."""
+        """Delete all payloads that are not `wanted`; call before the first `put`."""
         return self._folder.sweep(wanted)
 
-    def _is_here(self, digest: str, payload: bytes) -> bool:
-        # Compared, not believed: a damaged file of that name would otherwise stay for good.
+    def _is_stored(self, digest: str, payload: bytes) -> bool:
+        # Compare the content: a damaged file would otherwise never be replaced.
         try:
             return self._folder.read(digest) == payload
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The statements of a journal. Each function is a job of the writer, or a part of one."""
+"""SQL statements of the journal. Each function runs in a transaction of the writer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from services.model.domain.sequence import RECORD_LENGTH
 from services.model.ports import CreationRecord
 
 CREATIONS_KEPT = 4096
-"""Requests that made adapters, kept so that a repeat finds what it made."""
+"""Number of creation requests stored for answering repeats."""
 
 
 @dataclass(frozen=True)
 class OperationRow:
-    """An operation as it stands in the database."""
+    """A row of the table `operations`."""
 
     number: int
     kind: ReplayKind
@@ -28,7 +28,7 @@ class OperationRow:
 
 @dataclass(frozen=True)
 class SnapshotRow:
-    """A snapshot as it stands in the database; without a file it is the origin."""
+    """A row of the table `snapshots`; without a file, it is the adapter's creation."""
 
     number: int
     file: SnapshotFile | None
@@ -37,7 +37,7 @@ class SnapshotRow:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Files that nothing on record needs any more."""
+    """Files that no row refers to any more."""
 
     snapshots: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
@@ -47,10 +47,10 @@ class Dropped:
 
 
 def key_of(tx: Transaction, adapter_id: str) -> int:
-    """Return the number that an adapter's rows have.
+    """Return the key of an adapter's rows.
 
     Raises:
-        AdapterNotFound: there is no such adapter.
+        AdapterNotFound: There is no such adapter.
     """
     row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
     if row is None:
@@ -59,7 +59,7 @@ def key_of(tx: Transaction, adapter_id: str) -> int:
 
 
 def all_adapters(tx: Transaction) -> list[tuple[bytes, bool]]:
-    """Return each adapter's record, and whether every operation of it has its outcome; oldest first."""
+    """Return each adapter's record, and whether all its operations have outcomes; oldest first."""
     unsettled = {key for (key,) in tx.execute('SELECT DISTINCT adapter FROM operations WHERE outcome IS NULL')}
     return [
         (record, key not in unsettled) for key, record in tx.execute('SELECT key, record FROM adapters ORDER BY key')
@@ -67,7 +67,7 @@ def all_adapters(tx: Transaction) -> list[tuple[bytes, bool]]:
 
 
 def all_creations(tx: Transaction) -> list[CreationRecord]:
-    """Return the last requests that made adapters, oldest first."""
+    """Return the latest creation requests, oldest first."""
     rows = tx.execute('SELECT tenant_id, request_id, fingerprint, adapter_id FROM creations ORDER BY position')
     return [
         CreationRecord(tenant_id=tenant, request_id=request, fingerprint=fingerprint, adapter_id=adapter)
@@ -76,7 +76,7 @@ def all_creations(tx: Transaction) -> list[CreationRecord]:
 
 
 def creation_of(tx: Transaction, adapter_id: str) -> CreationRecord | None:
-    """Return what made an adapter, whether or not it is still there."""
+    """Return the request that created an adapter, even a deleted one."""
     columns = 'tenant_id, request_id, fingerprint'
     row = tx.execute(f'SELECT {columns} FROM used_ids WHERE adapter_id = ?', adapter_id).fetchone()  # noqa: S608
     if row is None:
@@ -98,7 +98,7 @@ def add_adapter(tx: Transaction, adapter_id: str, record: bytes, origin: bytes, 
 
 
 def add_creation(tx: Transaction, creation: CreationRecord) -> None:
-    """Add a request, and forget the oldest beyond those that are kept; the id it used is kept for good."""
+    """Add a request and delete the oldest beyond CREATIONS_KEPT; the used id is stored permanently."""
     tx.execute(
         'INSERT OR REPLACE INTO creations (tenant_id, request_id, fingerprint, adapter_id) VALUES (?, ?, ?, ?)',
         creation.tenant_id,
@@ -117,7 +117,7 @@ def add_creation(tx: Transaction, creation: CreationRecord) -> None:
 
 
 def remove_adapter(tx: Transaction, adapter_id: str) -> Dropped:
-    """Remove an adapter and all that belongs to it."""
+    """Delete an adapter and all its rows."""
     row = tx.execute('SELECT key FROM adapters WHERE adapter_id = ?', adapter_id).fetchone()
     if row is None:
         return Dropped()
@@ -128,7 +128,7 @@ def remove_adapter(tx: Transaction, adapter_id: str) -> Dropped:
 
 
 def put_operation(tx: Transaction, key: int, row: OperationRow) -> Dropped:
-    """Add an operation; it takes the place of one with its number."""
+    """Add an operation, replacing one with the same number."""
     replaced = _digests(tx, 'adapter = ? AND number = ?', key, row.number)
     tx.execute(
         'INSERT OR REPLACE INTO operations (adapter, number, kind, fingerprint, payload, digest, outcome)'
@@ -145,7 +145,7 @@ def put_operation(tx: Transaction, key: int, row: OperationRow) -> Dropped:
 
 
 def strike_operation(tx: Transaction, key: int, number: int) -> Dropped:
-    """Remove an operation."""
+    """Delete an operation."""
     digests = _digests(tx, 'adapter = ? AND number = ?', key, number)
     tx.execute('DELETE FROM operations WHERE adapter = ? AND number = ?', key, number)
     return Dropped(digests=_unneeded(tx, digests))
@@ -157,7 +157,7 @@ def note_outcome(tx: Transaction, key: int, number: int, outcome: bytes) -> None
 
 
 def renew_adapter(tx: Transaction, key: int, number: int, record: bytes) -> None:
-    """Record what an adapter is after an operation, unless a later one is recorded."""
+    """Update an adapter's record, unless a later operation updated it already."""
     tx.execute('UPDATE adapters SET number = ?, record = ? WHERE key = ? AND number <= ?', number, record, key, number)
 
 
@@ -167,7 +167,7 @@ def add_step(tx: Transaction, key: int, number: int) -> None:
 
 
 def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> Dropped:
-    """Add a snapshot; it takes the place of one after the same operation."""
+    """Add a snapshot, replacing one after the same operation."""
     replaced = tx.execute('SELECT file FROM snapshots WHERE adapter = ? AND number = ?', key, row.number).fetchall()
     if row.file is not None:
         values = (key, row.number, row.file.name, row.file.digest, row.record)
@@ -176,7 +176,7 @@ def add_snapshot(tx: Transaction, key: int, row: SnapshotRow) -> Dropped:
 
 
 def undo(tx: Transaction, key: int, undone_from: int, number: int) -> Dropped:
-    """Drop the history that an undo, which is operation `number`, took back."""
+    """Delete the history that the undo with number `number` reverted."""
     where = 'adapter = ? AND number >= ? AND number < ?'
     span = (key, undone_from, number)
     files = tuple(name for (name,) in tx.execute(f'SELECT file FROM snapshots WHERE {where}', *span))  # noqa: S608
@@ -188,7 +188,7 @@ def undo(tx: Transaction, key: int, undone_from: int, number: int) -> Dropped:
 
 
 def trim(tx: Transaction, key: int, *, undo_steps: int) -> Dropped:
-    """Drop what no restore, undo or repeat needs."""
+    """Delete rows that no restore, undo or repeat needs."""
     roots = _roots(tx, key)
     retention = retain(_steps(tx, key), roots, undo_steps=undo_steps)
     for number in set(_steps(tx, key)) - set(retention.steps):
@@ -202,11 +202,11 @@ def trim(tx: Transaction, key: int, *, undo_steps: int) -> Dropped:
         tx.execute('UPDATE adapters SET is_fresh = 0 WHERE key = ?', key)
     rows = tx.execute('SELECT number FROM operations WHERE adapter = ? AND outcome IS NOT NULL', key).fetchall()
     unneeded = [number for (number,) in rows if not retention.is_replayable(number)]
-    return Dropped(tuple(files)) + _forget_operations(tx, key, unneeded)
+    return Dropped(tuple(files)) + _delete_payloads(tx, key, unneeded)
 
 
 def snapshots_before(tx: Transaction, adapter_id: str, at_most: int | None) -> list[SnapshotRow]:
-    """Return where a restore can begin from, the newest first."""
+    """Return the snapshots that a restore can start from, newest first."""
     key = key_of(tx, adapter_id)
     limit = at_most if at_most is not None else 1 << 62
     rows = tx.execute(
@@ -220,7 +220,7 @@ def snapshots_before(tx: Transaction, adapter_id: str, at_most: int | None) -> l
 
 
 def operations_between(tx: Transaction, adapter_id: str, after: int, until: int | None) -> list[OperationRow]:
-    """Return the operations after a number, in order."""
+    """Return the operations after `after`, up to and including `until`, in order."""
     rows = tx.execute(
         'SELECT number, kind, fingerprint, payload, digest, outcome FROM operations'
         ' WHERE adapter = ? AND number > ? AND number <= ? ORDER BY number',
@@ -248,7 +248,7 @@ def undoable_steps(tx: Transaction, adapter_id: str, undo_steps: int) -> tuple[i
 
 
 def all_files(tx: Transaction) -> tuple[set[str], set[str]]:
-    """Return the snapshots and the payloads that are on record."""
+    """Return the names of all snapshot files and payloads that rows refer to."""
     snapshots = {name for (name,) in tx.execute('SELECT file FROM snapshots')}
     digests = {digest for (digest,) in tx.execute('SELECT digest FROM operations WHERE digest IS NOT NULL')}
     return snapshots, digests
@@ -266,8 +266,8 @@ def _roots(tx: Transaction, key: int) -> list[int]:
     return [0, *numbers] if is_fresh else numbers
 
 
-def _forget_operations(tx: Transaction, key: int, numbers: Sequence[int]) -> Dropped:
-    """Drop payloads, and whole operations that are too old for the record, too."""
+def _delete_payloads(tx: Transaction, key: int, numbers: Sequence[int]) -> Dropped:
+    """Delete payloads, and operations that are older than the record."""
     newest = tx.execute('SELECT max(number) FROM operations WHERE adapter = ?', key).fetchone()[0]
     digests = list[str]()
     for number in numbers:

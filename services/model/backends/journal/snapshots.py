@@ -1,4 +1,4 @@
-"""Snapshots as safetensors files, each with the digest that the database knows it by."""
+"""Snapshots as safetensors files; the database stores their digests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,29 +17,28 @@ _PREFIXES = {'adapter/': StateSection.ADAPTER, 'trainer/': StateSection.TRAINER}
 
 
 class SnapshotDamaged(Exception):
-    """A snapshot is missing, or its bytes are not those that were written."""
+    """A snapshot is missing, or its content does not match its digest."""
 
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """A file and the digest of its bytes."""
+    """Name and digest of a snapshot file."""
 
     name: str
     digest: str
 
 
 class SnapshotFiles:
-    """Whole states of adapters. Safe for several threads."""
+    """Snapshots of adapters. Concurrency: thread-safe."""
 
     def __init__(self, path: Path, *, sync: Callable[[int], None]) -> None:
-        """Keep files in the folder at `path`."""
         self._folder = Folder(path, sync=sync)
 
     def write(self, state: AdapterState) -> SnapshotFile:
-        """Write a state, durably; it is swept at the next start unless it is on record by then.
+        """Write a state durably; the next start deletes the file unless a row refers to it.
 
         Raises:
-            OSError: the disk refused it.
+            OSError: Writing failed.
         """
         tensors = {
             **{f'adapter/{name}': tensor for name, tensor in state.adapter.items()},
@@ -59,14 +58,14 @@ class SnapshotFiles:
         """Return a state.
 
         Raises:
-            SnapshotDamaged: it is not what was written.
+            SnapshotDamaged: The file is missing or damaged.
         """
         try:
             data = self._folder.read(file.name)
         except FileNotFoundError as error:
             raise SnapshotDamaged(f'snapshot {file.name} is missing') from error
         if blake3(data).hexdigest() != file.digest:
-            raise SnapshotDamaged(f'snapshot {file.name} has other bytes than were written')
+            raise SnapshotDamaged(f'snapshot {file.name} is damaged: its digest does not match')
         tensors = _tensors(data)
         return AdapterState(
             lora_config=lora_config,
@@ -76,11 +75,11 @@ class SnapshotFiles:
         )
 
     def drop(self, name: str) -> None:
-        """Take a file away."""
+        """Delete a file."""
         self._folder.drop(name)
 
     def sweep(self, wanted: set[str]) -> int:
-        """Take away what is not on record; only before anything is written."""
+        """Delete all files that are not `wanted`; call before the first `write`."""
         return self._folder.sweep(wanted)
 
 

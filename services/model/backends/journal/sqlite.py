@@ -1,7 +1,7 @@
-"""A journal on disk: rows in SQLite, large payloads and snapshots as files beside it.
+"""A journal on disk: rows in SQLite, with large payloads and snapshots as files.
 
-A file is durable before the row that names it is, and is taken away after the row is gone; what a crash
-leaves in between is swept at the next start.
+A file is durable before the row that names it, and is deleted after that row. The next start deletes files that a crash
+left without a row.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
 
 INLINE_BYTES = 16 << 10
-"""Payloads up to this size stand in the database: cheaper than a file and two syncs of its own (docs/LOG.md)."""
+"""Payloads up to this size are stored in the database, which is cheaper than a file with two syncs (docs/LOG.md)."""
 _DATABASE = 'journal.sqlite'
 
 
@@ -44,7 +44,7 @@ class SqliteJournal:
     def __init__(
         self, writer: Writer, payloads: Payloads, snapshots: SnapshotFiles, *, codec: RecordCodec, undo_steps: int
     ) -> None:
-        """Use `open`, or `open_copy`."""
+        """Initialize; use `open` or `open_copy` instead."""
         self._writer = writer
         self._payloads = payloads
         self._snapshots = snapshots
@@ -63,17 +63,17 @@ class SqliteJournal:
         undo_steps: int = 8,
         sync: Callable[[int], None] = os.fsync,
     ) -> 'SqliteJournal':
-        """Open the journal in `folder`, making it if need be, and sweep what a crash left.
+        """Open the journal in `folder`, creating it if needed, and delete files without rows.
 
         Args:
-            folder: used by this journal alone.
-            codec: turns what is kept into bytes.
-            engine: what replay depends on, such as base model and dtype.
-            undo_steps: most steps of an adapter that can be undone.
-            sync: makes what a descriptor has written durable.
+            folder: Folder of this journal only.
+            codec: Serializes records.
+            engine: Name of the engine, such as base model and dtype.
+            undo_steps: Maximum number of steps of an adapter that can be undone.
+            sync: Flushes a file descriptor to disk.
 
         Raises:
-            JournalRefused: it is in use, or cannot be used; the message says why.
+            JournalRefused: The journal is in use or cannot be used; the message says why.
         """
         lock, connection = await asyncio.to_thread(_open, folder, engine)
         journal = cls(
@@ -89,10 +89,10 @@ class SqliteJournal:
 
     @classmethod
     async def open_copy(cls, folder: Path, *, codec: RecordCodec) -> 'SqliteJournal':
-        """Open a journal to read it alone: a copy of the folder, or that of a service that does not run.
+        """Open a journal read-only: a copy of the folder, or one whose service is stopped.
 
         Raises:
-            JournalRefused: it is none of ours.
+            JournalRefused: The folder contains no readable journal.
         """
         writer = Writer(open_to_read(folder / _DATABASE), is_read_only=True)
         payloads = Payloads(folder / 'payloads', sync=os.fsync)
@@ -100,23 +100,19 @@ class SqliteJournal:
         return cls(writer, payloads, snapshots, codec=codec, undo_steps=0)
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
-        """Return every adapter; see the port."""
         found = await self._run('', rows.all_adapters)
-        kept = [(self._readable(record), is_settled) for record, is_settled in found]
+        kept = [(self._adapter_of(record), is_settled) for record, is_settled in found]
         return [JournaledAdapter(adapter=adapter, is_settled=is_settled) for adapter, is_settled in kept if adapter]
 
     async def creations(self) -> Sequence[CreationRecord]:
-        """Return the last requests that made adapters; see the port."""
         return await self._run('', rows.all_creations)
 
     async def creation_of(self, adapter_id: str) -> CreationRecord | None:
-        """Return what made an adapter; see the port."""
         return await self._run(adapter_id, lambda tx: rows.creation_of(tx, adapter_id))
 
     async def add_adapter(
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
     ) -> None:
-        """Record a new adapter; see the port."""
         record, first = self._codec.adapter_to_bytes(adapter), self._codec.adapter_to_bytes(origin)
 
         async with self._snapshot_row(adapter, 0, state) as row:
@@ -130,15 +126,13 @@ class SqliteJournal:
             await self._run(adapter.adapter_id, add)
 
     async def remove_adapter(self, adapter_id: str) -> None:
-        """Forget an adapter; see the port."""
         await self._run(adapter_id, lambda tx: self._drop(tx, rows.remove_adapter(tx, adapter_id)))
 
     async def accept(self, operation: Operation) -> None:
-        """Record an operation; see the port."""
         if len(operation.payload) <= INLINE_BYTES:
             await self._accept(operation, payload=operation.payload, digest=None)
             return
-        with _refused_by_disk(operation.adapter_id):
+        with _disk_errors_as_unavailable(operation.adapter_id):
             digest = await self._threads.run(self._payloads.put, operation.payload)
         try:
             await self._accept(operation, payload=None, digest=digest)
@@ -146,8 +140,6 @@ class SqliteJournal:
             self._payloads.unpin(digest)
 
     async def revoke(self, operation: Operation) -> None:
-        """Strike an operation; see the port."""
-
         def strike(tx: Transaction) -> None:
             key = rows.key_of(tx, operation.adapter_id)
             self._drop(tx, rows.strike_operation(tx, key, operation.sequence_number))
@@ -155,7 +147,6 @@ class SqliteJournal:
         await self._run(operation.adapter_id, strike)
 
     def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
-        """Record an outcome; see the port."""
         record, noted = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
         number, is_step = operation.sequence_number, is_applied_step(operation, outcome)
 
@@ -177,9 +168,8 @@ class SqliteJournal:
         state: AdapterState | None = None,
         undone_from: int | None = None,
     ) -> None:
-        """Record a state verb; see the port."""
         record, noted = self._codec.adapter_to_bytes(adapter), self._codec.outcome_to_bytes(outcome)
-        kind, number = ReplayKind.PASSED_OVER if state is None else ReplayKind.BARRIER, operation.sequence_number
+        kind, number = ReplayKind.SKIPPED if state is None else ReplayKind.BARRIER, operation.sequence_number
         settled = rows.OperationRow(number, kind, operation.fingerprint, outcome=noted)
         async with self._snapshot_row(adapter, number, state) as row:
 
@@ -196,7 +186,6 @@ class SqliteJournal:
             await self._run(adapter.adapter_id, write)
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot; see the port."""
         adapter = snapshot.adapter
         async with self._snapshot_row(adapter, snapshot.sequence_number, snapshot.state) as row:
             if row is None:
@@ -211,7 +200,6 @@ class SqliteJournal:
         reach('snapshot.recorded')
 
     async def amend(self, adapter: Adapter) -> None:
-        """Record what an adapter is; see the port."""
         record = self._codec.adapter_to_bytes(adapter)
 
         def write(tx: Transaction) -> None:
@@ -220,9 +208,8 @@ class SqliteJournal:
         await self._run(adapter.adapter_id, write)
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
-        """Return the newest snapshot that is whole; see the port."""
         for row in await self._run(adapter_id, lambda tx: rows.snapshots_before(tx, adapter_id, at_most)):
-            adapter = self._readable(row.record)
+            adapter = self._adapter_of(row.record)
             if adapter is None:
                 continue
             if row.file is None:
@@ -238,7 +225,6 @@ class SqliteJournal:
         raise AdapterDamaged(adapter_id, f'no snapshot of at most operation {at_most} can be read')
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
-        """Return the operations to replay; see the port."""
         found = await self._run(adapter_id, lambda tx: rows.operations_between(tx, adapter_id, after, until))
         last = until if until is not None else max((row.number for row in found), default=after)
         if [row.number for row in found] != list(range(after + 1, last + 1)):
@@ -246,7 +232,6 @@ class SqliteJournal:
         return await self._threads.run(self._entries, adapter_id, found)
 
     async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
-        """Return the last operations; see the port."""
         found = await self._run(adapter_id, lambda tx: rows.last_operations(tx, adapter_id, size))
         try:
             return [
@@ -257,11 +242,9 @@ class SqliteJournal:
             raise AdapterDamaged(adapter_id, 'an outcome on record cannot be read') from error
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:
-        """Return the steps that can be undone; see the port."""
         return await self._run(adapter_id, lambda tx: rows.undoable_steps(tx, adapter_id, self._undo_steps))
 
     async def close(self) -> None:
-        """Write what waits, and end."""
         await self._writer.close()
         self._threads.close()
         if self._lock is not None:
@@ -281,11 +264,11 @@ class SqliteJournal:
     async def _snapshot_row(
         self, adapter: Adapter, number: int, state: AdapterState | None
     ) -> AsyncIterator[rows.SnapshotRow | None]:
-        """Write a state to a file for the block to record; if it does not, the file goes."""
+        """Write a state to a file and yield its row; delete the file if the block fails."""
         if state is None:
             yield None
             return
-        with _refused_by_disk(adapter.adapter_id):
+        with _disk_errors_as_unavailable(adapter.adapter_id):
             file = await self._threads.run(self._snapshots.write, state)
         is_recorded = False
         try:
@@ -298,7 +281,7 @@ class SqliteJournal:
     def _entries(self, adapter_id: str, found: Sequence[rows.OperationRow]) -> list[JournalEntry]:
         entries = list[JournalEntry]()
         for row in found:
-            if row.kind is ReplayKind.PASSED_OVER:
+            if row.kind is ReplayKind.SKIPPED:
                 continue
             if row.kind is ReplayKind.BARRIER:
                 raise AdapterDamaged(adapter_id, f'operation {row.number} cannot be replayed')
@@ -312,17 +295,17 @@ class SqliteJournal:
             outcome = self._outcome(row.outcome)
         except Exception as error:
             raise AdapterDamaged(adapter_id, f'operation {row.number} cannot be read') from error
-        # A database checks its structure, not what is in it.
+        # SQLite verifies the database's structure, not its content.
         if (operation.fingerprint, operation.sequence_number) != (row.fingerprint, row.number):
-            raise AdapterDamaged(adapter_id, f'operation {row.number} has other bytes than were written')
+            raise AdapterDamaged(adapter_id, f'operation {row.number} is damaged: its fingerprint does not match')
         return JournalEntry(operation=operation, outcome=outcome)
 
-    def _readable(self, record: bytes) -> Adapter | None:
-        """Return an adapter; None where its record is damaged, which the others have nothing to do with."""
+    def _adapter_of(self, record: bytes) -> Adapter | None:
+        """Return an adapter; None if its record is damaged, so that other adapters can be used."""
         try:
             return self._codec.adapter_from_bytes(record)
         except Exception:
-            _log.exception('the record of an adapter is damaged')
+            _log.exception('adapter record damaged')
             return None
 
     def _payload(self, adapter_id: str, row: rows.OperationRow) -> bytes:
@@ -345,7 +328,7 @@ class SqliteJournal:
             tx.after_commit.append(lambda digest=digest: self._payloads.drop(digest))
 
     async def _run(self, adapter_id: str, work: Callable[[Transaction], _Result]) -> _Result:
-        with _refused_by_disk(adapter_id):
+        with _disk_errors_as_unavailable(adapter_id):
             return await self._writer.run(work)
 
     async def _sweep(self) -> None:
@@ -353,7 +336,7 @@ class SqliteJournal:
         swept = await self._threads.run(self._snapshots.sweep, snapshots)
         swept += await self._threads.run(self._payloads.sweep, digests)
         if swept:
-            _log.info('swept files that nothing needs', files=swept)
+            _log.info('deleted unused files', files=swept)
 
 
 def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
@@ -368,8 +351,8 @@ def _open(folder: Path, engine: str) -> tuple[FolderLock, sqlite3.Connection]:
 
 
 @contextmanager
-def _refused_by_disk(adapter_id: str) -> Iterator[None]:
-    """Raise what the disk refused as JournalUnavailable."""
+def _disk_errors_as_unavailable(adapter_id: str) -> Iterator[None]:
+    """Raise errors of the disk as JournalUnavailable."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""The one thread that uses the database: what waits at the same time shares one transaction and one sync."""
+"""Runs all database work in one thread; jobs that wait together share a transaction and a sync."""
 
 import asyncio
 import sqlite3
@@ -18,21 +18,20 @@ _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
 
 GROUP = 256
-"""Most jobs of one transaction."""
+"""Maximum number of jobs per transaction."""
 LAZY_SECONDS = 0.25
-"""A lazy job that nothing urgent followed is written after this long."""
+"""Seconds until a lazy job is written if no other job follows."""
 
 
 @dataclass
 class Transaction:
-    """What a job works with."""
+    """The transaction in which a job runs."""
 
     connection: sqlite3.Connection
     after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """Called in the writer's thread once what was done is durable."""
+    """Called in the writer's thread after the commit."""
 
     def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
-        """Run a statement."""
         return self.connection.execute(statement, values)
 
 
@@ -40,34 +39,34 @@ class Transaction:
 class _Job:
     work: Callable[[Transaction], Any]
     future: 'asyncio.Future[Any] | None' = None
-    """None for a lazy job: nobody waits for it, and it is tried again."""
+    """None for a lazy job, which has no waiter and is retried after a disk error."""
     result: Any = None
     error: BaseException | None = None
     after_commit: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
 
 class Writer:
-    """Runs jobs in the order they came, in groups. For one event loop."""
+    """Runs jobs in order of arrival, in groups. Concurrency: for one event loop."""
 
     def __init__(self, connection: sqlite3.Connection, *, is_read_only: bool = False) -> None:
-        """Use `connection`, which is to be used by nobody else, and is closed at the end."""
+        """Initialize the writer, which takes ownership of `connection`."""
         self._connection = connection
         self._begin = 'BEGIN' if is_read_only else 'BEGIN IMMEDIATE'
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lazy: list[_Job] = []
         self._again: list[_Job] = []
-        """Lazy jobs whose transaction failed. Of the writer's thread."""
+        """Lazy jobs whose transaction failed; used by the writer's thread only."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = Thread(target=self._run, name='journal', daemon=True)
         self._thread.start()
 
     async def run(self, work: Callable[[Transaction], _Result]) -> _Result:
-        """Return what `work` returns, once it and every lazy job before it is durable.
+        """Run `work` in a transaction; return its result once it and all earlier lazy jobs are durable.
 
         Raises:
-            sqlite3.Error: the disk refused it; nothing of it is there.
-            DomainError: what `work` raised; nothing of it is there.
+            sqlite3.Error: The disk failed; nothing was written.
+            DomainError: `work` raised it; nothing was written.
         """
         job = _Job(work, self._loop.create_future())
         self.flush()
@@ -76,7 +75,7 @@ class Writer:
         return await job.future
 
     def add(self, work: Callable[[Transaction], Any]) -> None:
-        """Run `work` with the next transaction."""
+        """Run `work` with the next transaction, without waiting."""
         self._lazy.append(_Job(work))
         if len(self._lazy) >= GROUP // 2:
             self.flush()
@@ -84,7 +83,7 @@ class Writer:
             self._timer = self._loop.call_later(LAZY_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Let lazy jobs wait no longer."""
+        """Submit the lazy jobs now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -93,12 +92,12 @@ class Writer:
         self._lazy.clear()
 
     async def close(self) -> None:
-        """Run what waits, and end the thread."""
+        """Run the remaining jobs and stop the thread."""
         self.flush()
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    # In the thread
+    # The writer's thread
 
     def _run(self) -> None:
         is_ending = False
@@ -114,7 +113,7 @@ class Writer:
     def _write(self, jobs: list[_Job]) -> None:
         self._again = []
         if not self._commit(jobs) and len(jobs) > 1:
-            # One of them may be the cause: the others need not suffer for it.
+            # One job may have caused the error: run them separately.
             for job in jobs:
                 job.error = None
                 self._commit([job])
@@ -123,7 +122,7 @@ class Writer:
             for action in job.after_commit:
                 with suppress(OSError):
                     action()
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with suppress(RuntimeError):  # the event loop has ended, so there are no waiters
             self._loop.call_soon_threadsafe(_deliver, jobs)
 
     def _commit(self, jobs: list[_Job]) -> bool:
@@ -136,7 +135,7 @@ class Writer:
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):
                 self._connection.execute('ROLLBACK')
-            _log.error('not written', jobs=len(jobs), error=str(error))
+            _log.error('transaction failed', jobs=len(jobs), error=str(error))
             for job in jobs:
                 job.error, job.after_commit = error, []
             return False
@@ -144,7 +143,7 @@ class Writer:
         return True
 
     def _carry_out(self, job: _Job) -> None:
-        """Run one job; one that is refused leaves nothing, and the others untouched."""
+        """Run one job in a savepoint, so that its failure does not affect the others."""
         transaction = Transaction(self._connection)
         self._connection.execute('SAVEPOINT job')
         try:
@@ -156,7 +155,7 @@ class Writer:
             self._connection.execute('ROLLBACK TO job')
             job.error = error
             if job.future is None and not isinstance(error, DomainError):
-                _log.error('a note was lost', exc_info=error)
+                _log.error('lazy write failed', exc_info=error)
         self._connection.execute('RELEASE job')
 
 

@@ -1,7 +1,7 @@
-"""The engine of `twinkle.model` in this process: one model, one thread.
+"""The engine of `twinkle.model` in this process, in its own thread.
 
-`backend` is the port, `host` what happens in the thread, `verbs` one function a verb, `states` the state of adapters
-in and out, `loading` how it begins.
+`backend` implements the port, `host` runs in the engine's thread, `verbs` converts each verb, `states` converts states,
+and `loading` loads the model.
 """
 
 from services.model.backends.local.backend import LocalBackend

@@ -1,4 +1,4 @@
-"""The port, over a host that lives in a thread of its own."""
+"""Implements the trainer port with an engine in its own thread."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,12 @@ from twinkle.model.engine import TrainerEngine
 class LocalBackend:
     """Hosts a `TrainerEngine`; implements `services.model.ports.TrainerBackend`.
 
-    Concurrency: verbs may be awaited from many tasks; the engine runs them one at a time, in the
-    order they came. One that has begun is never interrupted.
+    Concurrency: verbs may be awaited by many tasks; the engine runs them one at a time in order of arrival. A running
+    verb is never interrupted.
     """
 
     def __init__(self, engine: TrainerEngine, facts: ServerFacts, worker: SingleWorker) -> None:
-        """Host `engine`, which is to be used in the thread of `worker` alone."""
+        """Initialize the backend; `engine` is used in the thread of `worker` only."""
         self.engine = engine
         self.worker = worker
         self._facts = facts
@@ -33,15 +33,14 @@ class LocalBackend:
         """Load a model and its engine.
 
         Raises:
-            ModelNotFound: the id resolves to nothing.
-            UnsupportedModel: the architecture cannot be run.
+            ModelNotFound: The id cannot be resolved.
+            UnsupportedModel: The architecture is not supported.
         """
         worker = SingleWorker('trainer')
         engine = await worker.run(load_engine, options)
         return cls(engine, facts_of(options, engine.model), worker)
 
     def facts(self) -> ServerFacts:
-        """Return the base model, the components known by name, and limits."""
         return self._facts
 
     async def create_adapter(
@@ -52,35 +51,28 @@ class LocalBackend:
         *,
         full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
-        """Make an adapter with fresh weights, or lease the base model's own; see the port."""
         return await self.worker.run(
             self._host.create, adapter_id, lora_config, training_config, full_parameters=full_parameters
         )
 
     async def delete_adapter(self, adapter_id: str) -> None:
-        """Free an adapter; see the port."""
         await self.worker.run(self._host.delete, adapter_id)
 
     async def run(self, adapter_id: str, verb: ComputeVerb) -> VerbRun:
-        """Carry out a verb; see the port."""
         return await self.worker.run(self._host.run, adapter_id, verb)
 
     async def run_batch(self, parts: Sequence[BatchPart]) -> Sequence[VerbRun | DomainError]:
-        """Carry out verbs of different adapters together; see the port."""
         return await self.worker.run(self._host.run_batch, parts)
 
     async def snapshot(self, adapter_id: str) -> AdapterState | None:
-        """Return a copy of everything the adapter is; see the port."""
         return await self.worker.run(self._host.snapshot, adapter_id)
 
     async def restore_adapter(self, adapter_id: str, state: AdapterState) -> VerbRun:
-        """Make an adapter from a snapshot; see the port."""
         return await self.worker.run(self._host.restore, adapter_id, state)
 
     async def export_state(
         self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
     ) -> AdapterState:
-        """Return a copy of the state; see the port."""
         return await self.worker.run(
             self._host.export_state,
             adapter_id,
@@ -89,11 +81,10 @@ class LocalBackend:
         )
 
     async def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
-        """Replace the state; see the port."""
         return await self.worker.run(
             self._host.import_state, adapter_id, state, is_trainer_included=is_trainer_included
         )
 
     async def close(self) -> None:
-        """End the thread once the verb that runs is done."""
+        """Stop the thread once the running verb is done."""
         self.worker.close()

@@ -1,4 +1,4 @@
-"""What happens in the engine's thread. Synchronous; raises the domain's errors."""
+"""Runs in the engine's thread. Synchronous; raises domain errors."""
 
 import time
 from collections.abc import Sequence
@@ -24,10 +24,12 @@ _log = structlog.get_logger('engine')
 
 
 class EngineHost:
-    """See `services.model.ports.TrainerBackend` for the verbs. Concurrency: drive it from one thread."""
+    """Hosts the engine; the methods are those of `services.model.ports.TrainerBackend`.
+
+    Concurrency: use it from one thread.
+    """
 
     def __init__(self, engine: TrainerEngine, *, token_limit: int) -> None:
-        """Host `engine`; batches of more than `token_limit` tokens are refused."""
         self._engine = engine
         self._token_limit = token_limit
 
@@ -41,14 +43,13 @@ class EngineHost:
         *,
         full_parameters: Sequence[str] | None = None,
     ) -> AdapterDescription:
-        """Make an adapter with fresh weights, or lease the base model's own."""
         with engine_errors_as_facts():
             if full_parameters is None:
                 state = self._engine.create_adapter(adapter_id, lora_config)
             else:
                 state = self._engine.create_full_adapter(adapter_id, full_parameters)
             try:
-                # The library's own default is the mean; the contract's is the sum.
+                # The library's default reduction is the mean, the contract's is the sum.
                 if training_config.loss is None:
                     configure(self._engine, adapter_id, TrainingConfig(loss=LossChoice(name='CrossEntropyLoss')))
                 warnings = configure(self._engine, adapter_id, training_config)
@@ -63,20 +64,19 @@ class EngineHost:
         )
 
     def delete(self, adapter_id: str) -> None:
-        """Free an adapter, if it is there."""
         if adapter_id in self._engine.adapter_ids:
             self._engine.delete_adapter(adapter_id)
 
     # Verbs
 
     def run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
-        """Carry out a verb; a defect is in the log, and told as INTERNAL."""
+        """Run a verb; a defect is logged and raised as Internal."""
         try:
             return self._run(adapter_id, verb)
         except DomainError:
             raise
         except Exception as error:
-            _log.error('an operation failed', adapter=adapter_id, exc_info=error)
+            _log.error('operation failed', adapter=adapter_id, exc_info=error)
             raise Internal('') from error
 
     def _run(self, adapter_id: str, verb: verbs.ComputeVerb) -> VerbRun:
@@ -98,7 +98,6 @@ class EngineHost:
         return VerbRun(outcome=outcome, device_seconds=seconds, step_count=step_count)
 
     def run_batch(self, parts: Sequence[BatchPart]) -> list[VerbRun | DomainError]:
-        """Carry out verbs of different adapters together."""
         outcomes: dict[str, VerbRun | DomainError] = {}
         items: list[tuple[BatchPart, BatchItem]] = []
         for part in parts:
@@ -128,8 +127,8 @@ class EngineHost:
             token_count = verbs.token_count(part.verb)
             fact = domain_error_of(result, token_count=token_count, token_limit=self._token_limit)
             if fact is None:
-                # A defect of ours, found in this adapter's part: its neighbours' gradients are in already.
-                _log.error('an operation failed', adapter=part.adapter_id, exc_info=result)
+                # A defect in this adapter's part; the gradients of the other parts are already added.
+                _log.error('operation failed', adapter=part.adapter_id, exc_info=result)
             return fact or Internal('')
         return self._forward_run(part.adapter_id, result, forward_outcome(result, part.verb.options))
 
@@ -167,20 +166,18 @@ class EngineHost:
     # State
 
     def snapshot(self, adapter_id: str) -> AdapterState | None:
-        """Copy everything an adapter is."""
         with engine_errors_as_facts():
             snapshot = self._engine.snapshot(adapter_id)
         return None if snapshot is None else state_of(snapshot)
 
     def restore(self, adapter_id: str, state: AdapterState) -> VerbRun:
-        """Make an adapter from a snapshot."""
         snapshot = snapshot_of(state)
         with engine_errors_as_facts():
             if adapter_id in self._engine.adapter_ids and state.full_parameters is not None:
-                # There is no room for two of its kind.
+                # Two full-parameter adapters do not fit in memory, so the old one is deleted first.
                 self._engine.delete_adapter(adapter_id)
             elif adapter_id in self._engine.adapter_ids:
-                # Tried first: one that is refused must not cost the adapter that is there.
+                # Test the snapshot first, so that a refused one does not cost the existing adapter.
                 self._engine.restore_adapter(_TRIAL, snapshot)
                 self._engine.delete_adapter(_TRIAL)
                 self._engine.delete_adapter(adapter_id)
@@ -191,9 +188,10 @@ class EngineHost:
     def export_state(
         self, adapter_id: str, *, is_trainer_included: bool, consumed_train_samples: int | None = None
     ) -> AdapterState:
-        """Copy an adapter's weights and, if asked, its trainer's state.
+        """Copy an adapter's weights and, if requested, its trainer's state.
 
-        Of a full-parameter run without its trainer all weights of the model, so that others can serve it.
+        For full-parameter training without the trainer's state, include the frozen weights, so that samplers can serve
+        the model.
         """
         cursor = {} if consumed_train_samples is None else {CURSOR: consumed_train_samples}
         with engine_errors_as_facts():
@@ -205,7 +203,6 @@ class EngineHost:
         return replace(state, adapter={**state.adapter, **frozen})
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
-        """Replace an adapter's weights and, if asked, its trainer's state."""
         snapshot = snapshot_of(state)
         with engine_errors_as_facts():
             counters = counters_of(snapshot) if is_trainer_included else {}
@@ -217,4 +214,4 @@ class EngineHost:
 
 
 _TRIAL = 'an adapter that is being restored'
-"""No adapter's id: those have no spaces."""
+"""Name of a temporary adapter; ids contain no spaces, so it cannot collide."""

@@ -1,4 +1,4 @@
-"""How an engine begins, and what it is said to be able to."""
+"""Loads the engine, and describes the server's capabilities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,40 +21,40 @@ from twinkle.template import template_names
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What is loaded, and its bounds."""
+    """The model to load, and its limits."""
 
     base_model: str
-    """Hub id, alias or folder; also the name it goes by."""
+    """Hub id, alias or folder; also the name that clients request."""
     dtype: str = 'float32'
-    """Of the frozen weights, by torch's name."""
+    """torch dtype of the frozen weights."""
     device: str = 'cpu'
-    """torch's name of it."""
+    """torch device."""
     thread_count: int = 0
-    """Threads torch may use in this process; 0 leaves it to torch."""
+    """Number of torch threads in this process; 0 leaves the choice to torch."""
     batch_tokens: int = 65536
-    """Larger batches are refused."""
+    """Maximum number of tokens in a batch."""
     pass_tokens: int = 1024
-    """Of one pass of the model; larger batches take several."""
+    """Number of tokens per pass through the model; larger batches take several passes."""
     lora_rank: int = 256
-    """Told to callers; the application refuses higher ones."""
+    """Maximum LoRA rank, reported to callers and enforced by the application."""
     loss_plugins: tuple[str, ...] = ()
-    """Losses of installed packages that may be chosen, by the names of their entry points."""
+    """Entry points of installed losses that tenants may choose."""
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
-    """Changes to the base model as it is loaded: options by name, applied in order."""
+    """Patches of the base model, in order: name to options."""
 
 
 def load_engine(options: LoadOptions) -> TrainerEngine:
     """Load the model.
 
     Raises:
-        ModelNotFound: the id resolves to nothing.
-        UnsupportedModel: the architecture cannot be run.
-        UnknownComponent: no installed package offers a plugin that is allowed.
-        InvalidComponent: one is no loss, or takes the name of another.
-        ValueError: a patch is unknown, or does not fit the model.
+        ModelNotFound: The id cannot be resolved.
+        UnsupportedModel: The architecture is not supported.
+        UnknownComponent: An allowed plugin is not installed.
+        InvalidComponent: A plugin is not a loss, or its name is taken.
+        ValueError: A patch is unknown or does not fit the model.
     """
     LOSSES.load_plugins(options.loss_plugins)
-    # The log is the service's own; a progress bar would be noise in it.
+    # Progress bars would clutter the service's log.
     disable_progress_bar()
     if options.thread_count:
         torch.set_num_threads(options.thread_count)
@@ -68,7 +68,7 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
 
 
 def facts_of(options: LoadOptions, model: PackedCausalLM) -> ServerFacts:
-    """Return what callers are told."""
+    """Return the capabilities reported to callers."""
     base_model = BaseModelFacts(
         base_model=options.base_model,
         context_tokens=model.max_position_embeddings,

@@ -1,4 +1,4 @@
-"""An adapter's state between the engine and the port."""
+"""Converts adapter states between the engine and the port."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from twinkle.model.engine.snapshot import trainer_state
 from twinkle.model.errors import SnapshotMismatch
 
 CURSOR = 'consumed_train_samples'
-"""Name of the data cursor among the counters that the engine keeps for its caller."""
+"""Counter that the engine stores for its caller: the data cursor."""
 _STEPS = 'gradient_accumulation_steps'
 _LIMITS = {CURSOR: range(2**63), _STEPS: range(1, 2**31)}
 
 
 def state_of(snapshot: AdapterSnapshot) -> AdapterState:
-    """Return what the engine gave."""
+    """Convert a snapshot of the engine."""
     return AdapterState(
         lora_config=snapshot.lora_config or LoraConfig(),
         full_parameters=snapshot.full_parameters,
@@ -27,7 +27,7 @@ def state_of(snapshot: AdapterSnapshot) -> AdapterState:
 
 
 def snapshot_of(state: AdapterState) -> AdapterSnapshot:
-    """Return what the engine takes."""
+    """Convert a state for the engine."""
     lora_config = state.lora_config if state.full_parameters is None else None
     return AdapterSnapshot(
         lora_config, state.adapter, state.trainer or None, state.step_count, full_parameters=state.full_parameters
@@ -35,10 +35,10 @@ def snapshot_of(state: AdapterState) -> AdapterSnapshot:
 
 
 def counters_of(snapshot: AdapterSnapshot) -> dict[str, int]:
-    """Return what a checkpoint kept of its run's counters, the data cursor where there is one.
+    """Return the counters saved in a checkpoint, including the data cursor if saved.
 
     Raises:
-        SnapshotMismatch: there is no trainer's part, or it is malformed.
+        SnapshotMismatch: The trainer's state is missing or malformed.
     """
     numbers = trainer_state(snapshot)
     extra: Any = numbers.get('extra')

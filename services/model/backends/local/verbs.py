@@ -1,4 +1,4 @@
-"""One function a verb: the domain's value in, the engine's call, the domain's result out."""
+"""Converts each verb to a call of the engine, and its result to the domain."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from twinkle.model.engine import BatchResult, ForwardOptions, StepOptions, Train
 
 
 def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> ForwardOptions:
-    """Return the engine's options; an adapter that learns values gives them wherever it gives log-probabilities."""
+    """Convert forward options; an adapter with a value head returns values together with log-probabilities."""
     return ForwardOptions(
         temperature=options.temperature,
         is_adapter_disabled=options.is_adapter_disabled,
@@ -19,7 +19,7 @@ def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> Fo
 
 
 def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -> ForwardResult:
-    """Return the result, with the log-probabilities where they are wanted."""
+    """Return the result to record; log-probabilities and values are omitted unless requested."""
     is_wanted = options is not None and options.is_logprobs_returned
     return ForwardResult(
         loss=result.loss,
@@ -33,7 +33,7 @@ def forward_outcome(result: BatchResult, options: verbs.ForwardOptions | None) -
 def run_forward(
     engine: TrainerEngine, adapter_id: str, verb: verbs.Forward | verbs.CalculateLoss | verbs.Backward
 ) -> tuple[BatchResult, ForwardResult]:
-    """Carry out a part of a forward and backward; return the engine's result too."""
+    """Run a part of a forward and backward pass; also return the engine's result."""
     options = None
     match verb:
         case verbs.Forward():
@@ -49,7 +49,7 @@ def run_forward(
 
 
 def run_other(engine: TrainerEngine, adapter_id: str, verb: verbs.ComputeVerb) -> results.Outcome:
-    """Carry out a verb that runs no model."""
+    """Run a verb that does not run the model."""
     return _HANDLERS[type(verb)](engine, adapter_id, verb)
 
 
