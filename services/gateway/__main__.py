@@ -20,9 +20,12 @@ from services.gateway.catalogue.weight_facts import GrpcWeightFacts
 from services.gateway.catalogue.wiring import catalogue_router, change_checkpoints
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.wiring import OpenExports, make_exports
+from services.gateway.fleet.grpc import ReplicaChannels
+from services.gateway.fleet.members import Membership
+from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas
 from services.gateway.fleet.servicer import FleetServicer
-from services.gateway.fleet.wiring import OpenFleet, fleet_jobs, open_fleet
 from services.gateway.forwarding.endpoints import make_endpoints
+from services.gateway.forwarding.fleet_facts import GrpcFleetFacts
 from services.gateway.forwarding.memory import memory_gates
 from services.gateway.forwarding.server_info import MergedServerInfoServicer, UpstreamFacts
 from services.gateway.forwarding.upstream_facts import GrpcUpstreamFacts
@@ -111,7 +114,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
                 session_job(config, database, models=upstreams.models.channels, handles=needs.handles, clock=clock),
                 *upstreams.models.jobs,
                 *_catalogue_jobs(database, upstreams, clock=clock),
-                *fleet_jobs(config, upstreams.fleet, upstreams.own.get('sampler')),
+                *fleet_jobs(config, upstreams.membership, upstreams.channels, sampler=upstreams.own.get('sampler')),
                 *quota_jobs(quotas, upstreams.own_models, clock=clock),
                 *upstreams.exports.jobs,
                 *futures.jobs,
@@ -129,8 +132,10 @@ class _Upstreams:
     """For clients' calls."""
     own: dict[str, grpc.aio.Channel]
     """For the gateway's own calls."""
-    fleet: OpenFleet
-    """Samplers, which come and go."""
+    membership: Membership
+    """The fleet of samplers."""
+    channels: ReplicaChannels
+    sampler_facts: GrpcFleetFacts
     sampling: SamplingVerbs
     """Sampling without quotas."""
     limited_sampling: SamplingVerbs
@@ -160,11 +165,19 @@ async def _open_upstreams(
             open_channel(address, internal_token=config.internal_token, tls=config.tls, service=service)
         )
     models = model_services(config, database, forwarding=forwarding, own=own, clock=clock)
-    fleet = await open_fleet(config, stack, clock=clock)
-    sampling = open_sampling(config, fleet.membership, fleet.channels, quotas=quotas)
+    membership, channels = open_fleet(config, stack, clock=clock)
+    sampler_facts = GrpcFleetFacts(
+        lambda: [replica.address for replica in membership.fleet.serving('sampler')],
+        internal_token=config.internal_token,
+        clock=clock,
+        freshness=config.server_info_freshness,
+        tls=config.tls,
+    )
+    stack.push_async_callback(sampler_facts.close)
+    sampling = open_sampling(config, membership, channels, quotas=quotas)
     exports = make_exports(config, database, forwarding, clock=clock)
     limits = model_quotas(config, quotas, models.channels)
-    return _Upstreams(forwarding, own, fleet, *sampling, models, quotas, limits, exports)
+    return _Upstreams(forwarding, own, membership, channels, sampler_facts, *sampling, models, quotas, limits, exports)
 
 
 def _server(
@@ -192,7 +205,7 @@ def _server(
         change_checkpoints=change_checkpoints(config, database, upstreams.forwarding, clock=clock),
         get_usage=upstreams.quotas.get_usage,
     )
-    fleet_servicer = FleetServicer(upstreams.fleet.verbs)
+    fleet_servicer = FleetServicer(open_replicas(config, upstreams.membership))
     samplers = SamplerHandlers(SamplerServicer(upstreams.limited_sampling))
     facts = _facts(config, upstreams, clock=clock)
     server = RpcServer(
@@ -212,7 +225,7 @@ def _server(
         },
         server_info=MergedServerInfoServicer(own=lambda: server.describe(), upstreams=facts),  # noqa: PLW0108 (made after it)
     )
-    server.on_drain(upstreams.fleet.membership.close)
+    server.on_drain(upstreams.membership.close)
     return server
 
 
@@ -223,7 +236,7 @@ def _facts(config: GatewayConfig, upstreams: _Upstreams, *, clock: Clock) -> lis
         )
         for service in ('data', 'checkpoint')
     ]
-    return [*upstreams.models.facts, upstreams.fleet.facts, *others]
+    return [*upstreams.models.facts, upstreams.sampler_facts, *others]
 
 
 def _http_server(
@@ -245,8 +258,9 @@ def _http_server(
         connections=config.http_connections,
         certificate=config.listeners()[0].tls,
     )
-    fleet = upstreams.fleet
-    samplers = FleetSamplers(upstreams.limited_sampling, fleet.membership, describe=fleet.facts.describe)
+    samplers = FleetSamplers(
+        upstreams.limited_sampling, upstreams.membership, describe=upstreams.sampler_facts.describe
+    )
     return make_http_server(
         options,
         authenticator=KeyAuthenticator(accounts.verifier),
@@ -286,7 +300,7 @@ def _tinker_needs(futures: OpenFutures, upstreams: _Upstreams) -> TinkerNeeds:
         handles=futures.handles,
         lookups=upstreams.models.lookups,
         trainers=upstreams.models.facts,
-        samplers=upstreams.fleet.facts,
+        samplers=upstreams.sampler_facts,
         is_rate_limited=upstreams.quotas.rates.is_owing,
     )
 

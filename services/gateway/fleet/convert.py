@@ -1,13 +1,12 @@
-"""Between the messages of the fleet and its values, with every check."""
+"""Converts the fleet's messages from and to its values, with every input check."""
 
 import ipaddress
 import re
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from services.gateway.fleet.lease import Wish
+from services.gateway.fleet.replicas import FleetEvent, LeaseTerms
 from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState, ResidentAdapter
-from services.gateway.fleet.watch_fleet import FleetEvent
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import MAX_ID_LENGTH, duration_to_proto, id_from_proto, text_from_proto, timestamp_to_proto
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
@@ -26,14 +25,14 @@ _HOST_NAME = re.compile(r'(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63
 
 
 def report_from_proto(message: wire.Replica, *, peer: str) -> ReplicaReport:
-    """Return what a replica says of itself.
+    """Convert a replica's report.
 
     Args:
-        message: as it came.
-        peer: where the call came from, as grpc tells it; a replica that listens on every address is reached there.
+        message: the replica as it reported itself.
+        peer: gRPC's description of the caller; a replica that listens on all addresses is reached at this host.
 
     Raises:
-        InvalidField: names the field.
+        InvalidField: a field is invalid; the error names it.
     """
     if message.service not in _SERVICES:
         raise InvalidField('replica.service', f'must be one of {", ".join(_SERVICES)}')
@@ -60,7 +59,7 @@ def address_from_proto(address: str, *, peer: str) -> str:
     """Return 'host:port' at which this gateway reaches a replica.
 
     Raises:
-        InvalidField: it is none, or one that only the replica's own host can reach.
+        InvalidField: the address is malformed, or is reachable only from the replica's host.
     """
     host, _, port = address.rpartition(':')
     bare = host.removeprefix('[').removesuffix(']')
@@ -78,12 +77,12 @@ def address_from_proto(address: str, *, peer: str) -> str:
     if number.is_unspecified:
         number = peer_host or ipaddress.ip_address('127.0.0.1')
     elif number.is_loopback and peer_host is not None and not peer_host.is_loopback:
-        raise InvalidField('replica.address', f'{bare} is only reached on its own host; let it listen on another')
+        message = f'{bare} is reachable only from its host; configure another listen address'
+        raise InvalidField('replica.address', message)
     return f'[{number}]:{int(port)}' if number.version == 6 else f'{number}:{int(port)}'
 
 
 def replica_to_proto(replica: Replica) -> wire.Replica:
-    """Return the message of a replica."""
     report = replica.report
     return wire.Replica(
         replica_id=report.replica_id,
@@ -102,12 +101,10 @@ def replica_to_proto(replica: Replica) -> wire.Replica:
 
 
 def replicas_to_proto(replicas: Iterable[Replica], *, next_page_token: str) -> wire.ListReplicasResponse:
-    """Return a page of replicas."""
     return wire.ListReplicasResponse(replicas=map(replica_to_proto, replicas), next_page_token=next_page_token)
 
 
 def event_to_proto(event: FleetEvent) -> wire.WatchFleetResponse:
-    """Return the message of what a watch tells."""
     if event.replica is not None:
         return wire.WatchFleetResponse(replica=replica_to_proto(event.replica), resume_token=event.resume_token)
     if event.left_replica_id:
@@ -115,17 +112,15 @@ def event_to_proto(event: FleetEvent) -> wire.WatchFleetResponse:
     return wire.WatchFleetResponse(is_synced=True, resume_token=event.resume_token)
 
 
-def wish_to_proto(wish: Wish) -> wire.LeaseResponse:
-    """Return the message of what the fleet wants of a replica."""
+def terms_to_proto(terms: LeaseTerms) -> wire.LeaseResponse:
     return wire.LeaseResponse(
-        lease_interval=duration_to_proto(wish.lease),
-        is_drain_requested=wish.is_drain_requested,
-        weight_source_address=wish.weight_source_address,
+        lease_interval=duration_to_proto(terms.duration),
+        is_drain_requested=terms.is_drain_requested,
+        weight_source_address=terms.weight_source_address,
     )
 
 
 def resident_from_proto(message: engine_pb2.ResidentAdapter) -> ResidentAdapter:
-    """Return a version that a sampler holds."""
     return ResidentAdapter(
         adapter_id=message.adapter_id,
         version=message.version,
@@ -135,7 +130,7 @@ def resident_from_proto(message: engine_pb2.ResidentAdapter) -> ResidentAdapter:
 
 
 def load_from_proto(message: engine_pb2.EngineLoad) -> ReplicaLoad:
-    """Return how busy an engine is; counts below zero are taken as zero."""
+    """Convert an engine's load; negative counts become zero."""
     return ReplicaLoad(
         running_sequence_count=max(message.running_sequence_count, 0),
         waiting_sequence_count=max(message.waiting_sequence_count, 0),
@@ -149,12 +144,11 @@ def load_from_proto(message: engine_pb2.EngineLoad) -> ReplicaLoad:
 
 
 def load_to_proto(load: ReplicaLoad) -> engine_pb2.EngineLoad:
-    """Return the message of how busy an engine is."""
     return engine_pb2.EngineLoad(**vars(load))
 
 
 def _peer_host(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address in what grpc tells of a peer, such as 'ipv4:10.0.0.1:5' and 'ipv6:%5B::1%5D:5'."""
+    """Return the address in gRPC's description of a peer, such as 'ipv4:10.0.0.1:5' or 'ipv6:%5B::1%5D:5'."""
     kind, _, rest = unquote(peer).partition(':')
     if kind not in {'ipv4', 'ipv6'}:
         return None

@@ -1,8 +1,8 @@
-"""Who gets a request: where its adapter is, then where its prefix is, and nobody more than a fair share.
+"""Chooses the replica for a request: by resident adapter, then by cached prefix, within a fair share of the load.
 
-Affinity is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018), over rendezvous
-scores: when a replica joins or leaves, only keys that it wins or held move. What was sent where lately is
-remembered by block of the prefix, so that the turns of a chat meet the cache that the turns before it filled.
+Affinity is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018) over rendezvous scores:
+when a replica joins or leaves, only the keys that it gains or loses move. Recent requests are remembered by prefix
+block, so that each turn of a chat reaches the replica whose cache holds the earlier turns.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ from math import ceil
 from services.gateway.fleet.rules import Replica, ReplicaState
 
 BLOCK_BYTES = 256
-"""64 tokens of four bytes."""
+"""Size of a prefix block: 64 tokens of four bytes."""
 MAX_BLOCKS = 128
-"""A prefix longer than that is told apart by its first 8,192 tokens."""
+"""Only the first 8,192 tokens of a prefix count for affinity."""
 LOAD_FACTOR = 1.25
-"""Most a replica gets for affinity's sake, as a multiple of its fair share."""
+"""Most load that affinity may give a replica, as a multiple of its fair share."""
 RESIDENT_FLOOR = 4
-"""Sequences below which a replica that has the adapter is never too busy for one more."""
-UNTOLD_CAPACITY = 256
-"""Sequences at once of a replica that does not tell."""
+"""A replica that holds the adapter may always run this many sequences, beyond its fair share."""
+DEFAULT_CAPACITY = 256
+"""Assumed number of concurrent sequences of a replica that does not report it."""
 MAX_REMEMBERED_BLOCKS = 1 << 16
 
 _MASK = (1 << 64) - 1
@@ -31,18 +31,18 @@ _SCHEME = 'twinkle://'
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterWish:
-    """The weights that a request asks for."""
+class AdapterRequest:
+    """Adapter weights that a sampling request needs."""
 
     adapter_id: str
-    """A checkpoint's path where a checkpoint is asked for."""
+    """Adapter id, or the path of a checkpoint."""
     exact: int | None = None
     at_least: int | None = None
     is_checkpoint: bool = False
-    """What a path names may be replaced at any time, so nobody goes on with what another sampler drew from it."""
+    """Whether `adapter_id` is a path. A checkpoint may be replaced, so no other sampler continues its streams."""
 
-    def is_met_by(self, version: int) -> bool:
-        """Whether a version would do."""
+    def is_satisfied_by(self, version: int) -> bool:
+        """Return whether a version satisfies the request."""
         if self.exact is not None:
             return version == self.exact
         return version >= (self.at_least or 0)
@@ -50,19 +50,19 @@ class AdapterWish:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteKey:
-    """What decides where a request goes."""
+    """Properties of a request that decide its replica."""
 
     base_model: str
-    """Empty: any."""
-    adapter: AdapterWish | None = None
+    """Empty if any base model will do."""
+    adapter: AdapterRequest | None = None
     blocks: tuple[int, ...] = ()
-    """Of `block_keys`."""
+    """Result of `block_keys`."""
     weight: int = 1
-    """Sequences it will run."""
+    """Number of sequences that the request runs."""
 
     @property
     def run_id(self) -> str:
-        """The run whose weights are asked for; empty: none's."""
+        """Run whose weights are requested; empty for the base model."""
         if self.adapter is None:
             return ''
         name = self.adapter.adapter_id
@@ -70,9 +70,9 @@ class RouteKey:
 
 
 def block_keys(base_model: str, adapter_id: str, data: bytes) -> tuple[int, ...]:
-    """Return a key for each whole block of a prompt's bytes, each depending on all blocks before it.
+    """Return a key for each full block of a prompt's bytes; each key depends on all blocks before it.
 
-    A prompt shorter than a block has one key, of all it has.
+    A prompt shorter than a block has one key.
     """
     chain = hashlib.blake2b(f'{base_model}\0{adapter_id}\0'.encode(), digest_size=8)
     whole = min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES or len(data)
@@ -84,32 +84,30 @@ def block_keys(base_model: str, adapter_id: str, data: bytes) -> tuple[int, ...]
 
 
 class PrefixMemory:
-    """Remembers which replica each block of a prefix was sent to last."""
+    """Remembers the replica that each prefix block was last sent to, for the `capacity` most recent blocks."""
 
     def __init__(self, capacity: int = MAX_REMEMBERED_BLOCKS) -> None:
-        """Keep at most `capacity` blocks, the ones used last."""
         self._capacity = capacity
-        self._homes: OrderedDict[int, str] = OrderedDict()
+        self._replica_by_block: OrderedDict[int, str] = OrderedDict()
 
     def find(self, blocks: Sequence[int], among: Collection[str]) -> str | None:
-        """Return the replica, one of `among`, that was sent most of this prefix."""
-        homes = (self._homes.get(block, '') for block in reversed(blocks))
-        return next((home for home in homes if home in among), None)
+        """Return the replica in `among` that was sent the longest part of this prefix."""
+        found = (self._replica_by_block.get(block, '') for block in reversed(blocks))
+        return next((replica_id for replica_id in found if replica_id in among), None)
 
     def note(self, blocks: Sequence[int], replica_id: str) -> None:
-        """Remember that a prefix was sent to a replica."""
+        """Record that a prefix was sent to a replica."""
         for block in blocks:
-            self._homes[block] = replica_id
-            self._homes.move_to_end(block)
-        while len(self._homes) > self._capacity:
-            self._homes.popitem(last=False)
+            self._replica_by_block[block] = replica_id
+            self._replica_by_block.move_to_end(block)
+        while len(self._replica_by_block) > self._capacity:
+            self._replica_by_block.popitem(last=False)
 
 
-class LoadBook:
-    """How many sequences each replica has: what it reported, and what was sent to it or ended since."""
+class LoadTable:
+    """Number of sequences per replica: the last report, plus requests sent and minus requests ended since then."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._open: Counter[str] = Counter()
         self._since_report: Counter[str] = Counter()
 
@@ -126,20 +124,20 @@ class LoadBook:
             del self._open[replica_id]
 
     def reported(self, replica_id: str) -> None:
-        """Take it that the replica's load is as of now."""
+        """Reset the counts since the last report, because a new report has arrived."""
         self._since_report.pop(replica_id, None)
 
     def keep_only(self, replica_ids: Collection[str]) -> None:
-        """Forget what was counted since their last reports of all but these."""
+        """Drop the counts of all other replicas."""
         for replica_id in self._since_report.keys() - set(replica_ids):
             del self._since_report[replica_id]
 
     def __len__(self) -> int:
-        """How many replicas something is kept of."""
+        """Return the number of replicas with a count."""
         return len(self._open.keys() | self._since_report.keys())
 
     def sequences_at(self, replica: Replica) -> int:
-        """Return how many sequences a replica has, as far as is known."""
+        """Return the best estimate of a replica's number of sequences."""
         load = replica.report.load
         reported = load.running_sequence_count + load.waiting_sequence_count if load else 0
         replica_id = replica.replica_id
@@ -150,19 +148,19 @@ def choose(
     key: RouteKey,
     usable: Sequence[Replica],
     *,
-    book: LoadBook,
+    loads: LoadTable,
     memory: PrefixMemory,
     versions_at: Callable[[str, str], Iterable[int]],
 ) -> Replica | None:
-    """Return the replica that a request goes to, and remember it; None where none is usable.
+    """Return the replica for a request and remember the choice; None if no replica is usable.
 
-    One that is full is chosen only where all are; otherwise the first of these that has no more than its fair
-    share: the one with the adapter that was sent this prefix, one with the adapter, the one that was sent this
-    prefix, any. Among equals the prefix's first block decides.
+    A full replica is chosen only if all are full. Otherwise the order of preference, among replicas below their fair
+    share, is: holds the adapter and was sent this prefix, holds the adapter, was sent this prefix, any other. Ties are
+    broken by a hash of the prefix's first block.
     """
     if not usable:
         return None
-    counts = {replica.replica_id: book.sequences_at(replica) for replica in usable}
+    counts = {replica.replica_id: loads.sequences_at(replica) for replica in usable}
     pool = [item for item in usable if counts[item.replica_id] < _capacity(item)] or usable
     holders = _holders(key.adapter, pool, versions_at)
     share = LOAD_FACTOR * (sum(counts.values()) + key.weight) / sum(map(_capacity, usable))
@@ -172,9 +170,10 @@ def choose(
         if counts[item.replica_id]
         < max(ceil(share * _capacity(item)), RESIDENT_FLOOR if item.replica_id in holders else 0)
     ]
-    home = memory.find(key.blocks, {item.replica_id for item in fair})
+    previous = memory.find(key.blocks, {item.replica_id for item in fair})
     ranks = [
-        (item.replica_id not in holders, item.replica_id != home, -_score(key, item.replica_id), item) for item in fair
+        (item.replica_id not in holders, item.replica_id != previous, -_score(key, item.replica_id), item)
+        for item in fair
     ]
     if ranks:
         chosen = min(ranks, key=lambda rank: rank[:3])[3]
@@ -185,7 +184,7 @@ def choose(
 
 
 def candidates(key: RouteKey, replicas: Iterable[Replica]) -> list[Replica]:
-    """Return those that may hold the base model and are not draining."""
+    """Return the replicas that may hold the base model and are not draining."""
     return [
         item
         for item in replicas
@@ -194,31 +193,32 @@ def candidates(key: RouteKey, replicas: Iterable[Replica]) -> list[Replica]:
 
 
 def is_holder(replica: Replica, base_model: str) -> bool:
-    """Whether a replica holds a base model, or does not tell which it holds."""
+    """Return whether a replica holds a base model, or does not report which it holds."""
     return not replica.report.base_models or base_model in replica.report.base_models
 
 
 def _holders(
-    wish: AdapterWish | None, pool: Iterable[Replica], versions_at: Callable[[str, str], Iterable[int]]
+    adapter: AdapterRequest | None, pool: Iterable[Replica], versions_at: Callable[[str, str], Iterable[int]]
 ) -> set[str]:
-    """Return the ids of those that hold what is wished for; where any version would do, of the newest."""
-    if wish is None:
+    """Return the ids of the replicas that hold the newest version satisfying the request."""
+    if adapter is None:
         return set()
     newest: dict[str, int] = {}
     for replica in pool:
-        good = [version for version in versions_at(replica.replica_id, wish.adapter_id) if wish.is_met_by(version)]
-        if good:
-            newest[replica.replica_id] = max(good)
+        versions = versions_at(replica.replica_id, adapter.adapter_id)
+        usable = [version for version in versions if adapter.is_satisfied_by(version)]
+        if usable:
+            newest[replica.replica_id] = max(usable)
     return {replica_id for replica_id, version in newest.items() if version == max(newest.values())}
 
 
 def _capacity(replica: Replica) -> int:
     load = replica.report.load
-    return load.max_sequence_count if load and load.max_sequence_count > 0 else UNTOLD_CAPACITY
+    return load.max_sequence_count if load and load.max_sequence_count > 0 else DEFAULT_CAPACITY
 
 
 def _score(key: RouteKey, replica_id: str) -> int:
-    """Return a number that is as good as random, and always the same for the prefix and the replica."""
+    """Return a pseudorandom number that depends on the prefix and the replica only."""
     first = key.blocks[0] if key.blocks else 0
     seed = _seed_of(replica_id)
     # The finaliser of splitmix64 (Steele, Lea and Flood, 2014).

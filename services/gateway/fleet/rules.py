@@ -1,8 +1,8 @@
-"""The fleet: which replicas there are and how each of them stands. Who gets a request is `routing`'s to say.
+"""The fleet: its replicas and their states. `routing` chooses the replica for a request.
 
-A replica registers, then holds a lease. One that is silent for longer than its lease, or whose lease
-ends without a drain, is lost; a lost one is forgotten after a while. Members of the configuration hold no
-lease and are never forgotten.
+A replica registers and then holds a lease. It is lost when it is silent for longer than its lease, or when its lease
+ends without a drain. Lost replicas are removed after a while. Static replicas, which are listed in the configuration,
+hold no lease and are never removed.
 """
 
 from collections import OrderedDict
@@ -15,27 +15,27 @@ from services.gateway.errors import ReplicaNotFound
 from services.kit.clock import Clock
 
 MAX_REMEMBERED_LEAVERS = 1024
-"""Ids of members that left, kept for watchers that resume."""
+"""Number of departed replicas whose ids are kept for watchers that resume."""
 MAX_LEARNED = 256
-"""Versions noted for one member between its reports; a member of the configuration reports none."""
+"""Most versions remembered for one replica between its reports; static replicas report none."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0
 
 
 class ReplicaState(StrEnum):
-    """How a replica stands."""
+    """Whether a replica takes work."""
 
     READY = 'ready'
-    """Gets work."""
+    """Accepts new requests."""
     DRAINING = 'draining'
-    """Finishes what it has."""
+    """Finishes its requests and accepts no new ones."""
     LOST = 'lost'
-    """Was not heard of for too long."""
+    """Has been silent for longer than its lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentAdapter:
-    """A version that a sampler holds."""
+    """An adapter version in a sampler's memory."""
 
     adapter_id: str
     version: int
@@ -45,7 +45,7 @@ class ResidentAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaLoad:
-    """How busy a sampler's engine is; the contract's EngineLoad."""
+    """Load of a sampler's engine; the contract's EngineLoad."""
 
     running_sequence_count: int = 0
     waiting_sequence_count: int = 0
@@ -54,31 +54,31 @@ class ReplicaLoad:
     prefix_hit_rate: float = 0.0
     is_paused: bool = False
     max_sequence_count: int = 0
-    """0: not told."""
+    """0 if the replica does not report it."""
     is_sleeping: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaReport:
-    """What a replica says of itself."""
+    """State that a replica reports about itself."""
 
     replica_id: str
     service: str
     address: str
-    """'host:port' at which this gateway reaches it."""
+    """'host:port' at which this gateway reaches the replica."""
     base_models: tuple[str, ...] = ()
-    """Empty: not known, which no request is held against."""
+    """Empty if unknown; such a replica may serve any base model."""
     is_draining: bool = False
     resident_adapters: tuple[ResidentAdapter, ...] = ()
     load: ReplicaLoad | None = None
     engine: str = ''
     followed_run: str = ''
-    """The full-parameter run that a sampler belongs to; empty: to everybody."""
+    """Full-parameter run that the sampler is dedicated to; empty if it serves all runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A member of the fleet as it stands now."""
+    """A member of the fleet in its current state."""
 
     report: ReplicaReport
     state: ReplicaState
@@ -88,21 +88,21 @@ class Replica:
 
     @property
     def replica_id(self) -> str:
-        """Its id."""
+        """Id that the replica registered with."""
         return self.report.replica_id
 
     @property
     def address(self) -> str:
-        """Where it is reached."""
+        """'host:port' at which this gateway reaches the replica."""
         return self.report.address
 
 
 @dataclass(kw_only=True)
 class _Member:
-    """A replica and what only the fleet keeps of it."""
+    """A replica with the bookkeeping that only the fleet needs."""
 
     replica: Replica
-    heard_at: float
+    report_seconds: float
     revision: int = 0
     lease_number: int = 0
     failure_count: int = 0
@@ -111,40 +111,39 @@ class _Member:
 
 
 class Fleet:
-    """All members, in memory. Every change has a revision, from 1."""
+    """All replicas, in memory. Every change increments the revision, which starts at 1.
+
+    Args:
+        clock: source of the time.
+        lease: a replica that is silent for longer is lost.
+        forget_after: how long a lost replica is still listed.
+    """
 
     def __init__(self, *, clock: Clock, lease: timedelta, forget_after: timedelta) -> None:
-        """Begin empty.
-
-        Args:
-            clock: tells the time.
-            lease: silence after which a replica is lost.
-            forget_after: how long a lost one is remembered.
-        """
         self._clock = clock
         self._lease_seconds = lease.total_seconds()
         self._forget_seconds = forget_after.total_seconds()
         self._members: dict[str, _Member] = {}
         self._leavers: OrderedDict[str, int] = OrderedDict()
         self.oldest_revision = 0
-        """Watchers that resume from an older one have missed something."""
+        """Watchers that resume from an older revision have missed changes."""
         self.revision = 0
 
     def replicas(self) -> list[Replica]:
-        """Return all members, by time of joining, then id."""
+        """Return all replicas, by join time and then id."""
         found = [member.replica for member in self._members.values()]
         return sorted(found, key=lambda replica: (replica.join_time, replica.replica_id))
 
     def find(self, replica_id: str) -> Replica:
-        """Return a member.
+        """Return the replica with this id.
 
         Raises:
-            ReplicaNotFound: there is none of that id.
+            ReplicaNotFound: no replica has this id.
         """
         return self._member(replica_id).replica
 
     def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        """Take a replica in; one that another start of the same process left at its address leaves."""
+        """Add or update a replica. A leased replica with another id at the same address was restarted: remove it."""
         for other in self.replicas():
             if other.address == report.address and other.replica_id != report.replica_id and not other.is_static:
                 self._remove(other.replica_id)
@@ -158,37 +157,38 @@ class Fleet:
             is_static=is_static,
         )
         self._leavers.pop(report.replica_id, None)
-        member = known or _Member(replica=replica, heard_at=0.0)
+        member = known or _Member(replica=replica, report_seconds=0.0)
         self._members[report.replica_id] = member
-        self._hear(member, replica)
+        self._record_report(member, replica)
         return replica
 
     def begin_lease(self, replica_id: str) -> int:
-        """Return the number of a new lease of a member; an older one of it means nothing any more.
+        """Return the number of a new lease, which supersedes the replica's earlier leases.
 
         Raises:
-            ReplicaNotFound: it has to register first.
+            ReplicaNotFound: the replica must register first.
         """
         member = self._member(replica_id)
         member.lease_number += 1
         return member.lease_number
 
     def renew(self, report: ReplicaReport) -> Replica:
-        """Take what a member says of itself; one that was lost is back.
+        """Store a replica's report; a lost replica is ready again.
 
         Raises:
-            ReplicaNotFound: it has to register first.
+            ReplicaNotFound: the replica must register first.
         """
         member = self._member(report.replica_id)
-        was_asked = member.replica.state is ReplicaState.DRAINING
-        state = ReplicaState.DRAINING if report.is_draining or was_asked else ReplicaState.READY
+        is_drain_requested = member.replica.state is ReplicaState.DRAINING
+        state = ReplicaState.DRAINING if report.is_draining or is_drain_requested else ReplicaState.READY
         if not member.replica.is_static:
             member.learned.clear()
-        self._hear(member, replace(member.replica, report=report, state=state, heartbeat_time=self._clock.now()))
+        now = self._clock.now()
+        self._record_report(member, replace(member.replica, report=report, state=state, heartbeat_time=now))
         return member.replica
 
     def end_lease(self, replica_id: str, lease_number: int) -> None:
-        """Take it that the lease of that number is over: a draining member has left, another one is lost."""
+        """End a lease: a draining replica leaves the fleet, any other is marked lost."""
         member = self._members.get(replica_id)
         if member is None or member.lease_number != lease_number:
             return
@@ -198,10 +198,10 @@ class Fleet:
             self.lose(replica_id)
 
     def drain(self, replica_id: str) -> Replica:
-        """Give a member no more work.
+        """Send a replica no more requests.
 
         Raises:
-            ReplicaNotFound: there is none of that id, or it is lost.
+            ReplicaNotFound: no replica has this id, or it is lost.
         """
         member = self._member(replica_id)
         if member.replica.state is ReplicaState.LOST:
@@ -210,38 +210,38 @@ class Fleet:
         return member.replica
 
     def lose(self, replica_id: str) -> None:
-        """Take it that a member is gone without a word; unknown and draining static ones stay as they are."""
+        """Mark a replica as lost. Unknown ids and draining static replicas are ignored."""
         member = self._members.get(replica_id)
         if member is None or member.replica.state is ReplicaState.LOST:
             return
         if member.replica.is_static and member.replica.state is ReplicaState.DRAINING:
             return
-        # How busy it was says nothing of it now.
+        # The last reported load is outdated.
         report = replace(member.replica.report, load=None)
         self._put(member, replace(member.replica, report=report, state=ReplicaState.LOST))
 
     def expire(self) -> None:
-        """Lose members that were silent for too long, and forget those that were lost for long."""
+        """Mark silent replicas as lost, and remove those that have been lost for long."""
         now = self._clock.monotonic()
         for member in list(self._members.values()):
             if member.replica.is_static:
                 continue
-            silent_seconds = now - member.heard_at
+            silent_seconds = now - member.report_seconds
             if silent_seconds > self._lease_seconds + self._forget_seconds:
                 self._remove(member.replica.replica_id)
             elif silent_seconds > self._lease_seconds:
                 self.lose(member.replica.replica_id)
 
     def changes_after(self, revision: int) -> tuple[list[Replica], list[str]]:
-        """Return the members that changed after `revision`, oldest change first, and the ids that left."""
+        """Return the replicas that changed after `revision`, oldest change first, and the ids of those that left."""
         members = sorted(self._members.values(), key=lambda member: member.revision)
         changed = [member.replica for member in members if member.revision > revision]
-        return changed, [leaver for leaver, when in self._leavers.items() if when > revision]
+        return changed, [leaver for leaver, left_at in self._leavers.items() if left_at > revision]
 
     def serving(self, service: str) -> list[Replica]:
-        """Return the members of a service that may be called, draining ones included.
+        """Return the replicas of a service that may be called, draining ones included.
 
-        A member of the configuration at the address of one that holds a lease is the same process; it is left out.
+        A static replica at the address of a leased one is the same process and is omitted.
         """
         found = [item for item in self.replicas() if item.report.service == service]
         leased = {item.address for item in found if not item.is_static and item.state is not ReplicaState.LOST}
@@ -253,19 +253,19 @@ class Fleet:
         ]
 
     def note_failure(self, replica_id: str) -> None:
-        """Give a member that could not be reached no work for a moment, longer each time."""
+        """Start a back-off for a replica that could not be reached, longer after each failure."""
         if member := self._members.get(replica_id):
             pause = min(_FIRST_PAUSE_SECONDS * 2**member.failure_count, _LONGEST_PAUSE_SECONDS)
             member.failure_count += 1
             member.paused_until = self._clock.monotonic() + pause
 
     def note_success(self, replica_id: str) -> None:
-        """Take it that a member was reached."""
+        """End the back-off of a replica."""
         if member := self._members.get(replica_id):
             member.failure_count, member.paused_until = 0, 0.0
 
     def is_reachable(self, replica_id: str) -> bool:
-        """Whether nothing is known against calling it now."""
+        """Return whether the replica is known, not lost, and not backing off."""
         member = self._members.get(replica_id)
         return (
             member is not None
@@ -274,14 +274,14 @@ class Fleet:
         )
 
     def note_resident(self, replica_id: str, adapter_id: str, version: int) -> None:
-        """Take it, until its next report, that a member holds a version that it just used."""
+        """Remember, until its next report, that a replica holds a version that it has just used."""
         if member := self._members.get(replica_id):
             if len(member.learned) >= MAX_LEARNED:
                 member.learned.clear()
             member.learned.add((adapter_id, version))
 
     def versions_at(self, replica_id: str, adapter_id: str) -> Sequence[int]:
-        """Return the versions of an adapter that a member holds, as far as is known."""
+        """Return the versions of an adapter that a replica is known to hold."""
         member = self._members.get(replica_id)
         if member is None:
             return ()
@@ -294,13 +294,13 @@ class Fleet:
             raise ReplicaNotFound(replica_id)
         return self._members[replica_id]
 
-    def _hear(self, member: _Member, replica: Replica) -> None:
-        """Take note of a sign of life; it is a change only where something else is new, or it may be called again."""
+    def _record_report(self, member: _Member, replica: Replica) -> None:
+        """Record a sign of life. It is a change if anything but the heartbeat differs, or if a back-off ends."""
         before = replace(member.replica, heartbeat_time=replica.heartbeat_time)
-        is_news = not member.revision or member.failure_count > 0 or replica != before
-        member.heard_at = self._clock.monotonic()
+        is_change = not member.revision or member.failure_count > 0 or replica != before
+        member.report_seconds = self._clock.monotonic()
         member.failure_count, member.paused_until = 0, 0.0
-        if is_news:
+        if is_change:
             self._put(member, replica)
         else:
             member.replica = replica
@@ -319,20 +319,20 @@ class Fleet:
 
 
 def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:
-    """Return those that belong to the run of that id where there are such, else those that belong to none."""
+    """Return the replicas dedicated to this run or, without any, those dedicated to no run."""
     dedicated = [item for item in replicas if adapter_id and item.report.followed_run == adapter_id]
     return dedicated or [item for item in replicas if not item.report.followed_run]
 
 
 def weight_sources(replicas: Sequence[Replica], *, fan_out: int) -> dict[str, str]:
-    """Return, by replica, the address of the one that it should take weights from; empty: the checkpoint service.
+    """Return the address that each replica should fetch weights from, by replica id; empty for the checkpoint service.
 
-    Samplers of the same base models and run, by time of joining, make a tree: `fan_out` of them, at most, ask the
-    checkpoint service, and as many ask each sampler.
+    Samplers with the same base models and run form a tree in join order: at most `fan_out` of them fetch from the
+    checkpoint service, and at most `fan_out` from each sampler.
 
     Args:
-        replicas: by time of joining.
-        fan_out: 0: all ask the checkpoint service.
+        replicas: all replicas, in join order.
+        fan_out: children of each node; 0 sends all samplers to the checkpoint service.
     """
     sources: dict[str, str] = {}
     groups: dict[tuple[tuple[str, ...], str], list[Replica]] = {}

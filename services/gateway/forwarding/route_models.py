@@ -14,7 +14,7 @@ import structlog
 
 from services.gateway.catalogue.ports import RunStore
 from services.gateway.errors import AdapterIdTaken
-from services.gateway.fleet.base_models import ModelTable
+from services.gateway.forwarding.base_models import ModelTable
 from services.gateway.forwarding.ports import ModelFacts
 from services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
 

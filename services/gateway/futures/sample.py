@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, aclosing
 from datetime import timedelta
 from typing import Protocol
 
-from services.gateway.fleet.routing import AdapterWish
+from services.gateway.fleet.routing import AdapterRequest
 from services.gateway.futures.passing import is_passing
 from services.gateway.futures.persistence import Persistence
 from services.gateway.futures.rules import Future
@@ -34,7 +34,7 @@ class BatchVerb(Protocol):
 class MakeOrder(Protocol):
     """Makes the order that a request is."""
 
-    def __call__(self, request: bytes, *, base_model: str, wish: AdapterWish | None) -> BatchOrder:
+    def __call__(self, request: bytes, *, base_model: str, wish: AdapterRequest | None) -> BatchOrder:
         """Return the order for these weights; without a base model, for those that the request names."""
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from services.gateway.errors import NoReplica
-from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.members import Membership
 from services.gateway.sampling.convert import describe_order_from_bytes, sample_order_from_bytes
 from services.gateway.sampling.sampling_verbs import SamplingVerbs
 from services.kit.caller import Caller

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway.fleet.routing import AdapterWish, RouteKey, block_keys
+from services.gateway.fleet.routing import AdapterRequest, RouteKey, block_keys
 from services.gateway.fleet.rules import ResidentAdapter
 from services.gateway.sampling.rules import MAX_SEQUENCES, BatchOrder, RoutedOrder, SampleOrder
 from services.kit.errors import InvalidField
@@ -67,7 +67,7 @@ def batch_order_from_bytes(request: bytes) -> BatchOrder:
     )
 
 
-def order_for_weights(request: bytes, *, base_model: str, wish: AdapterWish | None) -> BatchOrder:
+def order_for_weights(request: bytes, *, base_model: str, wish: AdapterRequest | None) -> BatchOrder:
     """Return the order of a SampleBatchRequest for these weights; without a base model, for those that it names."""
     if not base_model:
         return batch_order_from_bytes(request)
@@ -169,20 +169,20 @@ def is_version_open(message: sampling_pb2.AdapterRef) -> bool:
     return is_named and message.WhichOneof('version') in {None, 'at_least'}
 
 
-def wish_from_proto(message: sampling_pb2.AdapterRef) -> AdapterWish:
+def wish_from_proto(message: sampling_pb2.AdapterRef) -> AdapterRequest:
     """Return the weights that are asked for."""
     match message.WhichOneof('version'):
         case 'exact':
-            return AdapterWish(adapter_id=message.adapter_id, exact=message.exact)
+            return AdapterRequest(adapter_id=message.adapter_id, exact=message.exact)
         case 'at_least':
-            return AdapterWish(adapter_id=message.adapter_id, at_least=message.at_least)
+            return AdapterRequest(adapter_id=message.adapter_id, at_least=message.at_least)
         case 'checkpoint_path':
-            return AdapterWish(adapter_id=message.checkpoint_path, is_checkpoint=True)
+            return AdapterRequest(adapter_id=message.checkpoint_path, is_checkpoint=True)
         case _:
-            return AdapterWish(adapter_id=message.adapter_id)
+            return AdapterRequest(adapter_id=message.adapter_id)
 
 
-def _wish_to_proto(wish: AdapterWish) -> sampling_pb2.AdapterRef:
+def _wish_to_proto(wish: AdapterRequest) -> sampling_pb2.AdapterRef:
     message = sampling_pb2.AdapterRef(wait_timeout=duration_to_proto(_VERSION_WAIT))
     if wish.is_checkpoint:
         message.checkpoint_path = wish.adapter_id
@@ -195,7 +195,7 @@ def _wish_to_proto(wish: AdapterWish) -> sampling_pb2.AdapterRef:
     return message
 
 
-def prompt_blocks(prompt: sampling_pb2.Prompt, *, base_model: str, adapter: AdapterWish | None) -> tuple[int, ...]:
+def prompt_blocks(prompt: sampling_pb2.Prompt, *, base_model: str, adapter: AdapterRequest | None) -> tuple[int, ...]:
     """Return the keys of a prompt's prefixes. Those of a chat grow with its turns."""
     match prompt.WhichOneof('content'):
         case 'token_ids':

@@ -8,7 +8,7 @@ from datetime import timedelta
 import structlog
 
 from services.gateway.errors import CheckpointStreamLost, NoReplica
-from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey, candidates
 from services.gateway.fleet.rules import Replica
 from services.gateway.sampling.failover import MOST_BAD_ENDS, Attempt, Verdict, verdict_on

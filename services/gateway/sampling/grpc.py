@@ -10,7 +10,7 @@ from typing import Any, cast
 import grpc
 
 from services.gateway.fleet.convert import load_from_proto, resident_from_proto
-from services.gateway.fleet.replica_channels import ReplicaChannels
+from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
 from services.gateway.sampling.rules import BatchOrder, Piece, Progress, PromptAnswer, SampleOrder, Share
 from services.gateway.sampling.sampler_messages import (

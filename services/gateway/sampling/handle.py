@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.gateway.fleet.routing import AdapterWish
+from services.gateway.fleet.routing import AdapterRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,15 @@ class SamplingHandle:
         return bool(self.future_id) and self.version is None
 
     @property
-    def wish(self) -> AdapterWish | None:
+    def wish(self) -> AdapterRequest | None:
         """The weights, once their version is known; None: the base model alone."""
         if self.checkpoint_path:
-            return AdapterWish(adapter_id=self.checkpoint_path, is_checkpoint=True)
+            return AdapterRequest(adapter_id=self.checkpoint_path, is_checkpoint=True)
         if not self.adapter_id:
             return None
         if self.is_inflight:
-            return AdapterWish(adapter_id=self.adapter_id, at_least=self.version)
-        return AdapterWish(adapter_id=self.adapter_id, exact=self.version)
+            return AdapterRequest(adapter_id=self.adapter_id, at_least=self.version)
+        return AdapterRequest(adapter_id=self.adapter_id, exact=self.version)
 
     def is_same_as(self, other: 'SamplingHandle') -> bool:
         """Say whether a repeat asks for the same weights."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.members import Membership
 from services.gateway.sampling.routed_call import RoutedCall
 from services.gateway.sampling.rules import RoutedOrder
 from services.kit.caller import Caller

@@ -1,8 +1,8 @@
 """Opens the feature: sampling over the fleet, with and without quotas."""
 
 from services.gateway.config import GatewayConfig
-from services.gateway.fleet.membership import Membership
-from services.gateway.fleet.replica_channels import ReplicaChannels
+from services.gateway.fleet.grpc import ReplicaChannels
+from services.gateway.fleet.members import Membership
 from services.gateway.quotas.wiring import OpenQuotas
 from services.gateway.sampling.dispatch import Dispatch
 from services.gateway.sampling.grpc import GrpcSamplers

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import timedelta
 
-from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.members import Membership
 from services.gateway.fleet.rules import ReplicaLoad
 from services.gateway.sampling.get_load import GetLoad
 from services.kit.caller import Caller

@@ -9,7 +9,7 @@ import pytest
 from fixtures.gateway_stores import MemoryRunStore
 from services.gateway.catalogue.rules import Run
 from services.gateway.errors import AdapterIdTaken
-from services.gateway.fleet.base_models import Conflict, ModelTable
+from services.gateway.forwarding.base_models import Conflict, ModelTable
 from services.gateway.forwarding.route_models import RouteModels
 from services.kit.errors import BaseModelNotFound, ServiceUnreachable
 

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_desk
-from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Fleet, ReplicaReport
 from services.gateway.sampling.dispatch import Dispatch

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.fleet.routing import AdapterWish, RouteKey
+from services.gateway.fleet.routing import AdapterRequest, RouteKey
 from services.gateway.futures.limits import SampleTally
 from services.gateway.futures.rules import Future, FutureOrder
 from services.gateway.quotas.book import QuotaBook
@@ -106,7 +106,7 @@ def future_of(key: str) -> Future:
     return Future.accepted(order, tenant_id='alice', moment=FakeClock().now())
 
 
-def order_for(wish: AdapterWish | None) -> BatchOrder:
+def order_for(wish: AdapterRequest | None) -> BatchOrder:
     """Return what it asked for."""
     return BatchOrder(request=b'', keys=(RouteKey(base_model='tiny', adapter=wish),))
 
@@ -114,7 +114,7 @@ def order_for(wish: AdapterWish | None) -> BatchOrder:
 async def test_a_sample_counts_once_when_it_is_settled() -> None:
     """However often it ran; not one that failed, nor one that another gateway settled."""
     world, moment = World(), FakeClock().now()
-    order = order_for(AdapterWish(adapter_id='run-1'))
+    order = order_for(AdapterRequest(adapter_id='run-1'))
     done, failed, others = future_of('done'), future_of('failed'), future_of('others')
     for future in (done, done, failed, others):
         world.tally.note(future, order, ANSWER)
@@ -135,10 +135,10 @@ async def test_a_sample_counts_once_when_it_is_settled() -> None:
     ('wish', 'run_id'),
     [
         (None, ''),
-        (AdapterWish(adapter_id='ses:train:0', exact=3), 'ses:train:0'),
-        (AdapterWish(adapter_id='twinkle://ses:train:0/weights/best', is_checkpoint=True), 'ses:train:0'),
+        (AdapterRequest(adapter_id='ses:train:0', exact=3), 'ses:train:0'),
+        (AdapterRequest(adapter_id='twinkle://ses:train:0/weights/best', is_checkpoint=True), 'ses:train:0'),
     ],
 )
-def test_samples_belong_to_the_run_of_their_weights(wish: AdapterWish | None, run_id: str) -> None:
+def test_samples_belong_to_the_run_of_their_weights(wish: AdapterRequest | None, run_id: str) -> None:
     """Also those of a checkpoint; the base model alone is nobody's run."""
     assert order_for(wish).keys[0].run_id == run_id

@@ -1,4 +1,4 @@
-"""Who gets a request: balance, locality, and what may never happen."""
+"""Routing: balance, locality, and replicas that must not be chosen."""
 
 import random
 from collections import Counter
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.fleet.routing import (
-    AdapterWish,
-    LoadBook,
+    AdapterRequest,
+    LoadTable,
     PrefixMemory,
     RouteKey,
     block_keys,
@@ -22,23 +22,22 @@ MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def replica(name: str, *, running: int = 0, most: int = 64, state: ReplicaState = ReplicaState.READY) -> Replica:
-    """Return a member."""
+    """Return a ready replica."""
     load = ReplicaLoad(running_sequence_count=running, max_sequence_count=most)
     report = ReplicaReport(replica_id=name, service='sampler', address=name, base_models=('m',), load=load)
     return Replica(report=report, state=state, heartbeat_time=MOMENT, join_time=MOMENT)
 
 
 class Router:
-    """Chooses as the gateway does."""
+    """Routes requests as the gateway does."""
 
     def __init__(self, residents: dict[str, dict[str, list[int]]] | None = None) -> None:
-        """Know where adapters are."""
-        self.book, self.memory = LoadBook(), PrefixMemory()
+        self.loads, self.memory = LoadTable(), PrefixMemory()
         self._residents = residents or {}
 
     def choose(self, key: RouteKey, members: list[Replica]) -> str:
-        """Return the id of the one chosen."""
-        chosen = choose(key, members, book=self.book, memory=self.memory, versions_at=self._versions_at)
+        """Return the id of the chosen replica."""
+        chosen = choose(key, members, loads=self.loads, memory=self.memory, versions_at=self._versions_at)
         assert chosen is not None
         return chosen.replica_id
 
@@ -46,8 +45,8 @@ class Router:
         return self._residents.get(replica_id, {}).get(adapter_id, [])
 
 
-def key_of(text: str, *, adapter: AdapterWish | None = None, weight: int = 1) -> RouteKey:
-    """Return the key of a prompt."""
+def key_of(text: str, *, adapter: AdapterRequest | None = None, weight: int = 1) -> RouteKey:
+    """Return the routing key of a prompt."""
     name = adapter.adapter_id if adapter else ''
     return RouteKey(base_model='m', adapter=adapter, blocks=block_keys('m', name, text.encode()), weight=weight)
 
@@ -55,21 +54,21 @@ def key_of(text: str, *, adapter: AdapterWish | None = None, weight: int = 1) ->
 @given(st.integers(2, 12), st.integers(0, 1 << 30))
 @settings(max_examples=30, deadline=None)
 def test_open_requests_spread_evenly(count: int, seed: int) -> None:
-    """Whatever the prompts, alike or not, nobody has more than its share and a quarter, and two more."""
+    """No replica exceeds 1.25 times its share plus two, with equal and with different prompts."""
     router, generator = Router(), random.Random(seed)
     members = [replica(f'r{index}', most=1000) for index in range(count)]
     open_counts: Counter[str] = Counter()
     for _ in range(40 * count):
         chosen = router.choose(key_of(f'prompt {generator.randrange(10)}' * 50), members)
-        router.book.begin(chosen, 1)
+        router.loads.begin(chosen, 1)
         open_counts[chosen] += 1
         assert max(open_counts.values()) <= 1.25 * (open_counts.total() / count) + 2
 
 
 @given(st.integers(2, 10))
 @settings(max_examples=20, deadline=None)
-def test_only_keys_of_who_joins_or_leaves_move(count: int) -> None:
-    """A new member takes about its share and nothing moves between the others; the same backwards."""
+def test_only_keys_of_a_joining_or_leaving_replica_move(count: int) -> None:
+    """A new replica takes about its share and no key moves between the others; the same holds when it leaves."""
     members = [replica(f'r{index}') for index in range(count + 1)]
     keys = [key_of(f'prompt {index}') for index in range(300)]
     before = [Router().choose(key, members[:-1]) for key in keys]
@@ -81,11 +80,11 @@ def test_only_keys_of_who_joins_or_leaves_move(count: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from(list(ReplicaState))), min_size=1, max_size=8), st.text())
 @settings(max_examples=200, deadline=None)
-def test_full_and_leaving_replicas_get_nothing_while_another_is_free(
+def test_full_and_draining_replicas_get_nothing_while_another_is_free(
     members: list[tuple[int, ReplicaState]], text: str
 ) -> None:
-    """Neither affinity nor residency sends a request to one that is full or draining while another is free."""
-    adapter = AdapterWish(adapter_id='x')
+    """Neither affinity nor residency selects a full or draining replica while another is free."""
+    adapter = AdapterRequest(adapter_id='x')
     fleet = [replica(f'r{i}', running=running, most=4, state=state) for i, (running, state) in enumerate(members)]
     router = Router(
         {member.replica_id: {'x': [1]} for member in fleet if member.report.load.running_sequence_count > 3}
@@ -100,26 +99,29 @@ def test_full_and_leaving_replicas_get_nothing_while_another_is_free(
         assert running[chosen] < 4
 
 
-def test_request_goes_where_its_version_is() -> None:
-    """Exactly that version, at least that version, or the newest of those that are resident."""
+def test_request_goes_to_a_replica_that_holds_its_version() -> None:
+    """Exact, minimum and unspecified versions each select a replica that holds a matching version."""
     members = [replica(f'r{index}') for index in range(5)]
     router = Router({'r1': {'x': [1]}, 'r2': {'x': [1, 2]}, 'r3': {'y': [7]}})
     for index in range(20):
         chosen = {
             wish: router.choose(key_of(f'{index}', adapter=wish), members)
             for wish in (
-                AdapterWish(adapter_id='x', exact=2),
-                AdapterWish(adapter_id='x', at_least=2),
-                AdapterWish(adapter_id='x'),
-                AdapterWish(adapter_id='y'),
+                AdapterRequest(adapter_id='x', exact=2),
+                AdapterRequest(adapter_id='x', at_least=2),
+                AdapterRequest(adapter_id='x'),
+                AdapterRequest(adapter_id='y'),
             )
         }
         assert list(chosen.values()) == ['r2', 'r2', 'r2', 'r3']
-        assert router.choose(key_of(f'{index}', adapter=AdapterWish(adapter_id='x', exact=1)), members) in {'r1', 'r2'}
+        assert router.choose(key_of(f'{index}', adapter=AdapterRequest(adapter_id='x', exact=1)), members) in {
+            'r1',
+            'r2',
+        }
 
 
-def test_turns_of_a_chat_meet_their_cache() -> None:
-    """What continues a prompt goes where the prompt went, also after another member joined."""
+def test_turns_of_a_chat_reach_the_same_replica() -> None:
+    """A prompt that extends an earlier one goes to the same replica, even after another replica joined."""
     router = Router()
     members = [replica(f'r{index}') for index in range(4)]
     text = 'a system prompt that all share ' * 20
@@ -133,47 +135,47 @@ def test_turns_of_a_chat_meet_their_cache() -> None:
         members = [*members, replica(f'new{turn}')]
 
 
-def test_busy_home_hands_over() -> None:
-    """Prefixes that all share do not all end up at one replica."""
+def test_a_shared_prefix_does_not_overload_one_replica() -> None:
+    """Requests with one shared prefix spread once the preferred replica has its fair share."""
     router = Router()
     members = [replica(f'r{index}') for index in range(2)]
     for _ in range(32):
-        router.book.begin(router.choose(key_of('the same prompt' * 40), members), 1)
-    counts = sorted(router.book.sequences_at(member) for member in members)
+        router.loads.begin(router.choose(key_of('the same prompt' * 40), members), 1)
+    counts = sorted(router.loads.sequences_at(member) for member in members)
     assert sum(counts) == 32
     assert counts[1] <= 21
 
 
-def test_load_is_what_was_reported_and_what_changed_since() -> None:
-    """A report takes in what was sent before it; what is open here is never forgotten."""
-    book = LoadBook()
+def test_load_combines_the_report_and_later_changes() -> None:
+    """A report includes earlier requests, and requests that are still open always count."""
+    loads = LoadTable()
     member = replica('r', running=3)
-    book.begin('r', 4)
-    assert book.sequences_at(member) == 7
-    book.reported('r')
-    assert book.sequences_at(member) == 4
-    book.end('r', 2)
-    assert book.sequences_at(replica('r', running=7)) == 5
-    book.end('r', 2)
-    assert book.sequences_at(replica('r', running=0)) == 0
+    loads.begin('r', 4)
+    assert loads.sequences_at(member) == 7
+    loads.reported('r')
+    assert loads.sequences_at(member) == 4
+    loads.end('r', 2)
+    assert loads.sequences_at(replica('r', running=7)) == 5
+    loads.end('r', 2)
+    assert loads.sequences_at(replica('r', running=0)) == 0
 
 
-def test_loads_are_kept_of_members_alone() -> None:
-    """What replicas that have left were sent is forgotten once it has ended there."""
-    book = LoadBook()
+def test_load_of_departed_replicas_is_dropped() -> None:
+    """The load of a departed replica is dropped once its requests have ended."""
+    loads = LoadTable()
     for number in range(100):
-        book.begin(f'r-{number}', 1)
-    book.keep_only({'r-1'})
-    assert book.sequences_at(replica('r-5', running=0)) == 1
+        loads.begin(f'r-{number}', 1)
+    loads.keep_only({'r-1'})
+    assert loads.sequences_at(replica('r-5', running=0)) == 1
     for number in range(100):
-        book.end(f'r-{number}', 1)
-    book.keep_only({'r-1'})
-    assert len(book) == 1
+        loads.end(f'r-{number}', 1)
+    loads.keep_only({'r-1'})
+    assert len(loads) == 1
 
 
 @given(st.binary(max_size=2000), st.binary(max_size=600))
 def test_keys_of_a_prefix_are_a_prefix_of_the_keys(data: bytes, more: bytes) -> None:
-    """Whole blocks keep their keys when a prompt grows, and another adapter's are others."""
+    """Full blocks keep their keys when a prompt grows, and another adapter has different keys."""
     keys, longer = block_keys('m', '', data), block_keys('m', '', data + more)
     whole = len(data) // 256
     assert keys[:whole] == longer[:whole]
@@ -181,7 +183,7 @@ def test_keys_of_a_prefix_are_a_prefix_of_the_keys(data: bytes, more: bytes) -> 
 
 
 def test_memory_of_prefixes_is_bounded() -> None:
-    """The blocks used longest ago are forgotten."""
+    """The least recently used prefix blocks are dropped first."""
     memory = PrefixMemory(capacity=10)
     for block in range(100):
         memory.note([block], 'r')

@@ -1,4 +1,4 @@
-"""The fleet's rules: who is a member, how each of them stands, and who takes weights from whom."""
+"""The fleet's rules: membership, replica states, and the tree that relays weights."""
 
 from datetime import timedelta
 
@@ -20,7 +20,7 @@ LEASE = timedelta(seconds=10)
 
 
 def report(replica_id: str, *, address: str = '', **fields) -> ReplicaReport:
-    """Return a good report; each replica has an address of its own."""
+    """Return a valid report; the address defaults to one that only this replica has."""
     return ReplicaReport(replica_id=replica_id, service='sampler', address=address or f'host:{replica_id}', **fields)
 
 
@@ -31,12 +31,12 @@ def new_fleet() -> tuple[Fleet, FakeClock]:
 
 
 def states(fleet: Fleet) -> dict[str, ReplicaState]:
-    """Return how each member stands."""
+    """Return the state of each replica by id."""
     return {replica.replica_id: replica.state for replica in fleet.replicas()}
 
 
-def test_silent_replica_is_lost_then_forgotten() -> None:
-    """Silence for longer than the lease loses a replica; a report brings it back; long silence removes it."""
+def test_silent_replica_is_lost_then_removed() -> None:
+    """A replica silent for longer than its lease is lost, a report restores it, and long silence removes it."""
     fleet, clock = new_fleet()
     fleet.register(report('a'))
     clock.advance(LEASE)
@@ -55,8 +55,8 @@ def test_silent_replica_is_lost_then_forgotten() -> None:
         fleet.renew(report('a'))
 
 
-def test_lease_that_ends_loses_a_ready_replica_and_lets_a_draining_one_go() -> None:
-    """Who said that it leaves has left; who did not is lost."""
+def test_end_of_lease_loses_a_ready_replica_and_removes_a_draining_one() -> None:
+    """When a lease ends, a draining replica leaves the fleet and a ready one is lost."""
     fleet, _ = new_fleet()
     for name in 'ab':
         fleet.register(report(name))
@@ -67,8 +67,8 @@ def test_lease_that_ends_loses_a_ready_replica_and_lets_a_draining_one_go() -> N
     assert states(fleet) == {'a': ReplicaState.LOST}
 
 
-def test_end_of_an_older_lease_means_nothing() -> None:
-    """A replica that has come back over another connection is not lost when the old one ends."""
+def test_end_of_a_superseded_lease_is_ignored() -> None:
+    """A replica that reconnected stays ready when its old connection ends."""
     fleet, _ = new_fleet()
     fleet.register(report('a'))
     old = fleet.begin_lease('a')
@@ -77,8 +77,8 @@ def test_end_of_an_older_lease_means_nothing() -> None:
     assert states(fleet) == {'a': ReplicaState.READY}
 
 
-def test_drained_replica_stays_draining_whatever_it_reports() -> None:
-    """Only a new start makes a drained replica ready again."""
+def test_drained_replica_stays_draining_until_it_registers_again() -> None:
+    """Reports do not end a drain; a new registration does."""
     fleet, _ = new_fleet()
     fleet.register(report('a'))
     fleet.drain('a')
@@ -88,7 +88,7 @@ def test_drained_replica_stays_draining_whatever_it_reports() -> None:
 
 
 def test_lost_replica_cannot_be_drained() -> None:
-    """Nobody is there to leave."""
+    """Draining a lost replica raises ReplicaNotFound."""
     fleet, _ = new_fleet()
     fleet.register(report('a'))
     fleet.lose('a')
@@ -96,8 +96,8 @@ def test_lost_replica_cannot_be_drained() -> None:
         fleet.drain('a')
 
 
-def test_member_of_the_configuration_is_never_forgotten_and_steps_back() -> None:
-    """It stays when it is silent, and counts as nobody while one with a lease has its address."""
+def test_static_replica_is_never_removed_and_yields_to_a_leased_one() -> None:
+    """A silent static replica stays listed, and is not served while a leased replica has its address."""
     fleet, clock = new_fleet()
     fleet.register(report('static', address='h:1'), is_static=True)
     clock.advance(timedelta(hours=1))
@@ -110,7 +110,7 @@ def test_member_of_the_configuration_is_never_forgotten_and_steps_back() -> None
 
 
 def test_failures_pause_a_replica_for_longer_each_time() -> None:
-    """One that cannot be reached is left alone for a moment; a success or a report ends that."""
+    """Each failure backs off longer from a replica; a success or a report ends the back-off."""
     fleet, clock = new_fleet()
     fleet.register(report('a'))
     fleet.note_failure('a')
@@ -124,8 +124,8 @@ def test_failures_pause_a_replica_for_longer_each_time() -> None:
     assert fleet.is_reachable('a')
 
 
-def test_learned_versions_hold_until_the_next_report() -> None:
-    """What a replica reports replaces what was concluded."""
+def test_learned_versions_last_until_the_next_report() -> None:
+    """A replica's report replaces the versions that were learned from its answers."""
     fleet, _ = new_fleet()
     fleet.register(report('a', resident_adapters=(ResidentAdapter(adapter_id='x', version=1),)))
     fleet.note_resident('a', 'x', 2)
@@ -134,8 +134,8 @@ def test_learned_versions_hold_until_the_next_report() -> None:
     assert list(fleet.versions_at('a', 'x')) == [2]
 
 
-def test_changes_after_a_revision_are_all_there_is_to_tell() -> None:
-    """A watcher gets each member's last state, and the ids that left."""
+def test_changes_after_a_revision_are_complete() -> None:
+    """A watcher receives each replica's latest state and the ids of replicas that left."""
     fleet, _ = new_fleet()
     fleet.register(report('a'))
     seen = fleet.revision
@@ -149,8 +149,8 @@ def test_changes_after_a_revision_are_all_there_is_to_tell() -> None:
     assert fleet.changes_after(fleet.revision) == ([], [])
 
 
-def test_sign_of_life_alone_is_no_change() -> None:
-    """The same report again renews the lease and tells nobody; one that brings a failed member back does."""
+def test_unchanged_report_is_not_a_change() -> None:
+    """Repeating a report renews the lease without a new revision, unless it ends a back-off."""
     fleet, clock = new_fleet()
     fleet.register(report('a'), is_static=True)
     seen = fleet.revision
@@ -165,7 +165,7 @@ def test_sign_of_life_alone_is_no_change() -> None:
 
 
 def test_lost_replica_has_no_load() -> None:
-    """How busy it was is forgotten with it, and known again when it is back."""
+    """The load of a lost replica is cleared and returns with its next report."""
     fleet, _ = new_fleet()
     busy = report('a', load=ReplicaLoad(running_sequence_count=3))
     fleet.register(busy)
@@ -176,7 +176,7 @@ def test_lost_replica_has_no_load() -> None:
 
 
 @pytest.mark.parametrize(('fan_out', 'count'), [(1, 5), (2, 9), (3, 20)])
-def test_relay_tree_reaches_everybody_and_loads_nobody_too_much(fan_out: int, count: int) -> None:
+def test_relay_tree_reaches_every_sampler_within_the_fan_out(fan_out: int, count: int) -> None:
     """No source has more readers than the fan-out, and every chain ends at the checkpoint service."""
     fleet, clock = new_fleet()
     for index in range(count):
@@ -194,7 +194,7 @@ def test_relay_tree_reaches_everybody_and_loads_nobody_too_much(fan_out: int, co
 
 
 def test_relay_tree_is_off_by_default_and_keeps_base_models_apart() -> None:
-    """Without a fan-out all ask the checkpoint service; a sampler never relays another base model's weights."""
+    """All samplers use the checkpoint service unless a fan-out is set, and no tree mixes base models."""
     fleet, _ = new_fleet()
     for name in 'abcd':
         fleet.register(report(name, base_models=('x' if name in 'ab' else 'y',)))
@@ -203,8 +203,8 @@ def test_relay_tree_is_off_by_default_and_keeps_base_models_apart() -> None:
     assert sources == {'a': '', 'b': 'host:a', 'c': '', 'd': 'host:c'}
 
 
-def test_run_is_served_by_those_that_belong_to_it_and_nothing_else_is() -> None:
-    """A request that names the run goes to its samplers; all others, and those of the base model, do not."""
+def test_dedicated_samplers_serve_their_run_only() -> None:
+    """Requests for a run go to its dedicated samplers; all other requests avoid them."""
     fleet, _ = new_fleet()
     fleet.register(report('shared'))
     fleet.register(report('own', followed_run='full'))

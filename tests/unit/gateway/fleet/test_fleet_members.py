@@ -1,4 +1,4 @@
-"""The fleet while it lives: who is found for a request, and who is told of changes."""
+"""The live fleet: the replica found for a request, and the watch that reports changes."""
 
 import asyncio
 from datetime import timedelta
@@ -6,10 +6,11 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.fleet.membership import Membership
+from services.gateway.fleet.grpc import is_this_host
+from services.gateway.fleet.members import Membership
+from services.gateway.fleet.replicas import Replicas
 from services.gateway.fleet.routing import RouteKey
 from services.gateway.fleet.rules import Fleet, ReplicaLoad, ReplicaReport
-from services.gateway.fleet.watch_fleet import WatchFleet
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 
@@ -18,12 +19,12 @@ OPERATOR = Caller(tenant_id='t', scopes=frozenset({'operator'}))
 
 
 def new_membership() -> Membership:
-    """Return an empty one."""
+    """Return a live fleet without replicas."""
     return Membership(Fleet(clock=FakeClock(), lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
 
 
 def report(replica_id: str, *, base_model: str = 'm', running: int = 0) -> ReplicaReport:
-    """Return a good report."""
+    """Return a valid report."""
     load = ReplicaLoad(running_sequence_count=running, max_sequence_count=4)
     return ReplicaReport(
         replica_id=replica_id, service='sampler', address=f'h:{replica_id}', base_models=(base_model,), load=load
@@ -31,8 +32,8 @@ def report(replica_id: str, *, base_model: str = 'm', running: int = 0) -> Repli
 
 
 @given(st.lists(st.sampled_from(['ready', 'full', 'draining', 'lost', 'failed', 'other']), min_size=1, max_size=6))
-def test_found_replica_is_a_good_one_where_there_is_one(kinds: list[str]) -> None:
-    """Draining, lost and other models' ones are never found; full or failed ones only if nobody is free."""
+def test_find_prefers_free_then_full_then_failed_replicas(kinds: list[str]) -> None:
+    """Draining, lost and foreign replicas are never found; full or failed ones only if none is free."""
     membership = new_membership()
     for index, kind in enumerate(kinds):
         name = f'{kind}-{index}'
@@ -52,18 +53,24 @@ def test_found_replica_is_a_good_one_where_there_is_one(kinds: list[str]) -> Non
 
 
 def test_excluded_replica_is_not_found() -> None:
-    """What was tried is not tried again."""
+    """A replica that was already tried is not returned again."""
     membership = new_membership()
     membership.register(report('a'))
     assert membership.find_for(KEY, excluded={'a'}) is None
 
 
-async def test_watch_tells_a_snapshot_then_changes_and_resumes() -> None:
-    """Every member, that it is synced, then each change; a token continues where it was given."""
+async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
+    """A watch yields all replicas, a sync marker, then changes; its token resumes after the last change."""
     membership = new_membership()
     membership.register(report('a'))
-    watch = WatchFleet(membership)
-    events = watch(OPERATOR, '')
+    replicas = Replicas(
+        membership,
+        lease=timedelta(seconds=10),
+        relay_fan_out=0,
+        checkpoint_address='',
+        is_this_host=is_this_host,
+    )
+    events = replicas.watch(OPERATOR, '')
     first, synced = await anext(events), await anext(events)
     assert first.replica is not None
     assert first.replica.replica_id == 'a'
@@ -77,7 +84,7 @@ async def test_watch_tells_a_snapshot_then_changes_and_resumes() -> None:
     await events.aclose()
     membership.drain('a')
     membership.end_lease('a', 0)
-    resumed = watch(OPERATOR, event.resume_token)
+    resumed = replicas.watch(OPERATOR, event.resume_token)
     assert (await anext(resumed)).left_replica_id == 'a'
     coming = asyncio.ensure_future(anext(resumed, None))
     await asyncio.sleep(0)
@@ -85,8 +92,8 @@ async def test_watch_tells_a_snapshot_then_changes_and_resumes() -> None:
     assert await coming is None
 
 
-def test_loads_of_replicas_that_left_are_forgotten() -> None:
-    """However many come and go, what is kept of loads is bounded by the members."""
+def test_load_of_departed_replicas_is_bounded() -> None:
+    """However many replicas join and leave, the tracked loads are bounded by the current replicas."""
     clock = FakeClock()
     membership = Membership(Fleet(clock=clock, lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
     for number in range(50):

@@ -1,0 +1,139 @@
+"""Connections to replicas: shared channels, and the poll of a static sampler."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from services.gateway.errors import ReplicaNotReached
+from services.gateway.fleet.convert import load_from_proto
+from services.gateway.fleet.rules import ReplicaLoad, ReplicaReport
+from services.kit.rpc.channel import open_forwarding_channel
+from services.kit.rpc.status import error_from_call
+from services.kit.tls import TlsConfig
+from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+
+CONNECT_SECONDS = 5.0
+"""Timeout of a connection attempt; a dropped packet would otherwise be waited for much longer."""
+ANSWER_SECONDS = 2.0
+"""A static sampler that takes longer to answer counts as unreachable."""
+
+
+class ReplicaChannels:
+    """Channels to replicas by address, without interceptors and retries.
+
+    A channel is opened when it is first needed, and closed when its address leaves the fleet. `tls` is the gateway's
+    configuration; None means plaintext.
+    """
+
+    def __init__(self, tls: TlsConfig | None = None) -> None:
+        self._tls = tls or TlsConfig()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def connected(self, address: str) -> grpc.aio.Channel:
+        """Return the connected channel to an address.
+
+        Raises:
+            ReplicaNotReached: no connection could be made in time.
+        """
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = open_forwarding_channel(address, tls=self._tls, service='sampler')
+            self._channels[address] = channel
+        if channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
+            await _connect(channel)
+        return channel
+
+    async def keep_only(self, addresses: Collection[str]) -> None:
+        """Close the channels to all other addresses."""
+        for address in [address for address in self._channels if address not in addresses]:
+            await self._channels.pop(address).close()
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await self.keep_only(())
+
+
+async def _connect(channel: grpc.aio.Channel) -> None:
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+                if state in {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN}:
+                    raise ReplicaNotReached('sampler')
+                await channel.wait_for_state_change(state)
+    except (TimeoutError, grpc.aio.UsageError) as error:
+        # A UsageError means that the address left the fleet and the channel was closed during the attempt.
+        raise ReplicaNotReached('sampler') from error
+
+
+class StaticSampler:
+    """Polls the sampler that the configuration names, because it holds no lease.
+
+    Args:
+        report: the parts of its reports that are known from the configuration.
+        channel: a channel opened with the internal identity.
+        pause: waits between polls; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        report: ReplicaReport,
+        *,
+        channel: grpc.aio.Channel,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.report = report
+        self._server = server_service_pb2_grpc.ServerServiceStub(channel)
+        self._sampler = sampler_service_pb2_grpc.SamplerServiceStub(channel)
+        self._pause = pause
+
+    async def follow(self) -> AsyncGenerator[ReplicaReport, None]:
+        """Yield a report at once, and then about every second.
+
+        Raises:
+            DomainError: the sampler cannot be reached any more.
+        """
+        while True:
+            try:
+                yield replace(self.report, base_models=await self._base_models(), load=await self._load())
+            except grpc.aio.AioRpcError as error:
+                raise error_from_call(error, service='sampler') from error
+            await self._pause(1.0)
+
+    async def _base_models(self) -> tuple[str, ...]:
+        answer = await self._server.GetServerInfo(server_service_pb2.GetServerInfoRequest(), timeout=ANSWER_SECONDS)
+        return tuple(model.base_model for info in answer.services for model in info.base_models if model.is_sampleable)
+
+    async def _load(self) -> ReplicaLoad | None:
+        try:
+            answer = await self._sampler.GetLoad(sampler_service_pb2.GetLoadRequest(), timeout=ANSWER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise
+        return load_from_proto(answer.load)
+
+
+async def is_this_host(host: str) -> bool:
+    """Return whether a host name or address is this machine; False for a name that cannot be resolved."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_is_local(family, address) for family, _, _, _, address in found)
+
+
+def _is_local(family: int, address: tuple[Any, ...]) -> bool:
+    # Only a local address can be bound, and binding a datagram socket sends nothing.
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True

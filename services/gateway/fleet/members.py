@@ -1,0 +1,137 @@
+"""The live fleet: replicas, their load, and the waiters for a change."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from services.gateway.fleet.routing import LoadTable, PrefixMemory, RouteKey, candidates, choose
+from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaState, serving_run
+
+
+class Membership:
+    """Joins the fleet with the load and the prefixes of its replicas, and wakes waiters after each change.
+
+    Concurrency: for one event loop. Only `wait_for_change` waits.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._loads = LoadTable()
+        self._prefixes = PrefixMemory()
+        self._open_calls: Counter[str] = Counter()
+        """Number of open calls by address."""
+        self._listeners: list[Callable[[], None]] = []
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.is_closing = asyncio.Event()
+        """Set when the gateway begins to stop; watches and leases then end."""
+
+    def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
+        """Add or update a replica."""
+        with self._changing():
+            return self.fleet.register(report, is_static=is_static)
+
+    def renew(self, report: ReplicaReport) -> Replica:
+        """Store a replica's report.
+
+        Raises:
+            ReplicaNotFound: the replica must register first.
+        """
+        with self._changing():
+            replica = self.fleet.renew(report)
+            self._loads.reported(report.replica_id)
+            return replica
+
+    def end_lease(self, replica_id: str, lease_number: int) -> None:
+        """End a lease: a draining replica leaves the fleet, any other is marked lost."""
+        with self._changing():
+            self.fleet.end_lease(replica_id, lease_number)
+
+    def drain(self, replica_id: str) -> Replica:
+        """Send a replica no more requests.
+
+        Raises:
+            ReplicaNotFound: no replica has this id, or it is lost.
+        """
+        with self._changing():
+            return self.fleet.drain(replica_id)
+
+    def lose(self, replica_id: str) -> None:
+        """Mark a replica as lost."""
+        with self._changing():
+            self.fleet.lose(replica_id)
+
+    def expire(self) -> None:
+        """Mark silent replicas as lost, and remove those that have been lost for long."""
+        with self._changing():
+            self.fleet.expire()
+        self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
+
+    def find_for(self, key: RouteKey, *, excluded: frozenset[str] | set[str]) -> Replica | None:
+        """Return the replica for a request, or None. A replica in back-off is returned only if all are."""
+        members = serving_run(key.adapter.adapter_id if key.adapter else '', self.fleet.serving('sampler'))
+        fit = [item for item in candidates(key, members) if item.replica_id not in excluded]
+        usable = [item for item in fit if self.fleet.is_reachable(item.replica_id)] or fit
+        return choose(key, usable, loads=self._loads, memory=self._prefixes, versions_at=self.fleet.versions_at)
+
+    @contextmanager
+    def working(self, replica: Replica, weight: int) -> Iterator[None]:
+        """Count `weight` sequences as running on a replica while the block runs."""
+        self._loads.begin(replica.replica_id, weight)
+        self._open_calls[replica.address] += 1
+        try:
+            yield
+        finally:
+            self._loads.end(replica.replica_id, weight)
+            self._open_calls[replica.address] -= 1
+            if not self._open_calls[replica.address]:
+                del self._open_calls[replica.address]
+
+    @property
+    def known_load_count(self) -> int:
+        """Number of replicas whose load is tracked."""
+        return len(self._loads)
+
+    def addresses_in_use(self) -> set[str]:
+        """Return the addresses of all replicas, and of departed ones that still have open calls."""
+        return {replica.address for replica in self.fleet.replicas()} | set(self._open_calls)
+
+    def ready_ids(self) -> set[str]:
+        """Return the ids of the samplers that accept new requests."""
+        serving = self.fleet.serving('sampler')
+        return {replica.replica_id for replica in serving if replica.state is not ReplicaState.DRAINING}
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change."""
+        self._listeners.append(listener)
+
+    async def wait_for_change(self, revision: int) -> None:
+        """Return once the fleet's revision exceeds `revision`, or when the gateway begins to stop."""
+        while self.fleet.revision <= revision and not self.is_closing.is_set():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if not waiter.done() or waiter.cancelled():
+                    self._waiters.remove(waiter)
+
+    def close(self) -> None:
+        """End all watches and leases."""
+        self.is_closing.set()
+        self._wake()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        before = self.fleet.revision
+        yield
+        if self.fleet.revision != before:
+            self._wake()
+            for listener in self._listeners:
+                listener()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,238 @@
+"""The verbs on replicas: register, lease, drain, list and watch."""
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import structlog
+
+from services.gateway.errors import ReplicaNotFound
+from services.gateway.fleet.members import Membership
+from services.gateway.fleet.rules import Replica, ReplicaReport, ReplicaState, weight_sources
+from services.kit.authority import require_internal, require_scope
+from services.kit.caller import Caller
+from services.kit.errors import InvalidField
+from services.kit.ids import new_id
+from services.kit.paging import Page
+
+_log = structlog.get_logger('fleet')
+
+
+@dataclass(frozen=True)
+class Registration:
+    """Answer to a replica that registers."""
+
+    replica: Replica
+    checkpoint_address: str
+    """'host:port' of the checkpoint service; empty if this gateway knows no address that the replica can reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseTerms:
+    """Answer to each report of a replica."""
+
+    duration: timedelta
+    """The replica must report at least this often."""
+    is_drain_requested: bool
+    weight_source_address: str
+    """Sampler to fetch weights from; empty for the checkpoint service."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetEvent:
+    """One event of a watch: a replica, the id of one that left, or neither at the end of the snapshot."""
+
+    resume_token: str
+    replica: Replica | None = None
+    left_replica_id: str = ''
+
+
+class Replicas:
+    """Lets replicas join and leave the fleet, and shows them to operators.
+
+    Args:
+        membership: the live fleet.
+        lease: a replica that reports less often is lost.
+        relay_fan_out: number of samplers that each sampler relays weights to; 0 disables relaying.
+        checkpoint_address: 'host:port' of the checkpoint service; empty without one.
+        is_this_host: returns whether a host name or address is this machine.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        *,
+        lease: timedelta,
+        relay_fan_out: int,
+        checkpoint_address: str,
+        is_this_host: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._membership = membership
+        self.lease_duration = lease
+        self._relay_fan_out = relay_fan_out
+        self._checkpoint_address = checkpoint_address
+        self._is_this_host = is_this_host
+        self._watch_epoch = new_id('fl')
+
+    async def register(self, caller: Caller, report: ReplicaReport) -> Registration:
+        """Add a replica to the fleet.
+
+        Idempotency: the same replica may register again.
+
+        Raises:
+            ScopeMissing: the caller is not a service of this deployment.
+        """
+        require_internal(caller)
+        return Registration(self._membership.register(report), await self._checkpoint_address_for(report))
+
+    async def lease(self, caller: Caller, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseTerms, None]:
+        """Keep a replica in the fleet while its reports arrive; yield the terms after each report.
+
+        When `reports` end, a draining replica leaves the fleet and any other is lost.
+
+        Raises:
+            ScopeMissing: the caller is not a service of this deployment.
+            ReplicaNotFound: the replica must register first, or a report names another replica than the first one.
+        """
+        require_internal(caller)
+        replica_id, number = '', 0
+        try:
+            async for report in self._until_closing(reports):
+                if not replica_id:
+                    number = self._membership.fleet.begin_lease(report.replica_id)
+                    replica_id = report.replica_id
+                elif report.replica_id != replica_id:
+                    raise ReplicaNotFound(report.replica_id)
+                yield self._terms_for(self._membership.renew(report))
+        finally:
+            self._membership.end_lease(replica_id, number)
+
+    async def drain(self, caller: Caller, replica_id: str) -> Replica:
+        """Send a replica no more requests; it learns of the drain from its lease.
+
+        Idempotency: draining again has no effect.
+
+        Raises:
+            ScopeMissing: the caller is not an operator.
+            ReplicaNotFound: no replica has this id, or it is lost.
+        """
+        require_scope(caller, 'operator')
+        return self._membership.drain(replica_id)
+
+    async def list(self, caller: Caller, page: Page) -> tuple[list[Replica], tuple[str] | None]:
+        """Return one page of replicas by id, and the sort key of its last item unless it is the last page.
+
+        Raises:
+            ScopeMissing: the caller is not an operator.
+        """
+        require_scope(caller, 'operator')
+        found = sorted(self._membership.fleet.replicas(), key=lambda replica: replica.replica_id)
+        if page.after is not None:
+            found = [item for item in found if (item.replica_id,) > page.after]
+        items = found[: page.size]
+        return items, (items[-1].replica_id,) if len(found) > page.size else None
+
+    async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[FleetEvent, None]:
+        """Yield all replicas, an event with only a token, and then changes; with a token, the changes after it.
+
+        A slow watcher sees only the latest state of each replica. The stream ends when the gateway begins to stop.
+
+        Raises:
+            ScopeMissing: the caller is not an operator.
+            InvalidField: the token is too old, or was issued before a restart.
+        """
+        require_scope(caller, 'operator')
+        fleet = self._membership.fleet
+        revision = self._revision_of(resume_token) if resume_token else fleet.revision
+        if not resume_token:
+            for replica in fleet.changes_after(0)[0]:
+                yield FleetEvent(resume_token='', replica=replica)
+            yield FleetEvent(resume_token=self._token(revision))
+        while True:
+            await self._membership.wait_for_change(revision)
+            if self._membership.is_closing.is_set():
+                return
+            if revision < fleet.oldest_revision:
+                raise _token_expired()
+            (changed, left), now = fleet.changes_after(revision), fleet.revision
+            # Only the last event's token covers the whole change, so that a resumed watch misses none of it.
+            before, revision = self._token(revision), now
+            events = [FleetEvent(resume_token=before, left_replica_id=replica_id) for replica_id in left]
+            events += [FleetEvent(resume_token=before, replica=replica) for replica in changed]
+            for event in events[:-1]:
+                yield event
+            for event in events[-1:]:
+                yield replace(event, resume_token=self._token(now))
+
+    async def _checkpoint_address_for(self, report: ReplicaReport) -> str:
+        """Return the checkpoint service's address, unless it is a loopback address and the replica on another host."""
+        host = _host_of(self._checkpoint_address)
+        if not _is_loopback(host) or await self._is_this_host(_host_of(report.address)):
+            return self._checkpoint_address
+        _log.warning(
+            'checkpoint address is a loopback address that a replica on another host cannot reach; '
+            'set fleet.checkpoint_address of the gateway, or checkpoint_address of the replica',
+            replica=report.replica_id,
+            replica_address=report.address,
+            checkpoint_address=self._checkpoint_address,
+        )
+        return ''
+
+    async def _until_closing(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[ReplicaReport, None]:
+        """Yield the reports that arrive before the gateway begins to stop."""
+        closing = asyncio.ensure_future(self._membership.is_closing.wait())
+        try:
+            while True:
+                pending = asyncio.ensure_future(_next(reports))
+                try:
+                    await asyncio.wait({pending, closing}, return_when=asyncio.FIRST_COMPLETED)
+                    report = await pending if pending.done() else None
+                finally:
+                    pending.cancel()
+                if report is None:
+                    return
+                yield report
+        finally:
+            closing.cancel()
+
+    def _terms_for(self, replica: Replica) -> LeaseTerms:
+        fan_out = self._relay_fan_out
+        sources = weight_sources(self._membership.fleet.replicas(), fan_out=fan_out) if fan_out else {}
+        return LeaseTerms(
+            duration=self.lease_duration,
+            is_drain_requested=replica.state is ReplicaState.DRAINING,
+            weight_source_address=sources.get(replica.replica_id, ''),
+        )
+
+    def _token(self, revision: int) -> str:
+        return f'{self._watch_epoch}.{revision}'
+
+    def _revision_of(self, token: str) -> int:
+        epoch, _, number = token.partition('.')
+        if epoch != self._watch_epoch or not number.isascii() or not number.isdigit() or len(number) > 18:
+            raise _token_expired()
+        revision = int(number)
+        if not self._membership.fleet.oldest_revision <= revision <= self._membership.fleet.revision:
+            raise _token_expired()
+        return revision
+
+
+def _token_expired() -> InvalidField:
+    return InvalidField('resume_token', 'is too old or was issued before a restart; start with an empty one')
+
+
+async def _next(reports: AsyncIterator[ReplicaReport]) -> ReplicaReport | None:
+    return await anext(reports, None)
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(':')[0].removeprefix('[').removesuffix(']')
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == 'localhost'
