@@ -1,4 +1,4 @@
-"""Deltas: lossless for every content, the same bytes each time, and no harm from damaged ones."""
+"""Unit tests of deltas: lossless and deterministic encoding, and refusal of damaged deltas."""
 
 import math
 from contextlib import suppress
@@ -26,7 +26,7 @@ _SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
 @st.composite
 def _pairs(draw: st.DrawFn) -> tuple[PackedState, PackedState]:
-    """Return two states of the same tensors: other bytes, few other bytes, or the same."""
+    """Return two states with the same tensors whose bytes are different, slightly different or equal."""
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     kinds = draw(st.lists(st.tuples(st.sampled_from(sorted(_ITEM_BYTES)), _SHAPES), min_size=1, max_size=6))
     changed_share = draw(st.sampled_from([0.0, 0.1, 1.0]))
@@ -57,8 +57,8 @@ def _applied(new: PackedState, base: PackedState, delta: bytes | memoryview) -> 
 
 
 @given(pair=_pairs())
-def test_delta_is_lossless_and_always_the_same(pair: tuple[PackedState, PackedState]) -> None:
-    """Whatever dtypes, shapes and bytes: base and delta give the state, and encoding again gives the same delta."""
+def test_delta_is_lossless_and_deterministic(pair: tuple[PackedState, PackedState]) -> None:
+    """A base and a delta give the new state for all dtypes and shapes, and encoding again gives the same delta."""
     base, new = pair
     delta = encode_delta(new.manifest, new.data, base.data)
     assert encode_delta(new.manifest, new.data, base.data) == delta
@@ -66,7 +66,7 @@ def test_delta_is_lossless_and_always_the_same(pair: tuple[PackedState, PackedSt
 
 
 def test_blocks_cover_a_state_and_share_small_tensors() -> None:
-    """Tensors of one element size lie in common blocks, large ones in several; nothing is left out."""
+    """Blocks cover all bytes of a state; small tensors of one element size share a block."""
     tensors = {f's{index}': TensorData('float32', (3,), bytes(12)) for index in range(100)}
     tensors['big'] = TensorData('bfloat16', (BLOCK_BYTES,), bytes(2 * BLOCK_BYTES))
     manifest = _state(tensors).manifest
@@ -80,8 +80,8 @@ def test_blocks_cover_a_state_and_share_small_tensors() -> None:
     assert blocks[-1].end == manifest.size_bytes
 
 
-def test_blocks_encoded_apart_are_the_delta() -> None:
-    """A sender needs one block of each state in memory at a time."""
+def test_separately_encoded_blocks_form_the_delta() -> None:
+    """The joined blocks equal the complete delta, so a sender can encode one block at a time."""
     base, new = _random_state(1, 3 * BLOCK_BYTES // 2), _random_state(2, 3 * BLOCK_BYTES // 2)
     parts = [
         encode_block(block, new.data[block.offset : block.end], base.data[block.offset : block.end])
@@ -91,7 +91,7 @@ def test_blocks_encoded_apart_are_the_delta() -> None:
 
 
 def test_small_steps_cost_little() -> None:
-    """Numbers that move by about their last place, as weights in training do, need well under half their bytes."""
+    """Values that change in about their last bits compress to well under half of their size."""
     random = np.random.default_rng(0)
     old = random.normal(0, 0.02, 1 << 18).astype(np.float32)
     new = old + random.normal(0, 3e-5, old.size).astype(np.float32)
@@ -104,8 +104,8 @@ def test_small_steps_cost_little() -> None:
     assert _applied(state, base, delta) == bytes(state.data)
 
 
-def test_other_tensors_allow_no_delta() -> None:
-    """Another shape, dtype, name or base model: the state has to be sent whole."""
+def test_a_delta_requires_equal_tensors() -> None:
+    """A different shape, dtype, name or base model makes a delta impossible."""
     manifest = _random_state(1, 8).manifest
     assert is_delta_possible(manifest, _random_state(2, 8).manifest)
     assert not is_delta_possible(manifest, _random_state(1, 9).manifest)
@@ -118,8 +118,8 @@ def test_other_tensors_allow_no_delta() -> None:
 
 
 @given(data=st.data())
-def test_damaged_delta_is_refused_or_leads_elsewhere_but_never_harms(data: st.DataObject) -> None:
-    """Cut, longer, or with any byte changed: an InvalidDelta, or bytes whose digest will tell."""
+def test_a_damaged_delta_is_detected(data: st.DataObject) -> None:
+    """A truncated, extended or modified delta raises InvalidDelta or gives bytes with another digest."""
     base, new = _random_state(1, 400), _random_state(2, 400)
     delta = bytearray(encode_delta(new.manifest, new.data, base.data))
     place = data.draw(st.integers(0, len(delta) - 1))
@@ -139,8 +139,8 @@ def test_damaged_delta_is_refused_or_leads_elsewhere_but_never_harms(data: st.Da
 
 
 @pytest.mark.parametrize('claimed', [1 << 40, 0])
-def test_a_frame_that_claims_another_size_is_refused_before_memory_is_taken(claimed: int) -> None:
-    """A few bytes that say they unpack to a terabyte, or to nothing, are refused unread."""
+def test_a_frame_with_a_false_size_is_refused(claimed: int) -> None:
+    """A frame whose header has a wrong decompressed size is refused before memory is allocated."""
     base = _random_state(1, 400)
     # A zstd frame: magic, descriptor with an eight-byte content size, window, size, one empty last block.
     frame = b'\x28\xb5\x2f\xfd' + b'\xc0\x00' + claimed.to_bytes(8, 'little') + b'\x01\x00\x00'

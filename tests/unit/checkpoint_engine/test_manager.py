@@ -1,4 +1,4 @@
-"""Weights from a trainer of this process into a sampler of this process."""
+"""Unit tests of `CheckpointEngineManager`, which copies weights from a trainer to a sampler in one process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 @pytest.fixture
 def trainer(tiny_llama_dir: Path) -> TransformersModel:
-    """A trainer whose adapter 'policy' has learned something."""
+    """A trainer whose adapter 'policy' has been trained for some steps."""
     trainer = TransformersModel(str(tiny_llama_dir))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, lora_alpha=16, seed=1))
     trainer.set_optimizer('AdamW', lr=2e-2)
@@ -42,36 +42,36 @@ def trainer(tiny_llama_dir: Path) -> TransformersModel:
 
 @pytest.fixture
 def sampler(tiny_llama_dir: Path) -> TorchSampler:
-    """A sampler with a model of its own."""
+    """A sampler with a separate copy of the model."""
     return TorchSampler(str(tiny_llama_dir))
 
 
 def learn(trainer: TransformersModel, adapter_name: str | None = None) -> None:
-    """Take one step."""
+    """Train for one step."""
     trainer.forward_backward(FEATURE, adapter_name=adapter_name)
     trainer.clip_grad_and_step(adapter_name=adapter_name)
 
 
 def scores(sampler: TorchSampler, adapter_name: str = '', **options) -> np.ndarray:
-    """Return the log-probabilities of the tokens of `FEATURE`, the first left out."""
+    """Return the sampler's log-probabilities of the tokens of `FEATURE`, without the first."""
     params = SamplingParams(max_tokens=0)
     (response,) = sampler.sample(list(FEATURE['input_ids']), params, adapter_name, **options)
     return np.array(response.prompt_logprobs[1:], np.float32)
 
 
 def trained_scores(trainer: TransformersModel, **options) -> np.ndarray:
-    """Return what the trainer gives the same tokens."""
+    """Return the trainer's log-probabilities of the same tokens."""
     return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
 
 
 def merged_by_peft(trainer: TransformersModel, folder: Path) -> torch.nn.Module:
-    """Return the base model with the trainer's adapter merged in by peft."""
+    """Return the base model with the trainer's adapter merged in by PEFT."""
     config = peft.LoraConfig(r=4, lora_alpha=16, target_modules='all-linear', task_type='CAUSAL_LM')
     return build_peft_model(folder, config, trainer.get_state_dict()).merge_and_unload()
 
 
-def test_a_synced_adapter_gives_the_trainer_s_bits(trainer, sampler):
-    """After every step, sampler and trainer agree to the bit, and tokens carry the version."""
+def test_a_synced_adapter_equals_the_trainers_bitwise(trainer, sampler):
+    """Sampler and trainer agree bitwise after every sync, and sampled tokens have the new version."""
     manager = CheckpointEngineManager(model=trainer, sampler=sampler)
     for version in (1, 2, 3):
         synced = manager.sync_weights(merge_and_sync=False)
@@ -84,40 +84,40 @@ def test_a_synced_adapter_gives_the_trainer_s_bits(trainer, sampler):
 
 
 class FileEngine(CheckpointEngine):
-    """Carries weights through a file, as a program of one's own may; it can spoil them on the way."""
+    """A user-defined engine that transfers weights through a file and can corrupt them."""
 
-    def __init__(self, path: Path, *, is_spoiling: bool = False) -> None:
+    def __init__(self, path: Path, *, is_corrupting: bool = False) -> None:
         self.path = path
-        self.is_spoiling = is_spoiling
+        self.is_corrupting = is_corrupting
         self.carried: list[str] = []
 
     def carry(self, state: PackedState, receiver: WeightReceiver, *, adapter_name: str = '') -> int:
-        """Write the state, read it back, and hand it over."""
+        """Write the state to a file, read it back, and pass it to the receiver."""
         self.path.write_bytes(bytes(state.data))
         content = bytearray(self.path.read_bytes())
-        content[-1] ^= self.is_spoiling
+        content[-1] ^= self.is_corrupting
         self.carried.append(adapter_name)
         return receiver.receive_weights(
             replace(state, data=memoryview(content).toreadonly()), adapter_name=adapter_name
         )
 
 
-def test_weights_may_be_carried_in_a_way_of_one_s_own(trainer, sampler, tmp_path):
-    """What went through a file gives the trainer's bits; what it spoiled is refused, and nothing changes."""
+def test_a_user_defined_engine_transfers_weights(trainer, sampler, tmp_path):
+    """Weights transferred through a file equal the trainer's, and corrupt weights are refused without effect."""
     engine = FileEngine(tmp_path / 'weights')
     CheckpointEngineManager(trainer, sampler, engine=engine).sync_weights(merge_and_sync=False)
     assert engine.carried == ['policy']
     before = scores(sampler).tobytes()
     assert before == trained_scores(trainer).tobytes()
     learn(trainer)
-    spoiling = CheckpointEngineManager(trainer, sampler, engine=FileEngine(tmp_path / 'weights', is_spoiling=True))
+    spoiling = CheckpointEngineManager(trainer, sampler, engine=FileEngine(tmp_path / 'weights', is_corrupting=True))
     with pytest.raises(DigestMismatch):
         spoiling.sync_weights(merge_and_sync=False)
     assert scores(sampler).tobytes() == before
 
 
-def test_merged_weights_are_those_of_peft(trainer, sampler, tiny_llama_dir):
-    """Every base tensor becomes what peft's merge makes of it, and the completions follow."""
+def test_merged_weights_equal_those_of_peft(trainer, sampler, tiny_llama_dir):
+    """The sampler's base weights equal PEFT's merged weights, and completions use them."""
     synced = CheckpointEngineManager(trainer, sampler).sync_weights()
     assert (synced.version, synced.adapter_name) == (1, '')
     state = trainer.export_weights(merge_lora=True)
@@ -135,8 +135,8 @@ def test_merged_weights_are_those_of_peft(trainer, sampler, tiny_llama_dir):
     np.testing.assert_allclose(scores(sampler), trained_scores(trainer), atol=1e-4)
 
 
-def test_merged_weights_give_way_to_the_base_and_an_adapter(trainer, sampler):
-    """What was merged is taken back once; later syncs bring the adapter alone."""
+def test_merged_weights_are_replaced_by_the_base_and_an_adapter(trainer, sampler):
+    """The first sync without merging restores the base weights, and later syncs transfer only the adapter."""
     manager = CheckpointEngineManager(trainer, sampler)
     whole = manager.sync_weights(merge_and_sync=True)
     sizes = [manager.sync_weights(merge_and_sync=False).base_size_bytes for _ in range(3)]
@@ -146,7 +146,7 @@ def test_merged_weights_give_way_to_the_base_and_an_adapter(trainer, sampler):
 
 
 def test_another_base_is_replaced_before_the_adapter(trainer, tmp_path):
-    """A sampler that was loaded from another folder gets the trainer's base, to the bit, and only once."""
+    """A sampler with another base model receives the trainer's base weights once."""
     sampler = TorchSampler(str(build_tiny_model(tmp_path / 'other', seed=9)))
     manager = CheckpointEngineManager(trainer, sampler)
     assert manager.sync_weights(merge_and_sync=False).base_size_bytes > 0
@@ -154,8 +154,8 @@ def test_another_base_is_replaced_before_the_adapter(trainer, tmp_path):
     assert scores(sampler).tobytes() == trained_scores(trainer).tobytes()
 
 
-def test_weights_trained_whole_are_synced_whole(tiny_llama_dir, sampler):
-    """A run that trains the base itself brings every tensor, whichever way is asked for."""
+def test_full_parameter_weights_are_synced_completely(tiny_llama_dir, sampler):
+    """Full-parameter training syncs every tensor, with or without `merge_and_sync`."""
     trainer = TransformersModel(str(tiny_llama_dir))
     trainer.engine.create_full_adapter('whole', ('mlp',))
     trainer.set_optimizer('AdamW', lr=1e-2)
@@ -168,7 +168,7 @@ def test_weights_trained_whole_are_synced_whole(tiny_llama_dir, sampler):
 
 
 def test_several_adapters_are_named(tiny_llama_dir, sampler):
-    """With two of them neither trainer nor sampler guesses which is meant, and neither disturbs the other."""
+    """Several adapters must be named in calls, and syncing one does not affect the other."""
     trainer = MultiLoraTransformersModel(str(tiny_llama_dir))
     manager = CheckpointEngineManager(trainer, sampler)
     for name, seed in (('a', 1), ('b', 2)):
@@ -188,8 +188,8 @@ def test_several_adapters_are_named(tiny_llama_dir, sampler):
         sampler.sample(PROMPT, GREEDY, 'a', use_base_model=True)
 
 
-def test_a_new_base_forgets_adapters_of_the_old_one(trainer, sampler):
-    """An adapter is never served on a base that it was not made for, and its numbers are not used again."""
+def test_a_new_base_removes_adapters_of_the_old_one(trainer, sampler):
+    """Replacing the base removes its adapters, and their version numbers are not reused."""
     manager = CheckpointEngineManager(trainer, sampler)
     manager.sync_weights(merge_and_sync=False)
     manager.sync_weights(merge_and_sync=True)
@@ -198,8 +198,8 @@ def test_a_new_base_forgets_adapters_of_the_old_one(trainer, sampler):
     assert manager.sync_weights(merge_and_sync=False).version == 2
 
 
-def test_bytes_that_changed_on_the_way_are_refused(trainer, sampler):
-    """One flipped bit, and the sampler goes on with what it had."""
+def test_corrupt_bytes_are_refused(trainer, sampler):
+    """A state with one flipped bit is refused, and the sampler keeps its weights."""
     CheckpointEngineManager(trainer, sampler).sync_weights(merge_and_sync=False)
     before = scores(sampler)
     learn(trainer)
@@ -212,7 +212,7 @@ def test_bytes_that_changed_on_the_way_are_refused(trainer, sampler):
 
 
 def test_weights_that_do_not_fit_change_nothing(trainer, sampler, tiny_qwen3_dir):
-    """States of another architecture, parts of a model, and states under a wrong name are refused."""
+    """States of another architecture, incomplete models and wrong names are refused."""
     before = scores(sampler)
     foreign = TransformersModel(str(tiny_qwen3_dir))
     foreign.engine.create_full_adapter('whole')
@@ -225,8 +225,8 @@ def test_weights_that_do_not_fit_change_nothing(trainer, sampler, tiny_qwen3_dir
     assert scores(sampler).tobytes() == before.tobytes()
 
 
-def test_the_base_is_not_replaced_under_a_request(trainer, sampler):
-    """An open stream keeps the weights it began with; an adapter may come at any time."""
+def test_the_base_is_not_replaced_during_a_request(trainer, sampler):
+    """Replacing the base during a stream raises SamplerBusy, while an adapter can be synced at any time."""
     manager = CheckpointEngineManager(trainer, sampler)
     stream = sampler.sample_stream(PROMPT, GREEDY)
     next(stream)
@@ -237,8 +237,8 @@ def test_the_base_is_not_replaced_under_a_request(trainer, sampler):
     assert manager.sync_weights(merge_and_sync=True).version == 1
 
 
-def test_a_sampler_on_the_trainer_s_model_takes_adapters_only(trainer, tiny_llama_dir):
-    """Sharing the base is fine until somebody wants it replaced, which would change the trainer's."""
+def test_a_sampler_on_the_trainers_model_accepts_adapters_only(trainer, tiny_llama_dir):
+    """A sampler that shares the trainer's model refuses to replace the base weights."""
     sampler = TorchSampler(str(tiny_llama_dir), model=trainer.engine.model)
     manager = CheckpointEngineManager(trainer, sampler)
     manager.sync_weights(merge_and_sync=False)
@@ -248,7 +248,7 @@ def test_a_sampler_on_the_trainer_s_model_takes_adapters_only(trainer, tiny_llam
 
 
 def test_a_trainer_of_bf16_weights_syncs_its_base(tiny_llama_dir, sampler):
-    """The sampler loaded the same folder in float32, so that its base is another one until the first sync."""
+    """A float32 sampler receives the bfloat16 base weights of the trainer in the first sync."""
     trainer = TransformersModel(str(tiny_llama_dir), mixed_precision='bf16')
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))
     manager = CheckpointEngineManager(trainer, sampler)
@@ -263,6 +263,6 @@ def test_a_trainer_of_bf16_weights_syncs_its_base(tiny_llama_dir, sampler):
 
 
 def test_unknown_platform_is_refused(trainer, sampler):
-    """Only what means something is taken."""
+    """An unknown platform raises ValueError that names it."""
     with pytest.raises(ValueError, match='NPU'):
         CheckpointEngineManager(trainer, sampler, 'NPU')

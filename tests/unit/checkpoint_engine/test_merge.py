@@ -1,4 +1,4 @@
-"""Merged folders load in plain transformers and compute what the adapter computes beside the base model."""
+"""Unit tests of `export_merged`: merged folders load in transformers and give the adapter's results."""
 
 import fcntl
 import json
@@ -48,18 +48,18 @@ def adapter(base, folder, **options):
 
 
 def logits(model):
-    """Return the logits of a few tokens."""
+    """Return the model's logits of a few tokens."""
     with torch.no_grad():
         return model(input_ids=IDS).logits.float()
 
 
 def files(folder):
-    """Return every file's bytes by name."""
+    """Return the content of every file, by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def sharded(tmp_path_factory, family):
-    """Make a model's folder in several shards, with code beside it."""
+    """Create a model folder with several shards and a code file."""
     single = build_tiny_model(tmp_path_factory.mktemp('single'), family=family)
     folder = tmp_path_factory.mktemp('base')
     AutoModelForCausalLM.from_pretrained(single).save_pretrained(folder, max_shard_size='150KB')
@@ -84,8 +84,8 @@ def any_base(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize('options', [{}, {'use_rslora': True, 'rank_pattern': {}, 'alpha_pattern': {}}])
-def test_a_merged_folder_computes_what_the_adapter_does(any_base, tmp_path, options):
-    """With ranks and alphas of their own, tied embeddings or not, and nothing of ours needed to load it."""
+def test_a_merged_folder_gives_the_adapters_results(any_base, tmp_path, options):
+    """The merged model, loaded by transformers, gives the adapter's logits for several configurations."""
     model, tensors, config = adapter(any_base, tmp_path / 'adapter', **options)
     result = export_merged(any_base, tensors, config, tmp_path / 'out')
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
@@ -95,8 +95,8 @@ def test_a_merged_folder_computes_what_the_adapter_does(any_base, tmp_path, opti
     assert AutoTokenizer.from_pretrained(tmp_path / 'out')('hello')['input_ids']
 
 
-def test_the_folder_is_the_bases_but_for_the_merged_weights(any_base, tmp_path):
-    """Same files but code, same tensors in the same shards; every weight that no layer adapts keeps its bits."""
+def test_only_adapted_weights_differ_from_the_base(any_base, tmp_path):
+    """The folder has the base model's files except code, and unadapted weights are bitwise unchanged."""
     _, tensors, config = adapter(any_base, tmp_path / 'adapter')
     export_merged(any_base, tensors, config, tmp_path / 'out')
     before, after = files(any_base), files(tmp_path / 'out')
@@ -113,8 +113,8 @@ def test_the_folder_is_the_bases_but_for_the_merged_weights(any_base, tmp_path):
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
-def test_weights_can_be_written_smaller(base, tmp_path, dtype):
-    """Rounded once, from the float32 sum, as torch would round it."""
+def test_weights_can_be_written_in_a_narrower_type(base, tmp_path, dtype):
+    """Weights are rounded once, from the float32 sum, with torch's rounding."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     export_merged(base, tensors, config, tmp_path / 'exact')
     export_merged(base, tensors, config, tmp_path / 'out', dtype=dtype)
@@ -126,7 +126,7 @@ def test_weights_can_be_written_smaller(base, tmp_path, dtype):
 
 
 def test_a_bfloat16_base_stays_bfloat16(tmp_path):
-    """The sum is float32, also where both sides are smaller."""
+    """A bfloat16 model is merged in float32 and written as bfloat16."""
     base = build_tiny_model(tmp_path / 'base')
     weights = {name: tensor.bfloat16() for name, tensor in load_file(base / 'model.safetensors').items()}
     save_file(weights, base / 'model.safetensors', metadata={'format': 'pt'})
@@ -143,8 +143,8 @@ def test_a_bfloat16_base_stays_bfloat16(tmp_path):
     torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-6)
 
 
-def test_the_bits_are_the_same_each_time(base, tmp_path):
-    """Two merges of the same give equal files."""
+def test_merging_is_deterministic(base, tmp_path):
+    """Two merges of the same inputs give bitwise equal files."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     export_merged(base, tensors, config, tmp_path / 'one')
     export_merged(base, tensors, config, tmp_path / 'two')
@@ -152,21 +152,21 @@ def test_the_bits_are_the_same_each_time(base, tmp_path):
 
 
 class Cut(Exception):
-    """What a test stops a merge with."""
+    """Raised by a progress callback to interrupt a merge."""
 
 
-def cut_at(share):
-    """Return a progress that stops the merge when it has done its share."""
+def cut_at(fraction):
+    """Return a progress callback that interrupts the merge after a fraction of the bytes."""
 
     def report(done, total):
-        if done >= share * total:
+        if done >= fraction * total:
             raise Cut
 
     return report
 
 
-def test_a_merge_that_was_cut_off_goes_on(base, tmp_path):
-    """Wherever it was: nothing is in place before, finished files are not written again, the end is the same."""
+def test_an_interrupted_merge_resumes(base, tmp_path):
+    """An interrupted merge leaves no target folder, resumes after the finished files, and gives the same result."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     export_merged(base, tensors, config, tmp_path / 'whole')
     (tmp_path / 'work').mkdir()
@@ -184,8 +184,8 @@ def test_a_merge_that_was_cut_off_goes_on(base, tmp_path):
         assert (staging.parent / 'out' / path.name).stat().st_mtime_ns == moment
 
 
-def test_what_another_merge_left_is_not_taken_over(base, tmp_path):
-    """Other weights, another alpha or another dtype begin anew."""
+def test_files_of_another_merge_are_not_reused(base, tmp_path):
+    """A merge with other weights, another alpha or another dtype starts from the beginning."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     others = {name: TensorData(t.dtype, t.shape, bytes(len(t.data))) for name, t in tensors.items()}
     for args, options in (((others, config), {}), ((tensors, config), {'dtype': 'float16'})):
@@ -196,8 +196,8 @@ def test_what_another_merge_left_is_not_taken_over(base, tmp_path):
     assert files(tmp_path / 'out') == files(tmp_path / 'alone')
 
 
-def test_a_repeat_does_nothing_and_a_change_replaces(base, tmp_path):
-    """A folder made from the same is left alone; one made from something else goes as a whole."""
+def test_a_repeat_has_no_effect_and_a_change_replaces_the_folder(base, tmp_path):
+    """A folder from the same inputs is left unchanged, and one from other inputs is replaced."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     first = export_merged(base, tensors, config, tmp_path / 'out')
     (tmp_path / 'out' / 'note').touch()
@@ -210,7 +210,7 @@ def test_a_repeat_does_nothing_and_a_change_replaces(base, tmp_path):
 
 
 def test_progress_reaches_the_end(base, tmp_path):
-    """Rising, of one total, and the last report is of all bytes."""
+    """Progress increases up to the total number of bytes."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     reports = []
     export_merged(base, tensors, config, tmp_path / 'out', on_progress=lambda *report: reports.append(report))
@@ -218,8 +218,8 @@ def test_progress_reaches_the_end(base, tmp_path):
     assert {total for _, total in reports} == {reports[-1][0]}
 
 
-def test_two_processes_do_not_write_one_folder(base, tmp_path):
-    """The second is told so."""
+def test_two_processes_cannot_write_one_folder(base, tmp_path):
+    """A merge into a folder that another process is writing raises MergeRunning."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     with (tmp_path / '.out.lock').open('w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -248,7 +248,7 @@ def lora(path, outputs=64, inputs=64, rank=2):
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(base, tmp_path, state):
-    """Layers the model has not, other shapes, halves: before a byte is written. Nothing at all is a plain copy."""
+    """Unknown layers, wrong shapes and missing factors are refused before anything is written."""
     config = LoraConfig(r=2)
     if not state:
         export_merged(base, state, config, tmp_path / 'out')
@@ -259,7 +259,7 @@ def test_an_adapter_that_does_not_fit_is_refused(base, tmp_path, state):
 
 
 def broken_bases():
-    """Return what breaks a base folder, by name."""
+    """Return functions that damage a base folder, by name."""
     return {
         'config.json': lambda folder: (folder / 'config.json').unlink(),
         'quantized': lambda folder: (folder / 'config.json').write_text('{"quantization_config": {}}'),
@@ -277,8 +277,8 @@ def broken_bases():
 
 
 @pytest.mark.parametrize('name', broken_bases())
-def test_a_base_that_cannot_be_merged_into_is_refused(tmp_path, name):
-    """The file at fault is named, and nothing is written."""
+def test_an_invalid_base_folder_is_refused(tmp_path, name):
+    """A damaged base folder raises InvalidModelFolder that names the file, and nothing is written."""
     folder = build_tiny_model(tmp_path / 'base')
     broken_bases()[name](folder)
     with pytest.raises(InvalidModelFolder) as refusal:
@@ -288,14 +288,14 @@ def test_a_base_that_cannot_be_merged_into_is_refused(tmp_path, name):
 
 
 def test_an_unknown_dtype_is_refused(base, tmp_path):
-    """Before anything is read."""
+    """An unknown dtype raises ValueError."""
     with pytest.raises(ValueError, match='dtype'):
         export_merged(base, {}, LoraConfig(), tmp_path / 'out', dtype='int8')
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
-def test_numbers_are_rounded_as_torch_rounds_them(dtype):
-    """Every kind of float32: ties, the smallest and largest, infinities, no numbers; and back again."""
+def test_rounding_equals_torchs(dtype):
+    """Conversion from and to float32 equals torch's for ties, extreme values, infinities and NaN."""
     random = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     ties = (np.arange(0, 2**16, dtype=np.uint32) << 16) | np.uint32(0x8000)
     values = np.concatenate([random, ties, ties - 1, ties + 1]).view(np.float32)
@@ -307,8 +307,8 @@ def test_numbers_are_rounded_as_torch_rounds_them(dtype):
     assert np.array_equal(to_float32(from_float32(values, dtype), dtype), expected.float().numpy(), equal_nan=True)
 
 
-def test_whole_weights_take_the_place_of_the_base_models(tmp_path_factory, tmp_path):
-    """Without a configuration the state is weights by the model's own names; those not given stay as they were."""
+def test_full_weights_replace_those_of_the_base_model(tmp_path_factory, tmp_path):
+    """A state without a LoRA configuration replaces the named weights and keeps the others."""
     base = sharded(tmp_path_factory, 'qwen2')
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     torch.manual_seed(1)
@@ -323,8 +323,8 @@ def test_whole_weights_take_the_place_of_the_base_models(tmp_path_factory, tmp_p
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(result.folder)), logits(model))
 
 
-def test_whole_weight_that_the_model_has_not_is_refused(tmp_path_factory, tmp_path):
-    """A name or a shape that the base model has not is named, and nothing is written."""
+def test_full_weights_that_do_not_fit_are_refused(tmp_path_factory, tmp_path):
+    """An unknown name or a wrong shape raises AdapterMismatch that names the weight, and nothing is written."""
     base = sharded(tmp_path_factory, 'llama')
     for name, shape in (('model.nothing.weight', (4,)), ('model.norm.weight', (4,))):
         state = {name: TensorData('float32', shape, bytes(16))}

@@ -1,4 +1,4 @@
-"""The peft folder: what is written is read back, by us, by the safetensors library and by peft."""
+"""Unit tests of PEFT folders: round trips, compatibility with safetensors and PEFT, and malformed files."""
 
 import json
 import struct
@@ -40,7 +40,7 @@ FULL_CONFIG = LoraConfig(
 
 
 def lora_tensors(*, dtype: str = 'float32') -> dict[str, TensorData]:
-    """Return the weights of two adapted layers, `v_proj` with another rank."""
+    """Return the weights of two adapted layers, with a different rank for `v_proj`."""
     width = {'float32': 4, 'bfloat16': 2}[dtype]
     shapes = {
         'q_proj.lora_A': (4, 6),
@@ -56,22 +56,22 @@ def lora_tensors(*, dtype: str = 'float32') -> dict[str, TensorData]:
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_folder_round_trip_keeps_every_bit_and_field(tmp_path: Path, dtype: str) -> None:
-    """Weights, dtypes, shapes and the whole configuration come back, the seed included."""
+def test_folder_round_trip_is_lossless(tmp_path: Path, dtype: str) -> None:
+    """Reading a written folder gives the same weights, dtypes, shapes and configuration, including the seed."""
     tensors = lora_tensors(dtype=dtype)
     write_peft_folder(tmp_path / 'deep' / 'adapter', tensors, FULL_CONFIG, base_model='org/tiny')
     assert read_peft_folder(tmp_path / 'deep' / 'adapter') == (tensors, FULL_CONFIG)
 
 
-def test_all_linear_is_written_as_the_modules_it_stood_for(tmp_path: Path) -> None:
-    """Other tools do not know the word."""
+def test_all_linear_is_expanded_to_module_names(tmp_path: Path) -> None:
+    """`all-linear` is written as the list of module names, because other tools do not know it."""
     config = LoraConfig(r=4, rank_pattern={'v_proj': 2})
     write_peft_folder(tmp_path / 'a', lora_tensors(), config, base_model='org/tiny')
     assert read_peft_folder(tmp_path / 'a')[1].target_modules == ('q_proj', 'v_proj')
 
 
-def test_write_replaces_a_folder_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    """The old folder goes as a whole, stray files in it too."""
+def test_write_replaces_a_folder_completely(tmp_path: Path) -> None:
+    """Writing to an existing folder removes all of its files and leaves no temporary files."""
     write_peft_folder(tmp_path / 'a', lora_tensors(), LoraConfig(), base_model='org/tiny')
     (tmp_path / 'a' / 'stray').touch()
     write_peft_folder(tmp_path / 'a', lora_tensors(), FULL_CONFIG, base_model='org/tiny')
@@ -79,16 +79,16 @@ def test_write_replaces_a_folder_and_leaves_nothing_beside_it(tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / 'a').iterdir()) == [ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE]
 
 
-def test_a_refused_write_touches_nothing(tmp_path: Path) -> None:
-    """Checks come before the first file."""
+def test_a_refused_write_creates_no_files(tmp_path: Path) -> None:
+    """An invalid state is refused before the first file is written."""
     with pytest.raises(InvalidManifest):
         write_peft_folder(tmp_path / 'a', {}, LoraConfig(), base_model='org/tiny')
     assert not list(tmp_path.iterdir())
 
 
 @given(data=st.data(), count=st.integers(1, 5))
-def test_the_safetensors_library_reads_our_header(data: st.DataObject, count: int) -> None:
-    """For tensors of every dtype and any shapes."""
+def test_the_safetensors_library_reads_the_header(data: st.DataObject, count: int) -> None:
+    """The safetensors library reads files with tensors of every dtype and shape."""
     tensors: dict[str, TensorData] = {}
     for index in range(count):
         dtype = data.draw(st.sampled_from(DTYPE_NAMES))
@@ -105,8 +105,8 @@ def test_the_safetensors_library_reads_our_header(data: st.DataObject, count: in
     assert {entry.name: file[entry.begin : entry.end] for entry in entries} == {n: t.data for n, t in tensors.items()}
 
 
-def test_we_read_what_the_safetensors_library_wrote() -> None:
-    """Offsets, dtypes and shapes agree."""
+def test_files_of_the_safetensors_library_can_be_read() -> None:
+    """The parsed offsets, dtypes and shapes of a file from the safetensors library are correct."""
     values = {'b': np.arange(6, dtype=np.float32).reshape(2, 3), 'a': np.arange(3, dtype=np.int64)}
     file = safetensors.numpy.save(values)
     entries, _ = parse_header(file)
@@ -141,7 +141,7 @@ def _file(header: Any, *, data: bytes = b'') -> bytes:
     ],
 )
 def test_malformed_files_are_refused(tmp_path: Path, file: bytes) -> None:
-    """Whatever the bytes are, the error names the file and nothing else is raised."""
+    """A malformed weights file raises InvalidPeftFolder that names the file."""
     (tmp_path / ADAPTER_MODEL_FILE).write_bytes(file)
     with pytest.raises(InvalidPeftFolder) as caught:
         read_peft_folder(tmp_path)
@@ -150,7 +150,7 @@ def test_malformed_files_are_refused(tmp_path: Path, file: bytes) -> None:
 
 @given(file=st.binary(max_size=200))
 def test_parse_header_raises_only_value_errors(file: bytes) -> None:
-    """Random bytes are either a file or a ValueError."""
+    """Random bytes either parse as a file or raise ValueError."""
     try:
         parse_header(file)
         parse_header(_file(file))
@@ -179,21 +179,21 @@ CONFIG = {'peft_type': 'LORA', 'r': 4, 'lora_alpha': 8, 'target_modules': ['q_pr
         {'use_rslora': 'yes'},
     ],
 )
-def test_configurations_we_cannot_honour_are_refused(change: dict[str, Any]) -> None:
-    """Nothing that changes the computation is dropped in silence."""
+def test_unsupported_configurations_are_refused(change: dict[str, Any]) -> None:
+    """An unsupported field that changes the computation raises ValueError that names it."""
     with pytest.raises(ValueError, match=next(iter(change)).split('_', maxsplit=1)[-1]):
         parse_adapter_config(json.dumps({**CONFIG, **change}).encode())
 
 
 @pytest.mark.parametrize('data', [b'', b'\xff', b'[]', b'{}', b'[' * 10_000, b'{"peft_type": "LORA", "r": 4}'])
 def test_malformed_configurations_are_refused(data: bytes) -> None:
-    """Whatever the bytes are."""
+    """Bytes that are not a valid LoRA configuration raise ValueError."""
     with pytest.raises(ValueError, match=r'JSON|missing|peft_type'):
         parse_adapter_config(data)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """First the weights, then the configuration."""
+    """A missing weights or configuration file raises InvalidPeftFolder that names the file."""
     with pytest.raises(InvalidPeftFolder) as caught:
         read_peft_folder(tmp_path)
     assert caught.value.file_name == ADAPTER_MODEL_FILE

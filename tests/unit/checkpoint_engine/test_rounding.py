@@ -1,4 +1,4 @@
-"""Weights in another element type: rounded to nearest even, never silently to infinity."""
+"""Unit tests of `round_tensors`: rounding to nearest even, and refusal of values out of range."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ def _tensor(values: list[float]) -> TensorData:
 
 
 @given(values=st.lists(_NUMBERS, min_size=1, max_size=20))
-def test_float16_is_what_numpy_rounds_to(values: list[float]) -> None:
-    """Numpy rounds to nearest even."""
+def test_float16_equals_numpys_rounding(values: list[float]) -> None:
+    """Rounding to float16 equals numpy's rounding to nearest even."""
     rounded = round_tensors({'w': _tensor(values)}, 'float16')
     assert bytes(rounded.tensors['w'].data) == np.array(values, np.float32).astype('<f2').tobytes()
     assert rounded.narrowed == {'float32'}
@@ -27,7 +27,7 @@ def test_float16_is_what_numpy_rounds_to(values: list[float]) -> None:
 
 @given(values=st.lists(_NUMBERS, min_size=1, max_size=20))
 def test_bfloat16_is_the_nearest_of_its_neighbours(values: list[float]) -> None:
-    """No other bfloat16 is nearer; of two that are as near, the even one is taken."""
+    """Rounding to bfloat16 gives the nearest value, or the even one of two equally near values."""
     rounded = round_tensors({'w': _tensor(values)}, 'bfloat16').tensors['w']
     bits = np.frombuffer(rounded.data, '<u2').astype(np.int64)
     exact = np.array(values, np.float32).astype(np.float64)
@@ -42,8 +42,8 @@ def _values(bits):
     return to_float32(bits.astype('<u2').tobytes(), 'bfloat16').astype(np.float64)
 
 
-def test_wider_types_lose_nothing_and_warn_of_nothing() -> None:
-    """And what has the type already, or is no floating-point number, stays the very same."""
+def test_widening_is_exact() -> None:
+    """Widening is exact and reports no narrowed types; other tensors are returned unchanged."""
     half = TensorData('bfloat16', (2,), b'\x80\x3f\x00\xc0')
     count = TensorData('int64', (1,), bytes(8))
     rounded = round_tensors({'w': half, 'n': count}, 'float32')
@@ -54,7 +54,7 @@ def test_wider_types_lose_nothing_and_warn_of_nothing() -> None:
 
 
 def test_numbers_beyond_float16_are_refused() -> None:
-    """With the tensor's name; bfloat16 has place for them, and infinities stay what they are."""
+    """Values beyond float16 raise WeightsOutOfRange with the tensor's name; infinities are kept."""
     with pytest.raises(WeightsOutOfRange) as caught:
         round_tensors({'big': _tensor([1e6])}, 'float16')
     assert (caught.value.name, caught.value.dtype) == ('big', 'float16')

@@ -1,4 +1,4 @@
-"""Packing tensors into a state, describing it, and cutting it into chunks."""
+"""Unit tests of packing, manifests, chunks and the assembler."""
 
 import dataclasses
 import pickle
@@ -35,7 +35,7 @@ BASE_MODEL = 'org/tiny'
 
 @st.composite
 def tensors(draw: st.DrawFn, *, min_size: int = 0) -> dict[str, TensorData]:
-    """Draw a few small tensors of any dtype, empty and scalar ones among them."""
+    """Draw a few small tensors of any dtype, including empty and scalar ones."""
 
     def tensor() -> TensorData:
         dtype = draw(st.sampled_from(DTYPE_NAMES))
@@ -48,13 +48,13 @@ def tensors(draw: st.DrawFn, *, min_size: int = 0) -> dict[str, TensorData]:
 
 
 def state_of(data: bytes) -> PackedState:
-    """Return a state of one tensor that holds `data`."""
+    """Return a state with one tensor that contains `data`."""
     tensor = TensorData('uint8', (len(data),), data)
     return pack_state({'w': tensor}, base_model=BASE_MODEL, lora_config=LoraConfig())
 
 
 def test_dtype_bytes_cover_every_dtype() -> None:
-    """The sizes agree with the arrays of the shared byte layout."""
+    """The element sizes equal those of the corresponding arrays."""
     for name in DTYPE_NAMES:
         TensorData(name, (3,), bytes(3 * DTYPE_BYTES[name]))
     assert set(DTYPE_BYTES) == set(DTYPE_NAMES)
@@ -62,7 +62,7 @@ def test_dtype_bytes_cover_every_dtype() -> None:
 
 @given(adapter=tensors(min_size=1), trainer=tensors())
 def test_unpack_returns_what_was_packed(adapter: dict[str, TensorData], trainer: dict[str, TensorData]) -> None:
-    """Both sections come back bit for bit, and the adapter's from its own bytes alone."""
+    """Unpacking gives both sections bitwise, and the adapter section needs only its own bytes."""
     state = pack_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig(), trainer=trainer)
     head = state.data[: state.manifest.adapter_size_bytes]
     assert unpack_state(state.manifest, head) == adapter
@@ -81,15 +81,17 @@ def test_packing_does_not_depend_on_the_order_of_tensors(adapter: dict[str, Tens
 
 
 @given(adapter=tensors(min_size=1), trainer=tensors())
-def test_a_plan_tells_the_digest_without_a_copy(adapter: dict[str, TensorData], trainer: dict[str, TensorData]) -> None:
-    """Its parts are the state's bytes in order, its manifest the packed one's."""
+def test_a_plan_has_the_digest_of_the_packed_state(
+    adapter: dict[str, TensorData], trainer: dict[str, TensorData]
+) -> None:
+    """A plan has the parts, the digest and the manifest of the packed state."""
     plan = plan_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig(), trainer=trainer)
     assert plan.describe(plan.digest()) == plan.pack().manifest
     assert b''.join(plan.parts) == plan.pack().data
 
 
 def test_plans_of_equal_parts_share_their_layout() -> None:
-    """So the versions of a run are laid out and checked once; another dtype is another layout."""
+    """Plans of tensors with equal names, shapes and dtypes share one layout object."""
     first, second = (
         plan_state({'w': TensorData('uint8', (2,), data)}, base_model=BASE_MODEL, lora_config=LoraConfig()).pack()
         for data in (b'ab', b'cd')
@@ -100,8 +102,8 @@ def test_plans_of_equal_parts_share_their_layout() -> None:
     assert other.manifest.tensors[0].dtype == 'bool'
 
 
-def test_many_bytes_have_the_same_digest_as_few_at_a_time() -> None:
-    """Large states are hashed by several threads."""
+def test_multithreaded_digests_are_equal() -> None:
+    """The digest of a large state, computed by several threads, equals the single-threaded one."""
     data = bytes(range(256)) * (36 << 10)
     tensors = {
         str(n): TensorData('uint8', (len(data) // 4,), data[n * len(data) // 4 :][: len(data) // 4]) for n in range(4)
@@ -111,7 +113,7 @@ def test_many_bytes_have_the_same_digest_as_few_at_a_time() -> None:
 
 
 def test_unpack_copies_nothing() -> None:
-    """The tensors are views of the state's bytes."""
+    """Unpacked tensors are views of the state's bytes."""
     state = state_of(b'abc')
     tensor = unpack_state(state.manifest, state.data)['w']
     assert isinstance(tensor.data, memoryview)
@@ -119,7 +121,7 @@ def test_unpack_copies_nothing() -> None:
 
 
 def test_pack_refuses_a_state_without_adapter_weights() -> None:
-    """A state of nothing but trainer tensors is no state."""
+    """A state with only trainer tensors raises InvalidManifest."""
     with pytest.raises(InvalidManifest) as caught:
         pack_state({}, base_model=BASE_MODEL, lora_config=LoraConfig(), trainer={'t': TensorData('uint8', (), b'x')})
     assert caught.value.field == 'tensors'
@@ -145,8 +147,8 @@ def _two_sections() -> PackedState:
         (0, {'section': StateSection.TRAINER}, 'tensors[1].section'),
     ],
 )
-def test_manifest_refuses_entries_that_do_not_add_up(index: int, change: dict[str, object], field: str) -> None:
-    """Each defect names its field."""
+def test_manifest_refuses_inconsistent_entries(index: int, change: dict[str, object], field: str) -> None:
+    """An inconsistent tensor entry raises InvalidManifest that names the field."""
     manifest = _two_sections().manifest
     entries = list(manifest.tensors)
     entries[index] = dataclasses.replace(entries[index], **change)  # type: ignore[arg-type]
@@ -160,7 +162,7 @@ def test_manifest_refuses_entries_that_do_not_add_up(index: int, change: dict[st
     [({'base_model': ''}, 'base_model'), ({'digest': 'ab'}, 'digest'), ({'size_bytes': 20}, 'size_bytes')],
 )
 def test_manifest_refuses_wrong_totals(change: dict[str, object], field: str) -> None:
-    """Each defect names its field."""
+    """A wrong top-level field raises InvalidManifest that names it."""
     with pytest.raises(InvalidManifest) as caught:
         dataclasses.replace(_two_sections().manifest, **change)  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -168,7 +170,7 @@ def test_manifest_refuses_wrong_totals(change: dict[str, object], field: str) ->
 
 @given(data=st.binary(max_size=400), sizes=st.lists(st.integers(1, 90)))
 def test_any_split_into_chunks_assembles(data: bytes, sizes: list[int]) -> None:
-    """Chunks of any sizes, changing on the way, give the state back."""
+    """Chunks of any sizes assemble to the original state."""
     state = state_of(data)
     assembler = Assembler(state.manifest)
     for size in [*sizes, 500]:
@@ -179,8 +181,8 @@ def test_any_split_into_chunks_assembles(data: bytes, sizes: list[int]) -> None:
 
 
 @given(data=st.binary(min_size=1, max_size=200), cut=st.integers(0, 200), chunk_bytes=st.integers(1, 64))
-def test_a_cut_at_any_byte_resumes(data: bytes, cut: int, chunk_bytes: int) -> None:
-    """What was held at the cut is not sent again, and nothing is given out before the end."""
+def test_a_transfer_cut_at_any_byte_resumes(data: bytes, cut: int, chunk_bytes: int) -> None:
+    """A transfer resumes at the byte where it was cut, and the state is returned only at the end."""
     cut = min(cut, len(data))
     state = state_of(data)
     assembler = Assembler(state.manifest)
@@ -197,7 +199,7 @@ def test_a_cut_at_any_byte_resumes(data: bytes, cut: int, chunk_bytes: int) -> N
 
 @given(data=st.binary(min_size=1, max_size=300), bit=st.integers(0), chunk_bytes=st.integers(1, 128))
 def test_a_flipped_bit_is_always_detected(data: bytes, bit: int, chunk_bytes: int) -> None:
-    """Its chunk is refused and the right one may still come."""
+    """A chunk with a flipped bit is refused, and the correct chunk is accepted afterwards."""
     bit %= len(data) * 8
     state = state_of(data)
     assembler = Assembler(state.manifest)
@@ -212,8 +214,8 @@ def test_a_flipped_bit_is_always_detected(data: bytes, bit: int, chunk_bytes: in
 
 
 @given(data=st.binary(min_size=1, max_size=300), bit=st.integers(0))
-def test_a_flip_behind_a_matching_checksum_is_detected_at_the_end(data: bytes, bit: int) -> None:
-    """A sender that checks its own corrupt bytes is caught by the digest of the whole."""
+def test_corrupt_bytes_with_a_valid_checksum_are_detected(data: bytes, bit: int) -> None:
+    """Corrupt bytes with a matching chunk checksum are detected by the digest of the state."""
     bit %= len(data) * 8
     bad = bytearray(data)
     bad[bit // 8] ^= 1 << bit % 8
@@ -230,7 +232,7 @@ def _chunk(offset: int, data: bytes) -> StateChunk:
 
 
 def test_chunks_out_of_order_or_range_are_refused_and_change_nothing() -> None:
-    """An overlap, a gap, a negative offset and an overhang all leave the state as it was."""
+    """Overlapping, skipping, negative and overlong chunks are refused and leave the state unchanged."""
     state = state_of(b'0123456789')
     assembler = Assembler(state.manifest)
     assembler.add(_chunk(0, b'01234'))
@@ -247,13 +249,13 @@ def test_chunks_out_of_order_or_range_are_refused_and_change_nothing() -> None:
 @settings(max_examples=30)
 @given(data=st.binary(max_size=64))
 def test_checksums_fit_a_signed_64_bit_field(data: bytes) -> None:
-    """The same bits, read as signed."""
+    """A checksum has the bits of the unsigned hash and fits into a signed 64-bit integer."""
     assert -(1 << 63) <= chunk_checksum(data) < 1 << 63
 
 
 @pytest.mark.parametrize(('offset', 'chunk_bytes'), [(-1, 1), (4, 1), (0, 0)])
 def test_iter_chunks_refuses_bad_bounds(offset: int, chunk_bytes: int) -> None:
-    """Offsets outside and empty chunks make no progress, so they are errors."""
+    """An offset outside the data or an empty chunk size raises ValueError."""
     with pytest.raises(ValueError, match=r'offset|chunk_bytes'):
         list(iter_chunks(b'abc', offset=offset, chunk_bytes=chunk_bytes))
 
@@ -272,6 +274,6 @@ def test_iter_chunks_refuses_bad_bounds(offset: int, chunk_bytes: int) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_errors_survive_a_pickle(error: Exception) -> None:
-    """They cross process borders with their facts and words."""
+    """A pickled error has the same type, attributes and message."""
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), vars(again), str(again)) == (type(error), vars(error), str(error))

@@ -1,4 +1,4 @@
-"""The examples of docs/rewards.md run as they stand there."""
+"""Runs the examples of docs/rewards.md."""
 
 import re
 from pathlib import Path
@@ -18,12 +18,12 @@ MARKED = [pytest.param(text, marks=needs_walls if 'CodeExecution' in text else (
 
 @pytest.mark.parametrize('example', MARKED, ids=range(len(EXAMPLES)))
 def test_example_runs(example: str) -> None:
-    """Each by itself; what it asserts holds."""
+    """Each example runs in isolation and its assertions hold."""
     exec(compile(example, 'docs/rewards.md', 'exec'), {})
 
 
 def test_the_document_names_every_component() -> None:
-    """Nothing that is registered is left out."""
+    """The document names every registered reward."""
     shortened = {'OlympiadBenchFormatReward', 'OlympiadBenchQualityReward'}
     names = {*REWARDS.names, *ADVANTAGES.names} - shortened
     assert sorted(name for name in names if name not in DOCUMENT) == []

@@ -1,4 +1,4 @@
-"""Mathematical answers: what counts as the same, and expressions that would take forever."""
+"""Unit tests of mathematical rewards: equality of answers, time limits and the judge process."""
 
 import logging
 import multiprocessing
@@ -16,19 +16,19 @@ from twinkle.reward import (
     MathReward,
     MultiModalAccuracyReward,
 )
-from twinkle.reward.math_judge import require_library, tell_of_missing_walls
+from twinkle.reward.math_judge import require_library, warn_of_missing_walls
 
 pytestmark = pytest.mark.timeout(200)
 
 
-def said(*completions: str) -> list[dict[str, object]]:
-    """Return trajectories of completions."""
+def chats(*completions: str) -> list[dict[str, object]]:
+    """Return one trajectory per completion."""
     return [{'messages': [{'role': 'assistant', 'content': completion}]} for completion in completions]
 
 
 @pytest.fixture(scope='module')
 def reward() -> MathReward:
-    """Return one that all tests of this file share, and with it a process."""
+    """Return a reward that all tests of this file share, together with its process."""
     return MathReward(seconds=60)
 
 
@@ -60,8 +60,8 @@ def reward() -> MathReward:
     ],
 )
 def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, truth: object, expected: float) -> None:
-    """As LaTeX, as numbers, as sets; the last marked one behind the thinking counts."""
-    assert reward(said(completion), [truth]) == [expected]
+    """Answers are equal as LaTeX, numbers or sets, and the last marked answer after the thinking is used."""
+    assert reward(chats(completion), [truth]) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, tr
     ['9^{9^{9^{9}}} + 1', '100000000!', r'\prod_{n=1}^{100000000} n', '(' * 900 + '1' + ')' * 900, 'x' * 100_000],
 )
 def test_expressions_that_take_forever_are_wrong_in_time(answer: str) -> None:
-    """The process that works on one ends, and the next question is answered by another."""
+    """An answer that exceeds the time limit is wrong, and the next one is judged by a new process."""
     before, began = children(), time.monotonic()
     judge = MathJudge(0.5)
     assert not judge.is_same('2', f'\\boxed{{{answer}}}')
@@ -80,14 +80,14 @@ def test_expressions_that_take_forever_are_wrong_in_time(answer: str) -> None:
     judge.close()
 
 
-def test_nothing_of_an_answer_is_run(reward: MathReward) -> None:
-    """An expression that is a program is just wrong; the judge's parent is this process."""
+def test_an_answer_is_not_executed(reward: MathReward) -> None:
+    """An answer that is a program is wrong and is not executed."""
     answers = ['__import__("os").getppid()', '().__class__', r'\input{/etc/passwd}', 'exit()']
-    assert reward(said(*(f'\\boxed{{{answer}}}' for answer in answers)), [str(os.getpid())] * 4) == [0.0] * 4
+    assert reward(chats(*(f'\\boxed{{{answer}}}' for answer in answers)), [str(os.getpid())] * 4) == [0.0] * 4
 
 
-def test_a_judge_travels_and_ends() -> None:
-    """A pickled one begins a process of its own; a closed one begins another when asked."""
+def test_a_judge_can_be_pickled_and_closed() -> None:
+    """An unpickled judge starts its own process, and a closed judge starts a new one on demand."""
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     copy = pickle.loads(pickle.dumps(judge))
@@ -100,30 +100,30 @@ def test_a_judge_travels_and_ends() -> None:
 
 
 def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Return what the library logged: what other tests left may be told of at any time."""
+    """Return the library's log records, without warnings about leftovers of other tests."""
     return [record for record in caplog.records if record.name.startswith('twinkle')]
 
 
 @needs_walls
 def test_a_judge_behind_all_its_walls_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The process says which stand, and all do here."""
-    tell_of_missing_walls.cache_clear()
+    """No warning is logged if all walls are active, as on this machine."""
+    warn_of_missing_walls.cache_clear()
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     judge.close()
     assert own_records(caplog) == []
 
 
-def test_walls_that_are_missing_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """However often a judge begins a process."""
-    tell_of_missing_walls.cache_clear()
+def test_missing_walls_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning about missing walls is logged once per process, not once per judge."""
+    warn_of_missing_walls.cache_clear()
     for _ in range(3):
-        tell_of_missing_walls(('files',))
+        warn_of_missing_walls(('files',))
     assert [record.levelname for record in own_records(caplog)] == ['WARNING']
 
 
-def test_a_fork_s_copy_of_a_judge_leaves_the_process_alone() -> None:
-    """Letting go of it there ends nothing here, and a question there begins a process there."""
+def test_a_forked_judge_does_not_stop_the_parents_process() -> None:
+    """A judge copied by a fork starts its own process, and deleting it leaves the parent's process running."""
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     begun = children()
@@ -137,17 +137,17 @@ def test_a_fork_s_copy_of_a_judge_leaves_the_process_alone() -> None:
     judge.close()
 
 
-def test_the_key_says_where_the_ground_truth_is() -> None:
-    """Here it is among others, as JSON; one that is not there is an error that names it."""
-    trajectory = {**said(r'\boxed{4}')[0], 'user_data': [('id', '7'), ('solution', '"4"')]}
+def test_the_ground_truth_key_is_configurable() -> None:
+    """The ground truth is read from the configured key, and a missing key is named in the error."""
+    trajectory = {**chats(r'\boxed{4}')[0], 'user_data': [('id', '7'), ('solution', '"4"')]}
     assert MathReward('solution')([trajectory]) == [1.0]
     with pytest.raises(InvalidRewardInput) as caught:
         MathReward()([trajectory])
     assert caught.value.field == 'trajectories[0].user_data'
 
 
-def test_a_library_that_is_not_installed_is_named_with_its_extra() -> None:
-    """Before anything is scored."""
+def test_a_missing_library_is_named_with_its_extra() -> None:
+    """A missing library raises MissingLibrary with the extra that installs it."""
     with pytest.raises(MissingLibrary) as caught:
         require_library('no_such_library', 'rewards')
     assert (caught.value.library, caught.value.install) == ('no-such-library', 'twinkle-grpc[rewards]')
@@ -156,7 +156,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra() -> None:
 
 @pytest.fixture(scope='module')
 def multimodal() -> MultiModalAccuracyReward:
-    """Return one that all questions share, and with it a process."""
+    """Return a reward that all questions share, together with its process."""
     return MultiModalAccuracyReward(seconds=60)
 
 
@@ -178,5 +178,5 @@ def multimodal() -> MultiModalAccuracyReward:
 def test_multimodal_answers_are_choices_words_or_formulas(
     multimodal: MultiModalAccuracyReward, completion: str, truth: str, expected: float
 ) -> None:
-    """Each is compared as what it is."""
-    assert multimodal(said(completion), [truth]) == [expected]
+    """Choices, words and formulas are each compared by their own rule."""
+    assert multimodal(chats(completion), [truth]) == [expected]

@@ -1,4 +1,4 @@
-"""Programs scored by tests, rewards of a user's own, and the quick start's way to call them."""
+"""Unit tests of the code execution reward, of user-defined rewards, and of the calls in the quick start."""
 
 import re
 
@@ -26,22 +26,22 @@ from twinkle.reward.code_execution import program_of
 
 pytestmark = pytest.mark.timeout(150)
 ROOMY = SandboxLimits(seconds=60, cpu_seconds=60)
-"""For programs that end by themselves, on however slow a machine."""
+"""Generous limits, for programs that end by themselves even on a slow machine."""
 
 
-def said(*completions: str, **more: object) -> list[dict[str, object]]:
-    """Return trajectories of completions."""
+def chats(*completions: str, **more: object) -> list[dict[str, object]]:
+    """Return one trajectory per completion."""
     return [{'messages': [{'role': 'assistant', 'content': completion}], **more} for completion in completions]
 
 
 def program(*lines: str) -> str:
-    """Return a completion with a program."""
+    """Return a completion with a fenced program."""
     return 'So:\n```python\n' + '\n'.join(lines) + '\n```\nThat is it.'
 
 
 @needs_walls
-def test_programs_earn_the_share_of_tests_they_pass() -> None:
-    """Right, wrong for one input, none at all, ending badly."""
+def test_programs_score_the_fraction_of_tests_they_pass() -> None:
+    """Correct, partly wrong, missing and failing programs score the fraction of tests they pass."""
     tests = [{'input': '2\n', 'output': '4'}, {'input': '3\n', 'output': '9\n'}]
     completions = [
         program('print(int(input()) ** 2)'),
@@ -50,24 +50,24 @@ def test_programs_earn_the_share_of_tests_they_pass() -> None:
         program('print(int(input()) ** 2)', 'raise SystemExit(1)'),
     ]
     reward = CodeExecutionReward(limits=ROOMY, num_workers=2)
-    assert reward(said(*completions, user_data={'tests': tests})) == [1.0, 0.5, 0.0, 0.0]
+    assert reward(chats(*completions, user_data={'tests': tests})) == [1.0, 0.5, 0.0, 0.0]
 
 
 @needs_walls
-def test_a_program_that_never_ends_earns_nothing() -> None:
-    """And is ended in time, even where it has written what was expected."""
+def test_a_program_that_does_not_end_scores_0() -> None:
+    """A program that exceeds its time limit is stopped and scores 0, even if its output is correct."""
     endless = program('print(4, flush=True)', 'while True: pass')
     tests = {'input': '2\n', 'output': '4'}
-    assert CodeExecutionReward(limits=SandboxLimits(seconds=2))(said(endless), [tests]) == [0.0]
+    assert CodeExecutionReward(limits=SandboxLimits(seconds=2))(chats(endless), [tests]) == [0.0]
 
 
 @needs_walls
-def test_programs_are_held_to_assertions() -> None:
-    """And cannot leave before them."""
+def test_programs_can_be_tested_by_assertions() -> None:
+    """Assertions decide the score, and a program cannot pass by exiting before them."""
     square = ['def square(x):', '    return x * x']
     completions = [program(*square), program(*square[:1], '    return 4'), program(*square, 'raise SystemExit(0)')]
     tests = ['assert square(2) == 4', 'assert square(3) == 9']
-    assert CodeExecutionReward(limits=ROOMY)(said(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
+    assert CodeExecutionReward(limits=ROOMY)(chats(*completions), [tests] * 3) == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -94,21 +94,21 @@ def test_programs_are_held_to_assertions() -> None:
     ids=range(17),
 )
 def test_the_last_whole_block_of_python_is_the_program(completion: str, expected: str | None) -> None:
-    """Blocks of other languages keep their ends to themselves; one that says nothing counts where none says Python."""
+    """The last closed Python block is the program, or the last unmarked block if there is no Python block."""
     assert program_of(completion) == expected
 
 
-def test_tests_of_another_form_are_refused() -> None:
-    """Before any program is run."""
+def test_malformed_tests_are_refused() -> None:
+    """Malformed tests raise InvalidRewardInput before any program runs."""
     for tests in ([], [{'input': '1'}], [3]):
         with pytest.raises(InvalidRewardInput):
-            CodeExecutionReward()(said(program('pass')), [tests])
+            CodeExecutionReward()(chats(program('pass')), [tests])
     with pytest.raises(InvalidRewardInput):
         CodeExecutionReward(num_workers=0)
 
 
 class Politeness(TextReward):
-    """A user's own."""
+    """A user-defined reward that overrides `score`."""
 
     def score(self, completion: str) -> float:
         """Return 1.0 for a polite completion."""
@@ -116,16 +116,16 @@ class Politeness(TextReward):
 
 
 class CountDown(Reward):
-    """A user's own as the quick start writes them: all of `__call__` by itself."""
+    """A user-defined reward that overrides `__call__`, as in the quick start."""
 
     def __call__(self, trajectories, ground_truths):
-        """Return the share of digits."""
+        """Return the fraction of digits."""
         return [float(bool(re.search(r'\d', row['messages'][-1]['content']))) for row in trajectories]
 
 
-def test_a_user_s_own_class_and_function_work() -> None:
-    """By two lines of text, by the whole call, or as a plain function."""
-    rows = said('yes, please', '7')
+def test_user_defined_classes_and_functions_work() -> None:
+    """A reward can be defined by `score`, by `__call__` or by a plain function."""
+    rows = chats('yes, please', '7')
     assert Politeness()(rows) == [1.0, 0.0]
     assert CountDown()(rows, []) == [0.0, 1.0]
     assert build_reward(Politeness)(rows, []) == [1.0, 0.0]
@@ -138,16 +138,16 @@ def test_a_user_s_own_class_and_function_work() -> None:
 
 
 @pytest.mark.parametrize('answer', [[1.0], [1.0, float('nan')], [1.0, 'good'], []])
-def test_a_function_that_returns_no_number_for_each_is_named(answer: list[object]) -> None:
-    """Nothing is trained on what is not a reward."""
+def test_a_function_with_an_invalid_result_is_refused(answer: list[object]) -> None:
+    """A function that does not return one finite number per trajectory raises InvalidRewardOutput."""
     with pytest.raises(InvalidRewardOutput):
-        build_reward(lambda trajectories: answer)(said('a', 'b'))
+        build_reward(lambda trajectories: answer)(chats('a', 'b'))
 
 
-def test_rewards_are_made_by_name() -> None:
-    """With their options; unknown ones are refused."""
+def test_rewards_are_built_by_name() -> None:
+    """Rewards are built by name with options, and unknown names and options are refused."""
     assert isinstance(build_reward('FormatReward'), FormatReward)
-    assert build_reward('LengthReward', max_length=10, cache_length=2)(said('a'), completion_lengths=[9]) == [-0.5]
+    assert build_reward('LengthReward', max_length=10, cache_length=2)(chats('a'), completion_lengths=[9]) == [-0.5]
     assert {'MathReward', 'MultiModalAccuracyReward', 'OlympiadBenchQualityReward'} <= set(REWARDS.names)
     with pytest.raises(UnknownComponent):
         build_reward('NoSuchReward')
@@ -157,9 +157,9 @@ def test_rewards_are_made_by_name() -> None:
         build_reward(lambda trajectories: [], size=2)
 
 
-def test_the_quick_start_s_lines_run_as_written() -> None:
-    """Rewards of features, their sums, their metrics and their advantages."""
-    features = said('#### 4', '4', '#### 5', r'\boxed{4}', user_data=[('ground_truth', '"4"')], input_ids=[1, 2])
+def test_the_calls_of_the_quick_start_run() -> None:
+    """Rewards of features can be summed and passed to metrics and advantages."""
+    features = chats('#### 4', '4', '#### 5', r'\boxed{4}', user_data=[('ground_truth', '"4"')], input_ids=[1, 2])
     accuracy_rewards, format_rewards = GSM8KAccuracyReward()(features), GSM8KFormatReward()(features)
     total_rewards = [a + f for a, f in zip(accuracy_rewards, format_rewards, strict=True)]
     metrics = CompletionRewardMetric()

@@ -1,4 +1,4 @@
-"""Programs that mean harm: what they try fails, ends, or is ended, and this process goes on."""
+"""Unit tests of the sandbox with programs that try to escape, use too many resources or never end."""
 
 import os
 import pickle
@@ -17,7 +17,7 @@ from twinkle.reward.sandbox import watch
 
 pytestmark = [pytest.mark.timeout(150), needs_walls]
 ROOMY = SandboxLimits(seconds=60, cpu_seconds=60)
-"""For programs that end by themselves, on however slow a machine."""
+"""Generous limits, for programs that end by themselves even on a slow machine."""
 
 ATTEMPT = """
 def attempt():
@@ -29,7 +29,7 @@ except (OSError, RuntimeError, MemoryError, ValueError):
 else:
     print('done')
 """
-"""A program that says whether it could do something."""
+"""A program that prints whether an attempt succeeded."""
 IGNORE_SIGNALS = """
 import signal
 for number in range(1, 32):
@@ -53,7 +53,7 @@ for number in range(3, 64):
 
 
 def attempt(body: str) -> str:
-    """Return what became of lines of Python."""
+    """Run lines of Python in the sandbox and return whether they succeeded."""
     lines = '\n'.join(f'    {line}' for line in body.splitlines())
     result = run_program(ATTEMPT.format(body=lines), limits=ROOMY)
     assert result.outcome == 'exited', result
@@ -61,15 +61,15 @@ def attempt(body: str) -> str:
 
 
 def test_a_program_reads_and_writes_text() -> None:
-    """Its input, its output and its errors, and how it ended."""
+    """A program reads its standard input, and its output, error output and exit code are returned."""
     source = 'import sys\nprint(input()[::-1])\nprint("note", file=sys.stderr)\nsys.exit(3)'
     result = run_program(source, 'näive\n', ROOMY)
     assert (result.outcome, result.exit_code, result.stdout) == ('exited', 3, 'eviän\n')
     assert 'note' in result.stderr
 
 
-def test_what_a_program_wrote_is_read_after_its_end_too() -> None:
-    """However late this process looks."""
+def test_output_is_read_after_the_program_ended() -> None:
+    """The output of a program that has already ended is complete."""
     source = 'import sys\nprint("out")\nprint("err", file=sys.stderr)\nsys.exit(3)'
     with subprocess.Popen(
         [sys.executable, '-c', source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -81,7 +81,7 @@ def test_what_a_program_wrote_is_read_after_its_end_too() -> None:
 
 
 def test_the_standard_library_and_numpy_work() -> None:
-    """What programs of a model import."""
+    """Programs can import the standard library and numpy."""
     imports = 'import collections, datetime, heapq, itertools, json, math, random, re, numpy'
     assert run_program(f'{imports}\nprint(numpy.ones(3).sum())', limits=ROOMY).stdout == '3.0\n'
 
@@ -124,8 +124,8 @@ def test_the_standard_library_and_numpy_work() -> None:
         'bytearray(1 << 40)',
     ],
 )
-def test_what_would_reach_outside_is_refused(body: str) -> None:
-    """Processes, threads, the network, signals, files and limits."""
+def test_access_to_the_outside_is_refused(body: str) -> None:
+    """A program cannot access processes, threads, the network, signals, files or limits."""
     assert attempt(body) == 'refused'
 
 
@@ -139,8 +139,8 @@ def test_what_would_reach_outside_is_refused(body: str) -> None:
         IGNORE_SIGNALS,
     ],
 )
-def test_programs_that_would_never_end_are_ended(source: str) -> None:
-    """By the wall clock, whatever they ignore or close; none is left behind."""
+def test_programs_that_do_not_end_are_stopped(source: str) -> None:
+    """A program that exceeds its time limit is stopped, even if it ignores signals or closes its output."""
     before, began = children(), time.monotonic()
     result = run_program(source, limits=SandboxLimits(seconds=1.0))
     assert result.outcome == 'timed_out'
@@ -149,8 +149,8 @@ def test_programs_that_would_never_end_are_ended(source: str) -> None:
     assert children() <= before
 
 
-def test_a_processor_is_bounded_beside_the_clock() -> None:
-    """The kernel ends what computes too long."""
+def test_cpu_time_is_limited() -> None:
+    """The kernel ends a program that exceeds its CPU time."""
     result = run_program('while True: pass', limits=SandboxLimits(seconds=60, cpu_seconds=1))
     assert result.outcome == 'exited'
     assert result.exit_code < 0
@@ -158,15 +158,15 @@ def test_a_processor_is_bounded_beside_the_clock() -> None:
 
 @pytest.mark.parametrize('stream', ['stdout', 'stderr'])
 def test_huge_outputs_are_cut(stream: str) -> None:
-    """At the bound, and the program with them."""
+    """A program that writes too much is stopped, and its output is cut at the limit."""
     source = f'import sys\nwhile True: sys.{stream}.write("x" * 65536)'
     result = run_program(source, limits=replace(ROOMY, output_bytes=100_000))
     assert result.outcome == 'wrote_too_much'
     assert len(getattr(result, stream)) == 100_000
 
 
-def test_memory_is_bounded() -> None:
-    """A program that fills it slowly ends with an error of its own."""
+def test_memory_is_limited() -> None:
+    """A program that exceeds its memory limit ends with an error."""
     source = 'kept = []\nwhile True: kept.append(bytearray(1 << 20))'
     result = run_program(source, limits=replace(ROOMY, memory_bytes=1 << 28))
     assert result.outcome == 'exited'
@@ -174,7 +174,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_program_inherits_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable, no open file, no folder of ours; its own folder is gone afterwards."""
+    """A program inherits no environment variable, open file or folder, and its folder is deleted at the end."""
     monkeypatch.setenv('TWINKLE_API_KEY', 'secret')
     with (tmp_path / 'file').open('w') as file:
         os.set_inheritable(file.fileno(), True)
@@ -202,12 +202,12 @@ def test_threads_may_run_programs_at_once() -> None:
 
 
 def test_a_program_runs_the_same_twice() -> None:
-    """Hashes of text, and with them the order of sets, do not depend on the run."""
+    """Hashes of strings, and therefore the order of sets, are the same in each run."""
     assert len({run_program('print(hash("a"))', limits=ROOMY).stdout for _ in range(3)}) == 1
 
 
-def test_an_interpreter_that_cannot_start_is_no_result() -> None:
-    """Its own words say why; a reward of 0 would blame the program."""
+def test_an_interpreter_that_cannot_start_is_an_error() -> None:
+    """An interpreter that cannot start raises ProgramNotStarted with its error output."""
     with pytest.raises(ProgramNotStarted) as caught:
         run_program('print(1)', limits=replace(ROOMY, cpu_seconds=1 << 80))
     copy = pickle.loads(pickle.dumps(caught.value))
@@ -215,8 +215,8 @@ def test_an_interpreter_that_cannot_start_is_no_result() -> None:
     assert copy.stderr == caught.value.stderr
 
 
-def test_what_a_program_started_ends_with_it() -> None:
-    """Here it stands for one that runs without its wall; its child holds its output open and would run on."""
+def test_child_processes_of_a_program_are_stopped() -> None:
+    """A child process that a program started without the processes wall is stopped with the program."""
     child = 'import time; print("begun", flush=True); time.sleep(600)'
     source = f'import subprocess, sys\nprint(subprocess.Popen([sys.executable, "-c", {child!r}]).pid, flush=True)'
     with subprocess.Popen(
@@ -225,13 +225,13 @@ def test_what_a_program_started_ends_with_it() -> None:
         process.wait()
         result = watch(process, SandboxLimits(seconds=1))
         assert process.stdout is not None
-        # The last to hold the pipe is gone: it ends.
+        # The pipe ends when its last holder has ended.
         assert process.stdout.read() in (b'', b'begun\n')
     assert any(word.isdecimal() for word in result.stdout.split())
 
 
-def test_limits_of_no_use_are_refused() -> None:
-    """And so are walls that do not exist."""
+def test_invalid_limits_are_refused() -> None:
+    """Invalid limits and unknown walls raise InvalidRewardInput."""
     for options in (
         *({'seconds': 0}, {'output_bytes': -1}, {'memory_bytes': float('nan')}, {'without_walls': ('moat',)}),
         *({'memory_bytes': 2.0**30}, {'cpu_seconds': 1.5}, {'output_bytes': 1e6}, {'cpu_seconds': True}),
@@ -240,8 +240,8 @@ def test_limits_of_no_use_are_refused() -> None:
             SandboxLimits(**options)
 
 
-def test_a_machine_without_walls_says_how_to_do_without() -> None:
-    """The error names them, and survives a trip between processes."""
+def test_the_error_about_missing_walls_names_them() -> None:
+    """SandboxUnavailable names the missing walls and can be pickled."""
     error = SandboxUnavailable(('network', 'files'))
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.walls, str(copy)) == (('network', 'files'), str(error))

@@ -1,4 +1,4 @@
-"""Rewards against implementations of their papers' formulas that share nothing with them, on made-up texts."""
+"""Compares rewards with independent implementations of their papers' formulas on generated texts."""
 
 import re
 import string
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from twinkle.reward import CountDownAccuracy, F1Reward, LengthReward
 
 Worth = tuple[str, Fraction | None, list[int]]
-"""An expression, its value (None where it divides by zero), and its numbers."""
+"""An expression, its value (None if it divides by zero), and its numbers."""
 OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     '+': lambda a, b: a + b,
     '-': lambda a, b: a - b,
@@ -23,7 +23,7 @@ OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
 
 
 def joined(parts: tuple[Worth, str, Worth]) -> Worth:
-    """Return two expressions in brackets with an operator between them, worked out beside them."""
+    """Return two bracketed expressions joined by an operator, with their value and numbers."""
     (left, a, used), sign, (right, b, also) = parts
     is_lost = a is None or b is None or (sign == '/' and b == 0)
     value = None if is_lost else OPERATORS[sign](a, b)
@@ -41,7 +41,7 @@ WORDS = st.lists(
 
 @given(EXPRESSION, st.integers(-1, 1), st.sampled_from([[], [7]]))
 def test_countdown_is_arithmetic_over_fractions(made: Worth, off: int, others: list[int]) -> None:
-    """The answer counts where the value is the target and the numbers are those given, in any order."""
+    """An answer scores 1 exactly if its value is the target and its numbers are the given ones in any order."""
     text, value, used = made
     target = off if value is None or value.denominator != 1 else int(value) + off
     given_numbers = sorted([*used, *others])
@@ -52,13 +52,13 @@ def test_countdown_is_arithmetic_over_fractions(made: Worth, off: int, others: l
 
 
 def squad_words(text: str) -> list[str]:
-    """Return the words of a text as SQuAD's evaluation normalizes it: case, punctuation, articles, blanks."""
+    """Return the words of a text, normalized like in SQuAD's evaluation script."""
     text = ''.join(character for character in text.lower() if character not in set(string.punctuation))
     return re.sub(r'\b(a|an|the)\b', ' ', text).split()
 
 
 def squad_f1(answer: str, truth: str) -> float:
-    """Return F1 by taking each word of the answer off the truth's as long as one is left."""
+    """Return the F1 score, computed by removing each word of the answer from the words of the truth."""
     said, left = squad_words(answer), squad_words(truth)
     if not said or not left:
         return float(said == left)
@@ -72,7 +72,7 @@ def squad_f1(answer: str, truth: str) -> float:
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=3))
 def test_f1_is_the_best_overlap_of_words(said: list[str], truths: list[list[str]]) -> None:
-    """Of several truths."""
+    """The F1 reward equals the best SQuAD score over all truths."""
     texts = [' '.join(truth) for truth in truths]
     row: dict[str, Any] = {'messages': [{'role': 'assistant', 'content': f'<answer>{" ".join(said)}</answer>'}]}
     assert F1Reward()([row], [texts]) == [pytest.approx(max(squad_f1(' '.join(said), text) for text in texts))]
@@ -80,7 +80,7 @@ def test_f1_is_the_best_overlap_of_words(said: list[str], truths: list[list[str]
 
 @given(st.integers(0, 400), st.integers(1, 200), st.data())
 def test_length_is_the_three_cases_of_dapo(length: int, longest: int, data: st.DataObject) -> None:
-    """By arXiv 2503.14476, equation 13, case by case."""
+    """The length reward equals the three cases of equation 13 in arXiv 2503.14476."""
     cache = data.draw(st.integers(1, longest))
     if length <= longest - cache:
         expected = 0.0

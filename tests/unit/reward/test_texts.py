@@ -1,4 +1,4 @@
-"""Rewards of what completions say: tags, marked numbers, words, lengths, and how derivations look."""
+"""Unit tests of rewards that read the text of completions: tags, numbers, words, lengths and derivations."""
 
 import math
 
@@ -24,18 +24,18 @@ from twinkle.reward import (
 from twinkle.reward.number import read_number
 
 
-def said(*completions: object, **more: object) -> list[dict[str, object]]:
-    """Return trajectories of completions."""
+def chats(*completions: object, **more: object) -> list[dict[str, object]]:
+    """Return one trajectory per completion."""
     return [{'messages': [{'role': 'assistant', 'content': completion}], **more} for completion in completions]
 
 
 def answered(row: dict[str, object], completion: str) -> dict[str, object]:
-    """Return what a preprocessor made, with a completion behind it."""
+    """Return a preprocessed row with a completion appended."""
     return {**row, 'messages': [*row['messages'], {'role': 'assistant', 'content': completion}]}
 
 
 def test_thinking_comes_before_the_answer() -> None:
-    """All four tags in their order, whatever is between; both ways of calling."""
+    """The format reward requires all four tags in order, or three if the prompt opens the thinking."""
     completions = [
         '<think>a</think><answer>b</answer>',
         '<think>\n</think>\n\nso <answer></answer>.',
@@ -43,26 +43,26 @@ def test_thinking_comes_before_the_answer() -> None:
         '<think>a<answer>b</answer>',
         '',
     ]
-    assert FormatReward()(said(*completions), []) == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert FormatReward()(said('a</think><answer>b</answer>')) == [0.0]
-    assert FormatReward(prompt_opens_think=True)(said('a</think><answer>b</answer>')) == [1.0]
+    assert FormatReward()(chats(*completions), []) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert FormatReward()(chats('a</think><answer>b</answer>')) == [0.0]
+    assert FormatReward(prompt_opens_think=True)(chats('a</think><answer>b</answer>')) == [1.0]
 
 
 def test_completions_are_read_in_every_form() -> None:
-    """Parts of text, thinking kept apart, the last turn of the assistant; nothing said scores nothing."""
+    """Content parts and separate thinking are supported, and the last assistant turn is the completion."""
     parts = [{'type': 'image'}, {'type': 'text', 'text': '<think>a</think><answer>'}, {'text': 'b</answer>'}]
     apart = {'role': 'assistant', 'reasoning_content': 'a', 'content': '<answer>b</answer>'}
     turns = [{'role': 'assistant', 'content': 'no'}, apart, {'role': 'tool', 'content': 'x'}]
     none = {'messages': [{'role': 'user', 'content': '<think>a</think><answer>b</answer>'}]}
-    assert FormatReward()([*said(parts), {'messages': turns}, none]) == [1.0, 1.0, 0.0]
+    assert FormatReward()([*chats(parts), {'messages': turns}, none]) == [1.0, 1.0, 0.0]
     for broken in ({}, {'messages': None}, {'messages': 'text'}, None):
         with pytest.raises(InvalidRewardInput) as caught:
-            FormatReward()([*said('a'), broken])
+            FormatReward()([*chats('a'), broken])
         assert caught.value.field == 'trajectories[1].messages'
 
 
 def test_gsm8k_scores_what_its_preprocessor_makes() -> None:
-    """The number is read as a number, the last marked one, behind the thinking."""
+    """The GSM8K reward compares the last marked number after the thinking by value."""
     columns = GSM8KProcessor()({'question': ['?'] * 8, 'answer': ['so 1,200.\n#### 1,200'] * 8})
     completions = [
         'It is 1200.\n#### 1,200',
@@ -82,36 +82,36 @@ def test_gsm8k_scores_what_its_preprocessor_makes() -> None:
     assert GSM8KFormatReward()(rows) == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
 
 
-def test_ground_truths_come_from_beside_too() -> None:
-    """As values, as whole solutions, as trajectories; as many as there are completions."""
+def test_ground_truths_can_be_passed_separately() -> None:
+    """Ground truths may be values, solutions or trajectories, one per completion."""
     reward = GSM8KAccuracyReward()
-    assert reward(said('#### 3', '#### 4'), ['3', 'so\n#### 4']) == [1.0, 1.0]
-    assert reward(said('#### 3'), [{'user_data': [('ground_truth', '3')]}]) == [1.0]
-    assert reward(said('#### 3', user_data=[{'ground_truth': 3}]), []) == [1.0]
-    assert reward(said('#### 3', user_data={'ground_truth': 3})) == [1.0]
+    assert reward(chats('#### 3', '#### 4'), ['3', 'so\n#### 4']) == [1.0, 1.0]
+    assert reward(chats('#### 3'), [{'user_data': [('ground_truth', '3')]}]) == [1.0]
+    assert reward(chats('#### 3', user_data=[{'ground_truth': 3}]), []) == [1.0]
+    assert reward(chats('#### 3', user_data={'ground_truth': 3})) == [1.0]
     with pytest.raises(InvalidRewardInput) as caught:
-        reward(said('#### 3'), ['3', '4'])
+        reward(chats('#### 3'), ['3', '4'])
     assert caught.value.field == 'ground_truths'
     for user_data in ([('other', '1')], [('ground_truth', 'null')], [7, 'ground_truth', ()], 'ground_truth', 7, None):
         with pytest.raises(InvalidRewardInput) as caught:
-            reward(said('#### 3', user_data=user_data))
+            reward(chats('#### 3', user_data=user_data))
         assert caught.value.field == 'trajectories[0].user_data'
     with pytest.raises(InvalidRewardInput) as caught:
-        reward(said('#### 3'), [None])
+        reward(chats('#### 3'), [None])
     assert caught.value.field == 'ground_truths[0]'
 
 
 @pytest.mark.parametrize(
     'text', ['1e999999999', '1' * 100, 'nan', 'inf', '1/0', '', '.', '-', '\uff11\uff12', '1,2', '0x1f']
 )
-def test_what_is_no_plain_number_is_none(text: str) -> None:
-    """Exponents above all, whose value fills the memory."""
+def test_other_text_is_not_read_as_a_number(text: str) -> None:
+    """Text that is not a plain number, such as one with an exponent, gives None."""
     assert read_number(text) is None
 
 
 @pytest.mark.parametrize('text', [r'\$18', r'$\$18$', '$18', '18', r'\$18.00', r' \$ 18. '])
-def test_a_dollar_is_no_part_of_a_number(text: str) -> None:
-    """However it is written."""
+def test_dollar_signs_around_a_number_are_ignored(text: str) -> None:
+    """Plain, escaped and doubled dollar signs around a number are ignored."""
     assert read_number(text) == 18
 
 
@@ -133,13 +133,13 @@ def test_a_dollar_is_no_part_of_a_number(text: str) -> None:
     ids=range(11),
 )
 def test_boxes_are_read(text: str, expected: list[str]) -> None:
-    """Each that is closed, though another is not."""
+    """Every closed box is read, even if another box is not closed."""
     assert boxed_answers(text) == expected
 
 
 @given(st.fractions(max_denominator=10**6).filter(lambda value: abs(value) < 10**12))
 def test_numbers_are_read_exactly(value: object) -> None:
-    """As fractions, and as decimals with separators."""
+    """Fractions and decimals with separators are read exactly."""
     assert read_number(str(value)) == value
     assert read_number(f'${float(round(value)):,.2f}') == round(value)
 
@@ -166,53 +166,53 @@ def test_numbers_are_read_exactly(value: object) -> None:
     ],
 )
 def test_countdown_answers_reach_the_target_with_each_number_once(answer: str, expected: float) -> None:
-    """As arithmetic, never as a program."""
+    """Only an arithmetic expression over the given numbers that reaches the target scores 1."""
     columns = CountdownProcessor()({'target': [42], 'nums': [[19, 3, 2, 2]]})
     row = {'messages': columns['messages'][0], 'user_data': columns['user_data'][0]}
     completion = f'<think>maybe <answer>1</answer></think><answer>{answer}</answer>'
     assert CountDownAccuracy()([answered(row, completion)], []) == [expected]
 
 
-def test_countdown_answers_in_thought_are_none() -> None:
-    """Where the thinking ends, and where it never does."""
+def test_countdown_ignores_answers_in_the_thinking() -> None:
+    """An answer inside closed or unclosed thinking scores 0."""
     game = {'target': 3, 'nums': [1, 2]}
     completions = ['<think><answer>1 + 2</answer></think>', '<think><answer>1 + 2</answer>', '<answer>1 + 2</answer>']
-    assert CountDownAccuracy()(said(*completions, user_data=[game])) == [0.0, 0.0, 1.0]
+    assert CountDownAccuracy()(chats(*completions, user_data=[game])) == [0.0, 0.0, 1.0]
 
 
 def test_countdown_divides_exactly() -> None:
-    """Thirds add up to one; mappings in `user_data` and games beside are read too."""
+    """Three thirds equal one, and games may be mappings in `user_data` or be passed separately."""
     game = {'target': 1, 'nums': [1, 3, 1, 3, 1, 3]}
     completion = '<answer>1/3 + 1/3 + 1/3</answer>'
-    assert CountDownAccuracy()(said(completion, user_data=[game])) == [1.0]
-    assert CountDownAccuracy()(said(completion), [game]) == [1.0]
+    assert CountDownAccuracy()(chats(completion, user_data=[game])) == [1.0]
+    assert CountDownAccuracy()(chats(completion), [game]) == [1.0]
     with pytest.raises(InvalidRewardInput):
-        CountDownAccuracy()(said(completion))
+        CountDownAccuracy()(chats(completion))
 
 
-def test_f1_is_that_of_squad() -> None:
-    """Two of three words right, of two wanted: precision 2/3, recall 1."""
+def test_f1_matches_squad() -> None:
+    """The F1 score of three words with two correct ones has precision 2/3 and recall 1."""
     reward = F1Reward()
-    assert reward(said('<answer>The red big car!</answer>'), ['a red car']) == [pytest.approx(0.8)]
-    assert reward(said('<think>red car</think> blue', '<think>red car'), ['red car'] * 2) == [0.0, 0.0]
-    assert reward(said(r'\boxed{Paris}'), [['London', 'paris']]) == [1.0]
-    assert reward(said('北京市'), ['北京。']) == [pytest.approx(0.8)]
-    assert reward(said('', 'word'), ['', '']) == [1.0, 0.0]
+    assert reward(chats('<answer>The red big car!</answer>'), ['a red car']) == [pytest.approx(0.8)]
+    assert reward(chats('<think>red car</think> blue', '<think>red car'), ['red car'] * 2) == [0.0, 0.0]
+    assert reward(chats(r'\boxed{Paris}'), [['London', 'paris']]) == [1.0]
+    assert reward(chats('北京市'), ['北京。']) == [pytest.approx(0.8)]
+    assert reward(chats('', 'word'), ['', '']) == [1.0, 0.0]
 
 
 def test_length_is_punished_near_its_limit() -> None:
-    """DAPO, eq. 13, with 10 tokens of which 4 are the cache; labels or lengths tell the tokens."""
+    """The length penalty follows DAPO, eq. 13, with lengths from labels or from `completion_lengths`."""
     reward = LengthReward(max_length=10, cache_length=4)
     lengths = [0, 6, 7, 9, 10, 11, 99]
-    assert reward(said(*[''] * 7), completion_lengths=lengths) == [0, 0, -0.25, -0.75, -1, -1, -1]
+    assert reward(chats(*[''] * 7), completion_lengths=lengths) == [0, 0, -0.25, -0.75, -1, -1, -1]
     assert reward([{'labels': np.array([-100, *range(7), -100])}]) == [-0.25]
     for options in ((0, 1), (4, 5), (4, 0)):
         with pytest.raises(InvalidRewardInput):
             LengthReward(*options)
     with pytest.raises(InvalidRewardInput):
-        reward(said(''))
+        reward(chats(''))
     with pytest.raises(InvalidRewardInput):
-        reward(said(''), completion_lengths=[1, 2])
+        reward(chats(''), completion_lengths=[1, 2])
 
 
 @pytest.mark.parametrize(
@@ -239,23 +239,23 @@ def test_length_is_punished_near_its_limit() -> None:
         (r'\boxed{2,2}', '2,3', {'is_multiple_answer': True}, 0.5),
     ],
 )
-def test_olympiad_answers_are_right_near_or_a_share(
+def test_olympiad_answers_are_scored_by_correctness(
     completion: str, truth: str, more: dict[str, object], expected: float
 ) -> None:
-    """Without their dress, within their error; giving many answers does not pay."""
-    trajectories = said(completion, user_data={'ground_truth': truth, **more})
+    """Formatting is ignored, near misses score partially, and extra answers reduce the score."""
+    trajectories = chats(completion, user_data={'ground_truth': truth, **more})
     assert OlympiadBenchAccuracyReward()(trajectories) == [pytest.approx(expected)]
 
 
 def test_olympiad_scores_what_its_preprocessor_makes() -> None:
-    """Several final answers, in another order."""
+    """Several final answers in a different order score 1."""
     row = {'question': '?', 'final_answer': ['$2$', '$\\frac{1}{3}$'], 'is_multiple_answer': True, 'error': None}
     made = OlympiadBenchProcessor().convert(row)
     assert OlympiadBenchAccuracyReward()([answered(made, r'\boxed{1/3, 2}')]) == [1.0]
 
 
 def test_olympiad_answers_are_given_clearly() -> None:
-    """Boxed, at the end, and once."""
+    """An answer scores highest if it is boxed once at the end."""
     completions = [
         r'so \boxed{2}',
         r'\boxed{2}' + '.' * 300,
@@ -265,22 +265,22 @@ def test_olympiad_answers_are_given_clearly() -> None:
         r'<think>\boxed{2}',
         r'<think>\boxed{1} or \boxed{3}</think>\boxed {2}',
     ]
-    assert OlympiadBenchFormatReward()(said(*completions)) == pytest.approx([1.0, 0.7, 0.7, 0.4, 0.0, 0.0, 1.0])
+    assert OlympiadBenchFormatReward()(chats(*completions)) == pytest.approx([1.0, 0.7, 0.7, 0.4, 0.0, 0.0, 1.0])
 
 
 def test_olympiad_quality_is_of_steps_length_and_variety() -> None:
-    """A derivation scores above a bare answer, and that above the same words over and over; all within 0 and 1."""
+    """A derivation scores higher than a bare answer, which scores higher than repeated words."""
     steps = [f'Step {n}: since a_{n} = {n} * {n + 1}, we have b_{n} = a_{n} - {n} = {n * n}.' for n in range(8)]
     derivation = ' '.join(steps) + r' Therefore the answer is \boxed{7}.'
-    scores = OlympiadBenchQualityReward()(said(derivation, r'\boxed{7}', 'again and ' * 2000, ''))
+    scores = OlympiadBenchQualityReward()(chats(derivation, r'\boxed{7}', 'again and ' * 2000, ''))
     assert scores[0] > 0.9
     assert scores[0] > scores[1] > scores[2] > scores[3] == 0.0
 
 
 @given(st.text(max_size=300))
-def test_no_text_upsets_a_reward(text: str) -> None:
-    """Scores stay within their range, whatever a model says."""
-    row = said(text, user_data={'ground_truth': '3', 'target': 3, 'nums': [1, 2]}, labels=[1, -100])
+def test_any_text_can_be_scored(text: str) -> None:
+    """Every text gets a score within the range of the reward."""
+    row = chats(text, user_data={'ground_truth': '3', 'target': 3, 'nums': [1, 2]}, labels=[1, -100])
     rewards = [
         *(FormatReward(), GSM8KAccuracyReward(), GSM8KFormatReward(), CountDownAccuracy(), F1Reward()),
         *(OlympiadBenchAccuracyReward(), OlympiadBenchFormatReward(), OlympiadBenchQualityReward()),

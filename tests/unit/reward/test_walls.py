@@ -1,4 +1,4 @@
-"""The filter of system calls, run step by step by an interpreter of its own."""
+"""Unit tests of the sandbox's system call filter, executed by an interpreter of filter programs."""
 
 import errno
 import itertools
@@ -14,12 +14,12 @@ STEPS = WALLS['_filter']()
 X86_64, I386, AARCH64 = 0xC000003E, 0x40000003, 0xC00000B7
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 TESTS = {0x15: operator.eq, 0x45: operator.and_}
-"""Of two numbers: whether they are equal, and whether they share a bit."""
+"""Conditions of the filter's jump instructions: equality, and a common bit."""
 OPEN, OPENAT, CREAT, OPENAT2 = 2, 257, 85, 437
 
 
 def answer_to(call: int, second: int = 0, third: int = 0, machine: int = X86_64) -> int:
-    """Return what the filter answers to a system call with its second and third argument."""
+    """Run the filter for a system call with its second and third argument, and return the result."""
     steps, facts = STEPS, {0: call, 4: machine, 24: second, 32: third}
     place, loaded = 0, 0
     while True:
@@ -33,8 +33,8 @@ def answer_to(call: int, second: int = 0, third: int = 0, machine: int = X86_64)
             place += if_so if TESTS[code](loaded, number) else if_not
 
 
-def test_each_call_is_answered_as_its_list_says() -> None:
-    """Allowed, allowed for some commands, or refused; every jump lands where it should."""
+def test_each_call_is_allowed_or_refused_by_the_lists() -> None:
+    """Listed calls are allowed, calls with conditions are allowed for listed commands, and others are refused."""
     arguments = (*range(16), 1030, 0x5401, 0x5412, 0x5413, 0x5450, 0x5451, 0x5452, 0x8901)
     calls = set(range(600)) - {OPEN, OPENAT}
     for call, argument in itertools.product(calls, arguments):
@@ -44,7 +44,7 @@ def test_each_call_is_answered_as_its_list_says() -> None:
 
 
 def test_files_are_opened_for_reading_only() -> None:
-    """Whatever would write, make or empty one is refused, by either call; calls that hide their flags are too."""
+    """Opening a file for writing, creating or truncating it is refused, and so are calls that hide their flags."""
     reading = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_APPEND
     assert {answer_to(OPEN, reading), answer_to(OPENAT, os.O_RDWR, reading)} == {ALLOW}
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_RDWR, os.O_CREAT, os.O_TRUNC):
@@ -53,6 +53,6 @@ def test_files_are_opened_for_reading_only() -> None:
     assert {answer_to(CREAT), answer_to(OPENAT2)} == {REFUSE}
 
 
-def test_calls_by_other_numbers_end_the_process() -> None:
-    """Another machine's numbers mean other calls."""
+def test_calls_of_another_architecture_end_the_process() -> None:
+    """A system call with another architecture's numbers ends the process."""
     assert {answer_to(1, machine=machine) for machine in (I386, AARCH64)} == {KILL}

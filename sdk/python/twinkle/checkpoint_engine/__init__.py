@@ -1,9 +1,8 @@
-"""Weights as bytes on their way: manifests, packing, chunks, digests and the peft folder.
+"""Weight transfer formats: manifests, packing, chunks, digests, deltas and PEFT folders.
 
-A *state* is an adapter's tensors (and, if asked, what its trainer needs to resume) laid one
-after the other in a single byte sequence that a `WeightManifest` describes. Nothing here loads
-torch, opens a socket or knows a service; the checkpoint service, trainers and samplers build
-on it.
+A *state* is a single byte sequence that contains an adapter's tensors and, optionally, the data that its trainer needs
+to resume. A `WeightManifest` describes it. This package does not import torch, open sockets or depend on services;
+the checkpoint service, trainers and samplers use it.
 """
 
 from twinkle.checkpoint_engine.assembler import Assembler, ChunkVerifier

@@ -1,7 +1,7 @@
-"""Chunks back to a state, trusting none of them.
+"""Assembles and verifies a state from untrusted chunks.
 
-A state is given out only when every byte has come in order and the digest of them all is the
-promised one. A refused chunk changes nothing: the right one may still come.
+A state is returned only after all bytes have arrived in order and their digest matches the manifest. A refused chunk
+changes nothing, so the correct chunk can be sent afterwards.
 """
 
 from blake3 import blake3
@@ -19,15 +19,14 @@ from twinkle.checkpoint_engine.packing import PackedState
 
 
 class ChunkVerifier:
-    """Checks the chunks of one byte sequence as they pass by, keeping none of them."""
+    """Verifies the chunks of one byte sequence without storing them.
+
+    Args:
+        size_bytes: Size of the complete sequence.
+        digest: blake3 of the complete sequence, hexadecimal.
+    """
 
     def __init__(self, size_bytes: int, digest: str) -> None:
-        """Expect a sequence.
-
-        Args:
-            size_bytes: Bytes of the whole sequence.
-            digest: blake3 of the whole sequence, hexadecimal.
-        """
         self._size_bytes = size_bytes
         self._digest = digest
         self._hasher = blake3()
@@ -35,16 +34,16 @@ class ChunkVerifier:
 
     @property
     def next_offset(self) -> int:
-        """Where the next chunk has to begin, which is how many bytes have come."""
+        """Offset of the next chunk, which equals the number of accepted bytes."""
         return self._next_offset
 
     def accept(self, chunk: StateChunk) -> None:
-        """Check the next chunk and take it into the digest.
+        """Check the next chunk and add it to the digest.
 
         Raises:
-            ChunkOutOfOrder: it overlaps what came, or leaves a gap.
-            ChunkOutOfRange: it reaches beyond the sequence.
-            ChunkCorrupt: its bytes do not match its checksum.
+            ChunkOutOfOrder: the chunk does not start at `next_offset`.
+            ChunkOutOfRange: the chunk extends beyond the end of the sequence.
+            ChunkCorrupt: the chunk's bytes do not match its checksum.
         """
         if chunk.offset != self._next_offset:
             raise ChunkOutOfOrder(chunk.offset, self._next_offset)
@@ -57,11 +56,11 @@ class ChunkVerifier:
         self._next_offset = end
 
     def finish(self) -> None:
-        """Make sure that the whole sequence has come and is the promised one.
+        """Check that the sequence is complete and matches the digest.
 
         Raises:
             StateIncomplete: bytes are missing.
-            DigestMismatch: the bytes are others than promised.
+            DigestMismatch: the digest of the bytes differs from the expected one.
         """
         if self._next_offset != self._size_bytes:
             raise StateIncomplete(self._next_offset, self._size_bytes)
@@ -71,44 +70,46 @@ class ChunkVerifier:
 
 
 class Assembler:
-    """Puts one state together in memory.
+    """Assembles one state in memory.
 
-    It outlives a broken stream: open the next one at `next_offset` and go on adding.
+    After an interrupted stream, open another one at `next_offset` and continue to add chunks.
+
+    Args:
+        manifest: Description of the expected state.
     """
 
     def __init__(self, manifest: WeightManifest) -> None:
-        """Expect the state that `manifest` describes; its memory is used up as bytes come."""
         self._manifest = manifest
         self._verifier = ChunkVerifier(manifest.size_bytes, manifest.digest)
         self._data = bytearray(manifest.size_bytes)
 
     @property
     def manifest(self) -> WeightManifest:
-        """The description of the state that is expected."""
+        """Description of the expected state."""
         return self._manifest
 
     @property
     def next_offset(self) -> int:
-        """Where the next chunk has to begin."""
+        """Offset of the next chunk."""
         return self._verifier.next_offset
 
     def add(self, chunk: StateChunk) -> None:
-        """Copy the next chunk in.
+        """Check the next chunk and copy it into the state.
 
         Raises:
-            ChunkOutOfOrder: it overlaps what is held, or leaves a gap.
-            ChunkOutOfRange: it reaches beyond the state.
-            ChunkCorrupt: its bytes do not match its checksum.
+            ChunkOutOfOrder: the chunk does not start at `next_offset`.
+            ChunkOutOfRange: the chunk extends beyond the end of the state.
+            ChunkCorrupt: the chunk's bytes do not match its checksum.
         """
         self._verifier.accept(chunk)
         self._data[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
     def finish(self) -> PackedState:
-        """Return the state, whole and verified. Its bytes alias the assembler's memory.
+        """Return the complete, verified state. Its bytes alias the assembler's memory.
 
         Raises:
             StateIncomplete: bytes are missing.
-            DigestMismatch: the bytes are others than promised.
+            DigestMismatch: the digest of the bytes differs from the expected one.
         """
         self._verifier.finish()
         return PackedState(self._manifest, memoryview(self._data).toreadonly())

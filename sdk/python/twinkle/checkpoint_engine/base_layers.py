@@ -1,4 +1,4 @@
-"""Whether an adapter fits a base model, by the shapes of both: no weight is read."""
+"""Checks that an adapter fits a base model by comparing shapes, without reading weights."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ _HEAD, _EMBEDDINGS = 'lm_head.weight', 'model.embed_tokens.weight'
 
 
 def layer_shapes(base: ModelFolder) -> Shapes:
-    """Return the shape `(out, in)` of each weight that an adapter can be of, by its name in the model.
+    """Return the shape `(out, in)` of each weight that LoRA can be applied to, by its name in the model.
 
-    An output head that is tied to the embeddings has their shape.
+    An output head that is tied to the embeddings is included with their shape.
     """
     shapes = {
         name: entry.shape
@@ -29,12 +29,12 @@ def check_fit(base: Shapes | None, adapter: Mapping[str, tuple[int, ...]], *, ma
     """Check an adapter against a base model.
 
     Args:
-        base: of `layer_shapes`; None: not known, so that its ranks alone are checked.
-        adapter: shape of each of its tensors, by canonical name.
-        max_rank: highest rank that is taken.
+        base: result of `layer_shapes`. None: unknown; only the ranks are checked.
+        adapter: shape of each tensor of the adapter, by canonical name.
+        max_rank: highest allowed rank.
 
     Raises:
-        AdapterMismatch: the model has no such layer or one of another shape, or a rank is too high.
+        AdapterMismatch: the model lacks a layer or has it with another shape, or a rank is too high.
     """
     try:
         ranks = layer_ranks(adapter)
@@ -42,7 +42,7 @@ def check_fit(base: Shapes | None, adapter: Mapping[str, tuple[int, ...]], *, ma
         raise AdapterMismatch(str(error)) from None
     for path, rank in ranks.items():
         if rank > max_rank:
-            raise AdapterMismatch(f'layer {path} has rank {rank}; at most {max_rank} is served here')
+            raise AdapterMismatch(f'layer {path} has rank {rank}, but this server supports ranks up to {max_rank}')
         if base is not None:
             a, b = (adapter[f'{PREFIX}{path}.lora_{part}.weight'] for part in 'AB')
             _check_layer(base, path, (b[0], a[1]))
@@ -53,4 +53,4 @@ def _check_layer(base: Shapes, path: str, shape: tuple[int, int]) -> None:
     if weight is None:
         raise AdapterMismatch(f'the base model has no linear layer {path}')
     if weight != shape:
-        raise AdapterMismatch(f'layer {path} of the base model is {list(weight)}, that of the adapter {list(shape)}')
+        raise AdapterMismatch(f'layer {path} has shape {list(weight)} in the base model, {list(shape)} in the adapter')

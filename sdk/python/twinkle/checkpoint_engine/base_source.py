@@ -1,15 +1,15 @@
-"""Where the base weights of a trainer or sampler come from, to tell whether two have the same."""
+"""The identity of the base weights of a trainer or sampler."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseSource:
-    """Two that are equal are the same weights to the bit."""
+    """The origin of base weights. Two equal sources have bitwise equal weights."""
 
     model_folder: str
-    """Folder they were loaded from, as an absolute path without links."""
+    """Folder that the weights were loaded from, as an absolute path without symbolic links."""
     dtype: str
-    """Of the weights as they are held, by torch's name."""
+    """Data type of the weights in memory, by torch's name."""
     digest: str = ''
-    """blake3 of the state that replaced them since; empty: they are as they were loaded."""
+    """blake3 of the state that has replaced the weights. Empty: they are unchanged since loading."""

@@ -1,8 +1,8 @@
-"""A state as the difference to another one of the same tensors: byte planes of an XOR, compressed. Lossless.
+"""Lossless deltas between two states with the same tensors: the XOR of their bytes, split into planes and compressed.
 
-Weights change little in a training step: signs and exponents stay, so the planes of the upper bytes
-are nearly all zero and the lower ones are short numbers. The layout stands in docs/weights.md. Equal
-states give equal bytes with the same version of zstd, so a cut transfer can go on.
+Weights change little in a training step. Signs and exponents rarely change, so the planes of the upper bytes are
+nearly all zero. docs/weights.md describes the format. With the same version of zstd, equal states give equal bytes, so
+an interrupted transfer can be resumed.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from twinkle.checkpoint_engine.errors import InvalidDelta
 from twinkle.checkpoint_engine.manifest import DTYPE_BYTES, WeightManifest
 
 BLOCK_BYTES = 4 << 20
-"""Most bytes of a state that are encoded as one."""
+"""Maximum number of bytes of a state in one block."""
 
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6, write_content_size=1)
-"""Level 1 that hardly looks for repetitions: the lower planes have none, and those found by chance cost a tenth of
-the size and of the speed (docs/LOG.md, 2026-11-22)."""
+"""Level 1 with almost no search for repetitions. The lower planes have none, and encoding the accidental ones costs
+about 10 % of size and speed (docs/LOG.md, 2026-11-22)."""
 _STORED = 0
 _COMPRESSED = 1
 _PLANE_HEADER_BYTES = 5
@@ -30,29 +30,29 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class DeltaBlock:
-    """Consecutive bytes of a state whose elements have one size."""
+    """Consecutive bytes of a state whose elements have the same size."""
 
     offset: int
-    """Where they begin in the state."""
+    """Offset of the first byte in the state."""
     size_bytes: int
     item_bytes: int
-    """Bytes of an element, and so the number of planes."""
+    """Size of an element, which is also the number of planes."""
 
     @property
     def end(self) -> int:
-        """Where they end in the state."""
+        """Offset after the last byte in the state."""
         return self.offset + self.size_bytes
 
 
 def is_delta_possible(manifest: WeightManifest, base: WeightManifest) -> bool:
-    """Say whether a state can be written as a delta to another: the same tensors lie at the same places."""
+    """Return whether a state can be encoded as a delta to another: both have the same tensors at the same offsets."""
     return manifest.base_model == base.base_model and manifest.tensors == base.tensors
 
 
 def delta_blocks(manifest: WeightManifest) -> Iterator[DeltaBlock]:
-    """Yield the blocks of a state in order; together they are all of it.
+    """Yield the blocks of a state in order; together they cover the state.
 
-    Neighbouring tensors of the same element size share blocks, so many small ones cost no more than a large one.
+    Adjacent tensors with the same element size share blocks, so many small tensors cost no more than a large one.
     """
     begin, end, item_bytes = 0, 0, 0
     for entry in manifest.tensors:
@@ -65,12 +65,12 @@ def delta_blocks(manifest: WeightManifest) -> Iterator[DeltaBlock]:
 
 
 def encode_block(block: DeltaBlock, new: Buffer, base: Buffer) -> bytes:
-    """Return one block of a delta.
+    """Encode one block of a delta.
 
     Args:
-        block: Which.
-        new: Its bytes in the state that is encoded.
-        base: Its bytes in the state that the receiver holds.
+        block: Block to encode.
+        new: Bytes of the block in the state that is sent.
+        base: Bytes of the block in the state that the receiver has.
     """
     changed = np.bitwise_xor(np.frombuffer(new, np.uint8), np.frombuffer(base, np.uint8))
     planes = changed.reshape(-1, block.item_bytes).T
@@ -79,23 +79,23 @@ def encode_block(block: DeltaBlock, new: Buffer, base: Buffer) -> bytes:
 
 
 def encode_delta(manifest: WeightManifest, new: Buffer, base: Buffer) -> bytes:
-    """Return a whole delta at once; `is_delta_possible` has to hold of the two states."""
+    """Encode a complete delta. `is_delta_possible` must be true for the two states."""
     new_view, base_view = memoryview(new), memoryview(base)
     blocks = delta_blocks(manifest)
     return b''.join(encode_block(b, new_view[b.offset : b.end], base_view[b.offset : b.end]) for b in blocks)
 
 
 def apply_delta(manifest: WeightManifest, base: Buffer, delta: Buffer, target: bytearray | memoryview) -> None:
-    """Write the state that a delta leads to. The caller checks its digest.
+    """Write the state that results from applying a delta to `base`. The caller must check its digest.
 
     Args:
-        manifest: Describes both the base and the state that is made.
-        base: The state that the delta starts from.
-        delta: What `encode_delta` or the blocks of `encode_block` made; trusted in nothing.
-        target: Takes `manifest.size_bytes` bytes. Of no meaning after an error.
+        manifest: Describes both the base and the new state.
+        base: Bytes of the state that the delta is relative to.
+        delta: Result of `encode_delta`, or the joined results of `encode_block`; untrusted.
+        target: Buffer of `manifest.size_bytes` bytes for the new state. Its content is undefined after an error.
 
     Raises:
-        InvalidDelta: these are no bytes of a delta between such states.
+        InvalidDelta: `delta` is not a delta between states with this manifest.
     """
     old, new = np.frombuffer(base, np.uint8), np.frombuffer(target, np.uint8)
     planes = _Planes(memoryview(delta))
@@ -108,7 +108,7 @@ def apply_delta(manifest: WeightManifest, base: Buffer, delta: Buffer, target: b
 
 
 class _Planes:
-    """Reads planes one after the other."""
+    """Reads consecutive planes of a delta."""
 
     def __init__(self, delta: memoryview) -> None:
         self._delta = delta
@@ -120,34 +120,34 @@ class _Planes:
         if method == _COMPRESSED:
             payload = self._decompress(payload, size_bytes)
         elif method != _STORED:
-            raise InvalidDelta(self._offset, 'begins with no method that is known')
+            raise InvalidDelta(self._offset, 'starts with an unknown method')
         if len(payload) != size_bytes:
-            raise InvalidDelta(self._offset, f'has {len(payload)} bytes where {size_bytes} are needed')
+            raise InvalidDelta(self._offset, f'has {len(payload)} bytes, expected {size_bytes}')
         return np.frombuffer(payload, np.uint8)
 
     def finish(self) -> None:
         if self._offset != len(self._delta):
-            raise InvalidDelta(self._offset, 'is more than the state has place for')
+            raise InvalidDelta(self._offset, 'is followed by extra bytes')
 
     def _next(self) -> tuple[int, Buffer]:
         begin = self._offset + _PLANE_HEADER_BYTES
         if begin > len(self._delta):
-            raise InvalidDelta(self._offset, 'ends in the middle of a plane')
+            raise InvalidDelta(self._offset, 'is truncated')
         end = begin + int.from_bytes(self._delta[self._offset + 1 : begin], 'little')
         if end > len(self._delta):
-            raise InvalidDelta(self._offset, 'ends in the middle of a plane')
+            raise InvalidDelta(self._offset, 'is truncated')
         method = self._delta[self._offset]
         self._offset = end
         return method, self._delta[begin:end]
 
     def _decompress(self, payload: Buffer, size_bytes: int) -> bytes:
         try:
-            # zstd believes the size that a frame claims: it is checked before memory is taken for it.
+            # zstd trusts the size in a frame's header, so it is checked before memory is allocated.
             if zstandard.frame_content_size(payload) != size_bytes:
-                raise InvalidDelta(self._offset, 'unpacks to another size than is needed')
+                raise InvalidDelta(self._offset, 'has an unexpected decompressed size')
             return self._decompressor.decompress(payload, max_output_size=size_bytes)
         except zstandard.ZstdError as error:
-            raise InvalidDelta(self._offset, 'cannot be unpacked') from error
+            raise InvalidDelta(self._offset, 'cannot be decompressed') from error
 
 
 def _cut(begin: int, end: int, item_bytes: int) -> Iterator[DeltaBlock]:

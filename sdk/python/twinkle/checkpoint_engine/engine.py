@@ -1,4 +1,4 @@
-"""How a state gets from a trainer to a sampler: the seam, and the way within one process."""
+"""The interface that transfers a state from a trainer to a sampler, and its implementation within one process."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
@@ -8,38 +8,41 @@ from twinkle.checkpoint_engine.packing import PackedState
 
 
 class WeightReceiver(Protocol):
-    """What is asked of a sampler."""
+    """The part of a sampler that receives weights."""
 
     @property
     def base_source(self) -> BaseSource:
-        """Where the base weights it samples with come from."""
+        """Origin of the sampler's base weights."""
         ...
 
     def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
-        """Take weights, whole and verified or not at all; return the version that tokens drawn with them carry."""
+        """Verify and load weights; return the version that is reported for tokens sampled with them.
+
+        A failed call leaves the sampler's weights unchanged.
+        """
         ...
 
 
 class CheckpointEngine(ABC):
-    """Carries packed weights to a sampler. Subclass it for a way of your own, such as a file or a network link.
+    """Transfers packed weights to a sampler. Subclass it for another transport, such as a file or a network connection.
 
-    The sampler checks what arrives by the state's manifest and digest, so that nothing carried wrongly is used.
+    The sampler verifies the received state by its manifest and digest, so corrupt data is never used.
     """
 
     @abstractmethod
     def carry(self, state: PackedState, receiver: WeightReceiver, *, adapter_name: str = '') -> int:
-        """Have `receiver` take `state`; return the version that tokens drawn with it carry.
+        """Transfer `state` to `receiver`; return the version that is reported for tokens sampled with it.
 
         Args:
-            state: of an adapter or of a model; only read.
-            receiver: the sampler; what its `receive_weights` raises is passed on.
-            adapter_name: how the sampler is to name the weights; empty for its base model.
+            state: state of an adapter or of a model; read-only.
+            receiver: the sampler. Errors of its `receive_weights` propagate.
+            adapter_name: name of the weights in the sampler; empty for its base model.
         """
 
 
 class HostMemoryEngine(CheckpointEngine):
-    """Hands over the bytes as they lie in this process's memory."""
+    """Passes the state to a sampler in the same process, without copying."""
 
     def carry(self, state: PackedState, receiver: WeightReceiver, *, adapter_name: str = '') -> int:
-        """Have `receiver` take `state`."""
+        """Pass `state` to `receiver`."""
         return receiver.receive_weights(state, adapter_name=adapter_name)

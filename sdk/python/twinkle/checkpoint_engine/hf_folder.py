@@ -1,6 +1,6 @@
-"""A model's folder in the Hugging Face layout: which file holds which tensor, and where in it.
+"""A model folder in the Hugging Face layout: its files, and the position of each tensor in them.
 
-Only headers are read here. Nothing pickled is ever opened.
+Only headers are read here. Pickled weights are never opened.
 """
 
 import json
@@ -14,11 +14,11 @@ from twinkle.checkpoint_engine.errors import InvalidModelFolder
 from twinkle.checkpoint_engine.safetensors_file import FileEntry, parse_header
 
 CONFIG_FILE = 'config.json'
-"""The model's architecture."""
+"""File with the model's architecture."""
 INDEX_FILE = 'model.safetensors.index.json'
-"""Which shard holds which tensor, where there are several."""
+"""File that maps tensors to shards, if there are several."""
 SINGLE_FILE = 'model.safetensors'
-"""The weights, where one file holds them all."""
+"""File with the weights, if there is only one."""
 
 _LENGTH_BYTES = 8
 _COMPANIONS = ('*.json', '*.txt', '*.model', '*.jinja', 'LICENSE*')
@@ -26,57 +26,57 @@ _COMPANIONS = ('*.json', '*.txt', '*.model', '*.jinja', 'LICENSE*')
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of weights."""
+    """One weights file."""
 
     path: Path
     entries: tuple[FileEntry, ...]
-    """In order of offset."""
+    """Tensors of the file, in order of offset."""
     metadata: Mapping[str, str]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of its tensors."""
         return sum(entry.end - entry.begin for entry in self.entries)
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's folder, its headers read and checked."""
+    """A model folder whose headers were read and checked."""
 
     config: Mapping[str, Any]
-    """`config.json`."""
+    """Content of `config.json`."""
     shards: tuple[Shard, ...]
-    """By file name."""
+    """Weights files, sorted by name."""
     companions: tuple[Path, ...]
-    """Configuration and tokenizer files, which go with the weights unchanged; no code."""
+    """Configuration and tokenizer files, which are copied unchanged; never code."""
     is_indexed: bool
-    """Whether an index names the shards."""
+    """Whether the folder has an index file."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> 'ModelFolder':
-        """Read what there is.
+        """Read the headers of a model folder.
 
         Raises:
-            InvalidModelFolder: a file is missing, malformed, or of a kind that cannot be merged into.
+            InvalidModelFolder: a file is missing or malformed, or the weights are quantized.
         """
         folder = Path(path)
         config = _read_json(folder / CONFIG_FILE)
         if config.get('quantization_config') is not None:
-            raise InvalidModelFolder(CONFIG_FILE, 'the weights are quantized; use the folder they were quantized from')
+            raise InvalidModelFolder(CONFIG_FILE, 'has quantized weights; use the original model folder')
         names, is_indexed = _shard_names(folder)
         shards = tuple(_read_shard(folder / name) for name in names)
-        own = {CONFIG_FILE, INDEX_FILE}
-        companions = {file for pattern in _COMPANIONS for file in folder.glob(pattern) if file.name not in own}
+        excluded = {CONFIG_FILE, INDEX_FILE}
+        companions = {file for pattern in _COMPANIONS for file in folder.glob(pattern) if file.name not in excluded}
         return cls(config, shards, tuple(sorted(companions)), is_indexed)
 
     @property
     def entries(self) -> dict[str, FileEntry]:
-        """Every tensor by name."""
+        """All tensors, by name."""
         return {entry.name: entry for shard in self.shards for entry in shard.entries}
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors."""
         return sum(shard.size_bytes for shard in self.shards)
 
 
@@ -87,12 +87,14 @@ def _shard_names(folder: Path) -> tuple[list[str], bool]:
             raise InvalidModelFolder(INDEX_FILE, 'has no weight_map')
         names = sorted({str(name) for name in cast(dict[str, Any], weight_map).values()})
         if any(Path(name).name != name for name in names):
-            raise InvalidModelFolder(INDEX_FILE, 'names a file outside of the folder')
+            raise InvalidModelFolder(INDEX_FILE, 'lists a file outside the folder')
         return names, True
     if (folder / SINGLE_FILE).exists():
         return [SINGLE_FILE], False
     if any(folder.glob('*.bin')):
-        raise InvalidModelFolder(SINGLE_FILE, 'is missing; pickled weights (*.bin) are never opened here')
+        raise InvalidModelFolder(
+            SINGLE_FILE, 'is missing; pickled weights (*.bin) are not supported, save the model as safetensors'
+        )
     raise InvalidModelFolder(SINGLE_FILE, 'is missing')
 
 
@@ -115,7 +117,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InvalidModelFolder(path.name, 'is missing') from None
     except (ValueError, RecursionError):
-        raise InvalidModelFolder(path.name, 'is no JSON') from None
+        raise InvalidModelFolder(path.name, 'is not JSON') from None
     if not isinstance(value, dict):
-        raise InvalidModelFolder(path.name, 'is no JSON object')
+        raise InvalidModelFolder(path.name, 'is not a JSON object')
     return cast(dict[str, Any], value)

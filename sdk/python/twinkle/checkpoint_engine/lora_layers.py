@@ -1,6 +1,6 @@
-"""Which layer an adapter's tensor belongs to, under which names, and how that layer's update is scaled.
+"""Names, ranks and scaling factors of an adapter's layers.
 
-Canonical names are peft's, as it saves them: `base_model.model.<path>.lora_A.weight`.
+Canonical tensor names are those that PEFT saves: `base_model.model.<path>.lora_A.weight`.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import TypeVar
 from twinkle.data_format import LoraConfig
 
 PREFIX = 'base_model.model.'
-"""What peft puts before a path of the base model."""
+"""Prefix that PEFT adds to a path of the base model."""
 _TENSOR = re.compile(r'(?P<path>.+)\.lora_(?P<part>[AB])(\.(?P<adapter>\w+))?\.weight')
 _Value = TypeVar('_Value')
 
@@ -19,22 +19,22 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def canonical_names(names: list[str]) -> dict[str, str]:
-    """Return each tensor's canonical name by the name it has.
+    """Return the canonical name of each tensor, by its given name.
 
-    Understood are peft's own names, those of a model's state dict, which hold the adapter's name
-    (`lora_A.default.weight`), and names without the prefix, as some tools write.
+    Supported are the names that PEFT saves, names from a model's state dict, which contain the adapter's name
+    (`lora_A.default.weight`), and names without the prefix, which some tools write.
 
     Raises:
-        ValueError: a tensor is no LoRA matrix, or two adapters are mixed.
+        ValueError: a tensor is not a LoRA matrix, or there are several adapters.
     """
     found = {name: _TENSOR.fullmatch(name) for name in names}
     for name, match in found.items():
         if match is None:
-            raise ValueError(f'tensor {name!r} is not supported; only lora_A and lora_B of linear layers are')
+            raise ValueError(f'tensor {name!r} is not supported; only lora_A and lora_B of linear layers are supported')
     matches = {name: match for name, match in found.items() if match is not None}
     adapters = sorted({match['adapter'] or '' for match in matches.values()})
     if len(adapters) > 1:
-        raise ValueError(f'it holds several adapters, {adapters}; save one at a time')
+        raise ValueError(f'the file contains several adapters {adapters}; save each adapter separately')
     return {
         name: f'{PREFIX}{match["path"].removeprefix(PREFIX)}.lora_{match["part"]}.weight'
         for name, match in matches.items()
@@ -42,54 +42,54 @@ def canonical_names(names: list[str]) -> dict[str, str]:
 
 
 def layer_ranks(shapes: Shapes) -> dict[str, int]:
-    """Return the rank of each layer by its path, in the order of the tensors.
+    """Return the rank of each layer, by path, in the order of the tensors.
 
     Args:
-        shapes: by canonical name.
+        shapes: Shape of each tensor, by canonical name.
 
     Raises:
-        ValueError: a layer lacks a factor, or its factors do not fit together.
+        ValueError: a layer lacks lora_A or lora_B, or their shapes do not match.
     """
     ranks: dict[str, int] = {}
     paths = dict.fromkeys(layer_path(name) for name in shapes)
     for path in paths:
         a, b = (shapes.get(f'{PREFIX}{path}.lora_{part}.weight') for part in 'AB')
         if a is None or b is None:
-            raise ValueError(f'layer {path} lacks {"lora_A" if a is None else "lora_B"}')
+            raise ValueError(f'layer {path} has no {"lora_B" if a else "lora_A"}')
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
-            raise ValueError(f'lora_A {list(a)} and lora_B {list(b)} of layer {path} do not fit together')
+            raise ValueError(f'the shapes of lora_A {list(a)} and lora_B {list(b)} of layer {path} do not match')
         ranks[path] = a[0]
     return ranks
 
 
 def layer_path(name: str) -> str:
-    """Return the path in the base model of a tensor's layer, from its canonical name."""
+    """Return the path of a tensor's layer in the base model, from the tensor's canonical name."""
     return name.removeprefix(PREFIX).rpartition('.lora_')[0]
 
 
 def is_named(path: str, name: str) -> bool:
-    """Whether `name` is the path, or its end from a dot on."""
+    """Return whether `name` equals the path or its last components."""
     return path == name or path.endswith(f'.{name}')
 
 
 def endings(path: str) -> Iterator[str]:
-    """Yield every name that `is_named` takes for the path: itself, and its ends from a dot on."""
+    """Yield all names for which `is_named` is true: the path, and its suffixes after each dot."""
     yield path
-    for place, character in enumerate(path, 1):
+    for position, character in enumerate(path, 1):
         if character == '.':
-            yield path[place:]
+            yield path[position:]
 
 
 def value_at(pattern: Mapping[str, _Value], path: str, default: _Value) -> _Value:
-    """Return what the first name of `pattern` that fits the path says."""
-    fitting = {name for name in endings(path) if name in pattern}
-    if len(fitting) > 1:
-        return next(value for name, value in pattern.items() if name in fitting)
-    return pattern[fitting.pop()] if fitting else default
+    """Return the value of the first name in `pattern` that matches the path, or `default`."""
+    matching = {name for name in endings(path) if name in pattern}
+    if len(matching) > 1:
+        return next(value for name, value in pattern.items() if name in matching)
+    return pattern[matching.pop()] if matching else default
 
 
 def scaling_at(path: str, config: LoraConfig) -> float:
-    """Return the factor of a layer's update `B A x`."""
+    """Return the scaling factor of a layer's update `B A x`."""
     rank = value_at(config.rank_pattern, path, config.r)
     alpha = value_at(config.alpha_pattern, path, config.lora_alpha)
     return alpha / rank**0.5 if config.use_rslora else alpha / rank

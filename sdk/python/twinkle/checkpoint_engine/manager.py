@@ -1,9 +1,8 @@
-"""Keeps a sampler of this process in step with a trainer of this process.
+"""Synchronizes a sampler with a trainer in the same process.
 
-Both are reached by the few verbs written down here; `twinkle.model` and `twinkle.sampler` have them. The
-weights take the form that services stream: one packed state with its manifest and digest, which the
-sampler checks before it uses anything. Between processes the checkpoint service does this;
-`twinkle_client.checkpoint_engine` has the same name for that.
+The trainers of `twinkle.model` and the samplers of `twinkle.sampler` implement the protocols that are used here. The
+weights are transferred as a packed state with manifest and digest, the same form that the services stream, and the
+sampler verifies them before use. `twinkle_client.checkpoint_engine` offers the same class for separate processes.
 """
 
 import time
@@ -19,48 +18,57 @@ _PLATFORMS = ('CPU', 'GPU')
 
 
 class TrainedModel(Protocol):
-    """What is asked of a trainer."""
+    """The part of a trainer that exports weights."""
 
     @property
     def base_source(self) -> BaseSource:
-        """Where the frozen base weights come from."""
+        """Origin of the frozen base weights."""
         ...
 
     def chosen_adapter(self, *, adapter_name: str | None = None) -> str:
-        """Return the adapter that is meant: the named one, or the only one."""
+        """Return `adapter_name` after checking it, or the name of the only adapter if it is not given."""
         ...
 
     def export_weights(self, *, adapter_name: str | None = None, merge_lora: bool = False) -> PackedState:
-        """Copy an adapter's weights, or the base model's with the adapter merged in."""
+        """Copy the weights of an adapter, or of the base model with the adapter merged into it."""
         ...
 
     def export_base(self) -> PackedState:
-        """Copy the base model's own weights."""
+        """Copy the weights of the base model."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncedWeights:
-    """What a sync did."""
+    """The result of a sync."""
 
     adapter_name: str
-    """How the sampler names the weights; empty for its base model."""
+    """Name of the weights in the sampler; empty for its base model."""
     version: int
-    """What tokens drawn with them carry in their version spans."""
+    """Version in the version spans of tokens sampled with these weights."""
     digest: str
     """blake3 of the state, hexadecimal."""
     size_bytes: int
-    """Bytes of the state."""
+    """Size of the state."""
     base_size_bytes: int
-    """Bytes of the base weights that went before it; 0 where the sampler had them."""
+    """Size of the base weights that were transferred first; 0 if the sampler already had them."""
     duration: timedelta
-    """From the call until the sampler uses the weights."""
+    """Time from the call until the sampler uses the weights."""
 
 
 class CheckpointEngineManager:
-    """Brings a trainer's weights into a sampler, as often as the loop asks.
+    """Copies a trainer's weights to a sampler on request.
 
-    Concurrency: for the thread that drives the trainer and the sampler.
+    Args:
+        model: a trainer in this process.
+        sampler: a sampler in this process. A sampler that shares the trainer's model can receive adapters only.
+        platform: 'GPU' or 'CPU'. Both transfer the weights through host memory.
+        engine: transport of the weights. None: `HostMemoryEngine`.
+
+    Raises:
+        ValueError: the platform is unknown.
+
+    Concurrency: call it from the thread that drives the trainer and the sampler.
     """
 
     def __init__(
@@ -71,45 +79,34 @@ class CheckpointEngineManager:
         *,
         engine: CheckpointEngine | None = None,
     ) -> None:
-        """Connect a trainer and a sampler; nothing is sent yet.
-
-        Args:
-            model: a trainer of this process.
-            sampler: a sampler of this process. One that shares the trainer's own model can take adapters only.
-            platform: 'GPU' or 'CPU'. Weights go through host memory on either.
-            engine: how weights are carried. Unset: `HostMemoryEngine`.
-
-        Raises:
-            ValueError: another platform.
-        """
         if platform not in _PLATFORMS:
-            raise ValueError(f'platform {platform!r} is not supported; it is one of {_PLATFORMS}')
+            raise ValueError(f'platform must be one of {_PLATFORMS}, got {platform!r}')
         self._model = model
         self._sampler = sampler
         self._engine = engine or HostMemoryEngine()
         self._base_digest = ''
 
-    def sync_weights(self, merge_and_sync: bool = True, *, adapter_name: str | None = None) -> SyncedWeights:  # noqa: FBT001, FBT002 - an established name and place
-        """Have the sampler use the weights as they are now.
+    def sync_weights(self, merge_and_sync: bool = True, *, adapter_name: str | None = None) -> SyncedWeights:  # noqa: FBT001, FBT002 - established positional parameter
+        """Copy the current weights to the sampler.
 
         Args:
-            merge_and_sync: merge the adapter into the base model and replace the sampler's base weights by
-                that, each time. False: replace the sampler's base weights only where they are others than
-                the trainer's, and then bring the adapter alone, as a version of it. A run that trains the
-                base model's own weights is brought whole in either case.
-            adapter_name: may be left out while there is one adapter.
+            merge_and_sync: if True, merge the adapter into the base model and replace the sampler's base weights
+                with the result, in each call. If False, copy only the adapter, as a new version; the base weights
+                are replaced first if they differ from the trainer's. Full-parameter training always copies all
+                weights.
+            adapter_name: adapter to copy. None: the only adapter.
 
         Returns:
-            What the sampler has now. A `sample` that names no adapter means these weights, unless several
+            The weights that the sampler has now. A `sample` call without an adapter name uses them, unless several
             adapters were synced.
 
         Raises:
-            DigestMismatch: the bytes changed on the way; the sampler has what it had.
+            DigestMismatch: the bytes changed during the transfer. The sampler keeps its previous weights.
             ValueError: the weights do not fit the sampler's model.
-            SamplerBusy: requests run on base weights that are to be replaced.
-            UnknownAdapter: the trainer has none of that name.
+            SamplerBusy: requests are running on base weights that would be replaced.
+            UnknownAdapter: the trainer has no adapter of this name.
         """
-        began = time.monotonic()
+        start_seconds = time.monotonic()
         name = self._model.chosen_adapter(adapter_name=adapter_name)
         state = self._model.export_weights(adapter_name=name, merge_lora=merge_and_sync)
         base_bytes = 0
@@ -124,13 +121,13 @@ class CheckpointEngineManager:
             digest=state.manifest.digest,
             size_bytes=state.manifest.size_bytes,
             base_size_bytes=base_bytes,
-            duration=timedelta(seconds=time.monotonic() - began),
+            duration=timedelta(seconds=time.monotonic() - start_seconds),
         )
 
     def _sync_base(self) -> int:
-        """Bring the base weights where the sampler has others; return how many bytes that took."""
-        held = self._sampler.base_source
-        if held == self._model.base_source or (held.digest and held.digest == self._base_digest):
+        """Copy the base weights if the sampler has different ones; return the number of copied bytes."""
+        current = self._sampler.base_source
+        if current == self._model.base_source or (current.digest and current.digest == self._base_digest):
             return 0
         state = self._model.export_base()
         self._engine.carry(state, self._sampler)

@@ -1,7 +1,7 @@
-"""What a state is made of: which tensors, where their bytes lie, and the digest of them all.
+"""The manifest of a state: its tensors, their offsets and the digest of all bytes.
 
-A manifest is checked when it is made, so one that exists adds up. Making one from tensors is
-`packing`; which adapter and version a state becomes is said beside the manifest, not in it.
+The constructor validates a manifest, so every instance is consistent. `packing` creates manifests from tensors. The
+adapter and version that a state belongs to are not part of the manifest.
 """
 
 import enum
@@ -23,27 +23,27 @@ DTYPE_BYTES = {
     'float32': 4,
     'float64': 8,
 }
-"""Bytes of one element, by dtype name."""
+"""Size of one element in bytes, by dtype name."""
 
-_KEPT_LAYOUTS = 64
-"""So many are not checked again; a run has one."""
+_CACHED_LAYOUTS = 64
+"""Number of layouts that are cached to avoid repeated checks. A run has one."""
 _DIGEST = re.compile(r'[0-9a-f]{64}')
 
 
 class StateSection(enum.Enum):
-    """Which part of a state a tensor belongs to. The weights come first: an adapter's, or a model's."""
+    """A part of a state. The weights, of an adapter or of a model, precede the trainer's tensors."""
 
     ADAPTER = 'adapter'
-    """The adapter's weights, by peft's names."""
+    """The adapter's weights, by PEFT's names."""
     TRAINER = 'trainer'
-    """What a trainer needs to resume: optimizer, schedule, counters, random state."""
+    """Data that a trainer needs to resume: optimizer, schedule, counters and random state."""
     MODEL = 'model'
-    """The base model's own weights, by its checkpoint's names, that were trained whole or merged."""
+    """Weights of a base model after full-parameter training or a merge, by the names in its checkpoint."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor's place in a state."""
+    """The position of a tensor in a state."""
 
     name: str
     """Unique within its section."""
@@ -52,82 +52,79 @@ class TensorEntry:
     shape: tuple[int, ...]
     """Size of each dimension, outermost first; empty for a scalar."""
     offset: int
-    """Where its bytes begin in the state."""
+    """Offset of its first byte in the state."""
     size_bytes: int
-    """How many bytes it has."""
     section: StateSection = StateSection.ADAPTER
-    """Which part it belongs to."""
 
     @property
     def end(self) -> int:
-        """Where its bytes end in the state."""
+        """Offset after its last byte in the state."""
         return self.offset + self.size_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Entries that add up, and what follows from them; the versions of a run share one.
+    """Validated entries and values derived from them. All versions of a run share one layout.
 
-    It is equal to itself alone, so that what is worked out from hundreds of entries can be kept by it.
+    Layouts are compared by identity, so that results computed from hundreds of entries can be cached by layout.
     """
 
     tensors: tuple[TensorEntry, ...]
-    """All of them."""
+    """All entries."""
     weights: tuple[TensorEntry, ...]
-    """Those of the weights."""
+    """Entries of the weights section."""
     size_bytes: int
-    """Bytes of all of them."""
+    """Size of all tensors."""
     weights_size_bytes: int
-    """Bytes of the weights."""
+    """Size of the weights section."""
 
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """The description of one state. The tensors lie in order of offset, without gaps."""
+    """The description of one state. The tensors are in order of offset, without gaps.
+
+    Raises:
+        InvalidManifest: a field is inconsistent. The error names the first one.
+    """
 
     base_model: str
     """Hub id of the base model that the weights belong to."""
     lora_config: LoraConfig | None
-    """The adapter's configuration; None where the state has a model's own weights instead of an adapter."""
+    """Configuration of the adapter. None: the state contains the weights of a model instead of an adapter."""
     tensors: tuple[TensorEntry, ...]
-    """In order of offset; the weights' entries before the trainer's."""
+    """Entries in order of offset; the weights precede the trainer's tensors."""
     size_bytes: int
-    """Bytes of the whole state."""
+    """Size of the state."""
     digest: str
-    """blake3 of the whole state, 64 lower-case hexadecimal digits."""
+    """blake3 of the state, 64 lower-case hexadecimal digits."""
 
     def __post_init__(self) -> None:
-        """Refuse a description that no bytes could fit.
-
-        Raises:
-            InvalidManifest: names the first field that is wrong.
-        """
         if not self.base_model:
-            raise InvalidManifest('base_model', 'is empty; name the model the adapter belongs to')
+            raise InvalidManifest('base_model', 'is empty; set it to the id of the base model')
         if not _DIGEST.fullmatch(self.digest):
-            raise InvalidManifest('digest', 'has to be blake3 as 64 lower-case hexadecimal digits')
+            raise InvalidManifest('digest', 'must be blake3 as 64 lower-case hexadecimal digits')
         end = self.layout.size_bytes
         if end != self.size_bytes:
-            raise InvalidManifest('size_bytes', f'is {self.size_bytes}, the tensors cover {end} bytes')
+            raise InvalidManifest('size_bytes', f'is {self.size_bytes}, but the tensors cover {end} bytes')
 
     @property
     def layout(self) -> Layout:
-        """Where the tensors lie: the same object for manifests that share their `tensors`."""
+        """Layout of the tensors. Manifests with the same `tensors` object share one layout."""
         return _layout_of(_Entries(self.tensors, self.weights_section))
 
     @property
     def weights_section(self) -> StateSection:
-        """Whose weights these are: an adapter's, or the model's own."""
+        """Section of the weights: `ADAPTER` or `MODEL`."""
         return StateSection.MODEL if self.lora_config is None else StateSection.ADAPTER
 
     @property
     def weights_size_bytes(self) -> int:
-        """Bytes of the weights, which is where the trainer's section begins."""
+        """Size of the weights, which is also the offset of the trainer section."""
         return self.layout.weights_size_bytes
 
     @property
     def adapter_size_bytes(self) -> int:
-        """The same, by its older name."""
+        """Former name of `weights_size_bytes`."""
         return self.weights_size_bytes
 
     @property
@@ -143,7 +140,7 @@ class WeightManifest:
 
 
 class _Entries:
-    """Entries as a key, told apart by identity: to compare hundreds of them costs as much as to check them."""
+    """A cache key that compares entries by identity, because comparing their values costs as much as checking them."""
 
     __slots__ = ('tensors', 'weights')
 
@@ -158,9 +155,9 @@ class _Entries:
         return hash((id(self.tensors), id(self.weights)))
 
 
-@lru_cache(maxsize=_KEPT_LAYOUTS)
+@lru_cache(maxsize=_CACHED_LAYOUTS)
 def _layout_of(entries: _Entries) -> Layout:
-    """Return the layout of entries, checked once; the key keeps them alive, so that no others get their identity."""
+    """Check entries and return their layout. The cached key keeps the entries alive, so their ids are not reused."""
     size_bytes = _check_entries(entries.tensors, entries.weights)
     weights = tuple(entry for entry in entries.tensors if entry.section is entries.weights)
     all_weights = entries.tensors if len(weights) == len(entries.tensors) else weights
@@ -168,7 +165,7 @@ def _layout_of(entries: _Entries) -> Layout:
 
 
 def _check_entries(tensors: tuple[TensorEntry, ...], weights: StateSection) -> int:
-    """Check every entry against the one before it; return where the last one ends."""
+    """Check every entry against the previous one; return the end of the last one."""
     end = 0
     is_trainer_reached = False
     names: set[tuple[StateSection, str]] = set()
@@ -176,29 +173,29 @@ def _check_entries(tensors: tuple[TensorEntry, ...], weights: StateSection) -> i
         path = f'tensors[{index}]'
         _check_entry(entry, path)
         if entry.offset != end:
-            raise InvalidManifest(f'{path}.offset', f'is {entry.offset}, the tensor before it ends at {end}')
+            raise InvalidManifest(f'{path}.offset', f'is {entry.offset}, but the previous tensor ends at {end}')
         if entry.section not in (weights, StateSection.TRAINER):
-            raise InvalidManifest(f'{path}.section', f'is {entry.section.value}, the weights are {weights.value}')
+            raise InvalidManifest(f'{path}.section', f'is {entry.section.value}, but the weights are {weights.value}')
         if is_trainer_reached and entry.section is weights:
-            raise InvalidManifest(f'{path}.section', 'weights have to come before trainer tensors')
+            raise InvalidManifest(f'{path}.section', 'weights must precede trainer tensors')
         if (entry.section, entry.name) in names:
-            raise InvalidManifest(f'{path}.name', f'{entry.name!r} is there twice')
+            raise InvalidManifest(f'{path}.name', f'{entry.name!r} occurs twice')
         is_trainer_reached = entry.section is StateSection.TRAINER
         names.add((entry.section, entry.name))
         end = entry.end
     if not any(section is weights for section, _ in names):
-        raise InvalidManifest('tensors', f'hold no {weights.value} weights')
+        raise InvalidManifest('tensors', f'contain no {weights.value} weights')
     return end
 
 
 def _check_entry(entry: TensorEntry, path: str) -> None:
-    """Check what can be said of an entry alone."""
+    """Check the fields of a single entry."""
     if not entry.name or entry.name == '__metadata__':
-        raise InvalidManifest(f'{path}.name', f'{entry.name!r} is no name for a tensor')
+        raise InvalidManifest(f'{path}.name', f'{entry.name!r} is not a valid tensor name')
     if entry.dtype not in DTYPE_BYTES:
         raise InvalidManifest(f'{path}.dtype', f'{entry.dtype!r} is not one of {tuple(DTYPE_BYTES)}')
     if any(size < 0 for size in entry.shape):
         raise InvalidManifest(f'{path}.shape', f'{entry.shape} has a negative size')
     expected = prod(entry.shape) * DTYPE_BYTES[entry.dtype]
     if entry.size_bytes != expected:
-        raise InvalidManifest(f'{path}.size_bytes', f'is {entry.size_bytes}, its shape and dtype need {expected}')
+        raise InvalidManifest(f'{path}.size_bytes', f'is {entry.size_bytes}, but its shape and dtype need {expected}')

@@ -1,10 +1,10 @@
-"""Base model and adapter as one plain model folder that any tool loads.
+"""Merges an adapter into its base model and writes a plain model folder that any tool can load.
 
-`W + scaling B A` is computed in float32 for each adapted layer, a block of rows at a time, and written where the
-base model has W; everything else is copied. So memory stays at a few blocks, whatever the model's size.
+For each adapted layer, `W + scaling B A` is computed in float32, one block of rows at a time. All other tensors are
+copied. Memory use is a few blocks, independent of the size of the model.
 
-The folder grows beside the one asked for and is moved into place when whole. A merge that was cut off goes on
-after the last file it finished, and one that is asked for again once done is not done twice.
+The output is written to a temporary folder beside the target and renamed when it is complete. An interrupted merge
+resumes after the last complete file, and repeating a finished merge has no effect.
 """
 
 import fcntl
@@ -28,26 +28,26 @@ from twinkle.checkpoint_engine.weight_changes import WeightChange, changes_of
 from twinkle.data_format import LoraConfig, TensorData
 
 MERGE_FILE = 'twinkle_merge.json'
-"""Beside the weights: the digest of what was merged, by which a repeat knows that it is done."""
+"""File in the output folder with the digest of the inputs, by which a repeated merge is recognized."""
 OUTPUT_DTYPES = ('bfloat16', 'float16', 'float32')
-"""What the weights may be written as."""
+"""Supported data types of the output."""
 _BLOCK_BYTES = 4 << 20
-"""Bytes of float32 that a block of rows may take; 64 MiB took three times as long, 1 MiB half as long again."""
+"""Maximum size of a block of rows in float32. 64 MiB took three times as long, 1 MiB 1.5 times as long."""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of the base model's tensors are done, of how many."""
+"""Called with the number of processed bytes of the base model's tensors and their total."""
 
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What came of a merge."""
+    """The result of a merge."""
 
     folder: Path
     size_bytes: int
-    """Of the tensors written."""
+    """Size of the written tensors."""
     merged_layer_count: int
     is_repeat: bool
-    """Whether the folder was there already, made from the same."""
+    """Whether the folder already existed with the result of the same inputs."""
 
 
 def export_merged(
@@ -59,24 +59,24 @@ def export_merged(
     dtype: str | None = None,
     on_progress: Progress | None = None,
 ) -> MergeResult:
-    """Write a model folder with an adapter merged in, or with weights replaced, in the place of one of the same path.
+    """Write a model folder with an adapter merged in, or with weights replaced. An existing folder is replaced.
 
     Args:
         base_folder: The base model in the Hugging Face layout; only read.
-        adapter_state: The adapter's weights by peft's canonical names, or whole weights by the base model's own.
-        lora_config: The adapter's configuration; None for whole weights.
-        out_folder: The folder to make. Its parents are made, too.
-        dtype: Of the floating-point weights, of `OUTPUT_DTYPES`. Unset: each as in the base model.
+        adapter_state: The adapter's weights by PEFT's canonical names, or full weights by the base model's names.
+        lora_config: The adapter's configuration. None: `adapter_state` contains full weights.
+        out_folder: The folder to write. Missing parents are created.
+        dtype: Data type of the floating-point weights, from `OUTPUT_DTYPES`. None: the base model's data types.
         on_progress: Called after every block.
 
     Raises:
-        InvalidModelFolder: the base model cannot be merged into.
-        AdapterMismatch: the adapter has a layer that the model has not, or of another shape.
-        MergeRunning: another process writes the same folder.
-        ValueError: the dtype is none of them.
-        OSError: the disk refused.
+        InvalidModelFolder: the base model's folder is malformed or quantized.
+        AdapterMismatch: a layer of the adapter is missing in the model or has another shape.
+        MergeRunning: another process is writing the same folder.
+        ValueError: `dtype` is not supported.
+        OSError: reading or writing failed.
 
-    Idempotency: a folder made from the same inputs is left as it is.
+    Idempotency: a folder with the result of the same inputs is left unchanged.
     """
     if dtype is not None and dtype not in OUTPUT_DTYPES:
         raise ValueError(f'dtype must be one of {OUTPUT_DTYPES}, got {dtype!r}')
@@ -85,18 +85,18 @@ def export_merged(
     digest = _digest(base, adapter_state, lora_config, dtype)
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.parent / f'.{target.name}.merging'
-    with _only_one(staging, target):
+    with _locked(staging, target):
         is_repeat = _is_made_from(target, digest)
         if not is_repeat:
-            _begin(staging, digest)
-            size_bytes = _write(base, changes, staging, dtype=dtype, report=on_progress or _say_nothing)
-            _put_in_place(staging, target, digest, size_bytes)
+            _prepare(staging, digest)
+            size_bytes = _write(base, changes, staging, dtype=dtype, report=on_progress or _ignore_progress)
+            _publish(staging, target, digest, size_bytes)
         size_bytes = int(json.loads((target / MERGE_FILE).read_bytes())['size_bytes'])
     return MergeResult(target, size_bytes, len(changes), is_repeat)
 
 
 def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig | None, dtype: str | None) -> str:
-    """Return what tells this merge from any other. The base model's files are told apart by size and time."""
+    """Return a digest of the inputs. The base model's files are identified by path, size and modification time."""
     hasher = blake3()
     for shard in base.shards:
         stat = shard.path.stat()
@@ -112,13 +112,13 @@ def _digest(base: ModelFolder, state: Mapping[str, TensorData], config: LoraConf
 
 
 @contextmanager
-def _only_one(staging: Path, target: Path) -> Generator[None]:
-    """Hold the lock of a target; its file goes with the lock."""
+def _locked(staging: Path, target: Path) -> Generator[None]:
+    """Hold the lock of a target during the block; delete the lock file afterwards."""
     path = staging.with_suffix('.lock')
     with path.open('w') as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it before may have removed the file since it was opened: the lock is on nothing then.
+            # The previous holder may have deleted the file after it was opened here. The lock is then void.
             is_held = path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino
         except (BlockingIOError, FileNotFoundError):
             is_held = False
@@ -137,8 +137,8 @@ def _is_made_from(folder: Path, digest: str) -> bool:
         return False
 
 
-def _begin(staging: Path, digest: str) -> None:
-    """Keep what an earlier run of the same merge finished, else begin anew."""
+def _prepare(staging: Path, digest: str) -> None:
+    """Keep the files of an interrupted run of the same merge; otherwise start with an empty folder."""
     if _is_made_from(staging, digest):
         return
     shutil.rmtree(staging, ignore_errors=True)
@@ -151,7 +151,7 @@ def _write(
 ) -> int:
     done = size_bytes = 0
     for shard in base.shards:
-        entries = _laid_out(shard, dtype)
+        entries = _output_entries(shard, dtype)
         size_bytes += sum(entry.size_bytes for entry in entries)
         if not (staging / shard.path.name).exists():
             for block_bytes in _write_shard(shard, entries, changes, staging / shard.path.name):
@@ -172,27 +172,27 @@ def _write(
 def _config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
     if dtype is None:
         return dict(config)
-    # Transformers 5 says `dtype`, older ones `torch_dtype`; whoever reads it looks for one of them.
-    named = [name for name in ('dtype', 'torch_dtype') if name in config] or ['dtype']
-    return {**config, **dict.fromkeys(named, dtype)}
+    # Transformers 5 uses `dtype`, older versions `torch_dtype`.
+    keys = [name for name in ('dtype', 'torch_dtype') if name in config] or ['dtype']
+    return {**config, **dict.fromkeys(keys, dtype)}
 
 
-def _laid_out(shard: Shard, dtype: str | None) -> list[TensorEntry]:
-    """Return the shard's tensors as they are to be written."""
-    laid: list[TensorEntry] = []
+def _output_entries(shard: Shard, dtype: str | None) -> list[TensorEntry]:
+    """Return the entries of the shard in the output file."""
+    entries: list[TensorEntry] = []
     offset = 0
     for entry in shard.entries:
         written = dtype if dtype is not None and entry.dtype in FLOAT_DTYPES else entry.dtype
         size = (entry.end - entry.begin) // DTYPE_BYTES[entry.dtype] * DTYPE_BYTES[written]
-        laid.append(TensorEntry(entry.name, written, entry.shape, offset, size))
+        entries.append(TensorEntry(entry.name, written, entry.shape, offset, size))
         offset += size
-    return laid
+    return entries
 
 
 def _write_shard(
     shard: Shard, entries: list[TensorEntry], changes: Mapping[str, WeightChange], target: Path
 ) -> Iterator[int]:
-    """Write one file under a temporary name and move it into place, whole and synced; yield bytes read."""
+    """Write one file under a temporary name, sync it and rename it; yield the number of bytes of each block."""
     metadata = {name: value for name, value in shard.metadata.items() if name != 'format'}
     unfinished = target.with_suffix('.part')
     with shard.path.open('rb') as source, unfinished.open('wb') as file:
@@ -216,7 +216,7 @@ def _write_tensor(
         count = min(rows_at_once, row_count - begin)
         data = source.read(count * row_bytes)
         if len(data) != count * row_bytes:
-            raise InvalidModelFolder(Path(source.name).name, 'was cut short while it was read')
+            raise InvalidModelFolder(Path(source.name).name, 'was truncated while it was being read')
         if change is not None:
             values = change.changed(to_float32(data, read.dtype).reshape(count, -1), begin)
             data = from_float32(values, dtype)
@@ -226,7 +226,7 @@ def _write_tensor(
         yield count * row_bytes
 
 
-def _put_in_place(staging: Path, target: Path, digest: str, size_bytes: int) -> None:
+def _publish(staging: Path, target: Path, digest: str, size_bytes: int) -> None:
     _write_json(staging / MERGE_FILE, {'digest': digest, 'size_bytes': size_bytes})
     _sync_folder(staging)
     replaced = staging.with_suffix('.replaced')
@@ -253,5 +253,5 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _say_nothing(done: int, total: int) -> None:
-    """Report to nobody."""
+def _ignore_progress(done: int, total: int) -> None:
+    """Serve as the default of `on_progress`."""

@@ -1,7 +1,7 @@
-"""Tensors to one byte sequence and back.
+"""Conversion of tensors to a single byte sequence and back.
 
-Packing copies each tensor once; unpacking copies nothing. The order is fixed by the tensors
-alone, so equal tensors give equal bytes and an equal digest, whatever order they came in.
+Packing copies each tensor once; unpacking copies nothing. The order of the tensors in the sequence does not depend on
+the input order, so equal tensors give equal bytes and digests.
 """
 
 import os
@@ -17,49 +17,49 @@ from twinkle.checkpoint_engine.manifest import DTYPE_BYTES, StateSection, Tensor
 from twinkle.data_format import LoraConfig, TensorData
 
 _HASHING_THREADS = min(4, os.cpu_count() or 1)
-_ALONE_BYTES = 8 << 20
-"""Fewer bytes are hashed by one thread: starting others takes as long."""
-_KEPT_PLANS = 16
-"""So many are not laid out again; a run has one, and its checkpoints another."""
+_SINGLE_THREAD_BYTES = 8 << 20
+"""Size up to which one thread computes the hash, because starting more threads takes as long."""
+_CACHED_PLANS = 16
+"""Number of cached layouts. A run has one for versions and one for checkpoints."""
 
 _Parts = tuple[tuple[str, str, tuple[int, ...]], ...]
-"""Name, dtype and shape of tensors, in the order they came."""
+"""Name, dtype and shape of tensors, in input order."""
 
 
 @dataclass(frozen=True)
 class PackedState:
-    """A state: its description and its bytes."""
+    """A state: its manifest and its bytes."""
 
     manifest: WeightManifest
-    """Describes `data`."""
+    """Description of `data`."""
     data: memoryview
     """`manifest.size_bytes` read-only bytes."""
 
 
 @dataclass(frozen=True)
 class StatePlan:
-    """Tensors that are to become a state, and where each of them goes."""
+    """The layout of a state that has not been copied yet."""
 
     base_model: str
     lora_config: LoraConfig | None
     entries: tuple[TensorEntry, ...]
     parts: tuple[bytes | memoryview, ...]
-    """The tensors' bytes, one for each entry."""
+    """Bytes of each entry's tensor."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the state will have."""
+        """Size of the state."""
         return self.entries[-1].end if self.entries else 0
 
     def digest(self) -> str:
-        """Return blake3 of the state, read where its tensors lie."""
+        """Return blake3 of the state, computed from the tensors without copying them."""
         hasher = blake3()
         for part in self.parts:
             hasher.update(part)
         return hasher.hexdigest()
 
     def describe(self, digest: str) -> WeightManifest:
-        """Return the manifest of the state, whose digest is known already.
+        """Return the manifest of the state for a digest that is already known.
 
         Raises:
             InvalidManifest: a name is empty, or there are no weights.
@@ -67,7 +67,7 @@ class StatePlan:
         return WeightManifest(self.base_model, self.lora_config, self.entries, self.size_bytes, digest)
 
     def pack(self) -> PackedState:
-        """Return the state in memory of its own.
+        """Copy the tensors into a new state.
 
         Raises:
             InvalidManifest: a name is empty, or there are no weights.
@@ -78,8 +78,8 @@ class StatePlan:
 
 def state_digest(data: bytes | bytearray | memoryview) -> str:
     """Return blake3 of `data` as 64 lower-case hexadecimal digits."""
-    # Threads of its own, not blake3's shared ones: those do not survive a fork.
-    thread_count = _HASHING_THREADS if len(data) > _ALONE_BYTES else 1
+    # blake3's shared thread pool does not survive a fork, so each call starts its own threads.
+    thread_count = _HASHING_THREADS if len(data) > _SINGLE_THREAD_BYTES else 1
     return blake3(data, max_threads=thread_count).hexdigest()
 
 
@@ -90,16 +90,16 @@ def pack_state(
     lora_config: LoraConfig | None,
     trainer: Mapping[str, TensorData] | None = None,
 ) -> PackedState:
-    """Lay tensors one after the other and describe the result.
+    """Copy tensors into a state.
 
-    Within a section the tensors lie by falling element size, then by name: this is the order
-    of the safetensors library, and keeps every tensor aligned to its element.
+    Within a section, tensors are ordered by descending element size, then by name. This is the order of the safetensors
+    library, and it aligns every tensor to its element size.
 
     Args:
-        weights: The adapter's weights by peft's names, or the model's by its own; at least one. Only read.
+        weights: The adapter's weights by PEFT's names, or the model's weights by its names; at least one. Read-only.
         base_model: Hub id of the base model.
-        lora_config: The adapter's configuration. None: the weights are the model's own.
-        trainer: What a trainer needs to resume. Unset: the state has no such section.
+        lora_config: The adapter's configuration. None: the weights belong to the model.
+        trainer: Data that a trainer needs to resume. None: the state has no trainer section.
 
     Returns:
         The state. Its bytes are a copy.
@@ -117,13 +117,13 @@ def plan_state(
     lora_config: LoraConfig | None,
     trainer: Mapping[str, TensorData] | None = None,
 ) -> StatePlan:
-    """Lay tensors out as `pack_state` does, without copying them yet.
+    """Compute the layout that `pack_state` uses, without copying the tensors.
 
     Args:
-        weights: As for `pack_state`; not to be changed before the plan was carried out.
+        weights: See `pack_state`. Must not change before the plan is used.
         base_model: Hub id of the base model.
-        lora_config: The adapter's configuration. None: the weights are the model's own.
-        trainer: What a trainer needs to resume. Unset: the state has no such section.
+        lora_config: The adapter's configuration. None: the weights belong to the model.
+        trainer: Data that a trainer needs to resume. None: the state has no trainer section.
     """
     trainer = trainer or {}
     section_of_weights = StateSection.MODEL if lora_config is None else StateSection.ADAPTER
@@ -137,9 +137,9 @@ def _parts_of(tensors: Mapping[str, TensorData]) -> _Parts:
     return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
 
 
-@lru_cache(maxsize=_KEPT_PLANS)
+@lru_cache(maxsize=_CACHED_PLANS)
 def _lay_out(section_of_weights: StateSection, weights: _Parts, trainer: _Parts) -> tuple[TensorEntry, ...]:
-    """Return where tensors go. Versions of a run have equal parts, and so the very same entries."""
+    """Return the entries of tensors. The versions of a run have equal parts and therefore share the entries."""
     entries: list[TensorEntry] = []
     offset = 0
     for section, parts in ((section_of_weights, weights), (StateSection.TRAINER, trainer)):
@@ -158,8 +158,8 @@ def unpack_state(
     Args:
         manifest: Describes `data`.
         data: The state's bytes, or only its first `manifest.weights_size_bytes` when `section`
-            is that of the weights. The result aliases it.
-        section: Which part to return. Unset: the weights.
+            is the weights section. The result aliases it.
+        section: Section to return. None: the weights.
 
     Raises:
         StateIncomplete: `data` ends before the section does.

@@ -1,7 +1,7 @@
-"""`adapter_config.json`: our LoRA configuration in peft's words, and back.
+"""Conversion between `LoraConfig` and PEFT's `adapter_config.json`.
 
-What peft can say and our layers cannot do (DoRA, biases, modules saved whole) is refused on
-reading, never dropped.
+Features of PEFT that the layers do not support (DoRA, biases, fully saved modules) are refused when reading, not
+ignored.
 """
 
 import json
@@ -13,20 +13,18 @@ from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import PEFT_NEEDED, TARGET_GROUPS
 
 _NEEDED: Mapping[str, tuple[Any, ...]] = {'peft_type': ('LORA',), **PEFT_NEEDED}
-"""Fields of peft that change the computation, with the values we can honour."""
+"""Fields of PEFT that change the computation, with the supported values."""
 _PLAIN_STARTS = (None, True, False, 'gaussian', 'orthogonal', 'eva', 'mica')
-"""Ways to begin that leave the base model as it is; the others train against one they changed."""
-
-
+"""Initializations that do not modify the base model. With others, the adapter belongs to a modified base model."""
 _MAX_RANK = (1 << 31) - 1
 _SEEDS = range(-(1 << 63), 1 << 63)
-"""What fits where a configuration travels and is kept."""
-_MAX_TOLD = 100
-"""Characters of a wrong value that are repeated to whoever sent it."""
+"""Range of seeds that fit into the wire format."""
+_MAX_QUOTED = 100
+"""Maximum number of characters of an invalid value that are repeated in an error message."""
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that a double can hold, which JSON's `NaN`, `Infinity` and long integers are not."""
+    """Return whether the value fits into a double; JSON's `NaN`, `Infinity` and long integers do not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -57,25 +55,25 @@ _IS_VALID: dict[str, Callable[[Any], bool]] = {
     'rank_pattern': lambda value: _is_pattern(value, _is_rank),
     'alpha_pattern': lambda value: _is_pattern(value, _is_alpha),
 }
-"""The fields we read, with what their values have to be."""
+"""Checks of the fields that are read."""
 _REQUIRED = ('r', 'target_modules')
 
 
 def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: Iterable[str]) -> bytes:
-    """Return the file that makes peft rebuild the adapter.
+    """Return the content of a file from which PEFT can rebuild the adapter.
 
-    `all-linear` and the other groups are written as the module names they stood for, as peft itself does,
-    since other tools do not know the words. The seed is not written: peft has no field for it.
+    `all-linear` and the other groups are expanded to module names, like in PEFT, because other tools do not know them.
+    The seed is not written, because PEFT has no field for it.
 
     Args:
         config: The adapter's configuration.
         base_model: Hub id or folder of the base model.
-        tensor_names: The adapter's tensors by peft's names.
+        tensor_names: Names of the adapter's tensors, as in PEFT.
     """
     targets = config.target_modules
     if set(TARGET_GROUPS).intersection((targets,) if isinstance(targets, str) else targets):
         targets = sorted({name.split('.lora_')[0].rsplit('.', 1)[-1] for name in tensor_names})
-    # A lone string is a name to us and a regular expression to peft.
+    # PEFT treats a single string as a regular expression; here it is a name.
     targets = [targets] if isinstance(targets, str) else list(targets)
     value = {
         'peft_type': 'LORA',
@@ -95,37 +93,37 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
         'modules_to_save': None,
         'use_dora': False,
     }
-    # Sorted at the top alone: of a pattern's names the first that fits counts, for peft and for us.
+    # Only the top level is sorted, because the order of names in a pattern is significant.
     return (json.dumps(dict(sorted(value.items())), indent=2) + '\n').encode()
 
 
 def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraConfig, str]:
-    """Read an `adapter_config.json`.
+    """Parse an `adapter_config.json`.
 
     Args:
-        data: The file.
-        seed: The seed to put into the result.
+        data: Content of the file.
+        seed: Seed of the result.
 
     Returns:
-        The configuration and the base model, which is empty where the file names none.
+        The configuration, and the base model, which is empty if the file does not name one.
 
     Raises:
-        ValueError: it is no LoRA configuration, or one with a feature that is not supported.
+        ValueError: the file is not a LoRA configuration or uses an unsupported feature.
     """
     try:
         value = json.loads(data)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise ValueError('it is no JSON') from None
+        raise ValueError('the file is not JSON') from None
     if not isinstance(value, dict):
-        raise ValueError('it is no JSON object')
+        raise ValueError('the file is not a JSON object')
     fields = cast(dict[str, Any], value)
     for name, supported in _NEEDED.items():
         if fields.get(name) not in supported:
-            raise ValueError(f'{name} = {fields.get(name)!r} is not supported; it has to be {supported[-1]!r}')
+            raise ValueError(f'{name} = {fields.get(name)!r} is not supported; it must be {supported[-1]!r}')
     if fields.get('init_lora_weights', True) not in _PLAIN_STARTS:
         raise ValueError(
-            f'init_lora_weights = {fields["init_lora_weights"]!r} is not supported: the adapter belongs to a base '
-            'model with other weights; save it with path_initial_model_for_weight_conversion, as a plain LoRA'
+            f'init_lora_weights = {fields["init_lora_weights"]!r} is not supported, because it modifies the base '
+            'model; save the adapter with path_initial_model_for_weight_conversion, as a plain LoRA'
         )
     _check_values(fields)
     if seed is not None and seed not in _SEEDS:
@@ -135,21 +133,21 @@ def parse_adapter_config(data: bytes, *, seed: int | None = None) -> tuple[LoraC
 
 
 def _check_values(fields: Mapping[str, Any]) -> None:
-    """Refuse a field that is absent where it must not be, of the wrong type, or out of range."""
+    """Refuse a required field that is missing, and values that have the wrong type or are out of range."""
     for name in _REQUIRED:
         if name not in fields:
             raise ValueError(f'{name} is missing')
     for name, is_valid in _IS_VALID.items():
         if name in fields and not is_valid(fields[name]):
-            raise ValueError(f'{name} = {_told(fields[name])} has the wrong type or is out of range')
+            raise ValueError(f'{name} = {_quoted(fields[name])} has the wrong type or is out of range')
 
 
-def _told(value: Any) -> str:
-    """Return a value as a message repeats it."""
+def _quoted(value: Any) -> str:
+    """Return the representation of a value for an error message, shortened if necessary."""
     text = repr(value)
-    return text if len(text) <= _MAX_TOLD else f'{text[:_MAX_TOLD]}...'
+    return text if len(text) <= _MAX_QUOTED else f'{text[:_MAX_QUOTED]}...'
 
 
 def _integral(value: float) -> float:
-    """Write whole numbers without a point, as tools that ask for an int expect."""
+    """Convert a whole number to int, because some tools require an int."""
     return int(value) if value == int(value) else value

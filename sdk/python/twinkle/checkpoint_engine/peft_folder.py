@@ -1,7 +1,7 @@
-"""The standard peft adapter folder: `adapter_model.safetensors` and `adapter_config.json`.
+"""Reading and writing of PEFT adapter folders: `adapter_model.safetensors` and `adapter_config.json`.
 
-A folder written here appears whole or not at all, and loads in plain peft. The checkpoint
-service's store has its own writer, which streams; the two share the file formats.
+Folders are written atomically and can be loaded with PEFT. The checkpoint service has a separate, streaming writer
+for the same file formats.
 """
 
 import os
@@ -19,31 +19,31 @@ from twinkle.checkpoint_engine.safetensors_file import build_header, parse_heade
 from twinkle.data_format import LoraConfig, TensorData
 
 ADAPTER_MODEL_FILE = 'adapter_model.safetensors'
-"""The adapter's weights."""
+"""Name of the file with the adapter's weights."""
 ADAPTER_CONFIG_FILE = 'adapter_config.json'
-"""The adapter's configuration."""
+"""Name of the file with the adapter's configuration."""
 _PICKLE_FILE = 'adapter_model.bin'
 SEED_KEY = 'twinkle.seed'
-"""Where the seed is kept, in the metadata of the weights: peft's configuration has no place for it."""
+"""Key of the seed in the metadata of the weights, because PEFT's configuration has no field for it."""
 
 
 def write_peft_folder(
     path: str | os.PathLike[str], tensors: Mapping[str, TensorData], config: LoraConfig, *, base_model: str
 ) -> None:
-    """Write an adapter, replacing one of the same path.
+    """Write an adapter folder, replacing an existing one.
 
-    The files are made and synced in a folder beside `path` and then moved into place, so a
-    crash leaves the old folder, or for an instant between two moves none, but never a part.
+    The files are written and synced in a temporary folder beside `path`, which is then renamed. A crash leaves the old
+    folder, or between the two renames no folder, but never an incomplete one.
 
     Args:
-        path: The folder to make. Its parents are made, too.
-        tensors: The weights by peft's names. Only read.
+        path: The folder to write. Missing parents are created.
+        tensors: The weights by PEFT's names. Read-only.
         config: The adapter's configuration.
         base_model: Hub id or folder of the base model.
 
     Raises:
-        InvalidManifest: there are no tensors, or a name is empty.
-        OSError: the disk refused.
+        InvalidManifest: `tensors` is empty, or a name is empty.
+        OSError: writing failed.
     """
     target = Path(path)
     state = pack_state(tensors, base_model=base_model, lora_config=config)
@@ -68,16 +68,16 @@ def write_peft_folder(
 
 
 def read_peft_folder(path: str | os.PathLike[str]) -> tuple[dict[str, TensorData], LoraConfig]:
-    """Read an adapter that this module, peft or another tool wrote.
+    """Read an adapter folder that this module, PEFT or another tool wrote.
 
     Args:
         path: The folder.
 
     Returns:
-        The weights by peft's canonical names, as views of one buffer, and the configuration.
+        The weights by PEFT's canonical names, as views of one buffer, and the configuration.
 
     Raises:
-        InvalidPeftFolder: a file is missing, is malformed, or asks for what is not supported.
+        InvalidPeftFolder: a file is missing or malformed, or uses an unsupported feature.
     """
     folder = Path(path)
     _check_no_pickle(folder)
@@ -98,22 +98,21 @@ def read_peft_folder(path: str | os.PathLike[str]) -> tuple[dict[str, TensorData
 
 
 def seed_metadata(config: LoraConfig) -> dict[str, str]:
-    """Return what to put into the metadata of the weights so that the seed is not lost."""
+    """Return the metadata entry that stores the seed with the weights."""
     return {} if config.seed is None else {SEED_KEY: str(config.seed)}
 
 
 def _check_no_pickle(folder: Path) -> None:
-    """Say what to do about a folder whose weights are pickled: reading one runs code of whoever wrote it."""
+    """Refuse pickled weights, because reading them can run arbitrary code."""
     if (folder / _PICKLE_FILE).exists() and not (folder / ADAPTER_MODEL_FILE).exists():
         raise InvalidPeftFolder(
             _PICKLE_FILE,
-            f'is a pickle, which is never opened here; load it with peft where you trust it, and save it '
-            f'with safe_serialization=True, which writes {ADAPTER_MODEL_FILE}',
+            f'is a pickle file, which is not supported; if you trust it, load it with PEFT and save it with '
+            f'safe_serialization=True, which writes {ADAPTER_MODEL_FILE}',
         )
 
 
 def _read(path: Path) -> bytes:
-    """Read a file, or say that the folder lacks it."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -121,7 +120,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write_synced(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file and wait until the disk has it."""
+    """Write a file and sync it to the disk."""
     with path.open('wb') as file:
         for part in parts:
             file.write(part)
@@ -130,7 +129,7 @@ def _write_synced(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Wait until the disk has a folder's entries."""
+    """Sync a folder's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

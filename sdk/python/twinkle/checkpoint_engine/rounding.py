@@ -1,4 +1,4 @@
-"""Weights in another element type: what is published may be narrower than what is trained."""
+"""Conversion of weights to another floating-point type, since published weights may be narrower than trained ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, from_float32, to
 from twinkle.data_format import TensorData
 
 ROUNDED_DTYPES = ('float32', 'bfloat16', 'float16')
-"""What weights can be rounded to."""
+"""Supported target types."""
 
 _MANTISSA_BITS = {'float16': 10, 'bfloat16': 7, 'float32': 23, 'float64': 52}
 
 
 @dataclass(frozen=True)
 class RoundedTensors:
-    """Tensors of one element type."""
+    """The result of `round_tensors`."""
 
     tensors: Mapping[str, TensorData]
     narrowed: frozenset[str]
-    """The element types that lost precision."""
+    """Source types that lost precision or range."""
 
 
 def round_tensors(tensors: Mapping[str, TensorData], dtype: str) -> RoundedTensors:
-    """Return floating-point tensors in another element type, each number rounded to the nearest, a tie to even.
+    """Convert floating-point tensors to another type, rounding to nearest even.
 
     Args:
-        tensors: What to convert; those that are no floating-point numbers stay as they are.
+        tensors: Tensors to convert. Tensors of other types are returned unchanged.
         dtype: One of `ROUNDED_DTYPES`.
 
     Raises:

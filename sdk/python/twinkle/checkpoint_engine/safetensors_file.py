@@ -1,9 +1,8 @@
-"""The safetensors header: which bytes of the file are which tensor.
+"""Reading and writing of safetensors headers.
 
-The file is `u64 length | JSON header | tensors' bytes`. Because the tensors' bytes lie as in a
-state, a state's section becomes a file by putting the header in front of it, and no tensor is
-ever copied into a second layout. Files written here open in the safetensors library; its
-tests hold that.
+A file is `u64 length | JSON header | bytes of the tensors`. The tensors have the same layout as in a state, so a
+section of a state becomes a file by prepending the header, without copying tensors. Tests check that the safetensors
+library can open the files.
 """
 
 import json
@@ -28,7 +27,7 @@ _CODES = {
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _LENGTH = struct.Struct('<Q')
 _MAX_HEADER_BYTES = 100_000_000
-"""The safetensors library refuses longer headers, too."""
+"""Maximum length of a header, the same as in the safetensors library."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,20 @@ class FileEntry:
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Where its bytes begin in the file."""
+    """Offset of its first byte in the file."""
     end: int
-    """Where they end."""
+    """Offset after its last byte in the file."""
 
 
 def build_header(entries: Sequence[TensorEntry], *, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return what has to stand in front of the bytes of `entries` to make a safetensors file.
+    """Return the header of a safetensors file, to be written before the bytes of `entries`.
 
     Args:
-        entries: Tensors that lie one after the other without gaps, in this order. Their
-            offsets may begin anywhere.
-        metadata: Strings to keep in the file. Unset: only the mark that peft asks for.
+        entries: Consecutive tensors without gaps, in order. The first offset may have any value.
+            metadata: Strings to store in the file, in addition to the format entry that PEFT requires.
 
     Returns:
-        Length and header, padded so that the tensors begin at a multiple of 8 bytes.
+        Length and header, padded so that the tensors start at a multiple of 8 bytes.
     """
     origin = entries[0].offset if entries else 0
     header: dict[str, Any] = {'__metadata__': {'format': 'pt', **(metadata or {})}}
@@ -69,63 +67,63 @@ def build_header(entries: Sequence[TensorEntry], *, metadata: Mapping[str, str] 
 
 
 def parse_header(data: bytes | memoryview, *, file_bytes: int | None = None) -> tuple[list[FileEntry], dict[str, str]]:
-    """Read the header of a safetensors file and check it against the file's size.
+    """Parse the header of a safetensors file and check it against the file's size.
 
     Args:
         data: The file, or at least its header.
-        file_bytes: Size of the whole file. Unset: that of `data`.
+        file_bytes: Size of the file. None: the size of `data`.
 
     Returns:
         The tensors in order of offset, and the file's metadata.
 
     Raises:
-        ValueError: it is no safetensors file, or one with gaps, overlaps or unknown dtypes.
+        ValueError: the file is not a safetensors file, or has gaps, overlaps or unknown dtypes.
     """
     file_bytes = len(data) if file_bytes is None else file_bytes
     header, origin = _load_header(data)
     metadata = header.pop('__metadata__', {})
     if not isinstance(metadata, dict):
-        raise ValueError('its metadata is no object')
+        raise ValueError('the metadata is not a JSON object')
     entries = sorted(
         (_file_entry(name, value, origin) for name, value in header.items()), key=lambda entry: (entry.begin, entry.end)
     )
     end = origin
     for entry in entries:
         if entry.begin != end:
-            raise ValueError(f'tensor {entry.name!r} begins at byte {entry.begin}, the one before it ends at {end}')
+            raise ValueError(f'tensor {entry.name!r} starts at byte {entry.begin}, but the previous one ends at {end}')
         end = entry.end
     if end != file_bytes:
-        raise ValueError(f'its tensors end at byte {end}, the file at {file_bytes}')
+        raise ValueError(f'the tensors end at byte {end}, but the file ends at {file_bytes}')
     return entries, {str(key): str(value) for key, value in cast(dict[Any, Any], metadata).items()}
 
 
 def _load_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
-    """Return the header as JSON and where the tensors' bytes begin."""
+    """Return the parsed header and the offset of the tensors' bytes."""
     if len(data) < _LENGTH.size:
-        raise ValueError('it is too short for a safetensors file')
+        raise ValueError('the file is too short for a safetensors file')
     length = _LENGTH.unpack(data[: _LENGTH.size])[0]
     origin = _LENGTH.size + length
     if length > _MAX_HEADER_BYTES or origin > len(data):
-        raise ValueError(f'its header claims {length} bytes')
+        raise ValueError(f'the header has an invalid length of {length} bytes')
     try:
         header = json.loads(bytes(data[_LENGTH.size : origin]))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise ValueError('its header is no JSON') from None
+        raise ValueError('the header is not JSON') from None
     if not isinstance(header, dict):
-        raise ValueError('its header is no object')
+        raise ValueError('the header is not a JSON object')
     return cast(dict[str, Any], header), origin
 
 
 def _file_entry(name: str, value: Any, origin: int) -> FileEntry:
-    """Check one tensor's description, as untrusted JSON."""
+    """Check the untrusted description of one tensor and return its entry."""
     try:
         dtype, shape, (begin, end) = _DTYPES[value['dtype']], tuple(value['shape']), value['data_offsets']
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f'tensor {name!r} has no known dtype, shape and offsets') from None
+        raise ValueError(f'tensor {name!r} has no valid dtype, shape and offsets') from None
     numbers = (*shape, begin, end)
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f'tensor {name!r} has a size or offset that is no natural number')
+        raise ValueError(f'tensor {name!r} has a size or offset that is not a non-negative integer')
     expected = prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != expected:
-        raise ValueError(f'tensor {name!r} covers {end - begin} bytes, its shape and dtype need {expected}')
+        raise ValueError(f'tensor {name!r} covers {end - begin} bytes, but its shape and dtype need {expected}')
     return FileEntry(name, dtype, shape, origin + begin, origin + end)

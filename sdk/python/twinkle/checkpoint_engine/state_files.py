@@ -1,4 +1,4 @@
-"""The files of a folder that a state is kept in: peft's two for an adapter, one for a model's own weights."""
+"""The files that store a state in a folder: PEFT's two files for an adapter, one file for the weights of a model."""
 
 from twinkle.checkpoint_engine.manifest import WeightManifest
 from twinkle.checkpoint_engine.peft_config import adapter_config_json
@@ -6,24 +6,24 @@ from twinkle.checkpoint_engine.peft_folder import ADAPTER_CONFIG_FILE, ADAPTER_M
 from twinkle.checkpoint_engine.safetensors_file import build_header
 
 MODEL_FILE = 'model.safetensors'
-"""A model's own weights, where there is no adapter."""
+"""Name of the file with the weights of a model."""
 WEIGHTS_FILES = (ADAPTER_MODEL_FILE, MODEL_FILE)
-"""Where weights can lie; a folder has one of these."""
+"""Possible names of the weights file; a folder has one of them."""
 
 
 def weights_file(manifest: WeightManifest) -> str:
-    """Return the name of the file for a state's weights."""
+    """Return the name of the weights file of a state."""
     return MODEL_FILE if manifest.lora_config is None else ADAPTER_MODEL_FILE
 
 
 def weights_header(manifest: WeightManifest) -> bytes:
-    """Return what stands before the weights in their file; their bytes follow as they lie in the state."""
+    """Return the header of the weights file. The bytes of the weights section follow it unchanged."""
     metadata = None if manifest.lora_config is None else seed_metadata(manifest.lora_config)
     return build_header(manifest.entries_of(manifest.weights_section), metadata=metadata)
 
 
 def description_files(manifest: WeightManifest) -> dict[str, bytes]:
-    """Return the contents, by name, of the files beside the weights that say what they are."""
+    """Return the contents of the files beside the weights file, by name."""
     if manifest.lora_config is None:
         return {}
     names = [entry.name for entry in manifest.entries_of(manifest.weights_section)]

@@ -1,4 +1,4 @@
-"""What a merge writes in the place of base weights: an adapter's update, or weights that were trained whole."""
+"""The changes that a merge applies to base weights: LoRA updates, or replacement by fully trained weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ Rows = npt.NDArray[np.float32]
 
 
 class WeightChange(Protocol):
-    """What becomes of one weight."""
+    """A change of one weight."""
 
     def changed(self, rows: Rows, begin: int) -> Rows:
-        """Return what is written for rows `begin` and on of the base model's weight."""
+        """Return the new values of the given rows of the base weight, which start at row `begin`."""
         ...
 
 
@@ -33,7 +33,7 @@ class LoraChange:
     scaling: float
 
     def changed(self, rows: Rows, begin: int) -> Rows:
-        """Return the rows, updated."""
+        """Return the rows with the update added."""
         delta = self.b[begin : begin + len(rows)] @ self.a
         delta *= np.float32(self.scaling)
         delta += rows
@@ -42,27 +42,27 @@ class LoraChange:
 
 @dataclass(frozen=True)
 class Replacement:
-    """Another weight in its place."""
+    """Replacement of a weight."""
 
     values: Rows
 
     def changed(self, rows: Rows, begin: int) -> Rows:
-        """Return the same rows of the other weight."""
+        """Return the rows of the new weight."""
         return self.values[begin : begin + len(rows)]
 
 
 def changes_of(
     base: ModelFolder, state: Mapping[str, TensorData], config: LoraConfig | None
 ) -> Mapping[str, WeightChange]:
-    """Return the changes by name of the weight, checked against the model.
+    """Return the changes, by the name of the weight, after checking them against the model.
 
     Args:
         base: the base model.
-        state: an adapter by peft's canonical names; or, without a configuration, weights by the model's own names.
-        config: of the adapter.
+        state: an adapter by PEFT's canonical names, or full weights by the model's names.
+        config: configuration of the adapter. None: `state` contains full weights.
 
     Raises:
-        AdapterMismatch: the model has no such weight, or one of another shape.
+        AdapterMismatch: the model lacks a weight or has it with another shape.
     """
     return _replacements(base, state) if config is None else _updates(base, state, config)
 
@@ -90,12 +90,14 @@ def _replacements(base: ModelFolder, state: Mapping[str, TensorData]) -> dict[st
 def _check(base: ModelFolder, name: str, shape: tuple[int, ...]) -> None:
     weight = base.entries.get(name)
     if weight is None:
-        raise AdapterMismatch(f'the base model has no weight {name} of its own')
+        raise AdapterMismatch(f'the base model has no weight {name}')
     if weight.shape != shape or weight.dtype not in FLOAT_DTYPES:
-        raise AdapterMismatch(f'{name} is {weight.dtype} {weight.shape}, the change {shape}')
+        raise AdapterMismatch(
+            f'{name} is {weight.dtype} {weight.shape} in the base model, but the change has shape {shape}'
+        )
 
 
 def _float32(tensor: TensorData) -> Rows:
     if tensor.dtype not in FLOAT_DTYPES:
-        raise AdapterMismatch(f'weights of {tensor.dtype} cannot be merged')
+        raise AdapterMismatch(f'weights of type {tensor.dtype} cannot be merged')
     return to_float32(tensor.data, tensor.dtype).reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""What completions earn: one task per file, and a sandbox for the programs they write. Loads no torch."""
+"""Rewards, which score completions: one module per task, and a sandbox for model-written programs. Imports no torch."""
 
 from twinkle.reward.arithmetic import evaluate
 from twinkle.reward.base import AnswerReward, Reward, TextReward

@@ -1,4 +1,4 @@
-"""Sums and products of whole numbers, worked out exactly and without running anything of them."""
+"""Exact evaluation of arithmetic expressions over integers, without executing them as code."""
 
 import ast
 import operator
@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from twinkle.reward.errors import InvalidRewardInput
 
-_LONGEST = 256
-"""Characters of an expression. Without powers a result has no more digits than its expression."""
+_MAX_CHARS = 256
+"""Maximum length of an expression. Without powers, a result has at most as many digits as its expression."""
 _ALPHABET = re.compile(r'[\d+\-*/() ]*', re.ASCII)
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -20,13 +20,13 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """Return the exact value of an expression of `+ - * / ( )` and whole numbers, and those numbers in their order.
+    """Return the exact value of an expression of `+ - * / ( )` and integers, and its integers in order.
 
     Raises:
-        InvalidRewardInput: it is too long, has anything else in it, or divides by zero.
+        InvalidRewardInput: the expression is too long, contains other characters, or divides by zero.
     """
-    if len(expression) > _LONGEST or not _ALPHABET.fullmatch(expression):
-        raise InvalidRewardInput('expression', f'must be at most {_LONGEST} of the characters 0-9 + - * / ( )')
+    if len(expression) > _MAX_CHARS or not _ALPHABET.fullmatch(expression):
+        raise InvalidRewardInput('expression', f'must have at most {_MAX_CHARS} characters, all from 0-9 + - * / ( )')
     try:
         tree = ast.parse(expression.strip(), mode='eval')
         numbers: list[int] = []
@@ -47,4 +47,4 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         numbers.append(node.value)
         return Fraction(node.value)
-    raise InvalidRewardInput('expression', f'has a {type(node).__name__}, which is not arithmetic')
+    raise InvalidRewardInput('expression', f'contains a {type(node).__name__}, which is not arithmetic')

@@ -1,4 +1,4 @@
-"""What a reward is, and the two kinds most of them are: of a completion alone, and against its ground truth."""
+"""The reward interface, and base classes for rewards of a completion alone and against its ground truth."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from twinkle.reward.reading import completion_of
 
 
 class Reward(ABC):
-    """Scores trajectories: chats whose last turn of the assistant is the completion."""
+    """Scores trajectories. The completion is the last assistant turn of the chat."""
 
     @abstractmethod
     def __call__(
@@ -19,25 +19,25 @@ class Reward(ABC):
         ground_truths: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """Return one number for each trajectory, in their order.
+        """Return one number per trajectory, in order.
 
         Args:
-            trajectories: or features, which carry `messages` and `user_data` along.
-            ground_truths: one for each trajectory: the value itself, or a trajectory that has it. None or none at
-                all: each trajectory's `user_data` has its own.
-            kwargs: what a loop knows beside, by name; a reward takes no notice of what it does not read.
+            trajectories: trajectories, or features with `messages` and `user_data`.
+            ground_truths: one per trajectory: the value, or a trajectory that contains it. None or empty: the
+                ground truths are read from each trajectory's `user_data`.
+            kwargs: additional information from the training loop; a reward ignores what it does not use.
 
         Raises:
-            InvalidRewardInput: a trajectory has no messages, or lacks what the reward reads.
+            InvalidRewardInput: a trajectory has no messages, or lacks data that the reward needs.
         """
 
 
 class TextReward(Reward):
-    """Scores each completion by its text alone. Subclasses override `score`."""
+    """Scores each completion by its text only. Subclasses override `score`."""
 
     @abstractmethod
     def score(self, completion: str) -> float:
-        """Return the score of one completion; '' where the assistant said nothing."""
+        """Return the score of one completion, which is '' if the chat has no assistant turn."""
 
     def __call__(
         self,
@@ -53,7 +53,7 @@ class AnswerReward(Reward):
     """Scores each completion against its ground truth. Subclasses override `score`.
 
     Args:
-        ground_truth_key: of `user_data`, where the ground truth is.
+        ground_truth_key: key of the ground truth in `user_data`.
     """
 
     def __init__(self, ground_truth_key: str = 'ground_truth') -> None:
@@ -61,7 +61,7 @@ class AnswerReward(Reward):
 
     @abstractmethod
     def score(self, completion: str, ground_truth: Any) -> float:
-        """Return the score of one completion; '' where the assistant said nothing."""
+        """Return the score of one completion, which is '' if the chat has no assistant turn."""
 
     def __call__(
         self,
@@ -69,36 +69,36 @@ class AnswerReward(Reward):
         ground_truths: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """Return the score of each completion; every ground truth is read before the first is scored."""
+        """Return the score of each completion. All ground truths are read before the first completion is scored."""
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
         truths = read_truths(self.ground_truth_key, trajectories, ground_truths)
         return [self.score(completion, truth) for completion, truth in zip(completions, truths, strict=True)]
 
 
 def read_truths(key: str, trajectories: Sequence[Mapping[str, Any]], ground_truths: Sequence[Any] | None) -> list[Any]:
-    """Return the ground truth of each trajectory, from beside it or from its `user_data`.
+    """Return the ground truth of each trajectory, from `ground_truths` or from its `user_data`.
 
     Raises:
-        InvalidRewardInput: there is none, or there are not as many as trajectories.
+        InvalidRewardInput: a ground truth is missing, or their number differs from the number of trajectories.
     """
     if ground_truths is None or not len(ground_truths):
-        return [_own_truth(key, trajectory, f'trajectories[{i}]') for i, trajectory in enumerate(trajectories)]
+        return [_stored_truth(key, trajectory, f'trajectories[{i}]') for i, trajectory in enumerate(trajectories)]
     if len(ground_truths) != len(trajectories):
-        problem = f'must be {len(trajectories)}, one for each trajectory, got {len(ground_truths)}'
+        problem = f'must have {len(trajectories)} items, one per trajectory, got {len(ground_truths)}'
         raise InvalidRewardInput('ground_truths', problem)
     return [_given_truth(key, given, f'ground_truths[{i}]') for i, given in enumerate(ground_truths)]
 
 
-def _given_truth(key: str, given: Any, place: str) -> Any:
+def _given_truth(key: str, given: Any, field: str) -> Any:
     if isinstance(given, Mapping) and 'user_data' in given:
-        return _own_truth(key, cast('Mapping[str, Any]', given), place)
+        return _stored_truth(key, cast('Mapping[str, Any]', given), field)
     if given is None:
-        raise InvalidRewardInput(place, 'is None; give what is right')
+        raise InvalidRewardInput(field, 'must not be None; pass the expected answer')
     return cast('Any', given)
 
 
-def _own_truth(key: str, trajectory: Mapping[str, Any], place: str) -> Any:
+def _stored_truth(key: str, trajectory: Mapping[str, Any], field: str) -> Any:
     value = user_data_get(trajectory, key)
     if value is None:
-        raise InvalidRewardInput(f'{place}.user_data', f'has no {key!r}; let the preprocessor put it there')
+        raise InvalidRewardInput(f'{field}.user_data', f'has no {key!r}; add it in the preprocessor')
     return value

@@ -1,4 +1,4 @@
-"""Programs that a model wrote, scored by the tests they pass."""
+"""The reward for model-written programs: the fraction of tests that they pass."""
 
 import re
 import secrets
@@ -12,23 +12,24 @@ from twinkle.reward.reading import after_thinking, completion_of
 from twinkle.reward.sandbox import ProgramResult, SandboxLimits, run_program
 
 _FENCE = re.compile(r' {0,3}(`{3,})[ \t]*([^`]*)$')
-"""A line that opens or closes a block, and what the block says of its language (CommonMark 0.31, section 4.5)."""
+"""A line that opens or closes a fenced block, with the info string (CommonMark 0.31, section 4.5)."""
 _PYTHON = ('python', 'py', 'python3')
 
 
 class CodeExecutionReward(AnswerReward):
-    """The share of tests that the last fenced program of a completion passes; 0 where there is no program.
+    """The fraction of tests that the last fenced program of a completion passes; 0 if there is no program.
 
-    Tests are the ground truth: pairs `{'input': ..., 'output': ...}` of what the program is given and has to print,
-    spaces at ends of lines aside, or Python such as `assert f(2) == 4`, which is run behind the program.
+    The ground truth contains the tests. A test is a pair `{'input': ..., 'output': ...}` of standard input and expected
+    standard output, compared without trailing spaces, or Python code such as `assert f(2) == 4`, which runs after the
+    program in the same process.
 
-    Programs run behind walls, one process for each test; see `run_program` for what these keep apart and what not. A
-    program shares its process with assertions behind it and could look for them; pairs keep what is expected to us.
+    Each test runs in its own sandboxed process; see `run_program` for its guarantees. A program could find and
+    circumvent Python tests, because they share its process. The expected output of a pair is not visible to it.
 
     Args:
-        ground_truth_key: of `user_data`, where the tests are, one or a list.
-        limits: what each run may use.
-        num_workers: programs that run at once.
+        ground_truth_key: key of the tests in `user_data`: one test or a list.
+        limits: limits of each run.
+        num_workers: number of programs that run at the same time.
     """
 
     def __init__(
@@ -45,12 +46,12 @@ class CodeExecutionReward(AnswerReward):
         ground_truths: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """Return the share of tests that each program passes.
+        """Return the fraction of tests that each program passes.
 
         Raises:
-            InvalidRewardInput: tests are missing or of another form.
-            SandboxUnavailable: this machine lacks walls.
-            ProgramNotStarted: the limits leave the interpreter no room to start.
+            InvalidRewardInput: tests are missing or malformed.
+            SandboxUnavailable: this machine does not support all walls.
+            ProgramNotStarted: the interpreter cannot start within the limits.
         """
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
         tests = [_read_tests(truth) for truth in read_truths(self.ground_truth_key, trajectories, ground_truths)]
@@ -58,7 +59,7 @@ class CodeExecutionReward(AnswerReward):
             return list(pool.map(self.score, completions, tests))
 
     def score(self, completion: str, ground_truth: Any) -> float:
-        """Return the share of tests that one program passes."""
+        """Return the fraction of tests that one program passes."""
         source, tests = program_of(completion), _read_tests(ground_truth)
         if source is None:
             return 0.0
@@ -66,18 +67,18 @@ class CodeExecutionReward(AnswerReward):
 
     def _passes(self, source: str, test: Any) -> bool:
         if isinstance(test, str):
-            # A program that ends early, whatever its exit code, never gets to say this word.
-            word = secrets.token_hex(16)
-            result = run_program(f'{source}\n{test}\nprint({word!r})\n', limits=self.limits)
-            return _has_ended(result) and result.stdout.endswith(f'{word}\n')
+            # A program that exits early with code 0 does not print this marker.
+            marker = secrets.token_hex(16)
+            result = run_program(f'{source}\n{test}\nprint({marker!r})\n', limits=self.limits)
+            return _has_succeeded(result) and result.stdout.endswith(f'{marker}\n')
         result = run_program(source, str(test['input']), self.limits)
-        return _has_ended(result) and _lines(result.stdout) == _lines(str(test['output']))
+        return _has_succeeded(result) and _lines(result.stdout) == _lines(str(test['output']))
 
 
 def program_of(completion: str) -> str | None:
-    """Return the last whole fenced block behind the thinking that says it is Python, else the last that says nothing.
+    """Return the last closed fenced block after the thinking that is marked as Python, else the last unmarked one.
 
-    None where there is neither; blocks of another language are no programs.
+    Blocks in another language are ignored. None: there is no such block.
     """
     blocks = _fenced_blocks(after_thinking(completion))
     programs = [text for language, text in blocks if language in _PYTHON]
@@ -86,7 +87,7 @@ def program_of(completion: str) -> str | None:
 
 
 def _fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Return the language and the text of each block whose fence is closed."""
+    """Return the language and the text of each closed fenced block."""
     blocks: list[tuple[str, str]] = []
     fence, language = '', ''
     lines: list[str] = []
@@ -103,7 +104,7 @@ def _fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-def _has_ended(result: ProgramResult) -> bool:
+def _has_succeeded(result: ProgramResult) -> bool:
     return result.outcome == 'exited' and result.exit_code == 0
 
 
@@ -115,7 +116,7 @@ def _read_tests(given: Any) -> list[Any]:
     tests = list(cast('Sequence[Any]', given)) if isinstance(given, list | tuple) else [given]
     for index, test in enumerate(tests):
         if not isinstance(test, str) and not (isinstance(test, Mapping) and {'input', 'output'} <= test.keys()):
-            raise InvalidRewardInput(f'tests[{index}]', "must be Python, or have an 'input' and an 'output'")
+            raise InvalidRewardInput(f'tests[{index}]', "must be Python code, or a mapping with 'input' and 'output'")
     if not tests:
-        raise InvalidRewardInput('tests', 'are none; give at least one')
+        raise InvalidRewardInput('tests', 'is empty; pass at least one test')
     return tests

@@ -1,4 +1,4 @@
-"""The countdown game: reach a number with others, each used once."""
+"""The reward for the countdown game: reach a target number using each given number once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -11,10 +11,10 @@ from twinkle.reward.reading import after_thinking, completion_of, tagged
 
 
 class CountDownAccuracy(Reward):
-    """1 where the last `<answer>` is arithmetic that reaches `target` with each of `nums` once, else 0.
+    """1 if the last `<answer>` is an expression that equals `target` and uses each of `nums` once, else 0.
 
-    Thinking does not count. Target and numbers are in `user_data`, where `CountdownProcessor` puts them; an answer may
-    end in `= <number>`, which is not looked at. Values are exact fractions, and nothing that a model wrote is run.
+    Answers inside the thinking are ignored. `CountdownProcessor` stores target and numbers in `user_data`. A suffix
+    `= <number>` of the answer is ignored. Values are exact fractions, and the expression is not executed as code.
     """
 
     def __call__(
@@ -23,10 +23,10 @@ class CountDownAccuracy(Reward):
         ground_truths: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """Return 1.0 or 0.0 for each game; `ground_truths` are mappings of `target` and `nums`, or trajectories."""
+        """Return 1.0 or 0.0 for each game; `ground_truths` are mappings with `target` and `nums`, or trajectories."""
         games = list(ground_truths) if ground_truths is not None and len(ground_truths) else list(trajectories)
         if len(games) != len(trajectories):
-            raise InvalidRewardInput('ground_truths', f'must be {len(trajectories)}, got {len(games)}')
+            raise InvalidRewardInput('ground_truths', f'must have {len(trajectories)} items, got {len(games)}')
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
         read = [_read_game(game, index) for index, game in enumerate(games)]
         return [
@@ -35,7 +35,7 @@ class CountDownAccuracy(Reward):
 
     @staticmethod
     def score(completion: str, target: int, nums: Sequence[int]) -> float:
-        """Return 1.0 where the completion's answer reaches `target` with `nums`."""
+        """Return 1.0 if the completion's answer reaches `target` with `nums`, else 0.0."""
         answer = (tagged(after_thinking(completion), 'answer') or '').partition('=')[0]
         try:
             value, used = evaluate(answer)
@@ -48,7 +48,9 @@ def _read_game(game: Any, index: int) -> tuple[int, list[int]]:
     target, nums = (_part(game, key) for key in ('target', 'nums'))
     numbers: list[Any] = list(cast('Sequence[Any]', nums)) if isinstance(nums, list | tuple) else []
     if not isinstance(target, int) or not numbers or not all(isinstance(number, int) for number in numbers):
-        raise InvalidRewardInput(f'trajectories[{index}].user_data', "needs a whole number 'target' and a list 'nums'")
+        raise InvalidRewardInput(
+            f'trajectories[{index}].user_data', "needs an integer 'target' and a list of integers 'nums'"
+        )
     return target, numbers
 
 

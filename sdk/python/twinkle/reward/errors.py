@@ -1,14 +1,14 @@
-"""Errors of scoring trajectories."""
+"""Errors raised by rewards and by the sandbox."""
 
 from twinkle.errors import error_class
 
 
 @error_class('{field} {problem}')
 class InvalidRewardInput(ValueError):
-    """A reward cannot use a trajectory, a ground truth or an option."""
+    """A trajectory, a ground truth or an option is invalid for the reward."""
 
     field: str
-    """Argument, with the position in it where there is one."""
+    """Path of the invalid value, such as `trajectories[0].messages`."""
     problem: str
 
 
@@ -22,27 +22,28 @@ class InvalidRewardOutput(ValueError):
 
 @error_class()
 class SandboxUnavailable(RuntimeError):
-    """This machine lacks isolation mechanisms that were requested, so no program was run."""
+    """This machine does not support a required wall of the sandbox, so no program was run."""
 
     walls: tuple[str, ...]
-    """Missing isolation mechanisms."""
+    """Missing walls."""
 
     def __str__(self) -> str:
         return (
-            f'this machine has no walls around {", ".join(self.walls)}; Linux 5.13 on x86-64 has all of them. To run '
-            f'programs without them, inside a container or on a separate machine, pass without_walls={self.walls!r}'
+            f'this machine does not support the sandbox walls {", ".join(self.walls)}; Linux 5.13 or later on x86-64 '
+            f'supports all. To run programs without them, inside a container or virtual machine, pass '
+            f'without_walls={self.walls!r}'
         )
 
 
 @error_class()
 class ProgramNotStarted(RuntimeError):
-    """The interpreter of a program ended before it had set up its isolation."""
+    """The interpreter ended before the sandbox was set up, so the program was not run."""
 
     exit_code: int
     stderr: str
 
     def __str__(self) -> str:
         return (
-            f'the interpreter ended with exit code {self.exit_code} before the program began; if memory or time was '
-            f'short, raise memory_bytes or cpu_seconds. Its output: {self.stderr[-2000:].strip() or "none"}'
+            f'the interpreter ended with exit code {self.exit_code} before the program started; if memory or time ran '
+            f'out, raise memory_bytes or cpu_seconds. Its error output: {self.stderr[-2000:].strip() or "(empty)"}'
         )

@@ -1,4 +1,4 @@
-"""How many words an answer shares with the expected one."""
+"""The F1 reward: word overlap of an answer with the expected one."""
 
 import re
 import unicodedata
@@ -11,30 +11,30 @@ from twinkle.reward.reading import after_thinking, tagged
 
 _ARTICLES = frozenset({'a', 'an', 'the'})
 _WORD = re.compile(r'[\u3400-\u9fff]|[^\s\u3400-\u9fff]+')
-"""A word between spaces; in Chinese, which has none, a character."""
+"""A word delimited by spaces, or a single Chinese character."""
 
 
 class F1Reward(AnswerReward):
-    r"""The F1 score of an answer's words, from 0 to 1; of several ground truths the best counts.
+    r"""The F1 score of an answer's words, from 0 to 1. With several ground truths, the best score is used.
 
     Rajpurkar et al. 2016 (SQuAD, arXiv 1606.05250), section 6.1: harmonic mean of precision and recall over the bags
-    of words, without case, punctuation and articles. The answer is what `<answer>` encloses, or the last `\boxed{...}`,
-    or all that is said behind the thinking.
+    of words, ignoring case, punctuation and articles. The answer is the content of the last `<answer>`, else of
+    the last `\boxed{...}`, else the text after the thinking.
     """
 
     def score(self, completion: str, ground_truth: Any) -> float:
         """Return the F1 score of one answer."""
-        said = after_thinking(completion)
-        answer = tagged(said, 'answer')
+        text = after_thinking(completion)
+        answer = tagged(text, 'answer')
         if answer is None:
-            answer = (boxed_answers(said) or [said])[-1]
+            answer = (boxed_answers(text) or [text])[-1]
         several = isinstance(ground_truth, list | tuple)
         truths = [str(truth) for truth in (cast('list[Any]', ground_truth) if several else [ground_truth])]
         return max((f1_score(answer, truth) for truth in truths), default=0.0)
 
 
 def f1_score(answer: str, truth: str) -> float:
-    """Return the F1 score of the words of two texts; 1.0 where neither has any."""
+    """Return the F1 score of the words of two texts; 1.0 if both have no words."""
     words, expected = _words(answer), _words(truth)
     shared = (words & expected).total()
     if not shared:
@@ -44,7 +44,7 @@ def f1_score(answer: str, truth: str) -> float:
 
 
 def _words(text: str) -> Counter[str]:
-    # Punctuation and symbols (categories P and S), as string.punctuation has them, in every script.
+    # Unicode categories P and S cover string.punctuation in all scripts.
     kept = ''.join(character for character in text.lower() if unicodedata.category(character)[0] not in 'PS')
     found = _WORD.findall(kept)
     return Counter(word for word in found if word not in _ARTICLES)

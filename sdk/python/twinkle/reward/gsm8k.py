@@ -1,4 +1,4 @@
-r"""Grade-school mathematics: a number in `\boxed{...}` or behind `####`."""
+r"""Rewards for grade-school mathematics: a number in `\boxed{...}` or after `####`."""
 
 import re
 from typing import Any
@@ -12,15 +12,15 @@ _MARKED = re.compile(r'####[ \t]*([^\n]{1,80})')
 
 
 class GSM8KAccuracyReward(AnswerReward):
-    r"""1 where the completion's number is that of the ground truth, else 0.
+    r"""1 if the completion's number equals the ground truth, else 0.
 
-    The number is the last that is in `\boxed{...}`, or else the last behind `####`; thinking does not count. Ground
-    truths may be whole solutions that end in `#### <number>`. The marks are those of Cobbe et al. 2021
-    (arXiv 2110.14168) and of the MATH data set.
+    The number is the content of the last `\boxed{...}`, else the text after the last `####`. Thinking is ignored.
+    Ground truths may be complete solutions that end in `#### <number>`. The formats are those of Cobbe et al. 2021
+    (arXiv 2110.14168) and of the MATH dataset.
     """
 
     def score(self, completion: str, ground_truth: Any) -> float:
-        """Return 1.0 where both numbers are equal."""
+        """Return 1.0 if both numbers are equal, else 0.0."""
         truth = str(ground_truth)
         answer, expected = gsm8k_answer(completion), gsm8k_answer(truth) or truth.strip()
         if answer is None:
@@ -32,15 +32,15 @@ class GSM8KAccuracyReward(AnswerReward):
 
 
 class GSM8KFormatReward(TextReward):
-    r"""1 where the completion marks its answer with `\boxed{...}` or `####`, else 0."""
+    r"""1 if the completion marks its answer with `\boxed{...}` or `####`, else 0."""
 
     def score(self, completion: str) -> float:
-        """Return 1.0 where an answer is marked."""
+        """Return 1.0 if an answer is marked, else 0.0."""
         return float(bool(gsm8k_answer(completion)))
 
 
 def gsm8k_answer(completion: str) -> str | None:
-    """Return the marked answer behind the thinking; None where there is none."""
-    said = after_thinking(completion)
-    answers = boxed_answers(said) or _MARKED.findall(said)
+    """Return the marked answer after the thinking, or None if there is no marked answer."""
+    text = after_thinking(completion)
+    answers = boxed_answers(text) or _MARKED.findall(text)
     return answers[-1].strip() if answers else None

@@ -1,4 +1,4 @@
-"""A penalty for completions that come near the limit on their length."""
+"""A penalty for completions close to or above the length limit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from twinkle.reward.errors import InvalidRewardInput
 
 
 class LengthReward(Reward):
-    """0 for completions that are short enough, then falling to -1 at the limit.
+    """0 for short completions, decreasing to -1 at the length limit.
 
-    DAPO (arXiv 2503.14476), eq. 13, soft overlong punishment: 0 up to `max_length - cache_length` tokens, -1 beyond
-    `max_length`, a straight line between.
+    DAPO (arXiv 2503.14476), eq. 13, soft overlong punishment: 0 up to `max_length - cache_length` tokens, -1 above
+    `max_length`, and linear in between.
 
     Args:
-        max_length: tokens, at least 1.
-        cache_length: tokens before `max_length` over which the penalty grows, from 1 to `max_length`.
+        max_length: length limit in tokens, at least 1.
+        cache_length: number of tokens below `max_length` over which the penalty grows, from 1 to `max_length`.
     """
 
     def __init__(self, max_length: int, cache_length: int) -> None:
@@ -39,15 +39,15 @@ class LengthReward(Reward):
         """Return the penalty of each completion.
 
         Args:
-            trajectories: features, whose labels tell the tokens of the completion.
-            ground_truths: not looked at.
-            completion_lengths: in tokens; then trajectories need no labels.
-            kwargs: not looked at.
+            trajectories: features; the length of a completion is its number of labels that are not ignored.
+            ground_truths: ignored.
+            completion_lengths: lengths in tokens, used instead of the labels.
+            kwargs: ignored.
         """
         if completion_lengths is None:
             completion_lengths = [_labels(trajectory, index) for index, trajectory in enumerate(trajectories)]
         if len(completion_lengths) != len(trajectories):
-            problem = f'must be {len(trajectories)}, one for each trajectory, got {len(completion_lengths)}'
+            problem = f'must have {len(trajectories)} items, one per trajectory, got {len(completion_lengths)}'
             raise InvalidRewardInput('completion_lengths', problem)
         free = self.max_length - self.cache_length
         return [min(0.0, max(-1.0, (free - length) / self.cache_length)) for length in completion_lengths]
@@ -55,5 +55,7 @@ class LengthReward(Reward):
 
 def _labels(trajectory: Mapping[str, Any], index: int) -> int:
     if trajectory.get('labels') is None:
-        raise InvalidRewardInput(f'trajectories[{index}].labels', 'are missing; or give completion_lengths')
+        raise InvalidRewardInput(
+            f'trajectories[{index}].labels', 'is missing; pass features with labels, or completion_lengths'
+        )
     return int((np.asarray(trajectory['labels']) != IGNORE_INDEX).sum())

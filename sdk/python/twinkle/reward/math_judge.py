@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are the same, asked of a process that may be ended at any moment."""
+"""Comparison of mathematical answers in a separate process with limits on time and memory."""
 
 import functools
 import importlib.util
@@ -20,25 +20,26 @@ from twinkle.reward.sandbox import WALLS
 _log = logging.getLogger(__name__)
 _ENCLOSED = Path(__file__).parent / 'enclosed'
 _MEMORY_BYTES = 4 << 30
-_LONGEST = 2000
-"""Characters of an answer; longer ones are taken for wrong, as the parser takes time by the square of them."""
+_MAX_CHARS = 2000
+"""Maximum length of an answer. Longer answers are wrong, because parsing time is quadratic in the length."""
 
 
 class MathJudge:
-    """Compares answers with math-verify, which reads LaTeX and plain expressions and compares what they mean.
+    """Compares the mathematical meaning of LaTeX and plain expressions with math-verify.
 
-    It runs in a process of its own, begun at the first question, since a model can write expressions whose value takes
-    forever or fills the memory: that process then ends itself, the answer is wrong, and the next question begins
-    another. Pickles and forks of a judge begin their own. Where the machine cannot put up all of its walls, it answers
-    behind those that stand, and a warning is logged once.
+    math-verify runs in a separate process, started by the first comparison, because evaluating a model-written
+    expression can take unlimited time or memory. The process then ends, the answer counts as wrong, and the next
+    comparison starts a new process. Unpickled and forked judges start their own process. If the machine does not
+    support all sandbox walls, the judge works with the available ones and logs a warning once.
 
     Args:
-        seconds: an answer may take.
+        seconds: time limit of one comparison.
 
-    Concurrency: questions of several threads are answered one after the other.
+    Concurrency: safe from any thread; comparisons run one at a time.
 
     Raises:
         MissingLibrary: math-verify is not installed.
+        InvalidRewardInput: `seconds` is not above 0.
     """
 
     def __init__(self, seconds: float = 5.0) -> None:
@@ -46,12 +47,12 @@ class MathJudge:
             raise InvalidRewardInput('seconds', f'must be above 0, got {seconds}')
         require_library('math_verify', 'rewards')
         self.seconds = seconds
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._end: Callable[[], object] = _nothing
+        self._end: Callable[[], object] = _do_nothing
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,28 +60,28 @@ class MathJudge:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.seconds = state['seconds']
-        self._begin()
+        self._reset()
 
     def is_same(self, truth: str, answer: str) -> bool:
-        """Return whether `answer` means what `truth` does; False where that cannot be told in time."""
-        if max(len(truth), len(answer)) > _LONGEST:
+        """Return whether both answers are mathematically equal; False if the comparison does not end in time."""
+        if max(len(truth), len(answer)) > _MAX_CHARS:
             return False
         if os.getpid() != self._owner:
-            self._begin()
+            self._reset()
         with self._lock:
             if self._process is None:
                 self._process = self._start()
-            verdict = _ask(self._process, {'truth': truth, 'answer': answer})
+            verdict = _request(self._process, {'truth': truth, 'answer': answer})
             if verdict is None:
-                self._forget()
+                self._stop()
         return verdict is True
 
     def close(self) -> None:
-        """End the process, if there is one; a later question begins another."""
+        """Stop the process, if it runs. A later comparison starts a new one."""
         with self._lock:
-            self._forget()
+            self._stop()
 
-    def _forget(self) -> None:
+    def _stop(self) -> None:
         self._end()
         self._process = None
 
@@ -95,24 +96,24 @@ class MathJudge:
             start_new_session=True,
             encoding='utf-8',
         )
-        # It ends with the judge too, and once only.
+        # Also called, at most once, when the judge is garbage collected.
         self._end = weakref.finalize(self, _end, process, self._owner)
         ready = _read(process)
         if not isinstance(ready, dict):
             self._end()
             raise MissingLibrary('a math-verify that loads', 'twinkle-grpc[rewards]')
-        standing = cast('dict[str, list[str]]', ready)['walls']
-        if missing := tuple(wall for wall in WALLS if wall not in standing):
-            tell_of_missing_walls(missing)
+        active = cast('dict[str, list[str]]', ready)['walls']
+        if missing := tuple(wall for wall in WALLS if wall not in active):
+            warn_of_missing_walls(missing)
         return process
 
 
 @functools.cache
-def tell_of_missing_walls(missing: tuple[str, ...]) -> None:
-    """Log once in each process that the judge works without these walls."""
+def warn_of_missing_walls(missing: tuple[str, ...]) -> None:
+    """Log a warning about missing walls once per process."""
     _log.warning(
-        'answers are compared without walls around %s, as this machine has none; Linux 5.13 on x86-64 has all of them',
-        ', '.join(missing),
+        'sandbox walls not supported missing=%s; answers are compared without them, Linux 5.13 on x86-64 supports all',
+        ','.join(missing),
     )
 
 
@@ -120,15 +121,15 @@ def require_library(library: str, extra: str) -> None:
     """Check that a library can be imported, without importing it.
 
     Raises:
-        MissingLibrary: it is not installed; names the extra that brings it.
+        MissingLibrary: the library is not installed. The message names the extra that installs it.
     """
     if importlib.util.find_spec(library) is None:
         raise MissingLibrary(library.replace('_', '-'), f'twinkle-grpc[{extra}]')
 
 
-def _ask(process: subprocess.Popen[str], question: dict[str, str]) -> object:
-    """Return the process's answer; None where it ended instead."""
-    assert process.stdin is not None  # noqa: S101  it was asked for
+def _request(process: subprocess.Popen[str], question: dict[str, str]) -> object:
+    """Send a question and return the answer, or None if the process ended."""
+    assert process.stdin is not None  # noqa: S101  set by stdin=PIPE
     try:
         process.stdin.write(f'{json.dumps(question)}\n')
         process.stdin.flush()
@@ -138,19 +139,19 @@ def _ask(process: subprocess.Popen[str], question: dict[str, str]) -> object:
 
 
 def _read(process: subprocess.Popen[str]) -> object:
-    """Return what the process says next; None where it ended instead."""
-    assert process.stdout is not None  # noqa: S101  it was asked for
+    """Return the next JSON value that the process writes, or None if it ended."""
+    assert process.stdout is not None  # noqa: S101  set by stdout=PIPE
     line = process.stdout.readline()
     return json.loads(line) if line.endswith('\n') else None
 
 
-def _nothing() -> None:
-    """Stand for the end of a process that was not begun."""
+def _do_nothing() -> None:
+    """Serve as the stop function while no process runs."""
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:
     if os.getpid() != owner:
-        # A fork of the program that started it lets go of its copy, and of nothing else.
+        # In a forked process, leave the judge process of the parent running.
         return
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""Mathematics: whether an answer means what the ground truth does."""
+"""The reward for mathematical answers that are equal to the ground truth."""
 
 from typing import Any, cast
 
@@ -9,22 +9,22 @@ from twinkle.reward.number import read_number
 from twinkle.reward.reading import after_thinking, tagged
 
 _TAIL = 1000
-"""Characters at the end of a completion that marks no answer, in which one is looked for."""
+"""Number of characters at the end of a completion that are searched for an answer if none is marked."""
 
 
 class MathReward(AnswerReward):
-    r"""1 where the answer is mathematically the same as the ground truth, else 0.
+    r"""1 if the answer is mathematically equal to the ground truth, else 0.
 
-    The answer is the last `\boxed{...}` behind the thinking, or what `<answer>` encloses, or else what math-verify
-    finds at the end of what is said. `\frac{1}{2}`, `0.5` and `1/2` are the same; so are sets in another order. Of
-    several ground truths one has to be met.
+    The answer is the last `\boxed{...}` after the thinking, else the content of `<answer>`, else the expression that
+    math-verify finds at the end of the text. `\frac{1}{2}`, `0.5` and `1/2` are equal, and so are sets in different
+    order. With several ground truths, one match is enough.
 
     Args:
-        ground_truth_key: of `user_data`, where the ground truth is: an answer, or a solution that marks one.
-        seconds: an answer may take; one that takes longer is wrong.
+        ground_truth_key: key of the ground truth in `user_data`: an answer, or a solution with a marked answer.
+        seconds: time limit of one comparison; an answer that takes longer is wrong.
 
     Raises:
-        MissingLibrary: math-verify is not installed; the extra `rewards` brings it.
+        MissingLibrary: math-verify is not installed; the extra `rewards` installs it.
     """
 
     def __init__(self, ground_truth_key: str = 'ground_truth', *, seconds: float = 5.0) -> None:
@@ -32,7 +32,7 @@ class MathReward(AnswerReward):
         self._judge = MathJudge(seconds)
 
     def score(self, completion: str, ground_truth: Any) -> float:
-        """Return 1.0 where the answer is right."""
+        """Return 1.0 if the answer is right, else 0.0."""
         answer = marked_answer(completion)
         several = isinstance(ground_truth, list | tuple)
         truths = cast('list[Any]', ground_truth) if several else [ground_truth]
@@ -52,16 +52,16 @@ class MathReward(AnswerReward):
 
 
 def marked_answer(text: str) -> str | None:
-    r"""Return the last `\boxed{...}` behind the thinking, or what `<answer>` encloses; None where there is neither."""
-    said = after_thinking(text)
-    answers = boxed_answers(said)
+    r"""Return the last `\boxed{...}` after the thinking, else the content of `<answer>`, else None."""
+    visible = after_thinking(text)
+    answers = boxed_answers(visible)
     if answers:
         return answers[-1]
-    enclosed = tagged(said, 'answer')
+    enclosed = tagged(visible, 'answer')
     inner = boxed_answers(enclosed) if enclosed is not None else []
     return inner[-1] if inner else enclosed
 
 
 def _as_formula(answer: str) -> str:
-    """Return an answer as math-verify takes it for one formula rather than for text with numbers in it."""
+    """Mark an answer as a formula, so that math-verify does not parse it as text that contains numbers."""
     return answer if '$' in answer else f'\\boxed{{{answer}}}'

@@ -1,4 +1,4 @@
-"""Questions about images and other media: a choice, a word, or a formula."""
+"""The reward for questions about images and other media, answered by a choice, a word or a formula."""
 
 import re
 from typing import Any
@@ -8,23 +8,23 @@ from twinkle.reward.math_reward import MathReward, marked_answer
 from twinkle.reward.reading import after_thinking
 
 _CHOICE = re.compile(r'\(?([A-Z])(?:[).:]|\s*$)', re.IGNORECASE)
-_LONGEST_WORDS = 200
-"""Characters of an answer that is compared as words."""
+_MAX_CHARS = 200
+"""Number of characters of an answer that are compared as text."""
 
 
 class MultiModalAccuracyReward(AnswerReward):
-    r"""1 where the answer is the ground truth, else 0.
+    r"""1 if the answer matches the ground truth, else 0.
 
-    The answer is what `<answer>` or the last `\boxed{...}` encloses, or all that is said behind the thinking. It is
-    right where it is the same text but for case and a full stop, where both name the same choice (`B`, `(B)`,
-    `B. A red car`), or where both mean the same mathematically.
+    The answer is the content of the last `\boxed{...}`, else of `<answer>`, else the text after the thinking. It
+    matches if the texts are equal except for case and a final period, if both name the same choice (`B`, `(B)`,
+    `B. A red car`), or if both are mathematically equal.
 
     Args:
-        ground_truth_key: of `user_data`, where the ground truth is.
-        seconds: a mathematical comparison may take.
+        ground_truth_key: key of the ground truth in `user_data`.
+        seconds: time limit of a mathematical comparison.
 
     Raises:
-        MissingLibrary: math-verify is not installed; the extra `rewards` brings it.
+        MissingLibrary: math-verify is not installed; the extra `rewards` installs it.
     """
 
     def __init__(self, ground_truth_key: str = 'ground_truth', *, seconds: float = 5.0) -> None:
@@ -32,18 +32,18 @@ class MultiModalAccuracyReward(AnswerReward):
         self._math = MathReward(ground_truth_key, seconds=seconds)
 
     def score(self, completion: str, ground_truth: Any) -> float:
-        """Return 1.0 where the answer is right."""
+        """Return 1.0 if the answer is right, else 0.0."""
         truth = str(ground_truth)
         expected = marked_answer(truth) or truth
         answer = marked_answer(completion)
-        said = after_thinking(completion) if answer is None else answer
-        if _plain(said) == _plain(expected):
+        text = after_thinking(completion) if answer is None else answer
+        if _normalized(text) == _normalized(expected):
             return 1.0
-        choices = _CHOICE.match(said.strip()), _CHOICE.match(expected.strip())
+        choices = _CHOICE.match(text.strip()), _CHOICE.match(expected.strip())
         if choices[0] and choices[1]:
             return float(choices[0][1].upper() == choices[1][1].upper())
         return self._math.score(completion, expected)
 
 
-def _plain(text: str) -> str:
-    return ' '.join(text[:_LONGEST_WORDS].casefold().split()).removesuffix('.')
+def _normalized(text: str) -> str:
+    return ' '.join(text[:_MAX_CHARS].casefold().split()).removesuffix('.')

@@ -1,22 +1,22 @@
-"""Numbers as people write them, read exactly."""
+"""Exact parsing of numbers in common notations."""
 
 import re
 from fractions import Fraction
 
 _NUMBER = re.compile(r'([+-]?)(\d+|\d{1,3}(?:,\d{3})+)?(?:\.(\d*))?(?:/(\d+))?')
 _CURRENCY = re.compile(r'^(?:\\?\$)+|(?:\\?\$)+$')
-"""Dollars around a number: of a price, escaped as LaTeX wants it, or of a formula."""
-_LONGEST = 64
-"""Characters of a number; longer ones are no answers."""
+"""Dollar signs around a number: a currency sign, possibly escaped for LaTeX, or math delimiters."""
+_MAX_CHARS = 64
+"""Maximum length of a number."""
 
 
 def read_number(text: str) -> Fraction | None:
-    r"""Return the number that `text` is, such as '-1,200.50', '$3', '\$3', '3/4' or '12.'; None where it is none.
+    r"""Parse a number such as '-1,200.50', '$3', '\$3', '3/4' or '12.'; return None if `text` is not a number.
 
-    It has no exponents, since a few digits of one make a number that fills the memory.
+    Exponents are not supported, because a short exponent can produce a number that fills the memory.
     """
     trimmed = text.strip()
-    bare = _CURRENCY.sub('', trimmed).strip().removesuffix('.') if len(trimmed) <= _LONGEST else ''
+    bare = _CURRENCY.sub('', trimmed).strip().removesuffix('.') if len(trimmed) <= _MAX_CHARS else ''
     match = _NUMBER.fullmatch(bare)
     if match is None or not (match[2] or match[3]):
         return None

@@ -1,6 +1,6 @@
-r"""Problems of mathematics and physics olympiads, as OlympiadBench has them: answers in `\boxed{...}`.
+r"""Rewards for the olympiad problems of OlympiadBench, with answers in `\boxed{...}`.
 
-He et al. 2024 (arXiv 2402.14008). How the parts of a score are weighted is this library's own choice.
+The data format is that of He et al. 2024 (arXiv 2402.14008). The weights within the scores are defined here.
 """
 
 import math
@@ -15,29 +15,29 @@ from twinkle.reward.number import read_number
 from twinkle.reward.reading import after_thinking, completion_of
 
 _FRACTION = re.compile(r'\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}')
-_DRESS = re.compile(
+_FORMATTING = re.compile(
     r'\\left|\\right|\\[,;!: ]|\\q?quad|\\(?:text|mathrm|mathbf|mathit|operatorname)\b|\\[$%]|[\s${}]|\^\\circ|°'
 )
-"""What changes how an answer looks and not what it is."""
+"""LaTeX markup and characters that affect only the appearance of an answer."""
 _FULL_WIDTH = {**{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, 0x3002: '.', 0x200B: None}
-"""Characters of Chinese typesetting, and what they are in ASCII."""
-_FALLING = 5.0
-"""How fast the part of a near miss falls: at a relative error of 20 % it is 1/e."""
+"""Translation of full-width characters to ASCII."""
+_DECAY = 5.0
+"""Decay rate of the score of a near miss: at a relative error of 20 % it is multiplied by 1/e."""
 
 
 class OlympiadBenchAccuracyReward(AnswerReward):
-    r"""How right the boxed answers are, from 0 to 1.
+    r"""Correctness of the boxed answers, from 0 to 1.
 
-    With one answer: 1 where the last boxed one is the ground truth, as text without its dress or as a number within
-    the tolerance; for another number `near_miss * exp(-5 relative error)`, so that coming near pays a little. With
-    several (`is_multiple_answer` in `user_data`): the share of them that was found, of as many as were given, if those
-    were more.
+    One expected answer: 1 if the last boxed answer equals it, as text without formatting or as a number within the
+    tolerance. Another number scores `near_miss * exp(-5 * relative error)`, and other text 0. Several expected answers
+    (`is_multiple_answer` in `user_data`): the number of correct answers, divided by the number of expected or given
+    answers, whichever is larger.
 
     Args:
-        ground_truth_key: of `user_data`, where the answers are, with commas between several.
-        near_miss: reward of a number that is all but right, from 0 to 1.
-        tolerance: relative error of a right number; the `error` of `user_data`, an absolute one, comes before it, and
-            the `unit` there may follow a number.
+        ground_truth_key: key of the answers in `user_data`; several answers are separated by commas.
+        near_miss: score of a number with an error just above the tolerance, from 0 to 1.
+        tolerance: maximum relative error of a correct number. An absolute `error` in `user_data` takes precedence. The
+            answer may end in the `unit` in `user_data`.
     """
 
     def __init__(
@@ -62,19 +62,26 @@ class OlympiadBenchAccuracyReward(AnswerReward):
         scores: list[float] = []
         for trajectory, completion, truth in zip(trajectories, completions, truths, strict=True):
             if str(user_data_get(trajectory, 'is_multiple_answer')).lower() == 'true':
-                scores.append(self._share(completion, str(truth)))
+                scores.append(self._fraction_found(completion, str(truth)))
             else:
                 error, unit = _error_of(trajectory), str(user_data_get(trajectory, 'unit') or '')
                 scores.append(self.score(completion, truth, error=error, unit=unit))
         return scores
 
     def score(self, completion: str, ground_truth: Any, *, error: float | None = None, unit: str = '') -> float:
-        """Return the score of one answer; `error` is the absolute one it may have, `unit` what it may end in."""
+        """Return the score of one answer.
+
+        Args:
+            completion: text with the boxed answer.
+            ground_truth: expected answer.
+            error: maximum absolute error. None: the relative tolerance applies.
+            unit: unit that may follow the number.
+        """
         answers = boxed_answers(after_thinking(completion))
         if not answers:
             return 0.0
-        ending = undressed(unit)
-        answer, truth = (undressed(text).removesuffix(ending) for text in (answers[-1], str(ground_truth)))
+        ending = normalized(unit)
+        answer, truth = (normalized(text).removesuffix(ending) for text in (answers[-1], str(ground_truth)))
         if answer == truth:
             return 1.0
         number, expected = read_number(answer), read_number(truth)
@@ -83,12 +90,12 @@ class OlympiadBenchAccuracyReward(AnswerReward):
         distance = abs(number - expected)
         if distance <= (error if error is not None else self.tolerance * abs(expected)):
             return 1.0
-        return self.near_miss * math.exp(-_FALLING * float(min(distance / abs(expected), 100))) if expected else 0.0
+        return self.near_miss * math.exp(-_DECAY * float(min(distance / abs(expected), 100))) if expected else 0.0
 
-    def _share(self, completion: str, truth: str) -> float:
-        expected = [undressed(part) for part in split_answers(truth)]
+    def _fraction_found(self, completion: str, truth: str) -> float:
+        expected = [normalized(part) for part in split_answers(truth)]
         boxes = boxed_answers(after_thinking(completion))
-        given = list(dict.fromkeys(undressed(part) for box in boxes for part in split_answers(box)))
+        given = list(dict.fromkeys(normalized(part) for box in boxes for part in split_answers(box)))
         left = list(given)
         for part in expected:
             found = next((answer for answer in left if self._is_equal(answer, part)), None)
@@ -104,30 +111,30 @@ class OlympiadBenchAccuracyReward(AnswerReward):
 
 
 class OlympiadBenchFormatReward(TextReward):
-    r"""How clearly the answer is given, from 0 to 1.
+    r"""Clarity of the answer, from 0 to 1.
 
-    Of what is said behind the thinking: 0.4 for a `\boxed{...}`, 0.3 where the last begins within the last 200
-    characters, 0.3 where all say the same; 0.3 less where they say three things or more.
+    In the text after the thinking: 0.4 for a `\boxed{...}`, plus 0.3 if the last one starts within the last 200
+    characters, plus 0.3 if all boxed answers are equal, minus 0.3 if there are three or more different ones.
     """
 
     def score(self, completion: str) -> float:
         """Return the score of one completion."""
-        said = after_thinking(completion)
-        answers = boxed_answers(said)
+        text = after_thinking(completion)
+        answers = boxed_answers(text)
         if not answers:
             return 0.0
-        is_near_end = '\\boxed' in said[-200:]
-        count = len({undressed(answer) for answer in answers})
+        is_near_end = '\\boxed' in text[-200:]
+        count = len({normalized(answer) for answer in answers})
         agreement = 0.3 if count == 1 else -0.3 if count > 2 else 0.0
         return max(0.0, 0.4 + 0.3 * is_near_end + agreement)
 
 
 class OlympiadBenchQualityReward(TextReward):
-    """How much a completion looks like a derivation, from 0 to 1; it says nothing of whether the derivation is right.
+    """Similarity of a completion to a derivation, from 0 to 1, regardless of its correctness.
 
-    0.4 for steps (equations, operators, words that connect, a conclusion that leads to the answer, a quarter each), 0.3
-    for a length between 300 and 1,500 characters, falling on both sides, 0.3 for the share of four-word sequences that
-    are not repeated.
+    0.4 for steps (equations, operators, connecting words, and a conclusion with the answer, a quarter each), 0.3 for a
+    length between 300 and 1,500 characters, decreasing outside this range, and 0.3 for the fraction of distinct
+    four-word sequences.
     """
 
     _SIGNS: ClassVar = (
@@ -141,7 +148,7 @@ class OlympiadBenchQualityReward(TextReward):
         ),
         (re.compile(r'(?:thus|therefore|hence|so|answer|因此|所以|答案)[^\n]{0,100}\\boxed', re.IGNORECASE), 1),
     )
-    """What is looked for, and how often it has to be there."""
+    """Patterns that indicate a derivation, with the number of matches that each needs."""
 
     def score(self, completion: str) -> float:
         """Return the score of one completion."""
@@ -149,14 +156,14 @@ class OlympiadBenchQualityReward(TextReward):
         return 0.4 * signs / len(self._SIGNS) + 0.3 * _length_part(len(completion)) + 0.3 * _variety(completion)
 
 
-def undressed(answer: str) -> str:
-    """Return an answer without what changes only its looks; simple fractions become a/b."""
+def normalized(answer: str) -> str:
+    """Return an answer without formatting; simple fractions become a/b."""
     plain = _FRACTION.sub(r'\1/\2', answer.translate(_FULL_WIDTH))
-    return _DRESS.sub('', plain).strip('.,')
+    return _FORMATTING.sub('', plain).strip('.,')
 
 
 def split_answers(text: str) -> list[str]:
-    """Return the parts of `text` between commas that stand outside of brackets."""
+    """Split `text` at commas outside brackets."""
     parts, depth = [''], 0
     for character in text.translate(_FULL_WIDTH):
         depth += (character in '([{') - (character in ')]}')
@@ -168,7 +175,7 @@ def split_answers(text: str) -> list[str]:
 
 
 def _error_of(trajectory: Mapping[str, Any]) -> float | None:
-    """Return the absolute error that the problem allows; None where it names none for a single answer."""
+    """Return the problem's maximum absolute error, or None if it does not specify a valid one."""
     try:
         error = float(user_data_get(trajectory, 'error', ''))
     except (TypeError, ValueError):
@@ -177,7 +184,7 @@ def _error_of(trajectory: Mapping[str, Any]) -> float | None:
 
 
 def _length_part(length: int) -> float:
-    """Return 1 within the range that derivations have, less outside."""
+    """Return 1 for lengths from 300 to 1,500 characters, and less for other lengths."""
     return min(1.0, length / 300, max(0.25, 1500 / max(length, 1)))
 
 

@@ -1,4 +1,4 @@
-"""What rewards read of a completion: what the assistant said last, and the answer within it."""
+"""Extraction of the completion from a trajectory, and of the answer from a completion."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -7,18 +7,18 @@ from twinkle.reward.errors import InvalidRewardInput
 
 
 def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
-    """Return what the assistant said last, its thinking before it in `<think>` tags; '' where it said nothing.
+    """Return the text of the last assistant turn, with its thinking in `<think>` tags; '' if there is no such turn.
 
     Args:
-        trajectory: or a feature, with the chat it was made from.
-        index: of the trajectory, for messages.
+        trajectory: a trajectory, or a feature with `messages`.
+        index: index of the trajectory, for error messages.
 
     Raises:
-        InvalidRewardInput: there is no chat.
+        InvalidRewardInput: the trajectory has no `messages`.
     """
     messages: Any = trajectory.get('messages') if isinstance(cast(Any, trajectory), Mapping) else None
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise InvalidRewardInput(f'trajectories[{index}].messages', 'is missing; give the chat with its completion')
+        raise InvalidRewardInput(f'trajectories[{index}].messages', 'is missing; pass the chat with its completion')
     for message in reversed(cast('Sequence[Any]', messages)):
         if isinstance(message, Mapping) and cast('Mapping[str, Any]', message).get('role') == 'assistant':
             said = cast('Mapping[str, Any]', message)
@@ -28,12 +28,12 @@ def completion_of(trajectory: Mapping[str, Any], index: int = 0) -> str:
 
 
 def after_thinking(completion: str) -> str:
-    """Return what stands behind the last `</think>`, or else the whole; a thought that never ends counts as none."""
+    """Return the text after the last `</think>`, or all text without one; an unclosed `<think>` is cut off."""
     return completion.rpartition('</think>')[2].partition('<think>')[0]
 
 
 def tagged(completion: str, tag: str) -> str | None:
-    """Return what the last `<tag>` and the `</tag>` behind it enclose, without the space around it."""
+    """Return the stripped content of the last `<tag>...</tag>`, or None if it does not occur."""
     begin, end = f'<{tag}>', f'</{tag}>'
     close = completion.rfind(end)
     start = completion.rfind(begin, 0, close) if close >= 0 else -1

@@ -1,4 +1,4 @@
-"""Rewards by name."""
+"""The registry of rewards, and `build_reward`, which also accepts plain functions."""
 
 import math
 import numbers
@@ -40,11 +40,11 @@ REWARDS = ComponentRegistry(
         OlympiadBenchQualityReward,
     ),
 )
-"""Rewards by name."""
+"""Built-in and registered rewards, by name."""
 
 
 class _FunctionReward(Reward):
-    """A plain function of trajectories as a reward."""
+    """Adapts a plain function of trajectories to the reward interface."""
 
     def __init__(self, function: Callable[..., Sequence[float]]) -> None:
         self._function = function
@@ -55,10 +55,10 @@ class _FunctionReward(Reward):
         ground_truths: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """Return what the function returns, as numbers.
+        """Call the function and check its result.
 
         Raises:
-            InvalidRewardOutput: it is not one finite number for each trajectory.
+            InvalidRewardOutput: the function did not return one finite number per trajectory.
         """
         given = {**kwargs, **({} if ground_truths is None else {'ground_truths': ground_truths})}
         rewards = list(self._function(trajectories, **given))
@@ -72,11 +72,11 @@ class _FunctionReward(Reward):
 
 
 def build_reward(reward: 'str | type[Reward] | Reward | Callable[..., Sequence[float]]', **options: Any) -> Reward:
-    """Return a reward given by name, class, instance or as a function of trajectories.
+    """Build a reward from its name, its class, an instance, or a function of trajectories.
 
     Raises:
         UnknownComponent: the name is not registered.
-        InvalidComponentOptions: an option is unknown or refused.
+        InvalidComponentOptions: an option is unknown or invalid.
     """
     if isinstance(reward, str | type | Reward):
         return REWARDS.build(reward, options)

@@ -1,4 +1,4 @@
-"""Programs that a model wrote, run where they can do no harm."""
+"""A sandbox that runs model-written Python programs in a restricted process."""
 
 import contextlib
 import json
@@ -16,64 +16,63 @@ from typing import Literal
 from twinkle.reward.errors import InvalidRewardInput, ProgramNotStarted, SandboxUnavailable
 
 WALLS = ('memory', 'processes', 'network', 'files')
-"""What a program is kept within, beside its time and its output."""
+"""Resources that the sandbox restricts, in addition to its limits on time and output."""
 _ENCLOSED = Path(__file__).parent / 'enclosed'
 _ENVIRONMENT = {'LANG': 'C.UTF-8', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'PYTHONHASHSEED': '0'}
-"""All that a program finds there: it may start no threads, so libraries must not try."""
+"""Environment of a program. Threads are forbidden, so libraries are configured not to start any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """What a program may use."""
+    """Limits of one run of a program."""
 
     seconds: float = 5.0
-    """Of wall clock, the interpreter's start included."""
+    """Wall-clock time in seconds, including the start of the interpreter."""
     cpu_seconds: int = 5
-    """Of a processor."""
+    """CPU time in seconds."""
     memory_bytes: int = 1 << 30
-    """Of address space; the interpreter itself takes some 30 MB, numpy 300."""
+    """Address space in bytes. The interpreter needs about 30 MB, numpy 300 MB."""
     output_bytes: int = 1 << 20
-    """Of its output and its errors, each; what writes more is ended."""
+    """Maximum size of standard output and of standard error, each. A program that writes more is stopped."""
     without_walls: tuple[str, ...] = ()
-    """Of `WALLS`, those that need not stand; for machines that are a sandbox themselves."""
+    """Walls from `WALLS` that may be missing, for machines that are isolated themselves."""
 
     def __post_init__(self) -> None:
-        """Check that each is of use."""
         for name in ('seconds', 'cpu_seconds', 'memory_bytes', 'output_bytes'):
             if not getattr(self, name) > 0:
                 raise InvalidRewardInput(name, f'must be above 0, got {getattr(self, name)}')
             if name != 'seconds' and type(getattr(self, name)) is not int:
-                raise InvalidRewardInput(name, f'must be a whole number, got {getattr(self, name)!r}')
+                raise InvalidRewardInput(name, f'must be an integer, got {getattr(self, name)!r}')
         if unknown := set(self.without_walls) - set(WALLS):
-            raise InvalidRewardInput('without_walls', f'has {sorted(unknown)}; walls are {WALLS}')
+            problem = f'contains unknown walls {sorted(unknown)}; known walls are {WALLS}'
+            raise InvalidRewardInput('without_walls', problem)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramResult:
-    """How a program ended."""
+    """The result of one run of a program."""
 
     outcome: Literal['exited', 'timed_out', 'wrote_too_much']
     exit_code: int
-    """0 where it came to its end; below 0 the signal that ended it."""
+    """Exit code. A negative value is the number of the signal that ended the program."""
     stdout: str
     stderr: str
 
 
 def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = None) -> ProgramResult:
-    """Run a Python program in a process of its own and return what it wrote.
+    """Run a Python program in a sandboxed process and return its output.
 
-    It has a session and an empty temporary folder of its own, none of this process's environment or open files, and
-    bounds on time, processor, memory and output. Behind its walls it starts no process and no thread, opens no
-    connection, changes no file, and reads none but Python's own. Its session is ended with it.
+    The process has a separate session and an empty temporary folder, does not inherit the environment or open files,
+    and has limits on time, CPU, memory and output. With all walls, it cannot start processes or threads, open
+    connections, modify files, or read files other than Python's. All processes of its session are stopped at the end.
 
-    What this does not keep apart: programs share the kernel, the processors and the clock with everybody; they see
-    installed packages, the machine's name, how busy it is, and whether a path that they guess exists. A hole in the
-    kernel is a hole in the walls. To run what somebody hostile wrote, rather than a model in training, use a virtual
-    machine.
+    Not isolated: programs share the kernel, the CPUs and the clock with other processes. They can see the installed
+    packages, the host name, the load of the machine, and whether a guessed path exists. A kernel vulnerability breaks
+    the sandbox. To run code of an attacker, rather than of a model in training, use a virtual machine.
 
     Raises:
-        SandboxUnavailable: this machine lacks a wall that `limits` does not do without; nothing was run.
-        ProgramNotStarted: the interpreter ended before it put up its walls, for want of memory for example.
+        SandboxUnavailable: this machine does not support a wall that `limits` requires; nothing was run.
+        ProgramNotStarted: the interpreter ended before the sandbox was set up, for example because memory ran out.
     """
     limits = limits or SandboxLimits()
     with tempfile.TemporaryDirectory(prefix='twinkle-program-') as folder:
@@ -94,7 +93,7 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
 def _start(folder: str, stdin: int, report: int, limits: SandboxLimits) -> subprocess.Popen[bytes]:
     bounds = [str(limits.memory_bytes), str(limits.cpu_seconds), ','.join(limits.without_walls), str(report)]
     paths = [str(_ENCLOSED / 'run_program.py'), str(_ENCLOSED / 'walls.py'), folder]
-    # Not -I, which would not look at PYTHONHASHSEED; all other variables are ours too.
+    # -I would ignore PYTHONHASHSEED. It is not needed, because the environment is replaced completely.
     return subprocess.Popen(
         [sys.executable, '-s', '-P', '-B', *paths, *bounds],
         stdin=stdin,
@@ -108,13 +107,13 @@ def _start(folder: str, stdin: int, report: int, limits: SandboxLimits) -> subpr
 
 
 def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramResult:
-    """Read what a program writes until it ends or is ended; it may have ended before."""
+    """Read the output of a program until it ends or exceeds a limit, and stop it. It may already have ended."""
     deadline = time.monotonic() + limits.seconds
     written = {'stdout': bytearray(), 'stderr': bytearray()}
     try:
         outcome = _read_until(process, written, deadline, limits.output_bytes)
     finally:
-        # Without the wall around processes it may have started some; they are of its group.
+        # Without the processes wall it may have started children, which are in its process group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
@@ -126,10 +125,10 @@ def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> ProgramRes
 def _read_until(
     process: subprocess.Popen[bytes], written: dict[str, bytearray], deadline: float, output_bytes: int
 ) -> Literal['exited', 'timed_out', 'wrote_too_much']:
-    """Read both pipes to their end, or to a bound."""
+    """Read both pipes to their end or to a limit, and return how the program ended."""
     with selectors.DefaultSelector() as selector:
         for name, pipe in (('stdout', process.stdout), ('stderr', process.stderr)):
-            assert pipe is not None  # noqa: S101  both were asked for
+            assert pipe is not None  # noqa: S101  both are set by PIPE
             selector.register(pipe, selectors.EVENT_READ, name)
         while selector.get_map():
             ready = selector.select(max(0.0, deadline - time.monotonic()))
@@ -151,11 +150,11 @@ def _read_until(
 
 def _check_walls(report: bytes, result: ProgramResult, limits: SandboxLimits) -> None:
     if not report:
-        # What was ended before it could report had no time to start the program either.
+        # A process that was stopped before its report had not started the program.
         if result.outcome == 'exited':
             raise ProgramNotStarted(result.exit_code, result.stderr)
         return
-    standing = json.loads(report)
-    missing = tuple(wall for wall in WALLS if wall not in standing and wall not in limits.without_walls)
+    active = json.loads(report)
+    missing = tuple(wall for wall in WALLS if wall not in active and wall not in limits.without_walls)
     if missing:
         raise SandboxUnavailable(missing)

@@ -1,6 +1,6 @@
-"""What runs in processes of its own behind walls: each file is a program that knows the standard library alone.
+"""Programs that run in sandboxed processes and import only the standard library.
 
-They are started by path, so that nothing of this library is loaded where a model's text is worked on.
+They are started by path, so that the sandboxed process does not import this library.
 """
 
 __all__: list[str] = []

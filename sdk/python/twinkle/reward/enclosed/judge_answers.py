@@ -1,8 +1,9 @@
-"""Tells whether two mathematical answers are the same: `judge_answers.py <walls> <memory bytes> <seconds>`.
+"""Compares mathematical answers: `judge_answers.py <walls> <memory bytes> <seconds>`.
 
-Reads lines of JSON `{"truth": ..., "answer": ...}` and answers each with a line, `true` or `false`, after a first line
-`{"walls": [...]}` that says it is ready and which walls stand. An answer that takes longer than the time ends the
-process, by a signal that nobody handles: a handler of Python's would wait until the one huge multiplication is done.
+Writes a line `{"walls": [...]}` with the active walls when it is ready. Then it reads JSON lines
+`{"truth": ..., "answer": ...}` and answers each with a line `true` or `false`. A comparison that exceeds the time
+limit ends the process by an unhandled signal, because a Python signal handler would wait until a long multiplication
+ends.
 """
 
 import json
@@ -15,20 +16,20 @@ _SECONDS_TO_LOAD = 120.0
 
 
 def main() -> None:
-    """Answer until there are no more questions."""
+    """Answer questions until the end of standard input."""
     walls_path, memory_bytes, seconds = sys.argv[1:]
     signal.setitimer(signal.ITIMER_REAL, _SECONDS_TO_LOAD)
-    import math_verify  # noqa: PLC0415  its loading is bounded too
+    import math_verify  # noqa: PLC0415  the time limit covers the import
 
     parse, verify = cast('Any', math_verify.parse), cast('Any', math_verify.verify)
     parse('$\\frac{1}{2}$', parsing_timeout=None)
-    standing = runpy.run_path(walls_path)['enclose']([], memory_bytes=int(memory_bytes), cpu_seconds=0)
+    active = runpy.run_path(walls_path)['enclose']([], memory_bytes=int(memory_bytes), cpu_seconds=0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    _answer({'walls': standing})
+    _answer({'walls': active})
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
         question = json.loads(line)
-        # math-verify takes what it cannot read for wrong; anything else ends the process, which means the same.
+        # math-verify treats unreadable answers as wrong. Any error ends the process, which also means wrong.
         is_same = _is_same(parse, verify, question['truth'], question['answer'])
         signal.setitimer(signal.ITIMER_REAL, 0)
         _answer(is_same)
@@ -39,7 +40,7 @@ def _is_same(parse: Any, verify: Any, truth: str, answer: str) -> bool:
 
 
 def _answer(value: object) -> None:
-    print(json.dumps(value), flush=True)  # noqa: T201  its one way to speak
+    print(json.dumps(value), flush=True)  # noqa: T201  standard output is the interface
 
 
 if __name__ == '__main__':

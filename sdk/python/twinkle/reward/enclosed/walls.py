@@ -1,7 +1,7 @@
-"""Walls that a process puts up around itself and cannot take down again: system calls, files, and limits.
+"""Walls: irrevocable restrictions that a process sets for itself on system calls, files and resources.
 
-Linux on x86-64 has all of them (seccomp filters, and Landlock since 5.13), for any user and without a container.
-Elsewhere some are missing, and `enclose` says which stand.
+Linux 5.13 or later on x86-64 supports all of them for any user, without a container, by means of seccomp filters and
+Landlock. Other systems support some, and `enclose` returns the active ones.
 """
 
 import ctypes
@@ -17,33 +17,33 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_VERSION, _RULE_PATH_BENEATH = 1, 1
 _READ_FILE_AND_FOLDER = 1 << 2 | 1 << 3
 _ALL_FILE_RIGHTS = (1 << 13) - 1
-"""Of Landlock's first version: run, read, write, list, remove and make anything."""
+"""All rights of Landlock's first version: execute, read, write, list, remove and create."""
 _TRUNCATE, _KNOWS_TRUNCATE = 1 << 14, 3
-"""The right to empty files, and the version of Landlock from which on it is one."""
+"""The right to truncate files, and the first version of Landlock that has it."""
 _ALLOWED_CALLS = (
     *(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 23, 24, 25, 28, 32, 33, 35, 37, 38, 39, 60),
     *(63, 79, 80, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 131, 158, 186, 201, 202, 204, 217, 218, 228, 229),
     *(230, 231, 262, 267, 269, 270, 271, 273, 318, 332, 334, 439),
 )
-"""Numbers on x86-64 of what an interpreter needs to read, compute and write to open files. What would start a process
-or thread, open a connection, signal or look into others, change a file's name, owner or mode, or raise a limit is not
-among them."""
+"""Numbers of the allowed system calls on x86-64: the calls that an interpreter needs to read files, compute and write
+to open files. Calls that start processes or threads, open connections, signal or inspect other processes, change a
+file's name, owner or mode, or raise limits are not included."""
 _ALLOWED_COMMANDS = {72: (0, 1, 2, 3, 4, 1030), 16: (0x5401, 0x5413, 0x5450, 0x5451)}
-"""Of `fcntl`: flags and copies of descriptors, but not who is signalled when a pipe has news. Of `ioctl`: whether this
-is a terminal and how wide, and whether a descriptor survives `exec`."""
+"""Allowed commands of `fcntl` (flags and copies of descriptors, but not signals on I/O) and of `ioctl` (terminal
+queries and the close-on-exec flag), by system call number."""
 _OPENING_CALLS = {2: 24, 257: 32}
-"""`open` and `openat`, and where the filter finds their flags."""
+"""Numbers of `open` and `openat`, with the offset of their flags in the filter's input."""
 _CHANGING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-"""What makes opening a file more than reading it; `O_TRUNC` empties one that is opened for reading too."""
+"""Flags that modify files. `O_TRUNC` truncates a file even if it is opened for reading."""
 
 
 def enclose(readable: list[str], *, memory_bytes: int, cpu_seconds: int) -> list[str]:
-    """Put up every wall there is, and return those that stand, of `memory`, `processes`, `network` and `files`.
+    """Set up all supported walls and return the active ones: 'memory', 'processes', 'network' and 'files'.
 
     Args:
-        readable: folders and files that may be read beside Python's own.
-        memory_bytes: of address space.
-        cpu_seconds: after which the kernel ends the process; 0: no bound.
+        readable: folders and files that may be read, in addition to Python's.
+        memory_bytes: limit of the address space.
+        cpu_seconds: CPU time after which the kernel ends the process; 0: no limit.
     """
     walls = _set_limits(memory_bytes, cpu_seconds)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -53,7 +53,7 @@ def enclose(readable: list[str], *, memory_bytes: int, cpu_seconds: int) -> list
     has_file_walls = _restrict_files(libc, readable)
     if not _restrict_calls(libc):
         return walls
-    # Without the filter a mode or an owner could still be changed, so Landlock alone does not count.
+    # Landlock is not sufficient for the files wall: without the filter, modes and owners could be changed.
     return ['memory', 'processes', 'network', *(['files'] if has_file_walls else [])]
 
 
@@ -64,7 +64,7 @@ def _set_limits(memory_bytes: int, cpu_seconds: int) -> list[str]:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     if cpu_seconds:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    # The kernel holds the superuser to no number of processes.
+    # The kernel does not limit the number of processes of the superuser.
     walls = ['processes'] if os.getuid() else []
     try:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -74,28 +74,28 @@ def _set_limits(memory_bytes: int, cpu_seconds: int) -> list[str]:
 
 
 def _restrict_files(libc: ctypes.CDLL, readable: list[str]) -> bool:
-    """Allow reading of some places, and nothing else with any file; return whether that holds."""
+    """Allow only reading, and only of some paths; return whether this succeeded."""
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
     if version < 1:
         return False
     attributes = struct.pack('=Q', _ALL_FILE_RIGHTS | (_TRUNCATE if version >= _KNOWS_TRUNCATE else 0))
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    own = [sys.prefix, sys.base_prefix, '/usr/lib', '/lib', '/lib64', '/usr/share/zoneinfo', '/etc/ld.so.cache']
-    for path in [*own, '/dev/null', '/dev/urandom', *readable]:
+    python = [sys.prefix, sys.base_prefix, '/usr/lib', '/lib', '/lib64', '/usr/share/zoneinfo', '/etc/ld.so.cache']
+    for path in [*python, '/dev/null', '/dev/urandom', *readable]:
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             continue
         rights = _READ_FILE_AND_FOLDER if os.path.isdir(path) else 1 << 2  # noqa: PTH112  pathlib takes time to load
-        libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack('=Qi', rights, place), 0)
-        os.close(place)
+        libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack('=Qi', rights, descriptor), 0)
+        os.close(descriptor)
     is_restricted = ruleset >= 0 and libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
     os.close(ruleset)
     return is_restricted
 
 
 def _restrict_calls(libc: ctypes.CDLL) -> bool:
-    """Refuse every system call that is not on the list with EPERM; return whether that holds."""
+    """Refuse all system calls that are not allowed with EPERM; return whether this succeeded."""
     program = _filter()
     code = ctypes.create_string_buffer(b''.join(struct.pack('=HBBI', *step) for step in program))
     header = struct.pack('@HP', len(program), ctypes.addressof(code))
@@ -103,20 +103,20 @@ def _restrict_calls(libc: ctypes.CDLL) -> bool:
 
 
 def _filter() -> list[tuple[int, int, int, int]]:
-    """Return the steps of the filter: code, steps to jump over where it holds and where not, and its number."""
+    """Return the filter's instructions: code, number of steps to skip if true and if false, and operand."""
     load, equal, has_bits, answer = 0x20, 0x15, 0x45, 0x06
     kill, refuse, allow = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
     tests = [(equal, number) for number in _ALLOWED_CALLS]
-    # Each of these calls goes to a block of its own, which loads one of the call's arguments: commands the second.
+    # Calls with conditions jump to a separate block, which loads one argument: for commands, the second.
     blocks = {
         **{call: [(load, 24), *((equal, known) for known in few)] for call, few in _ALLOWED_COMMANDS.items()},
-        **{call: [(load, place), (has_bits, _CHANGING_FLAGS)] for call, place in _OPENING_CALLS.items()},
+        **{call: [(load, offset), (has_bits, _CHANGING_FLAGS)] for call, offset in _OPENING_CALLS.items()},
     }
     inner = [step for block in blocks.values() for step in (*block, (answer, refuse))]
     body = [*tests, (answer, refuse), *inner, (answer, allow)]
     steps: list[tuple[int, int, int, int]] = []
     for index, (code, number) in enumerate(body):
-        # To the last step, which allows: where equal, or where none of the bits is set.
+        # Jump to the last step, which allows the call, if equal or if all of the bits are unset.
         to_end = len(body) - 2 - index
         steps.append((code, to_end if code == equal else 0, to_end if code == has_bits else 0, number))
     begin = len(tests) + 1
