@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -26,7 +25,6 @@ from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas
 from services.gateway.fleet.servicer import FleetServicer
 from services.gateway.forwarding.endpoints import make_endpoints
 from services.gateway.forwarding.fleet_facts import GrpcFleetFacts
-from services.gateway.forwarding.memory import memory_gates
 from services.gateway.forwarding.server_info import MergedServerInfoServicer, UpstreamFacts
 from services.gateway.forwarding.upstream_facts import GrpcUpstreamFacts
 from services.gateway.forwarding.wiring import ModelServices, kind_of, model_services
@@ -34,13 +32,14 @@ from services.gateway.futures.grpc_trainer import GrpcTrainer
 from services.gateway.futures.limits import LimitedTrainer
 from services.gateway.futures.verbs import FutureVerbs
 from services.gateway.futures.wiring import OpenFutures, Sampling, open_futures
-from services.gateway.http.assembly import make_http_server
-from services.gateway.http.server import HttpOptions, HttpServer
+from services.gateway.http.open import open_http
+from services.gateway.http.server import HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.servicer import KeyServicer
 from services.gateway.keys.sql import SqlProjectStore
-from services.gateway.openai.fleet_samplers import FleetSamplers
+from services.gateway.openai.open import open_openai
+from services.gateway.openai.samplers import FleetSamplers
 from services.gateway.quotas.wiring import (
     ModelQuotas,
     OpenQuotas,
@@ -250,26 +249,16 @@ def _http_server(
 ) -> HttpServer | None:
     if not config.http_listen:
         return None
-    options = HttpOptions(
-        listen=config.http_listen,
-        drain=timedelta(seconds=config.drain_seconds),
-        body_bytes=config.http_body_bytes,
-        memory=memory_gates(config.memory),
-        connections=config.http_connections,
-        certificate=config.listeners()[0].tls,
-    )
     samplers = FleetSamplers(
         upstreams.limited_sampling, upstreams.membership, describe=upstreams.sampler_facts.describe
     )
-    return make_http_server(
-        options,
+    return open_http(
+        config,
         authenticator=KeyAuthenticator(accounts.verifier),
-        samplers=samplers,
-        runs=SqlRunStore(database),
-        clock=clock,
-        routers=[
-            tinker_router(config, database, needs, clock=clock),
-            catalogue_router(
+        routes=[
+            *open_openai(config, samplers, SqlRunStore(database), clock=clock),
+            *tinker_router(config, database, needs, clock=clock),
+            *catalogue_router(
                 config,
                 database,
                 upstreams.quotas.checkpoints(config, upstreams.forwarding.get('checkpoint')),

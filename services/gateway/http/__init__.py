@@ -1,3 +1,3 @@
-"""The HTTP listener: connections, bodies, guards and calls, shared by the OpenAI and Tinker APIs."""
+"""HTTP listener: connections, bodies, routes and error handling, shared by the OpenAI and Tinker APIs."""
 
 __all__: list[str] = []

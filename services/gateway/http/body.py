@@ -1,4 +1,4 @@
-"""Reads JSON that a stranger sent: bounded in size and time, and with one meaning only."""
+"""Reading of request bodies and strict JSON parsing, bounded in size and time."""
 
 import asyncio
 import json
@@ -7,30 +7,29 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from services.gateway.http.call import HttpCall
-from services.gateway.http.memory import json_work_bytes
+from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes
 from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, MessageTooLarge
 
-_AT_ONCE_BYTES = 1 << 14
-"""Longer bodies are read beside the event loop: of tokens, 64 KiB take about 5 ms."""
+INLINE_BYTES = 1 << 14
+"""Longer bodies are parsed in a worker thread: 64 KiB of tokens take about 5 ms."""
 _DISCARDED_BYTES = 8 << 20
-"""Of a body for which there is no room: batches of the SDKs have less. Longer ones are cut off."""
+"""Most bytes read and discarded of a body that found no memory; the connection of a longer one is closed."""
 
 Made = TypeVar('Made')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast a body has to come: whoever sends slower holds memory that others wait for."""
+    """Minimum speed of a body, as a slow sender occupies memory that other calls wait for."""
 
     seconds: float = 60.0
-    """How long it may take."""
+    """Most seconds for the body."""
     grace_seconds: float = 10.0
     slowest_bytes: int = 1 << 14
-    """A second, after the grace."""
+    """Bytes per second required after the grace period."""
 
     def allowed_seconds(self, size_bytes: int) -> float:
-        """Return how long it may take until more than `size_bytes` have come."""
+        """Return the seconds within which more than `size_bytes` must have arrived."""
         return min(self.seconds, self.grace_seconds + size_bytes / self.slowest_bytes)
 
 
@@ -38,66 +37,66 @@ PACE = Pace()
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody is left to be answered."""
+    """The client closed the connection."""
 
 
 async def read_json(
     call: HttpCall, make: Callable[[dict[str, Any]], Made], *, limit_bytes: int, pace: Pace = PACE
 ) -> Made:
-    """Return what `make` makes of the object that is the body of the call; long ones are made beside the event loop.
+    """Apply `make` to the JSON object in the body; long bodies are parsed in a worker thread.
 
     Raises:
-        MessageTooLarge: it is longer than `limit_bytes`; of what is too long at most as much is read.
-        DeadlinePassed: it did not arrive in time.
-        InvalidField: it is no JSON object, one that readers may differ about, or one that `make` refuses.
-        ClientGone: the client left meanwhile.
+        MessageTooLarge: The body is longer than `limit_bytes`.
+        DeadlinePassed: The body did not arrive in time.
+        InvalidField: The body is not an unambiguous JSON object, or `make` refuses it.
+        ClientGone: The client closed the connection.
     """
-    kind = call.headers.get('content-type', 'application/json').partition(';')[0].strip().lower()
-    if kind != 'application/json':
-        raise InvalidField('content-type', 'must be application/json')
+    kind = call.headers.get('content-type', JSON_TYPE).partition(';')[0].strip().lower()
+    if kind != JSON_TYPE:
+        raise InvalidField('content-type', f'must be {JSON_TYPE}')
     if call.headers.get('content-encoding', 'identity').lower() != 'identity':
-        raise InvalidField('content-encoding', 'must be absent; bodies are read as they are')
+        raise InvalidField('content-encoding', 'must be absent; compressed bodies are not supported here')
     data = await read_bytes(call, limit_bytes=limit_bytes, pace=pace)
-    await call.take_work(json_work_bytes(data))
+    await call.reserve_work(json_work_bytes(data))
     try:
-        if len(data) > _AT_ONCE_BYTES:
+        if len(data) > INLINE_BYTES:
             return await asyncio.to_thread(lambda: make(parse_object(data)))
         return make(parse_object(data))
     finally:
-        call.drop_work()
+        call.release_work()
 
 
 async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> bytes:
-    """Return the body of the call as it came.
+    """Return the body unchanged.
 
     Raises:
-        MessageTooLarge: it is longer than `limit_bytes`; of what is too long at most twice as much is read.
-        BytesFull: its tenant, or all, have too much under way.
-        DeadlinePassed: it did not arrive in time.
-        ClientGone: the client left meanwhile.
+        MessageTooLarge: The body is longer than `limit_bytes`; at most twice that much is read.
+        BytesFull: The tenant, or all tenants together, have too many bytes in progress.
+        DeadlinePassed: The body did not arrive in time.
+        ClientGone: The client closed the connection.
     """
     declared = int(call.headers.get('content-length', '0'))
     if declared > 2 * limit_bytes:
         raise MessageTooLarge(size_bytes=declared, limit_bytes=limit_bytes)
-    # What is refused is read to its end all the same, and kept nowhere, unless it is long: many clients read no
-    # answer before they have sent all.
-    refusal = await _refusal_of(call, declared) if declared <= limit_bytes else None
+    # Many clients read no response before they have sent the complete body, so a refused body is read to its end and
+    # discarded unless it is long.
+    refusal = await _reserve(call, declared) if declared <= limit_bytes else None
     if refusal is not None and declared > _DISCARDED_BYTES:
         raise refusal
     chunks: list[bytes] = []
     size = 0
-    async for piece in arriving(call, pace):
+    async for chunk in arriving(call, pace):
         if refusal is not None and size > _DISCARDED_BYTES:
             raise refusal
-        size += len(piece)
+        size += len(chunk)
         if size > 2 * limit_bytes:
             raise MessageTooLarge(size_bytes=max(size, declared), limit_bytes=limit_bytes)
         if refusal is None and declared < size <= limit_bytes:
-            refusal = await _refusal_of(call, len(piece))
+            refusal = await _reserve(call, len(chunk))
         if refusal is not None or size > limit_bytes:
             chunks.clear()
         else:
-            chunks.append(piece)
+            chunks.append(chunk)
     call.body_done.set()
     if size > limit_bytes:
         raise MessageTooLarge(size_bytes=max(size, declared), limit_bytes=limit_bytes)
@@ -106,24 +105,24 @@ async def read_bytes(call: HttpCall, *, limit_bytes: int, pace: Pace = PACE) -> 
     return b''.join(chunks)
 
 
-async def _refusal_of(call: HttpCall, size_bytes: int) -> BytesFull | None:
-    """Take room for some bytes; return why there is none."""
+async def _reserve(call: HttpCall, size_bytes: int) -> BytesFull | None:
+    """Reserve memory for body bytes; return the error when it is not available."""
     try:
-        await call.take_body(size_bytes)
+        await call.reserve_body(size_bytes)
     except BytesFull as error:
-        call.drop_body()
+        call.release_body()
         return error
     return None
 
 
 async def arriving(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]:
-    """Yield the body as it comes; whoever reads it has to bound it.
+    """Yield the body as it arrives; the reader must bound its size.
 
-    Time counts while it is waited for, and not while it is worked on.
+    Only the time spent waiting for the client counts, not the time between two reads.
 
     Raises:
-        DeadlinePassed: it comes too slowly.
-        ClientGone: the client left meanwhile.
+        DeadlinePassed: The body arrives too slowly.
+        ClientGone: The client closed the connection.
     """
     size, spent, has_more = 0, 0.0, True
     clock = asyncio.get_running_loop().time
@@ -137,18 +136,18 @@ async def arriving(call: HttpCall, pace: Pace = PACE) -> AsyncIterator[bytes]:
         spent += clock() - begin
         if message['type'] == 'http.disconnect':
             raise ClientGone()
-        piece: bytes = message.get('body', b'')
-        size += len(piece)
+        chunk: bytes = message.get('body', b'')
+        size += len(chunk)
         has_more = message.get('more_body', False)
-        yield piece
+        yield chunk
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Return a JSON object of bytes.
+    """Parse a JSON object strictly.
 
     Raises:
-        InvalidField: it is not UTF-8 or no JSON object, a name comes twice, a number is not finite, a character
-            is half of one, or it is nested too deep.
+        InvalidField: The bytes are not UTF-8 or not a JSON object, a name occurs twice, a number is not finite, a
+            surrogate is unpaired, or the nesting is too deep.
     """
     try:
         text = data.decode()
@@ -156,10 +155,10 @@ def parse_object(data: bytes) -> dict[str, Any]:
             text, object_pairs_hook=_unique_names, parse_constant=_no_constant, parse_float=_finite_number
         )
         if '\\u' in text:
-            # Escapes can spell halves of characters, which no text may hold.
+            # Escapes can spell unpaired surrogates, which cannot be encoded.
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeError as error:
-        raise InvalidField('body', 'must be UTF-8, with whole characters only') from error
+        raise InvalidField('body', 'must be UTF-8 without unpaired surrogates') from error
     except RecursionError as error:
         raise InvalidField('body', 'is nested too deep') from error
     except ValueError as error:
@@ -173,14 +172,14 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            # Half a character, which only escapes can spell, could not be told.
+            # An unpaired surrogate in the name could not be encoded in the error response.
             raise InvalidField(name[:100].encode(errors='replace').decode(), 'is given twice')
         values[name] = value
     return values
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise InvalidField('body', f'{name} is no JSON number')
+    raise InvalidField('body', f'{name} is not a JSON number')
 
 
 def _finite_number(text: str) -> float:

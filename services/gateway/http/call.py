@@ -1,4 +1,4 @@
-"""One HTTP call being served, the routes that serve it, and the answers it may get."""
+"""HTTP calls in progress, the routes that serve them, and their responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.gateway.http.memory import CallMemory
+from services.kit.byte_gate import ByteGate, Hold
 from services.kit.caller import Caller
 from services.kit.errors import DomainError
 
@@ -17,159 +17,196 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 JSON_TYPE = 'application/json'
-_PIECE_BYTES = 1 << 18
-"""Of an answer that are on their way at a time: the next ones wait until the client has read."""
 EVENT_TYPE = 'text/event-stream; charset=utf-8'
+_CHUNK_BYTES = 1 << 18
+"""Most bytes of a response handed to the transport at a time; the next chunk waits until the client has read."""
+_WAIT_SECONDS = 5.0
 
 
-class Dialect(Protocol):
-    """How an API tells errors."""
+@dataclass(frozen=True, kw_only=True)
+class MemoryGates:
+    """Memory budgets that calls reserve from."""
+
+    bodies: ByteGate
+    """Bytes of bodies, from their announcement until the call is answered, and of large responses."""
+    work: ByteGate
+    """Estimated bytes of the values that bodies are parsed into."""
+
+
+def default_gates() -> MemoryGates:
+    """Return gates sized for a small machine."""
+    return MemoryGates(
+        bodies=ByteGate(tenant_bytes=256 << 20, total_bytes=1 << 30, wait_seconds=_WAIT_SECONDS),
+        work=ByteGate(tenant_bytes=512 << 20, total_bytes=1 << 30, wait_seconds=_WAIT_SECONDS),
+    )
+
+
+class CallMemory:
+    """Memory reserved by one call."""
+
+    def __init__(self, gates: MemoryGates, tenant_id: str) -> None:
+        self.body: Hold = gates.bodies.hold(tenant_id)
+        self.work: Hold = gates.work.hold(tenant_id)
+
+    def release(self) -> None:
+        """Release everything that the call reserved."""
+        self.work.release()
+        self.body.release()
+
+
+def json_work_bytes(data: bytes) -> int:
+    """Estimate the memory of a parsed JSON document; containers cost more than scalars."""
+    return 4 * len(data) + 64 * (data.count(b',') + data.count(b'[')) + 256 * data.count(b'{')
+
+
+def message_work_bytes(data: bytes) -> int:
+    """Estimate the most memory a parsed protobuf message takes: an element may be encoded in two bytes."""
+    return 40 * len(data)
+
+
+class ErrorFormat(Protocol):
+    """Error responses of one API."""
 
     def status_of(self, error: DomainError) -> int:
         """Return the HTTP status."""
         ...
 
     def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
-        """Return what is told."""
+        """Return the JSON body."""
         ...
 
 
-class Answer(Protocol):
-    """What a call is answered with."""
+class Response(Protocol):
+    """Response to a call."""
 
     async def write(self, call: HttpCall) -> None:
-        """Write all of it to the client."""
+        """Write head and body to the client."""
         ...
-
-
-def as_sent(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers: credentials are where every service looks for them."""
-    return headers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A path and what serves it."""
+    """A path and its handler."""
 
     path: str
-    """As Starlette writes it."""
+    """Starlette path pattern."""
     http_method: str
     name: str
-    """For logs, metrics and traces: 'openai.chat.completions'."""
+    """Name in logs, metrics and traces, such as `openai.chat.completions`."""
     method: str
-    """Method of the contract, with leading slash, whose rules of access hold."""
-    serve: Callable[[HttpCall], Awaitable[Answer]]
-    dialect: Dialect
-    credentials: Callable[[Mapping[str, str]], Mapping[str, str]] = as_sent
-    """Makes of a call's headers what the authenticator reads, where an API has its keys elsewhere."""
+    """RPC method, with leading slash, whose access rules apply."""
+    serve: Callable[[HttpCall], Awaitable[Response]]
+    errors: ErrorFormat
+    credentials: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+    """Maps a call's headers to those that the authenticator reads."""
     identify: Callable[[HttpCall], Caller] | None = None
-    """Tells who calls by the URL alone, or raises; None: the authenticator does, by the headers."""
+    """Derives the caller from the URL alone, or raises; None authenticates by the headers."""
 
 
 @dataclass(eq=False)
 class HttpCall:
-    """Facts about a call, and its ends of the connection."""
+    """State of one call and both ends of its connection."""
 
     route: Route
     scope: Mapping[str, Any]
     receive: Receive
     send: Send
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Headers; names are in lower case."""
     request_id: str
     caller: Caller | None = None
     memory: CallMemory | None = None
-    """What it takes of its tenant's memory; None before it is known whose it is."""
+    """Reserved memory; None until the caller is known."""
     status: int = 0
-    """What the client was told; 0 before anything."""
+    """HTTP status sent to the client; 0 before the head is written."""
     is_streaming: bool = False
-    """Whether events are being written: an error becomes the last of them."""
+    """Whether events are being written; an error then becomes the last event."""
     body_done: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once nobody reads the body any more."""
+    """Set once the request body will not be read any further."""
     ending: DomainError | None = None
-    """Why the server ended it."""
+    """Why the server ended the call early."""
     outcome: str = 'OK'
-    """Reason it failed for, or 'OK'."""
+    """Reason of the failure, or 'OK'."""
 
     @property
     def path_values(self) -> Mapping[str, str]:
-        """What the path's places were filled with."""
+        """Values of the path parameters."""
         return self.scope.get('path_params', {})
 
     async def begin(self, status: int, content_type: str, headers: Mapping[str, str] | None = None) -> None:
-        """Write the head of the answer."""
+        """Write the head of the response."""
         self.status = status
-        own = {'content-type': content_type, 'x-request-id': self.request_id, **(headers or {})}
+        merged = {'content-type': content_type, 'x-request-id': self.request_id, **(headers or {})}
         if not self.body_done.is_set():
-            # What was not read of the body would be taken for the next request.
-            own['connection'] = 'close'
-        pairs = [(name.encode(), value.encode('latin-1', 'replace')) for name, value in own.items()]
+            # The unread rest of the body would be parsed as the next request.
+            merged['connection'] = 'close'
+        pairs = [(name.encode(), value.encode('latin-1', 'replace')) for name, value in merged.items()]
         await self.send({'type': 'http.response.start', 'status': status, 'headers': pairs})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:
-        """Write a piece of the answer's body; waits while the client does not read."""
-        for begin in range(0, len(data) - _PIECE_BYTES, _PIECE_BYTES):
-            piece = data[begin : begin + _PIECE_BYTES]
-            await self.send({'type': 'http.response.body', 'body': piece, 'more_body': True})
-        rest = (len(data) - 1) // _PIECE_BYTES * _PIECE_BYTES if data else 0
+        """Write a part of the response body; wait while the client does not read."""
+        for begin in range(0, len(data) - _CHUNK_BYTES, _CHUNK_BYTES):
+            chunk = data[begin : begin + _CHUNK_BYTES]
+            await self.send({'type': 'http.response.body', 'body': chunk, 'more_body': True})
+        rest = (len(data) - 1) // _CHUNK_BYTES * _CHUNK_BYTES if data else 0
         await self.send({'type': 'http.response.body', 'body': data[rest:], 'more_body': not is_last})
 
-    async def take_body(self, size_bytes: int) -> None:
-        """Count bytes of the body, or of its answer, until the call ends.
+    async def reserve_body(self, size_bytes: int) -> None:
+        """Reserve memory for the body, or for a large response, until the call ends.
 
         Raises:
-            BytesFull: there is no room for them.
+            BytesFull: The memory did not become free in time.
         """
         if self.memory is not None:
             await self.memory.body.grow(size_bytes)
 
-    def drop_body(self) -> None:
-        """Say that the body is needed no more."""
+    def release_body(self) -> None:
+        """Release the memory of the body."""
         if self.memory is not None:
             self.memory.body.shrink_to(0)
 
-    async def take_work(self, size_bytes: int) -> None:
-        """Count memory for values that are made of the body, until the call ends or they are dropped.
+    async def reserve_work(self, size_bytes: int) -> None:
+        """Reserve memory for parsed values, until the call ends or they are released.
 
         Raises:
-            BytesFull: there is no room for them.
+            BytesFull: The memory did not become free in time.
         """
         if self.memory is not None:
             await self.memory.work.grow(size_bytes)
 
-    def drop_work(self) -> None:
-        """Say that the values made of the body are needed no more."""
+    def release_work(self) -> None:
+        """Release the memory of parsed values."""
         if self.memory is not None:
             self.memory.work.shrink_to(0)
 
 
 @dataclass(frozen=True)
-class JsonAnswer:
-    """A JSON document."""
+class JsonResponse:
+    """JSON document."""
 
     body: Mapping[str, Any]
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     async def write(self, call: HttpCall) -> None:
-        """Write all of it."""
+        """Write head and body to the client."""
         data = json_bytes(self.body)
         await call.begin(self.status, JSON_TYPE, {'content-length': str(len(data)), **self.headers})
         await call.write(data, is_last=True)
 
 
 @dataclass(frozen=True)
-class EventAnswer:
+class EventResponse:
     """Server-sent events, each a JSON document.
 
-    The head is written with the first event, so that what is refused before it has a status of its own.
+    The head is written with the first event, so that an error before it has its own status.
     """
 
     events: AsyncGenerator[Mapping[str, Any], None]
     end: bytes = b'data: [DONE]\n\n'
 
     async def write(self, call: HttpCall) -> None:
-        """Write events as they come; the next one is made when this one is on its way."""
+        """Write events as they arrive; the next event is requested once this one is sent."""
         async with aclosing(self.events) as events:
             async for event in events:
                 if not call.is_streaming:
@@ -185,7 +222,7 @@ _LINE_ENDS = {ord(end): f'\\u{ord(end):04x}' for end in '\u0085\u2028\u2029'}
 
 
 def event_bytes(event: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event. What some readers take for the end of a line is escaped."""
+    """Encode one server-sent event; characters that some readers treat as line ends are escaped."""
     text = _json_text(event)
     if not text.isascii():
         text = text.translate(_LINE_ENDS)
@@ -193,7 +230,7 @@ def event_bytes(event: Mapping[str, Any]) -> bytes:
 
 
 def json_bytes(body: Mapping[str, Any]) -> bytes:
-    """Return a JSON document, the shortest way; only finite numbers may be in it."""
+    """Encode a compact JSON document; numbers must be finite."""
     return _json_text(body).encode()
 
 

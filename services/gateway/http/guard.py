@@ -1,6 +1,6 @@
-"""What every HTTP call goes through: a request id, a span, a log line, credentials, a fair share, an end.
+"""Steps around every HTTP call: request id, span, log line, authentication, fair share, error response.
 
-The order is that of the RPC layers: what the inner steps refuse is told, logged, counted and traced by the outer.
+The order is that of the RPC interceptors, so a refusal by an inner step is logged, counted, traced and answered.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ from prometheus_client import Counter as CallCounter
 from starlette.requests import Request
 
 from services.gateway.http.body import ClientGone
-from services.gateway.http.call import HttpCall, JsonAnswer, Receive, Route, Send, event_bytes
-from services.gateway.http.memory import CallMemory, MemoryGates, usual_gates
+from services.gateway.http.call import (
+    CallMemory,
+    HttpCall,
+    JsonResponse,
+    MemoryGates,
+    Receive,
+    Route,
+    Send,
+    default_gates,
+    event_bytes,
+)
 from services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull
 from services.kit.ids import new_id
 from services.kit.rpc.auth import Authenticator
@@ -35,9 +44,9 @@ _calls = CallCounter('twinkle_http_calls_total', 'HTTP calls served, by route an
 
 
 class Guard:
-    """Stands before every route.
+    """Wraps every route.
 
-    Concurrency: all verbs from the event loop.
+    Concurrency: All methods must be called from the event loop.
     """
 
     def __init__(
@@ -47,28 +56,28 @@ class Guard:
         memory: MemoryGates | None = None,
         call_limit: int = MAX_CONCURRENT_CALLS,
     ) -> None:
-        """Describe what calls go through.
+        """Configure the guard.
 
         Args:
-            authenticator: tells who calls.
-            memory: what calls take; unset: gates of the usual size.
-            call_limit: calls that tenants share.
+            authenticator: Resolves credentials to callers.
+            memory: Gates that calls reserve memory from; unset uses `default_gates`.
+            call_limit: Concurrent calls shared by all tenants.
         """
         self._authenticator = authenticator
-        self._memory = memory or usual_gates()
+        self._memory = memory or default_gates()
         self._call_limit = call_limit
         self._counts: Counter[str] = Counter()
         self._active: dict[asyncio.Future[None], HttpCall] = {}
         self.is_draining = False
         self.grpc_ports: Callable[[], Sequence[int]] = tuple
-        """Where this process serves gRPC, the clients' port first; empty where nobody is told."""
+        """Ports on which this process serves gRPC, the public one first; empty when they are not advertised."""
 
-    def around(self, route: Route) -> _GuardedRoute:
+    def wrap(self, route: Route) -> _GuardedRoute:
         """Return the ASGI app that serves one route."""
         return _GuardedRoute(self, route)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse calls from now on; those running that take longer than `seconds` are ended, and their clients told."""
+        """Refuse new calls, and end running calls that take longer than `seconds`."""
         self.is_draining = True
         if self._active:
             await asyncio.wait(set(self._active), timeout=seconds)
@@ -77,23 +86,23 @@ class Guard:
             work.cancel()
 
     async def serve(self, call: HttpCall) -> None:
-        """Answer a call, whatever happens; end its work at once where the client leaves."""
+        """Serve a call and always respond; cancel its work as soon as the client disconnects."""
         set_request_id(call.request_id)
         with _observed(call):
-            work = asyncio.ensure_future(self._answer(call))
-            gone = asyncio.ensure_future(_wait_until_gone(call))
+            work = asyncio.ensure_future(self._respond(call))
+            disconnected = asyncio.ensure_future(_wait_for_disconnect(call))
             self._active[work] = call
             try:
-                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                is_gone = not work.done()
+                is_client_gone = not work.done()
                 work.cancel()
-                gone.cancel()
-                await asyncio.gather(work, gone, return_exceptions=True)
+                disconnected.cancel()
+                await asyncio.gather(work, disconnected, return_exceptions=True)
                 del self._active[work]
-            await _tell_end(call, work, is_gone=is_gone)
+            await _write_error(call, work, is_client_gone=is_client_gone)
 
-    async def _answer(self, call: HttpCall) -> None:
+    async def _respond(self, call: HttpCall) -> None:
         if self.is_draining:
             raise Draining()
         if call.route.identify is not None:
@@ -102,13 +111,13 @@ class Guard:
             credentials = call.route.credentials(call.headers)
             call.caller = await self._authenticator.authenticate(call.route.method, credentials)
         set_caller(call.caller)
-        with self._share(call.caller.tenant_id), self._counted(call, call.caller.tenant_id):
-            answer = await call.route.serve(call)
+        with self._fair_share(call.caller.tenant_id), self._reserved_memory(call, call.caller.tenant_id):
+            response = await call.route.serve(call)
             call.body_done.set()
-            await answer.write(call)
+            await response.write(call)
 
     @contextmanager
-    def _counted(self, call: HttpCall, tenant_id: str) -> Iterator[None]:
+    def _reserved_memory(self, call: HttpCall, tenant_id: str) -> Iterator[None]:
         call.memory = CallMemory(self._memory, tenant_id)
         try:
             yield
@@ -116,11 +125,11 @@ class Guard:
             call.memory.release()
 
     @contextmanager
-    def _share(self, tenant_id: str) -> Iterator[None]:
-        """Count a call; a tenant may have as many as are free, so that none takes all places."""
-        own, free = self._counts[tenant_id], self._call_limit - self._counts.total()
-        if own >= free:
-            raise QueueFull(queue_length=own, queue_limit=free)
+    def _fair_share(self, tenant_id: str) -> Iterator[None]:
+        """Count a call; a tenant may run as many calls as there are free slots, so it cannot take them all."""
+        running, free = self._counts[tenant_id], self._call_limit - self._counts.total()
+        if running >= free:
+            raise QueueFull(queue_length=running, queue_limit=free)
         self._counts[tenant_id] += 1
         try:
             yield
@@ -131,7 +140,7 @@ class Guard:
 
 
 class _GuardedRoute:
-    """One route as an ASGI app."""
+    """ASGI app of one route."""
 
     def __init__(self, guard: Guard, route: Route) -> None:
         self._guard = guard
@@ -139,15 +148,15 @@ class _GuardedRoute:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         headers = dict(Request(scope).headers)
-        request_id = _readable(headers.get(REQUEST_ID_KEY, '')) or new_id('rq')
+        request_id = _printable(headers.get(REQUEST_ID_KEY, '')) or new_id('rq')
         await self._guard.serve(HttpCall(self.route, scope, receive, send, headers, request_id))
 
 
-def _readable(text: str) -> str:
+def _printable(text: str) -> str:
     return text[:128] if text.isascii() and text.isprintable() else ''
 
 
-async def _wait_until_gone(call: HttpCall) -> None:
+async def _wait_for_disconnect(call: HttpCall) -> None:
     await call.body_done.wait()
     while (await call.receive())['type'] != 'http.disconnect':
         pass
@@ -178,21 +187,21 @@ def _observed(call: HttpCall) -> Iterator[None]:
             )
 
 
-async def _tell_end(call: HttpCall, work: asyncio.Future[None], *, is_gone: bool) -> None:
-    """Tell the client of the error that ended its call, if any; a client that left is told nothing."""
+async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_client_gone: bool) -> None:
+    """Write the error that ended the call, if any, unless the client disconnected."""
     failure = None if work.cancelled() else work.exception()
     if failure is None and not work.cancelled():
         return
-    if (is_gone and call.ending is None) or isinstance(failure, ClientGone):
+    if (is_client_gone and call.ending is None) or isinstance(failure, ClientGone):
         call.outcome = Cancelled.reason
         return
     error = call.ending or _domain_error(failure, call)
     call.outcome = error.reason
-    body = call.route.dialect.body_of(error, request_id=call.request_id)
+    body = call.route.errors.body_of(error, request_id=call.request_id)
     if call.is_streaming:
         await call.write(event_bytes(body), is_last=True)
     elif not call.status:
-        await JsonAnswer(body, call.route.dialect.status_of(error), _error_headers(error)).write(call)
+        await JsonResponse(body, call.route.errors.status_of(error), _error_headers(error)).write(call)
 
 
 def _domain_error(failure: BaseException | None, call: HttpCall) -> DomainError:
@@ -206,7 +215,7 @@ def _domain_error(failure: BaseException | None, call: HttpCall) -> DomainError:
 
 
 def _error_headers(error: DomainError) -> dict[str, str]:
-    """Return when to try again, and whether at all, as the SDKs of the field read it."""
+    """Return the retry headers that OpenAI-style SDKs read."""
     if error.code is Code.UNAUTHENTICATED:
         return {'www-authenticate': 'Bearer', 'x-should-retry': 'false'}
     if error.retry_after is None:

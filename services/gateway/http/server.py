@@ -1,75 +1,77 @@
-"""Serves an app over HTTP on the event loop of the process: no signals, no logs of its own, a bounded drain."""
+"""HTTP server on the event loop of the process: app, bounded connections, renewable certificates, bounded drain."""
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
+import h11
 import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route as StarletteRoute
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.gateway.http.connections import BoundedConnection
+from services.gateway.http.call import Route
 from services.gateway.http.guard import Guard
-from services.gateway.http.memory import MemoryGates
-from services.gateway.http.tls import renewing_context
 from services.kit.tls import CertificateConfig, TlsFiles
 
+HEAD_SECONDS = 10.0
+"""Most seconds for the head of a request to arrive."""
+UNREAD_SECONDS = 120.0
+"""Most seconds a client may read nothing of a response that is waiting for it."""
 _BACKLOG = 2048
 """Connections that may wait to be accepted."""
 _KEEP_ALIVE_SECONDS = 30
 _SETTLE_SECONDS = 2
-"""How long ended calls may take to tell their clients so, before their connections are cut."""
+"""Seconds for ended calls to write their error before their connections are closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions:
-    """What the server has to know."""
+    """Options of the listener."""
 
     listen: str
-    """'host:port'; port 0 picks a free one."""
+    """Address as `host:port`; port 0 picks a free one."""
     drain: timedelta
-    """How long running calls may go on after a stop was asked for."""
-    body_bytes: int
-    """Most bytes of a request's body."""
-    memory: MemoryGates
-    """What bodies take of the process's memory."""
+    """Time for running calls to finish after a stop."""
     connections: int
-    """Most connections at a time; those beyond are cut."""
+    """Most concurrent connections; further ones are closed."""
     certificate: CertificateConfig | None = None
-    """What clients are shown; without one it is plaintext."""
+    """Server certificate; None serves plaintext."""
 
 
 class HttpServer:
-    """Listens until stopped.
+    """HTTP listener, inactive until `start`.
 
-    Concurrency: all verbs from the event loop that serves.
+    Concurrency: All methods must be called from the event loop that serves.
     """
 
     def __init__(self, app: Any, guard: Guard, options: HttpOptions) -> None:
-        """Describe the server; nothing listens yet.
-
-        Args:
-            app: the ASGI app.
-            guard: what its calls go through.
-            options: where, and for how long.
+        """Configure the server.
 
         Raises:
-            ValueError: the certificate cannot be used.
+            ValueError: The certificate cannot be used.
         """
         self.app = app
-        """What answers."""
+        """ASGI app."""
         self._host, _, port = options.listen.rpartition(':')
         self._port = int(port)
         self._guard = guard
         self._drain_seconds = options.drain.total_seconds()
         files = TlsFiles(options.certificate) if options.certificate and options.certificate.certificate else None
-        self._server = _QuietServer(
+        self._server = _EmbeddedServer(
             uvicorn.Config(
                 app,
-                http=partial(BoundedConnection, limit=options.connections),  # pyright: ignore[reportArgumentType] (called like a class, and used for nothing else)
+                http=partial(BoundedConnection, limit=options.connections),  # pyright: ignore[reportArgumentType] (only called)
                 ws='none',
                 lifespan='off',
                 log_config=None,
@@ -88,17 +90,17 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, 'host:port'; known once started."""
+        """Listening address, `host:port`; the port is known once started."""
         return f'{self._host}:{self._port}'
 
     async def start(self, *, grpc_ports: Callable[[], Sequence[int]] = tuple) -> None:
-        """Listen.
+        """Start listening.
 
         Args:
-            grpc_ports: where this process serves gRPC, once it does; `/healthz` tells the first.
+            grpc_ports: Returns the gRPC ports of this process; `/healthz` reports the first.
 
         Raises:
-            OSError: the address is taken or not this machine's.
+            OSError: The address is in use, or does not belong to this machine.
         """
         listener = _bound_socket(self._host.strip('[]'), self._port)
         self._port = listener.getsockname()[1]
@@ -107,13 +109,13 @@ class HttpServer:
         await self._server.is_listening.wait()
 
     def begin_stop(self, grace: timedelta | None = None) -> None:
-        """Refuse new calls from now on; running ones may go on for `grace`, the configured time unless given."""
+        """Refuse new calls; running calls may take `grace` to finish, by default the configured drain time."""
         if self._serving is not None and self._stopping is None:
             seconds = self._drain_seconds if grace is None else grace.total_seconds()
             self._stopping = asyncio.create_task(self._stop(self._serving, seconds))
 
     async def stop(self, grace: timedelta | None = None) -> None:
-        """Begin to stop, if that did not happen yet, and wait for the end."""
+        """Call `begin_stop`, and wait until the server has stopped."""
         self.begin_stop(grace)
         if self._stopping is not None:
             await self._stopping
@@ -124,8 +126,8 @@ class HttpServer:
         await serving
 
 
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to the process, and tells when it listens."""
+class _EmbeddedServer(uvicorn.Server):
+    """uvicorn server that leaves signals to the process and reports when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -133,11 +135,11 @@ class _QuietServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Skip uvicorn's signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Start listening and set `is_listening`."""
         await super().startup(sockets=sockets)
         self.is_listening.set()
 
@@ -153,3 +155,132 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
+
+
+def make_app(routes: Iterable[Route], guard: Guard) -> Starlette:
+    """Return the ASGI app that serves `routes` and `/healthz`."""
+
+    async def show_health(request: Request) -> Response:
+        del request
+        status = HTTPStatus.SERVICE_UNAVAILABLE if guard.is_draining else HTTPStatus.OK
+        health: dict[str, Any] = {'status': 'draining' if guard.is_draining else 'serving'}
+        # gRPC clients that were given only the HTTP address discover the gRPC port here.
+        if ports := guard.grpc_ports():
+            health['grpc_port'] = ports[0]
+        return JSONResponse(health, status_code=status)
+
+    guarded = [StarletteRoute(route.path, guard.wrap(route), methods=[route.http_method]) for route in routes]
+    app = Starlette(
+        routes=[*guarded, StarletteRoute('/healthz', show_health, methods=['GET'])],
+        exception_handlers={HTTPException: _refuse},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _refuse(request: Request, error: Any) -> Response:
+    """Respond to unknown paths and methods in a shape that clients of both APIs can read."""
+    # `request.url` is built from the Host header, which may contain anything.
+    problem = f'there is no {request.method} {request.scope["path"]} here'[:300]
+    body = {'message': problem, 'type': 'invalid_request_error', 'param': None, 'code': 'unknown_url'}
+    return JSONResponse({'error': body, 'detail': problem}, status_code=error.status_code, headers=error.headers)
+
+
+class BoundedConnection(H11Protocol):
+    """Connection that is closed when there are too many, or when its client is too slow.
+
+    uvicorn 0.54 waits without a limit for the rest of a request head and for a client that does not read.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        limit: int,
+        head_seconds: float = HEAD_SECONDS,
+        unread_seconds: float = UNREAD_SECONDS,
+        **fields: Any,
+    ) -> None:
+        """Configure one of at most `limit` connections; other arguments are uvicorn's."""
+        super().__init__(*args, **fields)
+        self._limit = limit
+        self._head_seconds = head_seconds
+        self._unread_seconds = unread_seconds
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Accept the connection, or close it when the limit is reached."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limit:
+            transport.abort()
+            return
+        self._restart_head_timer(self._head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the timers."""
+        self._restart_head_timer(None)
+        self._restart_unread_timer(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Process request bytes."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._restart_head_timer(None)
+
+    def on_response_complete(self) -> None:
+        """Start the timer for the head of the next request."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:
+            self._restart_head_timer(self.timeout_keep_alive + self._head_seconds)
+
+    def pause_writing(self) -> None:
+        """Start the timer for a client that does not read."""
+        super().pause_writing()
+        self._restart_unread_timer(self._unread_seconds)
+
+    def resume_writing(self) -> None:
+        """Cancel the timer for a client that does not read."""
+        super().resume_writing()
+        self._restart_unread_timer(None)
+
+    def _restart_head_timer(self, seconds: float | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+    def _restart_unread_timer(self, seconds: float | None) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        self._unread_timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+def renewing_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context that presents the certificate currently on disk to each new connection.
+
+    Raises:
+        ssl.SSLError: The files do not hold a usable certificate and key.
+    """
+    shown, latest = files.current(), _context(files)
+
+    def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        # OpenSSL calls this for every connection, also without a server name.
+        nonlocal shown, latest
+        del name, context
+        material = files.current()
+        if material is not shown:
+            # If the files change again while they are loaded, the next connection loads them.
+            with suppress(OSError):
+                shown, latest = material, _context(files)
+        connection.context = latest
+
+    first = _context(files)
+    first.sni_callback = choose
+    return first
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(['http/1.1'])
+    context.load_cert_chain(*files.paths)
+    return context

@@ -1,3 +1,3 @@
-"""OpenAI's API over the fleet."""
+"""OpenAI-compatible HTTP API over the sampler fleet."""
 
 __all__: list[str] = []

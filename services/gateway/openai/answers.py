@@ -1,110 +1,245 @@
-"""A whole answer, or a stream of chunks, out of pieces."""
+"""Response documents of completions and chats, complete or as a stream of chunks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, Protocol
 
-from services.gateway.openai.asked import Asked
-from services.gateway.openai.model_names import Weights
-from services.gateway.openai.pieces import JoinedPieces, Piece, Tally
-from services.gateway.openai.shapes import Shape
+from services.gateway.openai.choices import ChoiceDelta, JoinedChoices, ScoredToken, Usage
+from services.gateway.openai.names import ResolvedModel, TokenText
+from services.gateway.openai.request import GenerationRequest
 from services.kit.errors import InvalidField
 from services.kit.ids import new_id
 from services.kit.rpc.server_info import software_version
 
 MAX_LOGPROBS = 100_000
-"""Log-probabilities in an answer that is no stream, over all its choices: some 60 MB until it is written."""
-_LOGPROBS_AT_ONCE = 1_000
-"""More than these are written down beside the event loop."""
+"""Most log-probabilities in a response that is not streamed, over all choices; they take about 60 MB."""
+_INLINE_LOGPROBS = 1_000
+"""Responses with more log-probabilities are built in a worker thread."""
+
+
+class ChoiceFormat(Protocol):
+    """JSON form of choices in one of the two APIs."""
+
+    object_name: str
+    chunk_object_name: str
+    id_prefix: str
+
+    def choice(self, delta: ChoiceDelta) -> dict[str, Any]:
+        """Return a complete choice."""
+        ...
+
+    def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
+        """Return a part of a choice; None when there is nothing to report."""
+        ...
+
+    def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        """Return the fields beside the choices; `deltas` are the first parts of each choice."""
+        ...
+
+
+class ChatFormat:
+    """Chat completions."""
+
+    object_name = 'chat.completion'
+    chunk_object_name = 'chat.completion.chunk'
+    id_prefix = 'chatcmpl'
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+
+    def choice(self, delta: ChoiceDelta) -> dict[str, Any]:
+        """Return a complete choice."""
+        message = {'role': 'assistant', 'content': delta.text, 'refusal': None}
+        return {'index': delta.index, 'message': message, **self._shared_fields(delta)}
+
+    def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
+        """Return a part of a choice; None when there is nothing to report."""
+        if delta.prompt_token_ids is not None:
+            content = {'role': 'assistant', 'content': ''}
+        elif delta.text or delta.scored or (delta.token_ids and self._request.are_token_ids_returned):
+            content = {'content': delta.text}
+        elif delta.finish_reason:
+            content = {}
+        else:
+            return None
+        return {'index': delta.index, 'delta': content, **self._shared_fields(delta)}
+
+    def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        """Return the tokens of the prompt if requested."""
+        if not self._request.are_token_ids_returned or not deltas or deltas[0].prompt_token_ids is None:
+            return {}
+        return {'prompt_token_ids': list(deltas[0].prompt_token_ids)}
+
+    def _shared_fields(self, delta: ChoiceDelta) -> dict[str, Any]:
+        logprobs = None
+        if self._request.top_logprobs is not None and delta.token_ids:
+            logprobs = {'content': [_chat_token(score) for score in delta.scored], 'refusal': None}
+        fields: dict[str, Any] = {'logprobs': logprobs, 'finish_reason': delta.finish_reason}
+        if self._request.are_token_ids_returned:
+            fields['token_ids'] = list(delta.token_ids)
+        return fields
+
+
+class CompletionFormat:
+    """Completions."""
+
+    object_name = 'text_completion'
+    chunk_object_name = 'text_completion'
+    id_prefix = 'cmpl'
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+
+    def choice(self, delta: ChoiceDelta) -> dict[str, Any]:
+        """Return a complete choice or a part of one."""
+        choice: dict[str, Any] = {
+            'index': delta.index,
+            'text': delta.text,
+            'logprobs': _completion_logprobs(delta.scored) if self._request.top_logprobs is not None else None,
+            'finish_reason': delta.finish_reason,
+        }
+        if self._request.are_token_ids_returned:
+            choice['token_ids'] = list(delta.token_ids)
+            if delta.prompt_token_ids is not None:
+                choice['prompt_token_ids'] = list(delta.prompt_token_ids)
+        return choice
+
+    def chunk(self, delta: ChoiceDelta) -> dict[str, Any] | None:
+        """Return a part of a choice; None when there is nothing to report."""
+        is_shown = delta.text or delta.scored or delta.finish_reason or self._request.are_token_ids_returned
+        return self.choice(delta) if is_shown else None
+
+    def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        """Return no fields, as each choice includes its prompt."""
+        del deltas
+        return {}
 
 
 class AnswerWriter:
-    """Writes the answer to one request."""
+    """Builds the response to one request."""
 
-    def __init__(self, asked: Asked, weights: Weights, *, shape: Shape, tally: Tally, created: int) -> None:
-        """Write choices as `shape` shows them, and what `tally` adds up to once they are all there.
+    def __init__(
+        self, request: GenerationRequest, model: ResolvedModel, *, form: ChoiceFormat, usage: Usage, created: int
+    ) -> None:
+        """Prepare a response.
 
         Args:
-            asked: the request.
-            weights: what its model means.
-            shape: of a choice.
-            tally: filled by whoever reads the pieces.
-            created: when it was asked, in seconds since 1970.
+            request: The request.
+            model: Weights that it samples.
+            form: JSON form of its choices.
+            usage: Token counts, complete once all parts of the choices have been read.
+            created: Seconds since 1970.
         """
-        self._asked = asked
-        self._weights = weights
-        self._shape = shape
-        self._tally = tally
+        self._request = request
+        self._model = model
+        self._form = form
+        self._usage = usage
         self._head = {
-            'id': new_id(shape.id_prefix),
+            'id': new_id(form.id_prefix),
             'created': created,
-            'model': asked.model,
+            'model': request.model,
             'system_fingerprint': f'twinkle-{software_version()}',
         }
 
-    async def whole(self, pieces: AsyncIterator[Piece]) -> dict[str, Any]:
-        """Return the answer once it is complete.
+    async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
+        """Return the response once all choices are complete.
 
         Raises:
-            InvalidField: it would have more log-probabilities than are held in memory.
+            InvalidField: There are too many log-probabilities to collect in memory.
         """
-        joined = JoinedPieces()
-        async for piece in pieces:
-            joined.add(piece)
+        joined = JoinedChoices()
+        async for delta in deltas:
+            joined.add(delta)
             if joined.logprob_count > MAX_LOGPROBS:
-                raise InvalidField('logprobs', f'of a whole answer are at most {MAX_LOGPROBS}; ask for a stream')
-        if joined.logprob_count > _LOGPROBS_AT_ONCE:
-            return await asyncio.to_thread(self._whole, joined.choices())
-        return self._whole(joined.choices())
+                raise InvalidField('logprobs', f'must be at most {MAX_LOGPROBS} unless the response is streamed')
+        if joined.logprob_count > _INLINE_LOGPROBS:
+            return await asyncio.to_thread(self._document, joined.choices())
+        return self._document(joined.choices())
 
-    def _whole(self, choices: list[Piece]) -> dict[str, Any]:
+    def _document(self, choices: list[ChoiceDelta]) -> dict[str, Any]:
         return {
             **self._head,
-            'object': self._shape.object_name,
-            'choices': [self._shape.choice(choice) for choice in choices],
-            'usage': self._usage(),
+            'object': self._form.object_name,
+            'choices': [self._form.choice(choice) for choice in choices],
+            'usage': self._usage_fields(),
             'twinkle': self._attribution(),
-            **self._shape.prompt_fields(choices),
+            **self._form.prompt_fields(choices),
         }
 
-    async def chunks(self, pieces: AsyncIterator[Piece]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the answer as it comes; the chunk that ends the last choice tells the versions."""
-        head: dict[str, Any] = {**self._head, 'object': self._shape.chunk_object_name}
-        if self._asked.is_usage_streamed:
+    async def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the response in chunks; the chunk that completes the last choice has the attribution."""
+        head: dict[str, Any] = {**self._head, 'object': self._form.chunk_object_name}
+        if self._request.is_usage_streamed:
             head['usage'] = None
-        async for piece in pieces:
-            choice = self._shape.chunk(piece)
+        async for delta in deltas:
+            choice = self._form.chunk(delta)
             if choice is None:
                 continue
-            chunk = {**head, 'choices': [choice], **self._shape.prompt_fields([piece])}
-            if piece.finish_reason and len(self._tally.spans) == self._asked.choice_count:
+            chunk = {**head, 'choices': [choice], **self._form.prompt_fields([delta])}
+            if delta.finish_reason and len(self._usage.spans) == self._request.choice_count:
                 chunk['twinkle'] = self._attribution()
             yield chunk
-        if self._asked.is_usage_streamed:
-            yield {**head, 'choices': [], 'usage': self._usage()}
+        if self._request.is_usage_streamed:
+            yield {**head, 'choices': [], 'usage': self._usage_fields()}
 
-    def _usage(self) -> dict[str, Any]:
-        tally = self._tally
+    def _usage_fields(self) -> dict[str, Any]:
+        usage = self._usage
         return {
-            'prompt_tokens': tally.prompt_tokens,
-            'completion_tokens': tally.completion_tokens,
-            'total_tokens': tally.prompt_tokens + tally.completion_tokens,
-            'prompt_tokens_details': {'cached_tokens': tally.cached_tokens},
+            'prompt_tokens': usage.prompt_tokens,
+            'completion_tokens': usage.completion_tokens,
+            'total_tokens': usage.prompt_tokens + usage.completion_tokens,
+            'prompt_tokens_details': {'cached_tokens': usage.cached_tokens},
         }
 
     def _attribution(self) -> dict[str, Any]:
-        """Return which weights drew which tokens."""
-        adapter = self._weights.adapter
+        """Return which weights produced which tokens."""
+        adapter = self._model.adapter
         spans = {
             index: [
                 {'version': span.version, 'begin_token': span.begin_token, 'end_token': span.end_token}
                 for span in spans
             ]
-            for index, spans in sorted(self._tally.spans.items())
+            for index, spans in sorted(self._usage.spans.items())
         }
         return {
-            'base_model': self._weights.base_model,
+            'base_model': self._model.base_model,
             'adapter_id': adapter.adapter_id or None if adapter else None,
             'checkpoint_path': adapter.checkpoint_path or None if adapter else None,
             'choices': [{'index': index, 'version_spans': found} for index, found in spans.items()],
         }
+
+
+def _chat_token(score: ScoredToken) -> dict[str, Any]:
+    top = [{**_chat_text(token), 'logprob': logprob} for token, logprob in score.top]
+    return {**_chat_text(score.token), 'logprob': score.logprob, 'top_logprobs': top}
+
+
+def _chat_text(token: TokenText) -> dict[str, Any]:
+    return {'token': token.text, 'bytes': list(token.piece)}
+
+
+def _completion_logprobs(scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    return {
+        'tokens': [_plain_text(score.token) for score in scored],
+        'token_logprobs': [score.logprob for score in scored],
+        'top_logprobs': [_top_by_text(score) for score in scored],
+        'text_offset': [score.text_offset for score in scored],
+    }
+
+
+def _top_by_text(score: ScoredToken) -> dict[str, float] | None:
+    if score.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for token, logprob in sorted([*score.top, (score.token, score.logprob)], key=lambda entry: -entry[1]):
+        # Among tokens with the same text, the most likely one is reported.
+        found.setdefault(_plain_text(token), logprob)
+    return found
+
+
+def _plain_text(token: TokenText) -> str:
+    """Return a token's text; bytes that are not UTF-8 are spelled out, as in OpenAI's API."""
+    try:
+        return token.piece.decode()
+    except UnicodeDecodeError:
+        return 'bytes:' + ''.join(f'\\x{byte:02x}' for byte in token.piece)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.http.call import HttpCall, JsonAnswer
+from services.gateway.http.call import HttpCall, JsonResponse
 from services.gateway.tinker.catalogue_ports import Keeper
 from services.kit.errors import Internal
 
@@ -64,7 +64,7 @@ async def contents_of(keeper: Keeper, path: str) -> Contents:
 
 
 @dataclass(frozen=True)
-class FileAnswer:
+class FileResponse:
     """Some bytes of an archive, streamed; the part that the client asks for, if it asks for one."""
 
     keeper: Keeper
@@ -91,7 +91,7 @@ class FileAnswer:
         wanted = self._wanted(call)
         if wanted is not None and wanted.begin >= size_bytes:
             body = {'detail': f'there are {size_bytes} bytes'}
-            await JsonAnswer(body, 416, {'content-range': f'bytes */{size_bytes}'}).write(call)
+            await JsonResponse(body, 416, {'content-range': f'bytes */{size_bytes}'}).write(call)
             return
         part = wanted or Span(0, size_bytes)
         if wanted is not None:

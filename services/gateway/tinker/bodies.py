@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import zstandard
 
 from services.gateway.http.body import parse_object, read_bytes
-from services.gateway.http.call import JSON_TYPE, HttpCall
-from services.gateway.http.memory import json_work_bytes, message_work_bytes
+from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes, message_work_bytes
 from services.kit.errors import InvalidField, MessageTooLarge
 
 PROTOBUF_TYPE = 'application/x-protobuf'
@@ -57,7 +56,7 @@ async def read_message(call: HttpCall, make: Callable[[bytes], Made], *, limit_b
     data = await read_bytes(call, limit_bytes=limit_bytes)
     if encoding == 'zstd':
         data = await _unpacked(call, data, limit_bytes)
-    await call.take_work(message_work_bytes(data) if is_protobuf(call) else json_work_bytes(data))
+    await call.reserve_work(message_work_bytes(data) if is_protobuf(call) else json_work_bytes(data))
     return await asyncio.to_thread(make, data) if len(data) > _AT_ONCE_BYTES else make(data)
 
 
@@ -73,13 +72,13 @@ def wants_protobuf(call: HttpCall) -> bool:
 
 async def _unpacked(call: HttpCall, data: bytes, limit_bytes: int) -> bytes:
     """Return a body decompressed, beside the event loop; each piece is counted as it comes."""
-    await call.take_work(_window_bytes(data))
+    await call.reserve_work(_window_bytes(data))
     pieces = plain_pieces(data, limit_bytes=limit_bytes)
     found: list[bytes] = []
     while piece := await asyncio.to_thread(next, pieces, b''):
-        await call.take_body(len(piece))
+        await call.reserve_body(len(piece))
         found.append(piece)
-    call.drop_work()
+    call.release_work()
     return b''.join(found)
 
 

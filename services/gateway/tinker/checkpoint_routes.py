@@ -6,7 +6,7 @@ from typing import Any
 
 from services.gateway.catalogue.change_checkpoints import ChangeCheckpoints
 from services.gateway.catalogue.copy_checkpoint import CopyCheckpoint
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.fields import text, whole
 from services.gateway.tinker.bodies import read_body
 from services.gateway.tinker.fields import Fields, bounded_text
@@ -55,27 +55,27 @@ class CheckpointRoutes:
             tinker_route('copy_weights', self._copy, access=CHECKPOINTS),
         ]
 
-    async def _delete(self, call: HttpCall) -> Answer:
+    async def _delete(self, call: HttpCall) -> Response:
         await self._change.delete(path_of(call).native)
-        return JsonAnswer({'type': 'delete_checkpoint'})
+        return JsonResponse({'type': 'delete_checkpoint'})
 
-    async def _publish(self, call: HttpCall) -> Answer:
+    async def _publish(self, call: HttpCall) -> Response:
         return await self._set_public(call, is_public=True)
 
-    async def _unpublish(self, call: HttpCall) -> Answer:
+    async def _unpublish(self, call: HttpCall) -> Response:
         return await self._set_public(call, is_public=False)
 
-    async def _set_public(self, call: HttpCall, *, is_public: bool) -> Answer:
+    async def _set_public(self, call: HttpCall, *, is_public: bool) -> Response:
         await self._change.set_public(path_of(call).native, is_public=is_public)
-        return JsonAnswer({'public': is_public})
+        return JsonResponse({'public': is_public})
 
-    async def _set_ttl(self, call: HttpCall) -> Answer:
+    async def _set_ttl(self, call: HttpCall) -> Response:
         path = path_of(call)
         ttl = await read_body(call, lambda body: _ttl_of(Fields(body)))
         await self._change.set_ttl(path.native, ttl)
-        return JsonAnswer({'type': 'set_checkpoint_ttl'})
+        return JsonResponse({'type': 'set_checkpoint_ttl'})
 
-    async def _copy(self, call: HttpCall) -> Answer:
+    async def _copy(self, call: HttpCall) -> Response:
         order = await read_body(call, copy_order)
         run_id = ''
         if order.session_id:
@@ -89,7 +89,7 @@ class CheckpointRoutes:
             key=_key_of(call),
             ttl=order.ttl,
         )
-        return JsonAnswer({'tinker_path': str(path_of_native(copy.path))})
+        return JsonResponse({'tinker_path': str(path_of_native(copy.path))})
 
 
 def _key_of(call: HttpCall) -> str:

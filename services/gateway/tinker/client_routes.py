@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.base_models import BaseModel, BaseModels
 from services.gateway.tinker.bodies import read_body
 from services.gateway.tinker.losses import LOSSES
@@ -59,28 +59,28 @@ class ClientRoutes:
             tinker_route('telemetry', self._take_telemetry, access=ANY_KEY),
         ]
 
-    async def _show_config(self, call: HttpCall) -> Answer:
+    async def _show_config(self, call: HttpCall) -> Response:
         await read_body(call, dict)
-        return JsonAnswer(self._config)
+        return JsonResponse(self._config)
 
-    async def _show_dynamic_config(self, call: HttpCall) -> Answer:
+    async def _show_dynamic_config(self, call: HttpCall) -> Response:
         await read_body(call, dict)
-        return JsonAnswer(DYNAMIC_CONFIG)
+        return JsonResponse(DYNAMIC_CONFIG)
 
-    async def _show_health(self, call: HttpCall) -> Answer:
+    async def _show_health(self, call: HttpCall) -> Response:
         call.body_done.set()
-        return JsonAnswer({'status': 'ok'})
+        return JsonResponse({'status': 'ok'})
 
-    async def _show_capabilities(self, call: HttpCall) -> Answer:
+    async def _show_capabilities(self, call: HttpCall) -> Response:
         call.body_done.set()
         supported = [_supported(model) for model in await self._base_models.list_all()]
         facts = {'loss_fns': sorted(LOSSES), 'optimizers': ['adamw'], 'server_version': software_version()}
-        return JsonAnswer({'supported_models': supported, **facts})
+        return JsonResponse({'supported_models': supported, **facts})
 
-    async def _take_telemetry(self, call: HttpCall) -> Answer:
+    async def _take_telemetry(self, call: HttpCall) -> Response:
         """Read and drop it: what clients tell of themselves is not kept here."""
         await read_body(call, dict, limit_bytes=TELEMETRY_LIMIT_BYTES)
-        return JsonAnswer({'status': 'accepted'})
+        return JsonResponse({'status': 'accepted'})
 
 
 def _supported(model: BaseModel) -> dict[str, Any]:

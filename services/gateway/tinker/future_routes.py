@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from services.gateway.futures.ports import Futures
 from services.gateway.futures.rules import Future, FutureState
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.bodies import read_body, wants_protobuf
-from services.gateway.tinker.dialect import category_of, text_of
+from services.gateway.tinker.errors import category_of, text_of
 from services.gateway.tinker.fields import Fields, bounded_text
 from services.gateway.tinker.notes import Note, note_of
 from services.gateway.tinker.routes import ANY_KEY, tinker_route
@@ -29,7 +29,7 @@ class Outcome:
     is_protobuf_wanted: bool
 
 
-AnswerOf = Callable[[Outcome], Awaitable[Answer]]
+AnswerOf = Callable[[Outcome], Awaitable[Response]]
 
 
 class FutureRoutes:
@@ -63,30 +63,30 @@ class FutureRoutes:
             tinker_route('cancel_future', self._cancel, access=ANY_KEY),
         ]
 
-    async def _retrieve(self, call: HttpCall) -> Answer:
+    async def _retrieve(self, call: HttpCall) -> Response:
         future_id = await read_body(call, _wanted)
         future = await self._futures.wait(future_id, seconds=self._hold_seconds)
         if not future.is_finished:
             state = 'paused_rate_limit' if self._is_rate_limited(future.tenant_id) else 'active'
-            return JsonAnswer({'type': 'try_again', 'request_id': future_id, 'queue_state': state})
+            return JsonResponse({'type': 'try_again', 'request_id': future_id, 'queue_state': state})
         if future.state is FutureState.FAILED and future.error is not None:
             return failed(future.error)
         note = note_of(future)
         if note.verb not in self._answers:
             raise NotBuiltYet(note.verb or future.kind)
         # The answer is made beside the result, and both are here until the client has read it.
-        await call.take_body(2 * await self._futures.result_bytes(future))
+        await call.reserve_body(2 * await self._futures.result_bytes(future))
         result = await self._futures.result(future)
         return await self._answers[note.verb](Outcome(future, note, result, wants_protobuf(call)))
 
-    async def _cancel(self, call: HttpCall) -> Answer:
+    async def _cancel(self, call: HttpCall) -> Response:
         await self._futures.cancel(await read_body(call, _wanted))
-        return JsonAnswer({'type': 'cancel_future'})
+        return JsonResponse({'type': 'cancel_future'})
 
 
-def failed(error: DomainError) -> Answer:
+def failed(error: DomainError) -> Response:
     """Return the answer that tells that a future failed, and whose fault it is."""
-    return JsonAnswer({'error': text_of(error), 'category': category_of(error)})
+    return JsonResponse({'error': text_of(error), 'category': category_of(error)})
 
 
 def _wanted(body: Mapping[str, object]) -> str:

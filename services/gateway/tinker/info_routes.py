@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from services.gateway.catalogue.ports import RunStore
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.bodies import read_body
 from services.gateway.tinker.fields import Fields
 from services.gateway.tinker.operations import check_model_id
@@ -39,11 +39,11 @@ class InfoRoutes:
             tinker_route('weights_info', self._show_weights, access=TRAIN),
         ]
 
-    async def _show_model(self, call: HttpCall) -> Answer:
+    async def _show_model(self, call: HttpCall) -> Response:
         model_id = await read_body(call, lambda body: Fields(body).need('model_id', check_model_id))
         adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(model_id))
         name, is_lora = adapter.base_model, not adapter.HasField('full_parameters')
-        return JsonAnswer(
+        return JsonResponse(
             {
                 'model_id': adapter.adapter_id,
                 'model_data': {'model_name': name, 'tokenizer_id': self._tokenizers.get(name, name)},
@@ -55,11 +55,11 @@ class InfoRoutes:
             }
         )
 
-    async def _show_weights(self, call: HttpCall) -> Answer:
+    async def _show_weights(self, call: HttpCall) -> Response:
         path = await read_body(call, lambda body: Fields(body).need('tinker_path', parse_path))
         saved = checkpoint_pb2.Checkpoint.FromString(await self._lookups.checkpoint(path.native))
         run = await self._runs.get(current_caller().tenant_id, path.run_id)
         # A run that trains the base model's own weights has the rank 0.
         rank = run.lora_rank if run else saved.lora_rank or None
         facts = {'base_model': saved.base_model, 'is_lora': rank != 0, 'lora_rank': rank or None}
-        return JsonAnswer({**facts, 'optimizer_config': _ADAMW})
+        return JsonResponse({**facts, 'optimizer_config': _ADAMW})

@@ -2,7 +2,7 @@
 
 from services.gateway.futures.ports import Futures
 from services.gateway.futures.rules import FutureOrder
-from services.gateway.http.call import Answer, HttpCall, Route
+from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.http.fields import text
 from services.gateway.tinker.base_models import BaseModels
 from services.gateway.tinker.bodies import read_body
@@ -58,11 +58,11 @@ class ModelRoutes:
             tinker_route('create_custom_loss', self._refuse_custom_loss, access=TRAIN),
         ]
 
-    async def _create(self, call: HttpCall) -> Answer:
+    async def _create(self, call: HttpCall) -> Response:
         request = await read_body(call, lambda body: fresh_model(body, is_unembed_trained=self._is_unembed_trained))
         return await self._submit(request, request.base_model, Verb.CREATE_MODEL)
 
-    async def _load(self, call: HttpCall) -> Answer:
+    async def _load(self, call: HttpCall) -> Response:
         fields = await read_body(call, Fields)
         if 'model_id' in fields:
             async with self._operations.placed(fields.raw('model_id'), fields.raw('seq_id')):
@@ -74,13 +74,13 @@ class ModelRoutes:
             raise InvalidField('path', 'holds no optimizer state')
         return await self._submit(request, request.base_model or saved.base_model, Verb.LOAD_MODEL)
 
-    async def _load_into(self, fields: Fields) -> Answer:
+    async def _load_into(self, fields: Fields) -> Response:
         path, operation = load_of(fields)
         note = load_note(path, model_id=operation.adapter_id)
         # Saved just before, it may not be there yet: the trainer looks for it when its turn comes.
         return acknowledged(await self._operations.submit(operation, fields.need('seq_id', check_seq_id), note))
 
-    async def _submit(self, request: ModelRequest, base_model: str, verb: Verb) -> Answer:
+    async def _submit(self, request: ModelRequest, base_model: str, verb: Verb) -> Response:
         await self._runs.check_open(request.session_id)
         known = await self._base_models.need_trainable(base_model, 'base_model')
         rank = request.lora_config.lora_rank if request.lora_config else 0
@@ -99,7 +99,7 @@ class ModelRoutes:
         )
         return acknowledged(await self._futures.submit(order))
 
-    async def _unload(self, call: HttpCall) -> Answer:
+    async def _unload(self, call: HttpCall) -> Response:
         wanted = await read_body(call, lambda body: Fields(body).need('model_id', check_model_id))
         base_model = await self._runs.base_model_of(wanted)
         order = FutureOrder(
@@ -112,7 +112,7 @@ class ModelRoutes:
         )
         return acknowledged(await self._futures.submit(order))
 
-    async def _refuse_custom_loss(self, call: HttpCall) -> Answer:
+    async def _refuse_custom_loss(self, call: HttpCall) -> Response:
         await read_body(call, lambda body: Fields(body).get('name', text, ''))
         problem = 'custom losses are computed by the client here: use forward_backward_custom'
         raise InvalidField('graph', problem)

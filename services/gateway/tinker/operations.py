@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 from services.gateway.futures.ports import Futures
 from services.gateway.futures.refuse import REFUSED, refusal_payload
 from services.gateway.futures.rules import Future, FutureOrder
-from services.gateway.http.call import JsonAnswer
+from services.gateway.http.call import JsonResponse
 from services.gateway.http.fields import whole
-from services.gateway.tinker.dialect import text_of
+from services.gateway.tinker.errors import text_of
 from services.gateway.tinker.fields import bounded_text
 from services.gateway.tinker.notes import EXECUTE, Note
 from services.gateway.tinker.runs import Runs, session_of
@@ -108,10 +108,10 @@ class Operations:
         await self._futures.submit(order)
 
 
-def acknowledged(future: Future) -> JsonAnswer:
+def acknowledged(future: Future) -> JsonResponse:
     """Return the answer that tells a client the id of its future."""
     model = {'model_id': future.lane} if future.lane else {}
-    return JsonAnswer({'request_id': future.future_id, **model})
+    return JsonResponse({'request_id': future.future_id, **model})
 
 
 def metadata_note(labels: dict[str, str]) -> dict[str, dict[str, str]]:

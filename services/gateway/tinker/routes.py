@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from services.gateway.http.call import Answer, HttpCall, Route
-from services.gateway.tinker.dialect import TinkerDialect
+from services.gateway.http.call import HttpCall, Response, Route
+from services.gateway.tinker.errors import TinkerErrors
 
 PREFIX = '/api/v1/'
 
@@ -15,11 +15,11 @@ TRAIN = '/twinkle.api.model.v1.TrainingService/Execute'
 SAMPLE = '/twinkle.api.sampler.v1.SamplerService/Sample'
 CHECKPOINTS = '/twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint'
 
-_DIALECT = TinkerDialect()
+_ERRORS = TinkerErrors()
 
 
 def tinker_route(
-    path: str, serve: Callable[[HttpCall], Awaitable[Answer]], *, access: str, http_method: str = 'POST'
+    path: str, serve: Callable[[HttpCall], Awaitable[Response]], *, access: str, http_method: str = 'POST'
 ) -> Route:
     """Return a route.
 
@@ -36,7 +36,7 @@ def tinker_route(
         name=f'tinker.{http_method.lower()}.{name}',
         method=access,
         serve=serve,
-        dialect=_DIALECT,
+        errors=_ERRORS,
         credentials=bearer_of_api_key,
     )
 

@@ -5,7 +5,7 @@ from datetime import UTC
 from services.gateway.catalogue.get_run import GetRun
 from services.gateway.catalogue.rules import Run
 from services.gateway.errors import RunNotFound
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.catalogue_answers import checkpoint_to_json, cursor_to_json, run_to_json
 from services.gateway.tinker.catalogue_ports import Browser, Keeper
 from services.gateway.tinker.ports import Lookups
@@ -44,27 +44,27 @@ class RunRoutes:
             tinker_route('checkpoints', self._list_checkpoints, access=CATALOGUE, http_method='GET'),
         ]
 
-    async def _list_runs(self, call: HttpCall) -> Answer:
+    async def _list_runs(self, call: HttpCall) -> Response:
         query = query_of(call)
         check_scope(query)
         part, tenant_id = slice_of(query, limit=20), current_caller().tenant_id
         found = await self._browser.runs(tenant_id, part, project_id=query.get('project_id', ''))
         checkpoints = await self._browser.checkpoints_of(tenant_id, [run.run_id for run in found.items])
         runs = [run_to_json(run, (item for item in checkpoints if item.run_id == run.run_id)) for run in found.items]
-        return JsonAnswer({'training_runs': runs, 'cursor': cursor_to_json(part, found)})
+        return JsonResponse({'training_runs': runs, 'cursor': cursor_to_json(part, found)})
 
-    async def _show_run(self, call: HttpCall) -> Answer:
+    async def _show_run(self, call: HttpCall) -> Response:
         check_scope(query_of(call))
         run = await self._find(call.path_values['run_id'])
-        return JsonAnswer(run_to_json(run, await self._browser.checkpoints_of(run.tenant_id, [run.run_id])))
+        return JsonResponse(run_to_json(run, await self._browser.checkpoints_of(run.tenant_id, [run.run_id])))
 
-    async def _list_run_checkpoints(self, call: HttpCall) -> Answer:
+    async def _list_run_checkpoints(self, call: HttpCall) -> Response:
         run_id = call.path_values['run_id']
         # Their owner is asked, not the copy: what was saved a moment ago is there.
         found = await self._keeper.list_of(run_id)
         if not found:
             await self._find(run_id)
-        return JsonAnswer({'checkpoints': [checkpoint_to_json(item) for item in found]})
+        return JsonResponse({'checkpoints': [checkpoint_to_json(item) for item in found]})
 
     async def _find(self, run_id: str) -> Run:
         """Return a run of the caller.
@@ -81,13 +81,13 @@ class RunRoutes:
                 raise error from None
             return _run_of(adapter)
 
-    async def _list_checkpoints(self, call: HttpCall) -> Answer:
+    async def _list_checkpoints(self, call: HttpCall) -> Response:
         query = query_of(call)
         check_scope(query)
         part = slice_of(query, limit=100)
         found = await self._browser.checkpoints(current_caller().tenant_id, part)
         checkpoints = [checkpoint_to_json(item) for item in found.items]
-        return JsonAnswer({'checkpoints': checkpoints, 'cursor': cursor_to_json(part, found)})
+        return JsonResponse({'checkpoints': checkpoints, 'cursor': cursor_to_json(part, found)})
 
 
 def _run_of(adapter: adapter_pb2.Adapter) -> Run:

@@ -8,7 +8,7 @@ from typing import Any
 from services.gateway.futures.follow_topic import FollowTopic
 from services.gateway.futures.ports import Futures
 from services.gateway.futures.rules import Future, FutureOrder, FutureState
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.fields import items, number, text, whole
 from services.gateway.sampling.handle import SamplingHandle
 from services.gateway.sampling.handles import HandleOrder, SamplingHandles
@@ -80,28 +80,28 @@ class SamplingRoutes:
             tinker_route('retrieve_futures', self._tell_ends, access=SAMPLE),
         ]
 
-    async def _create(self, call: HttpCall) -> Answer:
+    async def _create(self, call: HttpCall) -> Response:
         order = await read_body(call, handle_order)
         await self._runs.check_open(order.session_id)
         if not order.checkpoint_path:
             order = replace(order, base_model=await self._need_sampleable(order.base_model))
         handle = await self._handles.open(order)
-        return JsonAnswer({'sampling_session_id': handle.handle_id, 'type': 'create_sampling_session'})
+        return JsonResponse({'sampling_session_id': handle.handle_id, 'type': 'create_sampling_session'})
 
-    async def _join(self, call: HttpCall) -> Answer:
+    async def _join(self, call: HttpCall) -> Response:
         handle = await read_body(call, lambda body: Fields(body).need('sampling_session_id', handle_id))
         number_of_copy = await self._handles.join(handle)
-        return JsonAnswer({'client_counter': number_of_copy, 'type': 'join_sampling_session'})
+        return JsonResponse({'client_counter': number_of_copy, 'type': 'join_sampling_session'})
 
-    async def _show(self, call: HttpCall) -> Answer:
+    async def _show(self, call: HttpCall) -> Response:
         call.body_done.set()
         handle = await self._handles.with_base(handle_id(call.path_values['sampling_session_id'], 'sampler_id'))
         answer = {'sampler_id': handle.handle_id, 'base_model': handle.base_model}
         if handle.checkpoint_path:
             answer['model_path'] = str(path_of_native(handle.checkpoint_path))
-        return JsonAnswer(answer)
+        return JsonResponse(answer)
 
-    async def _sample(self, call: HttpCall) -> Answer:
+    async def _sample(self, call: HttpCall) -> Response:
         ask = await read_body(call, sample_ask, limit_bytes=BODY_BYTES)
         if not (ask.handle_id or ask.model_path):
             ask = replace(ask, base_model=await self._need_sampleable(ask.base_model))
@@ -110,14 +110,14 @@ class SamplingRoutes:
         await self._check_fits(ask, base_model)
         future = await self._futures.submit(await asyncio.to_thread(_order_of, ask, handle, call.headers))
         ids = [f'{future.future_id}-{place}' for place in range(ask.num_samples)]
-        return JsonAnswer({'request_id': future.future_id, 'sample_sequence_ids': ids})
+        return JsonResponse({'request_id': future.future_id, 'sample_sequence_ids': ids})
 
-    async def _tell_ends(self, call: HttpCall) -> Answer:
+    async def _tell_ends(self, call: HttpCall) -> Response:
         handle, clone, cursor, seconds = await read_body(call, _ends_wanted)
         await self._handles.get(handle)
         seconds = self._hold_seconds if seconds is None else min(seconds, self._hold_seconds)
         ended, cursor = await self._follow(topic_of(handle, clone), cursor=cursor, seconds=seconds)
-        return JsonAnswer({'completions': [_completion(future) for future in ended], 'cursor': cursor})
+        return JsonResponse({'completions': [_completion(future) for future in ended], 'cursor': cursor})
 
     async def _weights_of(self, ask: SampleAsk) -> SamplingHandle | None:
         """Return the handle of a request; without a session there is one for each checkpoint, and none for a base."""

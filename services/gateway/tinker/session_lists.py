@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.sessions.assign_project import AssignProject
 from services.gateway.sessions.ports import SessionStore
 from services.gateway.sessions.session import Session
@@ -43,7 +43,7 @@ class SessionListRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        listed: list[tuple[str, Callable[[HttpCall], Awaitable[Answer]]]] = [
+        listed: list[tuple[str, Callable[[HttpCall], Awaitable[Response]]]] = [
             ('sessions', self._list),
             ('sessions/{session_id}', self._show),
             ('sessions/{session_id}/trace_export', self._export_trace),
@@ -54,18 +54,18 @@ class SessionListRoutes:
             tinker_route('sessions/{session_id}/project', self._assign, access=SESSIONS, http_method='PUT'),
         ]
 
-    async def _list(self, call: HttpCall) -> Answer:
+    async def _list(self, call: HttpCall) -> Response:
         query = query_of(call)
         check_scope(query)
         part = slice_of(query, limit=20)
         found = await self._browser.sessions(current_caller().tenant_id, part, project_id=query.get('project_id', ''))
-        return JsonAnswer({'sessions': [session.session_id for session in found.items]})
+        return JsonResponse({'sessions': [session.session_id for session in found.items]})
 
-    async def _show(self, call: HttpCall) -> Answer:
+    async def _show(self, call: HttpCall) -> Response:
         check_scope(query_of(call))
         session = await self._verbs.find_session(call.path_values['session_id'])
         run_ids = await self._browser.run_ids(session.tenant_id, session_id=session.session_id)
-        return JsonAnswer(
+        return JsonResponse(
             {
                 'training_run_ids': list(run_ids),
                 'sampler_ids': list(await self._verbs.sampler_ids(session.session_id)),
@@ -74,17 +74,17 @@ class SessionListRoutes:
             }
         )
 
-    async def _search(self, call: HttpCall) -> Answer:
-        return JsonAnswer(await self._search_sessions(await read_body(call, search_of)))
+    async def _search(self, call: HttpCall) -> Response:
+        return JsonResponse(await self._search_sessions(await read_body(call, search_of)))
 
-    async def _assign(self, call: HttpCall) -> Answer:
+    async def _assign(self, call: HttpCall) -> Response:
         project_id = await read_body(call, lambda body: Fields(body).get('project_id', _project_id, ''))
         session = await self._verbs.assign(current_caller(), call.path_values['session_id'], project_id=project_id)
-        return JsonAnswer({'session_id': session.session_id, 'project_id': session.project_id})
+        return JsonResponse({'session_id': session.session_id, 'project_id': session.project_id})
 
-    async def _export_trace(self, call: HttpCall) -> Answer:
+    async def _export_trace(self, call: HttpCall) -> Response:
         await self._verbs.find_session(call.path_values['session_id'])
-        return JsonAnswer({'status': 'failed', 'error': 'traces of sessions are not kept here'})
+        return JsonResponse({'status': 'failed', 'error': 'traces of sessions are not kept here'})
 
 
 def _saved(session: Session) -> dict[str, str]:

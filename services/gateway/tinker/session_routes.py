@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.fields import items, mapping, text
 from services.gateway.sessions.create_session import CreateSession, SessionOrder
 from services.gateway.sessions.finish_session import FinishSession
@@ -55,24 +55,24 @@ class SessionRoutes:
             tinker_route('sessions/{session_id}/finish', self._finish, access=SESSIONS),
         ]
 
-    async def _create(self, call: HttpCall) -> Answer:
+    async def _create(self, call: HttpCall) -> Response:
         # The client's own key is the same for the repeats of one call, and another one for each attempt above them.
         request_id = call.headers.get('x-idempotency-key', '')[:256] or new_id('rq')
         order = await read_body(call, lambda body: session_order(body, request_id=request_id))
         session = await self._verbs.create(current_caller(), order)
         notice = {'info_message': self._notice} if self._notice else {}
-        return JsonAnswer({'session_id': session.session_id, 'type': 'create_session', **notice})
+        return JsonResponse({'session_id': session.session_id, 'type': 'create_session', **notice})
 
-    async def _heartbeat(self, call: HttpCall) -> Answer:
+    async def _heartbeat(self, call: HttpCall) -> Response:
         session_id = await read_body(call, lambda body: Fields(body).need('session_id', _session_id))
         await self._verbs.heartbeat(current_caller(), session_id)
-        return JsonAnswer({'type': 'session_heartbeat'})
+        return JsonResponse({'type': 'session_heartbeat'})
 
-    async def _finish(self, call: HttpCall) -> Answer:
+    async def _finish(self, call: HttpCall) -> Response:
         reason = await read_body(call, finish_reason)
         session_id = call.path_values['session_id']
         await self._verbs.finish(current_caller(), session_id, reason=reason)
-        return JsonAnswer({'session_id': session_id})
+        return JsonResponse({'session_id': session_id})
 
 
 def session_order(body: Mapping[str, Any], *, request_id: str) -> SessionOrder:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer
+from services.gateway.http.call import HttpCall, JsonResponse, Response
 from services.gateway.tinker.bodies import PROTOBUF_TYPE
 from services.gateway.tinker.future_routes import AnswerOf, Outcome
 from services.gateway.tinker.notes import Verb
@@ -15,7 +15,7 @@ from twinkle.api.model.v1 import operation_result_pb2, training_service_pb2
 
 
 @dataclass(frozen=True)
-class ProtobufAnswer:
+class ProtobufResponse:
     """A message."""
 
     data: bytes
@@ -43,49 +43,49 @@ def training_answers() -> Mapping[str, AnswerOf]:
     }
 
 
-async def _created(outcome: Outcome) -> Answer:
-    return JsonAnswer({'model_id': outcome.future.lane, 'type': 'create_model'})
+async def _created(outcome: Outcome) -> Response:
+    return JsonResponse({'model_id': outcome.future.lane, 'type': 'create_model'})
 
 
-async def _loaded(outcome: Outcome) -> Answer:
+async def _loaded(outcome: Outcome) -> Response:
     facts = {'path': outcome.note.facts.get('path'), 'model_id': outcome.future.lane}
-    return JsonAnswer({**facts, 'type': 'load_weights'})
+    return JsonResponse({**facts, 'type': 'load_weights'})
 
 
-async def _passed(outcome: Outcome) -> Answer:
+async def _passed(outcome: Outcome) -> Response:
     return await asyncio.to_thread(_pass_answer, outcome)
 
 
-def _pass_answer(outcome: Outcome) -> Answer:
+def _pass_answer(outcome: Outcome) -> Response:
     result = _result_of(outcome).forward
     if outcome.is_protobuf_wanted:
-        return ProtobufAnswer(output_to_proto(result).SerializeToString())
-    return JsonAnswer(output_to_json(result))
+        return ProtobufResponse(output_to_proto(result).SerializeToString())
+    return JsonResponse(output_to_json(result))
 
 
-async def _stepped(outcome: Outcome) -> Answer:
+async def _stepped(outcome: Outcome) -> Response:
     step = _result_of(outcome).step
     metrics = {'learning_rate:mean': step.learning_rate}
     if step.HasField('grad_norm'):
         metrics['grad_norm:mean'] = step.grad_norm
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    return JsonAnswer({'metrics': finite, 'type': 'optim_step'})
+    return JsonResponse({'metrics': finite, 'type': 'optim_step'})
 
 
-async def _saved(outcome: Outcome) -> Answer:
+async def _saved(outcome: Outcome) -> Response:
     answer: dict[str, Any] = {'path': outcome.note.facts.get('path'), 'type': outcome.note.verb}
     if outcome.note.verb == Verb.SAVE_EXTERNAL:
         answer['size_bytes'] = _result_of(outcome).save.size_bytes
-    return JsonAnswer(answer)
+    return JsonResponse(answer)
 
 
-async def _published(outcome: Outcome) -> Answer:
+async def _published(outcome: Outcome) -> Response:
     session = outcome.note.facts.get('sampling_session_id')
-    return JsonAnswer({'sampling_session_id': session, 'type': 'save_weights_for_sampler'})
+    return JsonResponse({'sampling_session_id': session, 'type': 'save_weights_for_sampler'})
 
 
-async def _unloaded(outcome: Outcome) -> Answer:
-    return JsonAnswer({'model_id': outcome.note.facts.get('model_id'), 'type': 'unload_model'})
+async def _unloaded(outcome: Outcome) -> Response:
+    return JsonResponse({'model_id': outcome.note.facts.get('model_id'), 'type': 'unload_model'})
 
 
 def _result_of(outcome: Outcome) -> operation_result_pb2.OperationResult:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from services.gateway.http.call import Answer, HttpCall, Route
+from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.http.fields import number, text
 from services.gateway.tinker.base_models import BaseModel, BaseModels
 from services.gateway.tinker.bodies import is_protobuf, read_body, read_message
@@ -49,13 +49,13 @@ class TrainingRoutes:
             tinker_route('optim_step', self._optim_step, access=TRAIN),
         ]
 
-    async def _forward_backward(self, call: HttpCall) -> Answer:
+    async def _forward_backward(self, call: HttpCall) -> Response:
         return await self._pass(call, is_forward_only=False)
 
-    async def _forward(self, call: HttpCall) -> Answer:
+    async def _forward(self, call: HttpCall) -> Response:
         return await self._pass(call, is_forward_only=True)
 
-    async def _pass(self, call: HttpCall, *, is_forward_only: bool) -> Answer:
+    async def _pass(self, call: HttpCall, *, is_forward_only: bool) -> Response:
         if is_protobuf(call):
             message = await read_message(call, message_of, limit_bytes=self._body_bytes)
             async with self._operations.placed(message.model_id, message.seq_id):
@@ -66,13 +66,13 @@ class TrainingRoutes:
                 await asyncio.to_thread(request_from_json, fields, is_forward_only=is_forward_only)
             )
 
-    async def _submit(self, request: TrainingRequest) -> Answer:
+    async def _submit(self, request: TrainingRequest) -> Response:
         model = await self._base_models.find(await self._runs.base_model_of(request.model_id))
         operation = await asyncio.to_thread(pass_of, request, model)
         verb = Verb.FORWARD if request.is_forward_only else Verb.FORWARD_BACKWARD
         return acknowledged(await self._operations.submit(operation, request.seq_id, Note(verb)))
 
-    async def _optim_step(self, call: HttpCall) -> Answer:
+    async def _optim_step(self, call: HttpCall) -> Response:
         fields = await read_body(call, Fields)
         async with self._operations.placed(fields.raw('model_id'), fields.raw('seq_id')):
             operation, place = step_of(fields)

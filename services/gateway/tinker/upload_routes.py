@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.gateway.catalogue.rules import UploadOrder
 from services.gateway.http.body import ClientGone, Pace, arriving
-from services.gateway.http.call import Answer, HttpCall, JsonAnswer, Route
+from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.tinker.catalogue_answers import checkpoint_to_json
 from services.gateway.tinker.catalogue_ports import Uploads
 from services.gateway.tinker.paths import WeightsKind, WeightsPath, parse_kind, parse_name
@@ -42,7 +42,7 @@ class UploadRoutes:
         """Return the routes."""
         return [tinker_route('uploads/{name}', self._take, access=_UPLOAD, http_method='PUT')]
 
-    async def _take(self, call: HttpCall) -> Answer:
+    async def _take(self, call: HttpCall) -> Response:
         query = query_of(call)
         name = parse_name(call.path_values['name'], 'name')
         kind = parse_kind(query.get('kind', WeightsKind.TRAINING), 'kind')
@@ -62,8 +62,8 @@ class UploadRoutes:
                 raise body.failure from error
             if not isinstance(error, StreamOutOfOrder) or error.offset is None:
                 raise
-            return JsonAnswer({'held_bytes': error.offset, 'size_bytes': part.size_bytes}, 202)
-        return JsonAnswer(checkpoint_to_json(checkpoint), 201)
+            return JsonResponse({'held_bytes': error.offset, 'size_bytes': part.size_bytes}, 202)
+        return JsonResponse(checkpoint_to_json(checkpoint), 201)
 
 
 class _Body:

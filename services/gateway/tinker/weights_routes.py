@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from services.gateway.http.call import Answer, HttpCall, Route
+from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.http.fields import flag, items, text, whole
 from services.gateway.tinker.bodies import read_body
 from services.gateway.tinker.fields import Fields
@@ -45,12 +45,12 @@ class WeightsRoutes:
             tinker_route('save_weights_external', self._save_external, access=TRAIN),
         ]
 
-    async def _save(self, call: HttpCall) -> Answer:
+    async def _save(self, call: HttpCall) -> Response:
         fields = await read_body(call, Fields)
         async with self._operations.placed(fields.raw('model_id'), fields.raw('seq_id')):
             return await self._submit_save(fields, WeightsKind.TRAINING, Verb.SAVE_WEIGHTS)
 
-    async def _save_external(self, call: HttpCall) -> Answer:
+    async def _save_external(self, call: HttpCall) -> Response:
         fields = await read_body(call, Fields)
         async with self._operations.placed(fields.raw('model_id'), fields.raw('seq_id')):
             if fields.get('age_encryption_recipients', items, []):
@@ -59,7 +59,7 @@ class WeightsRoutes:
             fields.need('path', text)
             return await self._submit_save(fields, WeightsKind.EXTERNAL, Verb.SAVE_EXTERNAL)
 
-    async def _save_for_sampler(self, call: HttpCall) -> Answer:
+    async def _save_for_sampler(self, call: HttpCall) -> Response:
         fields = await read_body(call, Fields)
         async with self._operations.placed(fields.raw('model_id'), fields.raw('seq_id')):
             kind = fields.get('kind', text, 'snapshot')
@@ -69,12 +69,12 @@ class WeightsRoutes:
                 return await self._submit_save(fields, WeightsKind.SAMPLER, Verb.SAVE_FOR_SAMPLER)
             return await self._publish(fields, is_inflight=kind == 'inflight')
 
-    async def _submit_save(self, fields: Fields, kind: WeightsKind, verb: Verb) -> Answer:
+    async def _submit_save(self, fields: Fields, kind: WeightsKind, verb: Verb) -> Response:
         path, operation = save_of(fields, kind)
         note = Note(verb, {'path': str(path), **metadata_note(labels_of(fields, 'user_metadata'))})
         return acknowledged(await self._operations.submit(operation, fields.need('seq_id', check_seq_id), note))
 
-    async def _publish(self, fields: Fields, *, is_inflight: bool) -> Answer:
+    async def _publish(self, fields: Fields, *, is_inflight: bool) -> Response:
         model, place = fields.need('model_id', check_model_id), fields.need('seq_id', check_seq_id)
         if 'sampling_session_seq_id' not in fields:
             raise InvalidField('path', 'is required, unless sampling_session_seq_id is given')

@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from fixtures.fake_samplers import until
-from services.gateway.http.connections import BoundedConnection
+from services.gateway.http.server import BoundedConnection
 
 GET = b'GET / HTTP/1.1\r\nhost: x\r\n\r\n'
 LARGE = 1 << 26

@@ -10,9 +10,8 @@ import zstandard
 
 from fixtures.tinker_api import TinkerApi, tinker_api
 from services.gateway.http.body import ClientGone, Pace, read_bytes
-from services.gateway.http.call import HttpCall, JsonAnswer, Route
-from services.gateway.http.memory import CallMemory, MemoryGates, json_work_bytes
-from services.gateway.tinker.dialect import TinkerDialect
+from services.gateway.http.call import CallMemory, HttpCall, JsonResponse, MemoryGates, Route, json_work_bytes
+from services.gateway.tinker.errors import TinkerErrors
 from services.kit.byte_gate import ByteGate
 from services.kit.errors import BytesFull, DeadlinePassed, MessageTooLarge
 
@@ -52,7 +51,7 @@ def call_of(pieces: AsyncIterator[bytes], *, length: int | None = None, memory: 
     async def send(message: Any) -> None:
         raise AssertionError(message)
 
-    route = Route(path='/', http_method='POST', name='x', method='/x', serve=nothing, dialect=TinkerDialect())
+    route = Route(path='/', http_method='POST', name='x', method='/x', serve=nothing, errors=TinkerErrors())
     headers = {} if length is None else {'content-length': str(length)}
     return HttpCall(route, {}, receive, send, headers, 'rq-1', memory=memory)
 
@@ -163,7 +162,7 @@ async def test_long_answers_are_written_piece_by_piece(size: int) -> None:
 
     call = call_of(some(0, 0))
     call.send = send
-    await JsonAnswer({'x': 'y' * size}).write(call)
+    await JsonResponse({'x': 'y' * size}).write(call)
     pieces = [message['body'] for message in sent[1:]]
     assert b''.join(pieces) == json.dumps({'x': 'y' * size}, separators=(',', ':')).encode()
     assert max(map(len, pieces)) <= 1 << 18

@@ -10,9 +10,8 @@ import pytest
 
 from services.gateway.http.body import parse_object
 from services.gateway.http.call import event_bytes, json_bytes
-from services.gateway.openai.chat_request import chat_asked
-from services.gateway.openai.completion_request import completion_asked
-from services.gateway.openai.dialect import OpenAiDialect
+from services.gateway.openai.request import chat_request, completion_request
+from services.gateway.openai.routes import OpenAiErrors
 from services.kit.errors import InvalidField
 
 HELLO = {'role': 'user', 'content': 'Hi'}
@@ -31,7 +30,7 @@ CHAT_PARAMS = ('messages', 'max_completion_tokens', 'top_logprobs', 'chat_templa
 
 def told(error: InvalidField) -> dict[str, Any]:
     """Return what the client reads; it has to be JSON."""
-    return json.loads(json_bytes(OpenAiDialect().body_of(error, request_id='rq-1')))['error']
+    return json.loads(json_bytes(OpenAiErrors().body_of(error, request_id='rq-1')))['error']
 
 
 def refusal_of(read: Callable[[], Any]) -> dict[str, Any] | None:
@@ -47,7 +46,7 @@ def test_every_parameter_takes_or_refuses_every_value() -> None:
     """Whatever a parameter is given, the answer is a good request or an error that names the parameter."""
     for name, value in itertools.product((*COMPLETION_PARAMS, *CHAT_PARAMS), STRANGE):
         completion, chat = {'model': 'm', 'prompt': 'a', name: value}, {'model': 'm', 'messages': [HELLO], name: value}
-        for read, body in ((completion_asked, completion), (chat_asked, chat)):
+        for read, body in ((completion_request, completion), (chat_request, chat)):
             refusal = refusal_of(lambda read=read, body=body: read(body).params.SerializeToString())
             if refusal is not None:
                 assert refusal['param'].partition('.')[0].partition('[')[0] == name, (name, value)
@@ -63,7 +62,7 @@ def test_messages_of_any_shape_are_taken_or_refused() -> None:
         if generator.random() < 0.8:
             message['role'] = generator.choice(roles)
         body = {'model': 'm', 'messages': [message]}
-        refusal = refusal_of(lambda body=body: chat_asked(body).prompts[0].SerializeToString())
+        refusal = refusal_of(lambda body=body: chat_request(body).prompts[0].SerializeToString())
         assert refusal is None or refusal['param'].startswith('messages')
 
 
@@ -73,7 +72,7 @@ def test_arguments_that_are_nested_too_deep_are_refused(depth: int) -> None:
     arguments = '{"a":' * depth + '1' + '}' * depth
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
     with pytest.raises(InvalidField) as caught:
-        chat_asked({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
+        chat_request({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
     assert caught.value.field == 'messages[0].tool_calls[0].function.arguments'
 
 
@@ -81,7 +80,7 @@ def test_arguments_that_are_nested_as_deep_as_allowed_arrive() -> None:
     """What is taken can be read by whoever gets the message."""
     arguments = '{"a":' * 24 + '1' + '}' * 24
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
-    asked = chat_asked({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
+    asked = chat_request({'model': 'm', 'messages': [{'role': 'assistant', 'tool_calls': [call]}]})
     (prompt,) = asked.prompts
     assert type(prompt).FromString(prompt.SerializeToString()) == prompt
 
@@ -91,7 +90,7 @@ def test_schema_that_is_too_long_is_refused() -> None:
     schema = {'type': 'object', 'description': 'x' * 70_000}
     form = {'type': 'json_schema', 'json_schema': {'name': 'n', 'schema': schema}}
     with pytest.raises(InvalidField) as caught:
-        completion_asked({'model': 'm', 'prompt': ['a'] * 200, 'response_format': form})
+        completion_request({'model': 'm', 'prompt': ['a'] * 200, 'response_format': form})
     assert caught.value.field == 'response_format.json_schema.schema'
 
 

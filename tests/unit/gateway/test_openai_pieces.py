@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gateway.openai.answers import MAX_LOGPROBS, AnswerWriter
-from services.gateway.openai.asked import Asked
-from services.gateway.openai.completion_request import completion_asked
-from services.gateway.openai.model_names import Weights
-from services.gateway.openai.pieces import Piece, PieceReader, ScoredToken
-from services.gateway.openai.shapes import CompletionShape
-from services.gateway.openai.token_names import TokenName, TokenNames
+from services.gateway.openai.answers import MAX_LOGPROBS, AnswerWriter, CompletionFormat
+from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, ScoredToken
+from services.gateway.openai.names import ResolvedModel, TokenText, TokenTexts
+from services.gateway.openai.request import GenerationRequest, completion_request
 from services.kit.caller import Caller
 from services.kit.errors import Cancelled, InvalidField
 from services.kit.rpc.tensors import tensor_to_proto
@@ -35,15 +32,15 @@ class Letters:
         )
 
 
-def asked_for(**fields: Any) -> Asked:
+def asked_for(**fields: Any) -> GenerationRequest:
     """Return a checked request."""
-    return completion_asked({'model': 'm', 'prompt': 'abc', **fields})
+    return completion_request({'model': 'm', 'prompt': 'abc', **fields})
 
 
-def reader_for(asked: Asked) -> PieceReader:
+def reader_for(asked: GenerationRequest) -> ChoiceReader:
     """Return a reader of the answer to it."""
     samplers: Any = Letters()
-    return PieceReader(asked, 'm', CALLER, TokenNames(samplers))
+    return ChoiceReader(asked, 'm', CALLER, TokenTexts(samplers))
 
 
 def ints(values: Iterable[int]) -> tensor_pb2.Tensor:
@@ -74,17 +71,19 @@ def end_of(index: int, reason: Any, text: str = '') -> wire.SampleResponse:
     return wire.SampleResponse(finished=end)
 
 
-async def answer_to(asked: Asked, events: list[tuple[int, wire.SampleResponse]]) -> dict[str, Any]:
+async def answer_to(asked: GenerationRequest, events: list[tuple[int, wire.SampleResponse]]) -> dict[str, Any]:
     """Return the whole answer that events of samplers make."""
     reader = reader_for(asked)
 
-    async def pieces() -> AsyncGenerator[Piece, None]:
+    async def pieces() -> AsyncGenerator[ChoiceDelta, None]:
         for placed in events:
             for piece in await reader.read(placed):
                 yield piece
 
-    writer = AnswerWriter(asked, Weights(base_model='m'), shape=CompletionShape(asked), tally=reader.tally, created=1)
-    return await writer.whole(pieces())
+    writer = AnswerWriter(
+        asked, ResolvedModel(base_model='m'), form=CompletionFormat(asked), usage=reader.usage, created=1
+    )
+    return await writer.complete(pieces())
 
 
 async def test_usage_counts_each_prompt_once_and_every_token() -> None:
@@ -137,21 +136,21 @@ async def test_echoed_prompt_is_scored_once_for_all_choices() -> None:
 
 async def test_whole_answer_has_bounded_logprobs() -> None:
     """An answer that would hold too many of them is given up while it is read; nothing more is read."""
-    name = TokenName(b'a', is_special=False)
+    name = TokenText(b'a', is_special=False)
     scored = [ScoredToken(name, -1.0, [(name, -1.0)] * 19, 0)] * 100
     asked = asked_for(logprobs=19)
     read = 0
 
-    async def pieces() -> AsyncGenerator[Piece, None]:
+    async def pieces() -> AsyncGenerator[ChoiceDelta, None]:
         nonlocal read
         while True:
             read += 1
-            yield Piece(index=0, text='a' * 100, token_ids=[1] * 100, scored=scored)
+            yield ChoiceDelta(index=0, text='a' * 100, token_ids=[1] * 100, scored=scored)
 
     writer = AnswerWriter(
-        asked, Weights(base_model='m'), shape=CompletionShape(asked), tally=reader_for(asked).tally, created=1
+        asked, ResolvedModel(base_model='m'), form=CompletionFormat(asked), usage=reader_for(asked).usage, created=1
     )
     with pytest.raises(InvalidField) as caught:
-        await writer.whole(pieces())
+        await writer.complete(pieces())
     assert caught.value.field == 'logprobs'
     assert read == MAX_LOGPROBS // 2000 + 1

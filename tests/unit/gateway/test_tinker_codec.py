@@ -14,7 +14,7 @@ from services.gateway.errors import FutureExpired, PositionMissing, SessionFinis
 from services.gateway.http.body import parse_object
 from services.gateway.tinker.arrays import MAX_ELEMENTS, Room, array_from_json, array_from_proto, array_to_json
 from services.gateway.tinker.bodies import decompressed
-from services.gateway.tinker.dialect import TinkerDialect, category_of, field_of, text_of
+from services.gateway.tinker.errors import TinkerErrors, category_of, field_of, text_of
 from services.gateway.tinker.fields import Fields
 from services.gateway.tinker.losses import LOSSES, loss_config, rule_of
 from services.gateway.tinker.model_request import fresh_model
@@ -262,8 +262,8 @@ def test_text_that_is_no_path_is_refused(text: str) -> None:
 )
 def test_errors_have_status_and_category(error: DomainError, status: int, category: str) -> None:
     """What stays wrong is told so that a client does not try again."""
-    assert (TinkerDialect().status_of(error), category_of(error)) == (status, category)
-    assert TinkerDialect().body_of(error, request_id='rq')['detail'] == text_of(error) != ''
+    assert (TinkerErrors().status_of(error), category_of(error)) == (status, category)
+    assert TinkerErrors().body_of(error, request_id='rq')['detail'] == text_of(error) != ''
 
 
 def test_no_lasting_error_is_tried_again() -> None:
@@ -274,7 +274,7 @@ def test_no_lasting_error_is_tried_again() -> None:
         code = getattr(error_class, 'code', None)
         if code is None or code in helps:
             continue
-        assert TinkerDialect().status_of(error) in {400, 401, 403, 404, 410, 413}, error_class.reason
+        assert TinkerErrors().status_of(error) in {400, 401, 403, 404, 410, 413}, error_class.reason
 
 
 def test_missing_place_is_the_users_fault() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.catalogue.rules import Checkpoint, UploadOrder
 from services.gateway.http.body import ClientGone
-from services.gateway.http.call import HttpCall, JsonAnswer
+from services.gateway.http.call import HttpCall, JsonResponse
 from services.gateway.tinker.upload_routes import UploadRoutes
 from services.kit.errors import DeadlinePassed, StreamOutOfOrder
 
@@ -90,7 +90,7 @@ class Sender:
         return HttpCall(routes.routes()[0], scope, self.receive, send, headers, 'rq-1')
 
 
-def upload(sender: Sender, shelf: Shelf) -> JsonAnswer:
+def upload(sender: Sender, shelf: Shelf) -> JsonResponse:
     """Return what a client is answered."""
 
     async def answer_of(call: HttpCall) -> Any:
@@ -98,7 +98,7 @@ def upload(sender: Sender, shelf: Shelf) -> JsonAnswer:
 
     with asyncio.Runner(loop_factory=FastLoop) as runner:
         answer = runner.run(answer_of(sender.call(UploadRoutes(shelf))))
-    assert isinstance(answer, JsonAnswer)
+    assert isinstance(answer, JsonResponse)
     return answer
 
 

@@ -50,7 +50,7 @@ _TENSORS = {
 }
 
 
-class TinkerDialect:
+class TinkerErrors:
     """Implements `call.Dialect`."""
 
     def status_of(self, error: DomainError) -> int:

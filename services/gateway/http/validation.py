@@ -1,0 +1,171 @@
+"""Validation of JSON bodies with pydantic: base models, shared field types, and errors that name the field."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from services.kit.errors import InvalidField
+
+MAX_TOKEN_ID = 2**31 - 1
+_MAX_STOPS = 64
+_NAME_CHARACTERS = 100
+"""Most characters of a client's field name that an error repeats."""
+
+Model = TypeVar('Model', bound=BaseModel)
+Value = TypeVar('Value')
+
+
+class JsonModel(BaseModel):
+    """JSON object, validated without coercion; unknown fields are refused, and null counts as absent."""
+
+    model_config = ConfigDict(strict=True, extra='forbid', frozen=True)
+    is_null_absent: ClassVar[bool] = True
+    """Whether a known field that is null counts as absent."""
+    is_unknown_null_absent: ClassVar[bool] = False
+    """Whether an unknown field that is null is ignored."""
+
+    @model_validator(mode='before')
+    @classmethod
+    def _select(cls, values: Any) -> Any:
+        """Drop nulls, and all unknown fields but the first, so that a hostile body causes few errors."""
+        if not isinstance(values, dict):
+            return values
+        given, known = cast('dict[str, Any]', values), _names_of(cls)
+        selected = {
+            name: given[name] for name in known if name in given and not (cls.is_null_absent and given[name] is None)
+        }
+        if cls.model_config.get('extra') == 'forbid':
+            for name, value in given.items():
+                if name not in known and not (cls.is_unknown_null_absent and value is None):
+                    return {**selected, name: value}
+        return selected
+
+
+def _names_of(model: type[BaseModel]) -> dict[str, None]:
+    return {field.alias or name: None for name, field in model.model_fields.items()}
+
+
+def read_model(model: type[Model], body: Any, *, path: str = '') -> Model:
+    """Validate a JSON object.
+
+    Args:
+        model: Model of the object.
+        body: Parsed JSON.
+        path: Path of the object within the request body, for errors; empty for the body itself.
+
+    Raises:
+        InvalidField: A field is wrong; the error names the first one.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _refusal(error, path) from error
+
+
+def read_value(adapter: TypeAdapter[Value], value: Any, path: str) -> Value:
+    """Validate a JSON value that is at `path` in the request body.
+
+    Raises:
+        InvalidField: The value is wrong; the error names the value or the first wrong element.
+    """
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        raise _refusal(error, path) from error
+
+
+def field_path(location: Sequence[str | int], path: str = '') -> str:
+    """Return a pydantic location below `path` as a field path, such as `messages[0].role`."""
+    for part in location:
+        if isinstance(part, int):
+            path += f'[{part}]'
+        else:
+            path += f'.{part[:_NAME_CHARACTERS]}' if path else part[:_NAME_CHARACTERS]
+    return path or 'body'
+
+
+def _refusal(error: ValidationError, path: str) -> InvalidField:
+    first = error.errors(include_url=False, include_input=False)[0]
+    match first['type']:
+        case 'missing':
+            problem = 'is required'
+        case 'extra_forbidden':
+            problem = 'is not a known parameter'
+        case 'value_error':
+            problem = str(first.get('ctx', {}).get('error', first['msg']))
+        case 'model_type' | 'dict_type':
+            problem = 'must be an object'
+        case _:
+            problem = first['msg'].replace('Input should', 'must', 1)
+    return InvalidField(field_path(first['loc'], path), problem)
+
+
+def not_served(problem: str) -> BeforeValidator:
+    """Make the validator of a parameter that the API defines and this server refuses."""
+
+    def refuse(value: Any) -> NoReturn:
+        raise ValueError(problem)
+
+    return BeforeValidator(refuse)
+
+
+def fixed(allowed: object, problem: str) -> AfterValidator:
+    """Make the validator of a parameter for which only one value is accepted."""
+
+    def check(value: Value) -> Value:
+        if value != allowed:
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
+
+
+def is_shallow(value: Any, depth: int) -> bool:
+    """Return whether objects and lists are nested at most `depth` levels deep."""
+    level: list[Any] = [value]
+    for _ in range(depth):
+        level = [child for parent in level for child in _children(parent)]
+    return not any(isinstance(child, dict | list) for child in level)
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast('dict[str, Any]', value).values())
+    return cast('list[Any]', value) if isinstance(value, list) else []
+
+
+def _text_values(value: Any, info: ValidationInfo) -> Mapping[str, str]:
+    # pydantic would collect an error for each wrong value; a hostile body may have very many.
+    if not isinstance(value, dict):
+        raise ValueError('must be an object')
+    for name, label in cast('dict[str, Any]', value).items():
+        if not isinstance(label, str):
+            raise InvalidField(field_path((info.field_name or '', name)), 'must be a string')
+    return cast('dict[str, str]', value)
+
+
+def _as_list(kind: type) -> Callable[[Any], Any]:
+    return lambda value: [value] if isinstance(value, kind) else value
+
+
+TextLabels = Annotated[Mapping[str, str], PlainValidator(_text_values)]
+"""Labels that the client chooses; for a field of the body itself."""
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+StopStrings = Annotated[list[Stop], Field(max_length=_MAX_STOPS, fail_fast=True), BeforeValidator(_as_list(str))]
+"""Stop strings: one string, or a list."""
+StopTokens = Annotated[list[TokenId], Field(max_length=_MAX_STOPS, fail_fast=True)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]

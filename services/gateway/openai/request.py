@@ -1,0 +1,205 @@
+"""Sampling requests: validated bodies of completions and chats as messages of the sampler contract."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from services.gateway.http.validation import TokenIds, read_model, read_value
+from services.gateway.openai.models import (
+    MAX_TOKENS,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    ResponseFormat,
+    SamplingBody,
+    ToolCall,
+)
+from services.kit.errors import InvalidField
+from services.kit.rpc.structs import struct_of
+from services.kit.rpc.tensors import tensor_to_proto
+from twinkle.api.data.v1 import message_pb2
+from twinkle.api.sampler.v1 import sampling_pb2
+
+MAX_CHOICES = 256
+"""Most completions of one request, over all its prompts."""
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for completions."""
+_SAMPLING_FIELDS = {
+    'n': 'sample_count',
+    'temperature': 'temperature',
+    'top_p': 'top_p',
+    'min_p': 'min_p',
+    'presence_penalty': 'presence_penalty',
+    'frequency_penalty': 'frequency_penalty',
+    'repetition_penalty': 'repetition_penalty',
+    'seed': 'seed',
+    'min_tokens': 'min_tokens',
+    'ignore_eos': 'is_eos_ignored',
+    'stop_token_ids': 'stop_token_ids',
+    'stop': 'stop_strings',
+}
+"""Parameters and the fields of `SamplingParams` with the same meaning."""
+_ROLES = {
+    'system': message_pb2.ROLE_SYSTEM,
+    'developer': message_pb2.ROLE_SYSTEM,
+    'user': message_pb2.ROLE_USER,
+    'assistant': message_pb2.ROLE_ASSISTANT,
+    'tool': message_pb2.ROLE_TOOL,
+}
+_TOKEN_IDS = TypeAdapter[Sequence[int]](TokenIds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """Validated request for completions of one or more prompts."""
+
+    model: str
+    """Model name as the client sent it."""
+    prompts: tuple[sampling_pb2.Prompt, ...]
+    params: sampling_pb2.SamplingParams
+    is_streamed: bool
+    is_usage_streamed: bool
+    """Whether the last event of a stream reports the usage."""
+    top_logprobs: int | None
+    """Number of most likely alternatives for each token; None returns no log-probabilities."""
+    are_token_ids_returned: bool
+    is_echoed: bool = False
+    """Whether each completion begins with its prompt."""
+
+    @property
+    def sample_count(self) -> int:
+        """Completions of each prompt."""
+        return self.params.sample_count if self.params.HasField('sample_count') else 1
+
+    @property
+    def choice_count(self) -> int:
+        """Completions of all prompts."""
+        return self.sample_count * len(self.prompts)
+
+
+def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
+    """Validate and convert a body of `/v1/completions`.
+
+    Raises:
+        InvalidField: The error names the parameter.
+    """
+    given = read_model(CompletionBody, body)
+    max_tokens = max(DEFAULT_MAX_TOKENS, given.min_tokens or 0) if given.max_tokens is None else given.max_tokens
+    params = _sampling_params(given, max_tokens=max_tokens, top_logprobs=given.logprobs)
+    if given.echo and given.logprobs is not None:
+        params.is_prompt_logprobs_returned = True
+        params.prompt_top_logprob_count = given.logprobs
+    return _request(given, _prompts(given.prompt), params, top_logprobs=given.logprobs, is_echoed=given.echo)
+
+
+def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
+    """Validate and convert a body of `/v1/chat/completions`.
+
+    Raises:
+        InvalidField: The error names the parameter.
+    """
+    given = read_model(ChatBody, body)
+    max_tokens = given.max_completion_tokens or given.max_tokens
+    if given.max_tokens not in (None, max_tokens):
+        raise InvalidField('max_tokens', 'differs from max_completion_tokens; give one of them')
+    top_logprobs = (given.top_logprobs or 0) if given.logprobs else None
+    params = _sampling_params(given, max_tokens=max_tokens, top_logprobs=top_logprobs)
+    chat = sampling_pb2.ChatPrompt(
+        trajectory=message_pb2.Trajectory(messages=[_message(message) for message in given.messages])
+    )
+    if given.chat_template_kwargs.enable_thinking is not None:
+        chat.is_thinking_enabled = given.chat_template_kwargs.enable_thinking
+    return _request(given, (sampling_pb2.Prompt(chat=chat),), params, top_logprobs=top_logprobs)
+
+
+def _request(
+    body: SamplingBody,
+    prompts: tuple[sampling_pb2.Prompt, ...],
+    params: sampling_pb2.SamplingParams,
+    *,
+    top_logprobs: int | None,
+    is_echoed: bool = False,
+) -> GenerationRequest:
+    request = GenerationRequest(
+        model=body.model,
+        prompts=prompts,
+        params=params,
+        is_streamed=body.stream,
+        is_usage_streamed=body.stream_options is not None and body.stream_options.include_usage,
+        top_logprobs=top_logprobs,
+        are_token_ids_returned=body.return_token_ids,
+        is_echoed=is_echoed,
+    )
+    if request.choice_count > MAX_CHOICES:
+        raise InvalidField('n', f'times the number of prompts must be at most {MAX_CHOICES}')
+    return request
+
+
+def _sampling_params(
+    body: SamplingBody, *, max_tokens: int | None, top_logprobs: int | None
+) -> sampling_pb2.SamplingParams:
+    if (body.min_tokens or 0) > (MAX_TOKENS if max_tokens is None else max_tokens):
+        raise InvalidField('min_tokens', 'must be at most the number of new tokens allowed')
+    given = {field: getattr(body, name) for name, field in _SAMPLING_FIELDS.items()}
+    params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **given)
+    if body.top_k is not None:
+        params.top_k = body.top_k or -1
+    if top_logprobs:
+        params.top_logprob_count = top_logprobs
+    if form := _structured_output(body.response_format):
+        params.structured_output.CopyFrom(form)
+    return params
+
+
+def _structured_output(given: ResponseFormat | None) -> sampling_pb2.StructuredOutput | None:
+    if given is None or given.type == 'text':
+        return None
+    if given.json_schema is None:
+        return sampling_pb2.StructuredOutput(is_json_object=True)
+    return sampling_pb2.StructuredOutput(json_schema=struct_of(given.json_schema.content))
+
+
+def _prompts(value: Any) -> tuple[sampling_pb2.Prompt, ...]:
+    if isinstance(value, str):
+        return (_text_prompt(value, 'prompt'),)
+    if not isinstance(value, list) or not value:
+        raise InvalidField('prompt', 'must be a string, a list of strings, of tokens, or of lists of tokens')
+    items = cast('list[Any]', value)
+    if type(items[0]) is int:
+        return (_token_prompt(items, 'prompt'),)
+    if len(items) > MAX_CHOICES:
+        raise InvalidField('prompt', f'must have at most {MAX_CHOICES} prompts')
+    make = _text_prompt if isinstance(items[0], str) else _token_prompt
+    return tuple(make(item, f'prompt[{index}]') for index, item in enumerate(items))
+
+
+def _text_prompt(value: Any, field: str) -> sampling_pb2.Prompt:
+    if not isinstance(value, str) or not value:
+        raise InvalidField(field, 'must be a string with at least one character')
+    return sampling_pb2.Prompt(text=value)
+
+
+def _token_prompt(value: Any, field: str) -> sampling_pb2.Prompt:
+    tokens = read_value(_TOKEN_IDS, value, field)
+    if not tokens:
+        raise InvalidField(field, 'must have at least one token')
+    return sampling_pb2.Prompt(token_ids=tensor_to_proto(np.asarray(tokens, dtype=np.int32)))
+
+
+def _message(message: ChatMessage) -> message_pb2.Message:
+    return message_pb2.Message(
+        role=_ROLES[message.role],
+        parts=[message_pb2.ContentPart(text=part.text) for part in message.content or ()],
+        tool_calls=[_tool_call(call) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
+
+
+def _tool_call(call: ToolCall) -> message_pb2.ToolCall:
+    return message_pb2.ToolCall(
+        tool_call_id=call.id, name=call.function.name, arguments=struct_of(call.function.arguments)
+    )

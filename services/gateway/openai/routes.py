@@ -1,0 +1,180 @@
+"""Routes and error format of the OpenAI API."""
+
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from services.gateway.http.body import read_json
+from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
+from services.gateway.openai.answers import AnswerWriter, ChatFormat, ChoiceFormat, CompletionFormat
+from services.gateway.openai.choices import ChoiceDelta, ChoiceReader
+from services.gateway.openai.names import ModelResolver, ResolvedModel, TokenTexts
+from services.gateway.openai.request import GenerationRequest, chat_request, completion_request
+from services.gateway.openai.samplers import FleetSamplers, sample_all
+from services.kit.clock import Clock
+from services.kit.errors import Code, DomainError
+from services.kit.rpc.context import current_caller
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+
+SAMPLE_METHOD = '/twinkle.api.sampler.v1.SamplerService/Sample'
+"""RPC method whose access rules apply to every route."""
+_STATUSES = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.NOT_FOUND: 404,
+    Code.DEADLINE_EXCEEDED: 408,
+    Code.ABORTED: 409,
+    Code.ALREADY_EXISTS: 409,
+    Code.CANCELLED: 409,
+    Code.FAILED_PRECONDITION: 409,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNIMPLEMENTED: 501,
+    Code.UNAVAILABLE: 503,
+}
+_TYPES = {401: 'authentication_error', 403: 'permission_error', 429: 'rate_limit_error'}
+_CODES = {
+    'CREDENTIALS_MISSING': 'invalid_api_key',
+    'CREDENTIALS_INVALID': 'invalid_api_key',
+    'BASE_MODEL_NOT_FOUND': 'model_not_found',
+    'ADAPTER_NOT_FOUND': 'model_not_found',
+    'VERSION_NOT_FOUND': 'model_not_found',
+    'CHECKPOINT_NOT_FOUND': 'model_not_found',
+    'RUN_NOT_FOUND': 'model_not_found',
+    'CONTEXT_EXCEEDED': 'context_length_exceeded',
+    'QUEUE_FULL': 'rate_limit_exceeded',
+    'QUOTA_EXCEEDED': 'insufficient_quota',
+}
+_PARAMS = (
+    (r'params\.sample_count', 'n'),
+    (r'params\.stop_strings', 'stop'),
+    (r'params\.is_eos_ignored', 'ignore_eos'),
+    (r'params\.structured_output.*', 'response_format'),
+    (r'params\.(prompt_)?top_logprob_count', 'top_logprobs'),
+    (r'params\.', ''),
+    (r'prompt\.chat\.trajectory\.messages', 'messages'),
+    (r'prompt\.chat.*', 'messages'),
+    (r'prompt\..*', 'prompt'),
+    (r'(base_model|adapter)\b.*', 'model'),
+)
+"""Prefixes of sampler fields and the parameters they are converted from."""
+
+
+class OpenAiErrors:
+    """Error responses of OpenAI's API, `{"error": {message, type, param, code}}`, with our reason added."""
+
+    def status_of(self, error: DomainError) -> int:
+        """Return the HTTP status."""
+        return 413 if error.reason == 'MESSAGE_TOO_LARGE' else _STATUSES.get(error.code, 500)
+
+    def body_of(self, error: DomainError, *, request_id: str) -> dict[str, Any]:
+        """Return the JSON body."""
+        status = self.status_of(error)
+        param, message = _param_and_message(error)
+        kind = 'server_error' if status >= 500 else _TYPES.get(status, 'invalid_request_error')
+        return {
+            'error': {
+                'message': message,
+                'type': kind,
+                'param': param,
+                'code': _CODES.get(error.reason, error.reason.lower()),
+                'reason': error.reason,
+                'metadata': dict(error.metadata()),
+                'request_id': request_id,
+            }
+        }
+
+
+def _param_and_message(error: DomainError) -> tuple[str | None, str]:
+    if error.violations:
+        param = _param_of(error.violations[0].field)
+        return param, f'{param}: {error.violations[0].problem}'
+    return ('model' if _CODES.get(error.reason) == 'model_not_found' else None), str(error)
+
+
+def _param_of(field: str) -> str:
+    for pattern, param in _PARAMS:
+        if match := re.match(pattern, field):
+            return param + field[match.end() :]
+    return field
+
+
+class OpenAiRoutes:
+    """Routes of models, completions and chat completions."""
+
+    def __init__(self, samplers: FleetSamplers, models: ModelResolver, *, clock: Clock, body_bytes: int) -> None:
+        """Create the routes; request bodies may have `body_bytes` bytes."""
+        self._samplers = samplers
+        self._models = models
+        self._tokens = TokenTexts(samplers)
+        self._clock = clock
+        self._body_bytes = body_bytes
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        errors = OpenAiErrors()
+        rows = (
+            ('GET', '/v1/models', 'openai.models.list', self._list_models),
+            ('GET', '/v1/models/{model:path}', 'openai.models.get', self._get_model),
+            ('POST', '/v1/completions', 'openai.completions', self._complete),
+            ('POST', '/v1/chat/completions', 'openai.chat.completions', self._chat),
+        )
+        return [
+            Route(path=path, http_method=verb, name=name, method=SAMPLE_METHOD, serve=serve, errors=errors)
+            for verb, path, name, serve in rows
+        ]
+
+    async def _list_models(self, call: HttpCall) -> Response:
+        call.body_done.set()
+        return JsonResponse({'object': 'list', 'data': await self._models.list_all(current_caller())})
+
+    async def _get_model(self, call: HttpCall) -> Response:
+        call.body_done.set()
+        return JsonResponse(await self._models.show(current_caller(), call.path_values['model']))
+
+    async def _complete(self, call: HttpCall) -> Response:
+        return await self._generate(call, read=completion_request, make_form=CompletionFormat)
+
+    async def _chat(self, call: HttpCall) -> Response:
+        return await self._generate(call, read=chat_request, make_form=ChatFormat)
+
+    async def _generate(
+        self,
+        call: HttpCall,
+        *,
+        read: Callable[[Mapping[str, Any]], GenerationRequest],
+        make_form: Callable[[GenerationRequest], ChoiceFormat],
+    ) -> Response:
+        request = await read_json(call, read, limit_bytes=self._body_bytes)
+        call.body_done.set()
+        model = await self._models.find(current_caller(), request.model)
+        reader = ChoiceReader(request, model.base_model, current_caller(), self._tokens)
+        created = int(self._clock.now().timestamp())
+        writer = AnswerWriter(request, model, form=make_form(request), usage=reader.usage, created=created)
+        deltas = self._deltas(request, model, reader)
+        if request.is_streamed:
+            return EventResponse(_closing(deltas, writer.chunks(deltas)))
+        async with aclosing(deltas):
+            return JsonResponse(await writer.complete(deltas))
+
+    async def _deltas(
+        self, request: GenerationRequest, model: ResolvedModel, reader: ChoiceReader
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        requests = [
+            wire.SampleRequest(base_model=model.base_model, adapter=model.adapter, prompt=prompt, params=request.params)
+            for prompt in request.prompts
+        ]
+        async with aclosing(sample_all(self._samplers, current_caller(), requests)) as responses:
+            async for response in responses:
+                for delta in await reader.read(response):
+                    yield delta
+
+
+async def _closing(
+    deltas: AsyncGenerator[ChoiceDelta, None], chunks: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield `chunks`, and close both generators at the end."""
+    async with aclosing(deltas), aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk
