@@ -1,4 +1,4 @@
-"""What the checkpoint service can be told."""
+"""Configuration of the checkpoint service."""
 
 from typing import Any, ClassVar
 
@@ -15,37 +15,39 @@ class CheckpointConfig(ServiceConfig):
     callers: ClassVar[tuple[str, ...]] = ('gateway', 'model', 'sampler')
 
     store_url: str = ''
-    """Where states are kept, as fsspec writes it, such as `s3://bucket/folder`. Empty: the folder `checkpoint` in
+    """Location of the durable store as an fsspec URL, such as `s3://bucket/folder`. Empty: the folder `checkpoint` in
     `state_dir`."""
     store_options: dict[str, Any] = Field(default={}, repr=False)
-    """What fsspec has to be told to reach the store; for S3 `endpoint_url`, `key` and `secret`, where the usual
-    places of credentials do not say it."""
+    """Options of fsspec's file system; for S3 `endpoint_url`, `key` and `secret`, unless the environment provides
+    them."""
     shared_memory: SegmentsConfig = SegmentsConfig()
+    """Shared memory for versions, and for exchanging weights with other services on this host."""
     memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Most shared memory that versions are kept in, and never more than half of what the host has of it. They are
-    answered from there before they are on the disk, and outlive the process; 0: the disk comes first."""
+    """Maximum shared memory in bytes for versions; at most half of the host's shared memory is used. Publishing a
+    version returns before it is on disk, and the version survives the end of the process. 0: publishing waits for the
+    disk."""
     ring_capacity: int = Field(default=4, ge=1)
-    """Versions of an adapter that are kept without a pin; the newest is always one of them."""
+    """Number of unpinned versions of an adapter that are kept; the newest is always one of them."""
     pin_limit: int = Field(default=64, ge=1)
-    """Most pinned versions of an adapter."""
+    """Maximum number of pinned versions of an adapter."""
     state_limit_bytes: int = Field(default=64 << 30, ge=1)
-    """Largest state, or uploaded archive, that is taken."""
+    """Maximum size of a state or of an uploaded archive, in bytes."""
     base_models: tuple[str, ...] = ()
-    """Base models of this deployment, as the model services are told: adapters of these alone can be uploaded, and have
-    to fit them. Empty: of any, and whether one fits is seen where it is loaded."""
+    """Base models of this deployment, named as in the model services: only adapters that fit one of them can be
+    uploaded. Empty: adapters of any base model can be uploaded, and are checked when they are loaded."""
     max_lora_rank: int = Field(default=256, ge=1)
-    """Highest rank of an adapter that is uploaded."""
+    """Maximum LoRA rank of an uploaded adapter."""
     upload_hours: float = Field(default=24.0, gt=0)
-    """How long an upload that does not grow is kept."""
+    """Time in hours for which an unfinished upload is kept after its last chunk."""
     idle_version_days: float = Field(default=30.0, gt=0)
-    """A version that is not pinned, and that nobody published, read or followed for so long, is deleted; the newest
-    one, too. Numbers count on where they were."""
+    """Time in days without a reader or follower after which an unpinned version is deleted, even if it is the newest.
+    Version numbers continue where they were."""
     sweep_seconds: float = Field(default=60.0, gt=0)
-    """Time between two looks for what has expired."""
+    """Time in seconds between two sweeps for expired checkpoints, unused versions and abandoned uploads."""
     thread_count: int = Field(default=4, ge=1)
-    """Threads that read, write and hash."""
+    """Number of threads that read, write and hash."""
 
     @property
     def resolved_store_url(self) -> str:
-        """Where states are kept, with the default filled in."""
+        """Location of the durable store, with the default applied."""
         return self.store_url or str(self.state_dir.resolve() / 'checkpoint')

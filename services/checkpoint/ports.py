@@ -1,7 +1,6 @@
-"""What the application needs of the world: a store of states, sources of bytes, and uploads.
+"""Ports of the checkpoint service: a store of states, byte sources, uploads, and base models.
 
-Every implementation passes the same suite, tests/contract/checkpoint; the store in memory is the
-oracle for the one on disk.
+Every store passes tests/contract/checkpoint; the store in memory is the reference for the others.
 """
 
 from datetime import datetime
@@ -13,108 +12,107 @@ from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
 
 class ByteSource(Protocol):
-    """Bytes that can be read from any place.
+    """Bytes that can be read at any offset, until closed, even if the state is deleted in the meantime.
 
-    What was opened stays readable until it is closed, even when it is deleted meanwhile.
     Concurrency: one `read` at a time.
     """
 
     @property
     def size_bytes(self) -> int:
-        """How many there are."""
+        """Number of bytes."""
         ...
 
     async def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on, fewer only at the end."""
+        """Return `length` bytes from `offset` on, or fewer at the end."""
         ...
 
     async def close(self) -> None:
-        """Let go of what was opened."""
+        """Release the source."""
         ...
 
 
 class StateSource(ByteSource, StateBytes, Protocol):
-    """The bytes of a state, as its manifest lays them out."""
+    """The bytes of a state, in the layout of its manifest."""
 
     @property
     def segment(self) -> SegmentRef | None:
-        """The shared-memory segment that holds exactly these bytes; None where they lie elsewhere."""
+        """Shared-memory segment with exactly these bytes; None if they are stored elsewhere."""
         ...
 
 
 class StateWriter(Protocol):
-    """Takes the chunks of one state. Nothing of it can be seen before `commit` has returned.
+    """Receives the chunks of one state, which is not visible before `commit` has returned.
 
-    Concurrency: one call at a time; `discard` may come after a cancelled call.
+    Concurrency: one call at a time; `discard` may follow a cancelled call.
     """
 
     @property
     def folder(self) -> str:
-        """The peft folder it becomes, where the store is a local disk; else empty."""
+        """PEFT folder that the state becomes, if the store is a local disk; empty otherwise."""
         ...
 
     async def add(self, chunk: StateChunk) -> None:
-        """Take the next chunk. One that is refused changes nothing.
+        """Add the next chunk; a refused chunk changes nothing.
 
         Raises:
-            ChunkCorrupt: its bytes do not match its checksum.
-            StreamOutOfOrder: it overlaps what came or leaves a gap.
-            InvalidField: it reaches beyond the state.
+            ChunkCorrupt: The bytes do not match the checksum.
+            StreamOutOfOrder: The chunk overlaps earlier ones or leaves a gap.
+            InvalidField: The chunk extends beyond the state.
         """
         ...
 
     async def adopt(self, segment: SegmentRef) -> None:
-        """Take all bytes from a segment instead of chunks; its maker may let go of it afterwards.
+        """Take all bytes from a segment instead of chunks; its creator may remove it afterwards.
 
         Raises:
-            MemoryNotShared: it cannot be opened here, or by this store; chunks may come instead.
-            InvalidField: it has another size than the state.
-            StreamOutOfOrder: chunks came before it.
+            MemoryNotShared: This store cannot open the segment; the caller may send chunks instead.
+            InvalidField: The size of the segment differs from the size of the state.
+            StreamOutOfOrder: Chunks were added before.
         """
         ...
 
     async def commit(self, record: Record) -> None:
-        """Make the state durable and visible under the record's key, replacing what was there.
+        """Make the state durable and visible under the record's key, replacing an earlier state.
 
         Raises:
-            StreamOutOfOrder: bytes are missing.
-            DigestMismatch: the bytes are others than the manifest promised.
+            StreamOutOfOrder: Bytes are missing.
+            DigestMismatch: The bytes do not match the manifest's digest.
         """
         ...
 
     async def discard(self) -> None:
-        """Remove what was written, unless it was committed."""
+        """Remove the written bytes unless they were committed."""
         ...
 
 
 class StateStore(Protocol):
-    """Keeps states with their records."""
+    """Stores states with their records."""
 
     async def load(self) -> list[Record | NewestMark]:
-        """Remove what was never committed, and return the records and marks of all that was. Call once, first."""
+        """Remove uncommitted states and return all records and marks; call once, before any other method."""
         ...
 
     def begin(self, key: VersionKey | CheckpointKey, manifest: WeightManifest) -> StateWriter:
-        """Return a writer for a state; nothing happens before its first call."""
+        """Return a writer for a state; the store does not change before the writer's first call."""
         ...
 
     async def open_state(self, key: VersionKey | CheckpointKey, *, is_adapter_only: bool) -> StateSource:
         """Open a state.
 
         Args:
-            key: Which.
-            is_adapter_only: Leave out the trainer's section; the manifest describes what is left.
+            key: Key of the state.
+            is_adapter_only: Whether to omit the trainer's section; the source's manifest then describes the rest.
 
         Raises:
-            VersionNotFound, CheckpointNotFound: it is not here, or no longer.
+            VersionNotFound, CheckpointNotFound: The state does not exist.
         """
         ...
 
     async def open_archive(self, key: CheckpointKey) -> ByteSource:
-        """Open a checkpoint as a tar archive of its peft folder; always the same bytes.
+        """Open a checkpoint as a tar archive of its PEFT folder; the bytes are the same at every call.
 
         Raises:
-            CheckpointNotFound: it is not here, or no longer.
+            CheckpointNotFound: The checkpoint does not exist.
         """
         ...
 
@@ -123,11 +121,11 @@ class StateStore(Protocol):
         ...
 
     async def mark_newest(self, mark: NewestMark) -> None:
-        """Remember a number, durably, in place of the adapter's mark before it."""
+        """Store a mark durably, replacing the adapter's earlier mark."""
         ...
 
     async def delete(self, key: VersionKey | CheckpointKey) -> None:
-        """Remove a state and its record; nothing happens where there is none."""
+        """Remove a state and its record; does nothing if it does not exist."""
         ...
 
 
@@ -188,13 +186,13 @@ class UploadStore(Protocol):
 
 
 class BaseModels(Protocol):
-    """Knows the base models of the deployment."""
+    """The base models of the deployment."""
 
     def check_known(self, base_model: str) -> None:
-        """Check that adapters of a base model are taken.
+        """Check that adapters of a base model are accepted.
 
         Raises:
-            BaseModelNotFound: they are not.
+            BaseModelNotFound: They are not.
         """
         ...
 
@@ -202,12 +200,12 @@ class BaseModels(Protocol):
         """Check an adapter against the base model that its manifest names.
 
         Args:
-            manifest: Describes the adapter.
-            said: The base model that its folder names; may be empty, or a name that nobody here knows.
+            manifest: Manifest of the adapter.
+            said: Base model that the adapter's folder names; may be empty or unknown.
 
         Raises:
-            BaseModelNotFound: adapters of it are not taken.
-            InvalidField: a layer is no part of the model or of another shape, a rank is too high, or the folder names
+            BaseModelNotFound: Adapters of the base model are not accepted.
+            InvalidField: A layer is not part of the model or has another shape, a rank is too high, or the folder names
                 another model of the deployment.
         """
         ...

@@ -1,3 +1,3 @@
-"""The edge: messages in, verbs awaited, messages out."""
+"""The contract's edge: servicers, and conversion between messages and domain values with every input check."""
 
 __all__: list[str] = []

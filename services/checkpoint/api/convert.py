@@ -1,10 +1,15 @@
-"""Messages of the stream of weights to values and back, with every check of their fields."""
+"""Conversion of the weight stream's messages, with every check of their fields."""
 
 from collections.abc import AsyncIterator
 
 from services.checkpoint.api.convert_records import checkpoint_to_proto, version_to_proto
-from services.checkpoint.application.fetch import CheckpointRef, VersionRef, Wish
-from services.checkpoint.application.subscribe import Subscription, Synced
+from services.checkpoint.application.weight_feed import (
+    CheckpointRef,
+    FetchRequest,
+    SubscribeRequest,
+    Synced,
+    VersionRef,
+)
 from services.checkpoint.domain import Checkpoint, Record
 from services.kit.errors import InvalidField, NotBuiltYet
 from services.kit.rpc.fields import (
@@ -31,11 +36,11 @@ from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
 
 async def frames_from_proto(requests: AsyncIterator[StateChunk | wire.PublishRequest]) -> AsyncIterator[Frame]:
-    """Yield the frames of a publish as they come.
+    """Yield the frames of a Publish stream as they arrive.
 
     Raises:
-        InvalidField: a frame is empty or malformed.
-        NotBuiltYet: it is a delta.
+        InvalidField: A frame is empty or malformed.
+        NotBuiltYet: The state is a delta.
     """
     async for request in requests:
         frame = frame_of(request)
@@ -43,20 +48,19 @@ async def frames_from_proto(requests: AsyncIterator[StateChunk | wire.PublishReq
 
 
 def published_to_proto(record: Record) -> wire.PublishResponse:
-    """Return what a state became."""
     if isinstance(record, Checkpoint):
         return wire.PublishResponse(checkpoint=checkpoint_to_proto(record))
     return wire.PublishResponse(version=version_to_proto(record))
 
 
-def subscription_from_proto(request: wire.SubscribeRequest) -> Subscription:
-    """Return what a subscriber asks for.
+def subscribe_from_proto(request: wire.SubscribeRequest) -> SubscribeRequest:
+    """Convert a Subscribe request.
 
     Raises:
-        InvalidField: a field is malformed or negative.
+        InvalidField: A field is malformed or negative.
     """
     wanted = wanted_from_proto(request)
-    return Subscription(
+    return SubscribeRequest(
         adapter_id_from_proto(request.adapter_id, 'adapter_id'),
         held_version=not_negative(request.held_version, 'held_version'),
         resume_version=not_negative(request.resume_version, 'resume_version'),
@@ -66,17 +70,16 @@ def subscription_from_proto(request: wire.SubscribeRequest) -> Subscription:
 
 
 def subscribed_to_proto(event: Frame | Synced) -> StateChunk | wire.SubscribeResponse:
-    """Return what a subscriber is told."""
     return wire.SubscribeResponse(is_synced=True) if isinstance(event, Synced) else frame_to_subscribed(event)
 
 
-def wish_from_proto(request: wire.FetchRequest) -> Wish:
-    """Return which state is asked for, and how.
+def fetch_from_proto(request: wire.FetchRequest) -> FetchRequest:
+    """Convert a Fetch request.
 
     Raises:
-        InvalidField: none is, or a field is malformed.
+        InvalidField: The request names no state, or a field is malformed.
     """
-    return Wish(
+    return FetchRequest(
         _reference_from_proto(request),
         is_adapter_only=request.is_adapter_only,
         offset=not_negative(request.offset, 'offset'),
@@ -91,7 +94,7 @@ def _reference_from_proto(request: wire.FetchRequest) -> VersionRef | Checkpoint
         return VersionRef(adapter_id, not_negative(request.version.version, 'version.version'))
     if kind == 'checkpoint_path':
         return CheckpointRef(request.checkpoint_path)
-    raise InvalidField('state', 'must name a checkpoint or a version')
+    raise InvalidField('state', 'must name a version or a checkpoint')
 
 
 def _header_from_proto(header: weights_pb2.FrameHeader) -> Header:
@@ -101,11 +104,11 @@ def _header_from_proto(header: weights_pb2.FrameHeader) -> Header:
         raise NotBuiltYet('Publish of a delta')
     for name in ('resume_offset', 'base_version'):
         if getattr(header, name):
-            raise InvalidField(f'{path}.{name}', 'must be 0: what is published is whole, from its first byte')
+            raise InvalidField(f'{path}.{name}', 'must be 0: a published state starts at its first byte')
     manifest = manifest_from_proto(header.manifest, f'{path}.manifest')
     size_bytes = 0 if encoding is Encoding.SHARED_MEMORY else manifest.size_bytes
     if header.encoded_size_bytes not in (0, size_bytes):
-        problem = f'is {header.encoded_size_bytes}, {size_bytes} bytes are to come'
+        problem = f'is {header.encoded_size_bytes}, must be {size_bytes} or 0'
         raise InvalidField(f'{path}.encoded_size_bytes', problem)
     return Header(
         adapter_id_from_proto(header.adapter_id, f'{path}.adapter_id'),
@@ -118,9 +121,9 @@ def _header_from_proto(header: weights_pb2.FrameHeader) -> Header:
 
 def _segment_from_proto(header: weights_pb2.FrameHeader, manifest: WeightManifest, path: str) -> SegmentRef:
     if not header.HasField('segment'):
-        raise InvalidField(f'{path}.segment', 'must say where the bytes lie')
+        raise InvalidField(f'{path}.segment', 'must be set for shared memory')
     if header.segment.size_bytes != manifest.size_bytes:
-        problem = f'is {header.segment.size_bytes}, the manifest says {manifest.size_bytes}'
+        problem = f'is {header.segment.size_bytes}, must be {manifest.size_bytes} as in the manifest'
         raise InvalidField(f'{path}.segment.size_bytes', problem)
     return segment_from_proto(header.segment)
 
@@ -133,7 +136,7 @@ def _target_from_proto(
         if header.version.version < 1:
             raise InvalidField(f'{path}.version.version', f'must be at least 1, got {header.version.version}')
         if manifest.is_trainer_included:
-            raise InvalidField(f'{path}.manifest.tensors', 'a version holds adapter weights only')
+            raise InvalidField(f'{path}.manifest.tensors', 'must have adapter weights only if the target is a version')
         return VersionTarget(header.version.version, header.version.is_pinned)
     if kind == 'checkpoint':
         target = header.checkpoint
@@ -145,4 +148,4 @@ def _target_from_proto(
             request_id=text_from_proto(target.request_id, f'{path}.checkpoint.request_id', limit=MAX_ID_LENGTH),
             user_metadata=labels_from_proto(target.user_metadata, f'{path}.checkpoint.user_metadata'),
         )
-    raise InvalidField(path, 'must say what the state becomes: version or checkpoint')
+    raise InvalidField(path, 'must name a target: version or checkpoint')

@@ -1,11 +1,11 @@
-"""Versions, checkpoints, uploads and events to values and back, with every check of their fields."""
+"""Conversion of versions, checkpoints, uploads and events, with every check of their fields."""
 
 from collections.abc import AsyncIterator, Sequence
 
-from services.checkpoint.application.copy_checkpoint import Copy
-from services.checkpoint.application.read_checkpoints import ArchivePiece
-from services.checkpoint.application.upload_checkpoint import UploadHeader
-from services.checkpoint.application.watch_checkpoints import CheckpointEvent
+from services.checkpoint.application.archives import ArchivePiece
+from services.checkpoint.application.checkpoint_watch import CheckpointEvent
+from services.checkpoint.application.checkpoints import CopyRequest
+from services.checkpoint.application.uploads import UploadHeader
 from services.checkpoint.domain import AdapterVersion, Checkpoint, CheckpointKey, parse_checkpoint_path
 from services.kit.caller import Caller
 from services.kit.errors import CheckpointNotFound, InvalidField
@@ -25,7 +25,6 @@ from twinkle.checkpoint_engine import StateChunk
 
 
 def version_to_proto(version: AdapterVersion) -> weights_pb2.AdapterVersion:
-    """Return a version as a message."""
     return weights_pb2.AdapterVersion(
         adapter_id=version.adapter.adapter_id,
         version=version.version,
@@ -37,7 +36,6 @@ def version_to_proto(version: AdapterVersion) -> weights_pb2.AdapterVersion:
 
 
 def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
-    """Return a checkpoint as a message."""
     return checkpoint_pb2.Checkpoint(
         checkpoint_id=checkpoint.key.checkpoint_id,
         adapter_id=checkpoint.key.adapter.adapter_id,
@@ -58,11 +56,11 @@ def checkpoint_to_proto(checkpoint: Checkpoint) -> checkpoint_pb2.Checkpoint:
 
 
 def key_from_proto(caller: Caller, checkpoint_path: str) -> CheckpointKey:
-    """Return the key of a checkpoint of the caller's tenant.
+    """Return the key of a checkpoint path or id, in the caller's tenant.
 
     Raises:
-        InvalidField: the path is empty.
-        CheckpointNotFound: no checkpoint can have that path.
+        InvalidField: The path is empty.
+        CheckpointNotFound: The path is malformed, and therefore no checkpoint has it.
     """
     if not checkpoint_path:
         raise InvalidField('checkpoint_path', 'must be "twinkle://<run>/weights/<name>" or a checkpoint id')
@@ -72,13 +70,13 @@ def key_from_proto(caller: Caller, checkpoint_path: str) -> CheckpointKey:
     return key
 
 
-def copy_from_proto(request: checkpoint_service_pb2.CopyCheckpointRequest) -> Copy:
-    """Return what a copy is to be.
+def copy_from_proto(request: checkpoint_service_pb2.CopyCheckpointRequest) -> CopyRequest:
+    """Convert a CopyCheckpoint request.
 
     Raises:
-        InvalidField: a field is malformed.
+        InvalidField: A field is malformed.
     """
-    return Copy(
+    return CopyRequest(
         adapter_id=adapter_id_from_proto(request.adapter_id, 'adapter_id'),
         name=name_from_proto(request.name, 'name'),
         ttl=ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None,
@@ -86,10 +84,10 @@ def copy_from_proto(request: checkpoint_service_pb2.CopyCheckpointRequest) -> Co
 
 
 def exact_version(version: int) -> int:
-    """Return a version number that names one version.
+    """Return a version number after checking that it names one version.
 
     Raises:
-        InvalidField: it does not.
+        InvalidField: The number is below 1.
     """
     if version < 1:
         raise InvalidField('version', f'must be at least 1, got {version}')
@@ -97,10 +95,10 @@ def exact_version(version: int) -> int:
 
 
 def versions_page_from_proto(request: version_service_pb2.ListVersionsRequest) -> tuple[str, Page]:
-    """Return the adapter, and page size and version below which the page begins.
+    """Return the adapter and the page of a ListVersions request.
 
     Raises:
-        InvalidField, InvalidPageToken: a field is malformed.
+        InvalidField, InvalidPageToken: A field is malformed.
     """
     adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
     query = _versions_query(adapter_id)
@@ -110,7 +108,6 @@ def versions_page_from_proto(request: version_service_pb2.ListVersionsRequest) -
 def versions_to_proto(
     adapter_id: str, versions: Sequence[AdapterVersion], after: SortKey | None
 ) -> version_service_pb2.ListVersionsResponse:
-    """Return a page of versions."""
     token = page_token_after(after, query=_versions_query(adapter_id))
     return version_service_pb2.ListVersionsResponse(
         versions=[version_to_proto(version) for version in versions], next_page_token=token
@@ -118,10 +115,10 @@ def versions_to_proto(
 
 
 def checkpoints_page_from_proto(caller: Caller, request: checkpoint_service_pb2.ListCheckpointsRequest) -> Page:
-    """Return page size and the position behind which the page begins.
+    """Return the page of a ListCheckpoints request.
 
     Raises:
-        InvalidField, InvalidPageToken: a field is malformed.
+        InvalidField, InvalidPageToken: A field is malformed.
     """
     if request.adapter_id:
         adapter_id_from_proto(request.adapter_id, 'adapter_id')
@@ -132,7 +129,6 @@ def checkpoints_page_from_proto(caller: Caller, request: checkpoint_service_pb2.
 def checkpoints_to_proto(
     caller: Caller, adapter_id: str, checkpoints: Sequence[Checkpoint], after: SortKey | None
 ) -> checkpoint_service_pb2.ListCheckpointsResponse:
-    """Return a page of checkpoints."""
     token = page_token_after(after, query=_checkpoints_query(caller, adapter_id))
     return checkpoint_service_pb2.ListCheckpointsResponse(
         checkpoints=[checkpoint_to_proto(checkpoint) for checkpoint in checkpoints], next_page_token=token
@@ -140,7 +136,6 @@ def checkpoints_to_proto(
 
 
 def piece_to_proto(piece: ArchivePiece) -> checkpoint_service_pb2.DownloadCheckpointResponse:
-    """Return a piece of an archive."""
     return checkpoint_service_pb2.DownloadCheckpointResponse(
         chunk=chunk_to_proto(piece.chunk), archive_size_bytes=piece.archive_size_bytes, archive_digest=piece.digest
     )
@@ -149,20 +144,19 @@ def piece_to_proto(piece: ArchivePiece) -> checkpoint_service_pb2.DownloadCheckp
 async def upload_from_proto(
     requests: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest],
 ) -> AsyncIterator[UploadHeader | StateChunk]:
-    """Yield the parts of an upload as they come.
+    """Yield the parts of an UploadCheckpoint stream as they arrive.
 
     Raises:
-        InvalidField: a part is empty or malformed.
+        InvalidField: A part is empty or malformed.
     """
     async for request in requests:
         kind = request.WhichOneof('part')
         if kind is None:
-            raise InvalidField('part', 'must hold a header or a chunk')
+            raise InvalidField('part', 'must contain a header or a chunk')
         yield _upload_header(request.header) if kind == 'header' else _upload_chunk(request)
 
 
 def event_to_proto(event: CheckpointEvent) -> checkpoint_service_pb2.WatchCheckpointsResponse:
-    """Return what a watch tells."""
     response = checkpoint_service_pb2.WatchCheckpointsResponse(resume_token=event.resume_token)
     if event.key is None:
         response.is_synced = True

@@ -1,7 +1,6 @@
-"""The services of the contract that this server offers."""
+"""The contract's services that this server offers."""
 
 from services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
-from services.checkpoint.application.verbs import Verbs
 from services.kit.rpc.server import Endpoint
 from services.kit.rpc.weights import add_weight_stream
 from twinkle.api.checkpoint.v1 import (
@@ -13,22 +12,23 @@ from twinkle.api.checkpoint.v1 import (
 )
 
 
-def make_endpoints(verbs: Verbs) -> list[Endpoint]:
-    """Return the services of the contract over `verbs`."""
+def make_endpoints(
+    weights: WeightStreamServicer, versions: VersionServicer, checkpoints: CheckpointServicer
+) -> list[Endpoint]:
     return [
         Endpoint(
             weight_stream_service_pb2.DESCRIPTOR.services_by_name['WeightStreamService'],
-            WeightStreamServicer(verbs),
+            weights,
             add_weight_stream,
         ),
         Endpoint(
             version_service_pb2.DESCRIPTOR.services_by_name['VersionService'],
-            VersionServicer(verbs),
+            versions,
             version_service_pb2_grpc.add_VersionServiceServicer_to_server,
         ),
         Endpoint(
             checkpoint_service_pb2.DESCRIPTOR.services_by_name['CheckpointService'],
-            CheckpointServicer(verbs),
+            checkpoints,
             checkpoint_service_pb2_grpc.add_CheckpointServiceServicer_to_server,
         ),
     ]

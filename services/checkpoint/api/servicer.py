@@ -1,6 +1,6 @@
-"""The three services of the contract. Each method converts, awaits its verb, and converts.
+"""The three services of the contract. Each method converts its request, awaits the application, and converts back.
 
-Frames that are chunks come and go as values: the handlers of `services.kit.rpc.weights` write and read them.
+Chunk frames are passed as values: the handlers of `services.kit.rpc.weights` serialize and parse them.
 """
 
 # ruff: noqa: N802 (the methods have the contract's names)
@@ -12,7 +12,13 @@ from typing import Any
 import grpc
 
 from services.checkpoint.api import convert, convert_records
-from services.checkpoint.application.verbs import Verbs
+from services.checkpoint.application.archives import Archives
+from services.checkpoint.application.checkpoint_watch import CheckpointWatch
+from services.checkpoint.application.checkpoints import Checkpoints
+from services.checkpoint.application.publish import Publisher
+from services.checkpoint.application.uploads import Uploads
+from services.checkpoint.application.versions import Versions
+from services.checkpoint.application.weight_feed import WeightFeed
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import adapter_id_from_proto, not_negative, ttl_from_proto
 from services.kit.rpc.weights import frame_to_fetched
@@ -30,173 +36,155 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WeightStreamServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """Moves weights."""
+    """Serves WeightStreamService."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
+    def __init__(self, publisher: Publisher, feed: WeightFeed) -> None:
+        self._publisher = publisher
+        self._feed = feed
 
     async def Publish(
         self, request_iterator: AsyncIterator[StateChunk | weight_stream_service_pb2.PublishRequest], context: _Context
     ) -> weight_stream_service_pb2.PublishResponse:
-        """Take a state."""
-        record = await self._verbs.publish(current_caller(), convert.frames_from_proto(request_iterator))
+        record = await self._publisher.publish(current_caller(), convert.frames_from_proto(request_iterator))
         return convert.published_to_proto(record)
 
     async def Subscribe(
         self, request: weight_stream_service_pb2.SubscribeRequest, context: _Context
     ) -> AsyncIterator[Any]:
-        """Send an adapter's versions as they come."""
-        subscription = convert.subscription_from_proto(request)
-        async with aclosing(self._verbs.subscribe(current_caller(), subscription)) as events:
+        subscribe = convert.subscribe_from_proto(request)
+        async with aclosing(self._feed.subscribe(current_caller(), subscribe)) as events:
             async for event in events:
                 yield convert.subscribed_to_proto(event)
 
     async def Fetch(self, request: weight_stream_service_pb2.FetchRequest, context: _Context) -> AsyncIterator[Any]:
-        """Send one state."""
-        wish = convert.wish_from_proto(request)
-        async with aclosing(self._verbs.fetch(current_caller(), wish)) as frames:
+        fetch = convert.fetch_from_proto(request)
+        async with aclosing(self._feed.fetch(current_caller(), fetch)) as frames:
             async for frame in frames:
                 yield frame_to_fetched(frame)
 
 
 class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
-    """Finds and keeps versions."""
+    """Serves VersionService."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
 
     async def GetVersion(
         self, request: version_service_pb2.GetVersionRequest, context: _Context
     ) -> version_service_pb2.GetVersionResponse:
-        """Return a version."""
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = not_negative(request.version, 'version')
-        version = await self._verbs.get_version(current_caller(), adapter_id, number)
+        version = await self._versions.get(current_caller(), adapter_id, number)
         return version_service_pb2.GetVersionResponse(version=convert_records.version_to_proto(version))
 
     async def ListVersions(
         self, request: version_service_pb2.ListVersionsRequest, context: _Context
     ) -> version_service_pb2.ListVersionsResponse:
-        """Return a page of versions."""
         adapter_id, page = convert_records.versions_page_from_proto(request)
-        versions, after = await self._verbs.list_versions(current_caller(), adapter_id, page)
+        versions, after = await self._versions.list_page(current_caller(), adapter_id, page)
         return convert_records.versions_to_proto(adapter_id, versions, after)
 
     async def PinVersion(
         self, request: version_service_pb2.PinVersionRequest, context: _Context
     ) -> version_service_pb2.PinVersionResponse:
-        """Keep a version."""
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
-        version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=True)
+        version = await self._versions.pin(current_caller(), adapter_id, number, is_pinned=True)
         return version_service_pb2.PinVersionResponse(version=convert_records.version_to_proto(version))
 
     async def UnpinVersion(
         self, request: version_service_pb2.UnpinVersionRequest, context: _Context
     ) -> version_service_pb2.UnpinVersionResponse:
-        """Let a version leave in its turn."""
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
-        version = await self._verbs.pin_version(current_caller(), adapter_id, number, is_pinned=False)
+        version = await self._versions.pin(current_caller(), adapter_id, number, is_pinned=False)
         return version_service_pb2.UnpinVersionResponse(version=convert_records.version_to_proto(version))
 
     async def DeleteVersion(
         self, request: version_service_pb2.DeleteVersionRequest, context: _Context
     ) -> version_service_pb2.DeleteVersionResponse:
-        """Delete a version."""
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
-        await self._verbs.delete_version(current_caller(), adapter_id, number)
+        await self._versions.delete(current_caller(), adapter_id, number)
         return version_service_pb2.DeleteVersionResponse()
 
 
 class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
-    """Finds, moves and deletes durable checkpoints."""
+    """Serves CheckpointService."""
 
-    def __init__(self, verbs: Verbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
+    def __init__(self, checkpoints: Checkpoints, archives: Archives, uploads: Uploads, watch: CheckpointWatch) -> None:
+        self._checkpoints = checkpoints
+        self._archives = archives
+        self._uploads = uploads
+        self._watch = watch
 
     async def GetCheckpoint(
         self, request: checkpoint_service_pb2.GetCheckpointRequest, context: _Context
     ) -> checkpoint_service_pb2.GetCheckpointResponse:
-        """Return a checkpoint."""
         key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
-        found = await self._verbs.get_checkpoint(key)
+        found = await self._checkpoints.get(key)
         return checkpoint_service_pb2.GetCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(found))
 
     async def ListCheckpoints(
         self, request: checkpoint_service_pb2.ListCheckpointsRequest, context: _Context
     ) -> checkpoint_service_pb2.ListCheckpointsResponse:
-        """Return a page of checkpoints."""
         caller, adapter_id = current_caller(), request.adapter_id
         page = convert_records.checkpoints_page_from_proto(caller, request)
-        found, after = await self._verbs.list_checkpoints(caller, page, adapter_id=adapter_id)
+        found, after = await self._checkpoints.list_page(caller, page, adapter_id=adapter_id)
         return convert_records.checkpoints_to_proto(caller, adapter_id, found, after)
 
     async def DeleteCheckpoint(
         self, request: checkpoint_service_pb2.DeleteCheckpointRequest, context: _Context
     ) -> checkpoint_service_pb2.DeleteCheckpointResponse:
-        """Delete a checkpoint."""
         caller = current_caller()
-        await self._verbs.change_checkpoints.delete(
-            caller, convert_records.key_from_proto(caller, request.checkpoint_path)
-        )
+        await self._checkpoints.delete(caller, convert_records.key_from_proto(caller, request.checkpoint_path))
         return checkpoint_service_pb2.DeleteCheckpointResponse()
 
     async def SetCheckpointTtl(
         self, request: checkpoint_service_pb2.SetCheckpointTtlRequest, context: _Context
     ) -> checkpoint_service_pb2.SetCheckpointTtlResponse:
-        """Set when a checkpoint is deleted."""
         caller = current_caller()
         key = convert_records.key_from_proto(caller, request.checkpoint_path)
         ttl = ttl_from_proto(request.ttl, 'ttl') if request.HasField('ttl') else None
-        changed = await self._verbs.change_checkpoints.set_ttl(caller, key, ttl)
+        changed = await self._checkpoints.set_ttl(caller, key, ttl)
         return checkpoint_service_pb2.SetCheckpointTtlResponse(checkpoint=convert_records.checkpoint_to_proto(changed))
 
     async def SetCheckpointVisibility(
         self, request: checkpoint_service_pb2.SetCheckpointVisibilityRequest, context: _Context
     ) -> checkpoint_service_pb2.SetCheckpointVisibilityResponse:
-        """Set who may read a checkpoint."""
         caller = current_caller()
         key = convert_records.key_from_proto(caller, request.checkpoint_path)
-        changed = await self._verbs.change_checkpoints.set_public(caller, key, is_public=request.is_public)
+        changed = await self._checkpoints.set_public(caller, key, is_public=request.is_public)
         message = convert_records.checkpoint_to_proto(changed)
         return checkpoint_service_pb2.SetCheckpointVisibilityResponse(checkpoint=message)
 
     async def CopyCheckpoint(
         self, request: checkpoint_service_pb2.CopyCheckpointRequest, context: _Context
     ) -> checkpoint_service_pb2.CopyCheckpointResponse:
-        """Copy a checkpoint."""
         caller = current_caller()
         key = convert_records.key_from_proto(caller, request.checkpoint_path)
-        copy = await self._verbs.copy_checkpoint(caller, key, convert_records.copy_from_proto(request))
+        copy = await self._checkpoints.copy(caller, key, convert_records.copy_from_proto(request))
         return checkpoint_service_pb2.CopyCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(copy))
 
     async def DownloadCheckpoint(
         self, request: checkpoint_service_pb2.DownloadCheckpointRequest, context: _Context
     ) -> AsyncIterator[checkpoint_service_pb2.DownloadCheckpointResponse]:
-        """Send a checkpoint as an archive."""
         key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
         offset = not_negative(request.offset, 'offset')
-        async with aclosing(self._verbs.download_checkpoint(key, offset=offset)) as pieces:
+        async with aclosing(self._archives.download(key, offset=offset)) as pieces:
             async for piece in pieces:
                 yield convert_records.piece_to_proto(piece)
 
     async def UploadCheckpoint(
         self, request_iterator: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest], context: _Context
     ) -> checkpoint_service_pb2.UploadCheckpointResponse:
-        """Take a peft folder made elsewhere."""
         parts = convert_records.upload_from_proto(request_iterator)
-        made = await self._verbs.upload_checkpoint(current_caller(), parts)
+        made = await self._uploads.receive(current_caller(), parts)
         return checkpoint_service_pb2.UploadCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(made))
 
     async def WatchCheckpoints(
         self, request: checkpoint_service_pb2.WatchCheckpointsRequest, context: _Context
     ) -> AsyncIterator[checkpoint_service_pb2.WatchCheckpointsResponse]:
-        """Follow all checkpoints."""
-        async with aclosing(self._verbs.watch_checkpoints(current_caller(), request.resume_token)) as events:
+        async with aclosing(self._watch.watch(current_caller(), request.resume_token)) as events:
             async for event in events:
                 yield convert_records.event_to_proto(event)

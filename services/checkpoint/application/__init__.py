@@ -1,3 +1,3 @@
-"""The verbs, one a module. They authorise, order and commit; bytes and wire are elsewhere."""
+"""Use cases of the checkpoint service, one class for each resource. They authorize callers and order changes."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""News for streams that wait: an adapter has a new version, a checkpoint has changed."""
+"""Announcements of changes to waiting streams: an adapter has a new version, or a checkpoint has changed."""
 
 import asyncio
 from collections.abc import Hashable, Iterator
@@ -8,39 +8,41 @@ from services.kit.errors import Draining
 
 
 class Announcements:
-    """Wakes those who wait for a topic. Carries no content: who wakes looks for itself."""
+    """Wakes the watchers of a topic. An announcement carries no content; a watcher reads the new state itself."""
 
     def __init__(self) -> None:
-        """Begin with nobody waiting."""
-        self._waiting: dict[Hashable, set[asyncio.Event]] = {}
+        self._watchers: dict[Hashable, set[asyncio.Event]] = {}
         self._is_closed = False
 
     @contextmanager
     def watch(self, topic: Hashable) -> Iterator[asyncio.Event]:
-        """Give an event that is set at each announcement of the topic; clear it, look, then `wait`."""
+        """Yield an event that is set at each announcement of the topic.
+
+        To miss no change, clear the event, read the state, and then call `wait`.
+        """
         event = asyncio.Event()
-        self._waiting.setdefault(topic, set()).add(event)
+        self._watchers.setdefault(topic, set()).add(event)
         try:
             yield event
         finally:
-            self._waiting[topic].discard(event)
-            if not self._waiting[topic]:
-                del self._waiting[topic]
+            self._watchers[topic].discard(event)
+            if not self._watchers[topic]:
+                del self._watchers[topic]
 
     def is_watched(self, topic: Hashable) -> bool:
-        """Say whether anybody waits for a topic."""
-        return topic in self._waiting
+        """Return whether the topic has a watcher."""
+        return topic in self._watchers
 
     def announce(self, topic: Hashable) -> None:
-        """Set the events of a topic."""
-        for event in self._waiting.get(topic, ()):
+        """Set the events of a topic's watchers."""
+        for event in self._watchers.get(topic, ()):
             event.set()
 
     async def wait(self, event: asyncio.Event) -> None:
-        """Return once `event` is set.
+        """Wait until `event` is set.
 
         Raises:
-            Draining: there will be no more news.
+            Draining: The service is shutting down.
         """
         if not self._is_closed:
             await event.wait()
@@ -48,8 +50,8 @@ class Announcements:
             raise Draining()
 
     def close(self) -> None:
-        """End every wait: streams that follow would otherwise hold up the end of the service."""
+        """End every wait, so that open streams do not delay shutdown."""
         self._is_closed = True
-        for events in self._waiting.values():
+        for events in self._watchers.values():
             for event in events:
                 event.set()

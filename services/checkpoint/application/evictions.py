@@ -1,6 +1,6 @@
-"""Versions that have left their rings, deleted in the background: those who wait for the new one come first.
+"""Background deletion of evicted versions, so that it does not delay the readers of the new version.
 
-What a crash leaves of them does not fit the ring at the next start either, and is deleted then.
+Versions left by a crash do not fit the ring at the next start and are deleted then.
 """
 
 import asyncio
@@ -13,30 +13,29 @@ from services.checkpoint.ports import StateStore
 
 _log = structlog.get_logger('store')
 
-_PAUSE_SECONDS = 0.2
-"""Samplers take the new version in this time; to give back the memory of the old one costs as much as reading it."""
+_DELAY_SECONDS = 0.2
+"""Time in which samplers fetch the new version. Releasing the memory of the old one costs as much as reading it."""
 
 
 class Evictions:
-    """Deletes what is in no ring any more. Nobody can ask for it by then, and its number is never given again."""
+    """Deletes versions that have left their rings, where callers no longer find them. Their numbers are not reused."""
 
     def __init__(self, store: StateStore) -> None:
-        """Delete from `store`."""
         self._store = store
         self._running: set[asyncio.Task[None]] = set()
 
     def add(self, versions: Sequence[AdapterVersion]) -> None:
-        """Delete versions, soon; one that cannot be deleted holds up no other."""
+        """Delete versions after a short delay; a failed deletion does not affect the others."""
         for version in versions:
             task = asyncio.create_task(self._delete(version), name=f'evict {version.adapter.adapter_id}')
             self._running.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(self._note_end)
 
     async def _delete(self, version: AdapterVersion) -> None:
-        await asyncio.sleep(_PAUSE_SECONDS)
+        await asyncio.sleep(_DELAY_SECONDS)
         await self._store.delete(version.key)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error('an old version stays until the next start', task=task.get_name(), error=str(error))
+            _log.error('eviction failed; retried at the next start', task=task.get_name(), error=str(error))

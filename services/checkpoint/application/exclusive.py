@@ -1,4 +1,4 @@
-"""Changes to one adapter, one after the other, and each to its end."""
+"""Mutual exclusion of changes: one change per adapter at a time, which runs to its end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,26 +11,28 @@ _Result = TypeVar('_Result')
 
 
 class Exclusive:
-    """Runs changes.
+    """Runs changes of adapters; changes of different adapters run concurrently.
 
-    Store and catalogue are changed together or not at all, so a caller that goes away in the
-    middle does not stop a change that has begun.
+    A change that has begun is not cancelled together with its caller, because it must leave the store and the catalogue
+    consistent with each other.
+
+    Concurrency: for one event loop.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing running."""
+        # A lock exists as long as a change holds it or waits for it.
         self._locks: WeakValueDictionary[AdapterKey, asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, adapter: AdapterKey, change: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Return what `change` returns, once earlier changes of the adapter are done.
+        """Wait for earlier changes of the adapter, run `change` and return its result.
 
-        Cancellation: is raised only when the change is done.
+        Cancellation: takes effect only after the change has ended.
         """
         task = asyncio.ensure_future(self._run(adapter, change))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # Its own error, if any, is of no use to a caller that has gone.
+            # An error of the change is dropped: the caller that would receive it has been cancelled.
             await asyncio.gather(task, return_exceptions=True)
             raise
 

@@ -1,8 +1,8 @@
-"""Publish: take a state from a trainer."""
+"""Publishing: a trainer's stream of frames becomes a version or a checkpoint."""
 
 from collections.abc import AsyncIterator
 
-from services.checkpoint.application.commit_state import CommitState
+from services.checkpoint.application.registry import Registry
 from services.checkpoint.domain import AdapterKey, Record
 from services.checkpoint.ports import StateWriter
 from services.kit.authority import require_internal
@@ -12,58 +12,57 @@ from services.kit.weights import Commit, Frame, FrameKind, Header, Transfer
 from twinkle.checkpoint_engine import StateChunk
 
 
-class Publish:
-    """Makes a stream of frames a version or a checkpoint, or leaves everything as it was."""
+class Publisher:
+    """Receives states. A stream either commits its state completely or leaves nothing behind."""
 
-    def __init__(self, commit: CommitState, *, state_limit_bytes: int) -> None:
-        """Accept states of at most `state_limit_bytes`."""
-        self._commit = commit
+    def __init__(self, registry: Registry, *, state_limit_bytes: int) -> None:
+        self._registry = registry
         self._state_limit_bytes = state_limit_bytes
 
-    async def __call__(self, caller: Caller, frames: AsyncIterator[Frame]) -> Record:
-        """Return what the state became.
+    async def publish(self, caller: Caller, frames: AsyncIterator[Frame]) -> Record:
+        """Commit the state that the frames contain and return its record.
 
-        A state that is here already is answered from the record, without reading its bytes.
+        A state that is already committed is answered from its record, without reading its bytes.
 
         Raises:
-            ScopeMissing: the caller is no service.
-            InvalidField: the state is too large, or a chunk lies outside it.
-            StreamOutOfOrder, ChunkCorrupt, DigestMismatch: the frames are not what was announced.
-            VersionConflict, CheckpointExists: something else is here.
-            MemoryNotShared: the bytes are in a segment that cannot be opened here.
+            ScopeMissing: The caller is not a service.
+            InvalidField: The state is too large, or a chunk lies outside it.
+            StreamOutOfOrder, ChunkCorrupt, DigestMismatch: The frames differ from the announced state.
+            VersionConflict, CheckpointExists: Another state is committed under the same key.
+            MemoryNotShared: The bytes are in a segment that this service cannot open.
         """
         require_internal(caller)
         transfer = Transfer()
         header = await self._header(transfer, frames)
         adapter = AdapterKey(caller.tenant_id, header.adapter_id)
-        known = self._commit.match(adapter, header)
+        known = self._registry.match(adapter, header)
         if known is not None:
             return known
-        writer = self._commit.begin(adapter, header)
+        writer = self._registry.begin(adapter, header)
         try:
             if header.segment is not None:
                 await writer.adopt(header.segment)
             async for frame in frames:
-                await _take(transfer, frame, header, writer)
+                await _receive(transfer, frame, header, writer)
             transfer.end()
-            return await self._commit(adapter, header, writer)
+            return await self._registry.commit(adapter, header, writer)
         finally:
             await writer.discard()
 
     async def _header(self, transfer: Transfer, frames: AsyncIterator[Frame]) -> Header:
-        """Return the first frame, checked."""
+        """Return the first frame after checking that it is a header within the size limit."""
         header = await anext(frames, None)
         if header is None:
             raise StreamOutOfOrder('a header')
         transfer.accept(FrameKind.of(header))
-        assert isinstance(header, Header)  # noqa: S101 (the transfer has refused all others)
+        assert isinstance(header, Header)  # noqa: S101 (the transfer accepts only a header first)
         if header.manifest.size_bytes > self._state_limit_bytes:
-            field = 'frame.header.manifest.size_bytes'
-            raise InvalidField(field, f'is {header.manifest.size_bytes}, at most {self._state_limit_bytes} are taken')
+            problem = f'is {header.manifest.size_bytes}, must be at most {self._state_limit_bytes}'
+            raise InvalidField('frame.header.manifest.size_bytes', problem)
         return header
 
 
-async def _take(transfer: Transfer, frame: Frame, header: Header, writer: StateWriter) -> None:
+async def _receive(transfer: Transfer, frame: Frame, header: Header, writer: StateWriter) -> None:
     transfer.accept(FrameKind.of(frame))
     if isinstance(frame, StateChunk):
         await writer.add(frame)

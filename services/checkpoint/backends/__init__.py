@@ -1,3 +1,3 @@
-"""The machines behind the ports: a store in folders, one in memory, uploads in files."""
+"""Implementations of the ports: stores on disk, in memory and in shared memory, uploads, and base models."""
 
 __all__: list[str] = []

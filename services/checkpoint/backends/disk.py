@@ -1,12 +1,12 @@
-"""Durable files through fsspec: a local disk, an S3 bucket, or whatever else fsspec reaches.
+"""Durable files through fsspec: on a local disk, in an S3 bucket, or in any other store that fsspec supports.
 
-On a local disk a written file is synced and a replaced one is renamed into place, so a crash
-leaves the old content or the new. An object store gives the same by itself: an object is there
-once its upload has ended, whole.
+On a local disk a written file is synced and a replaced one is renamed into place, so that a crash leaves either the
+old content or the new. A remote store gives the same guarantee by itself: an object appears, complete, when its upload
+has ended.
 """
 
-import copy
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,49 +17,40 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 _S3_DEFAULTS = {
-    # A listing that is remembered would hide what was written since, or show what is gone.
+    # A cached listing would miss files written since and include files deleted since.
     'use_listings_cache': False,
-    # What a reader or writer holds in memory, and a part of an upload. 10,000 parts are the most
-    # there may be, so that states of 80 GiB fit.
+    # Buffer size of a reader or writer, and size of an upload part. An upload may have 10,000 parts, so that states of
+    # 80 GiB fit.
     'default_block_size': 8 << 20,
 }
 
 
-class Disk:
-    """Files below one root; names are relative to it, with forward slashes."""
+def open_disk(url: str, options: Mapping[str, Any] | None = None) -> 'Disk':
+    """Return the disk whose root is `url`; nothing is read or written yet.
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        """Use a folder.
+    Args:
+        url: A path, or a URL that fsspec supports, such as `s3://bucket/folder`.
+        options: Options of fsspec's file system, for S3 such as `endpoint_url`, `key` and `secret`.
+    """
+    # fsspec ships no types.
+    core: Any = fsspec.core
+    defaults = _S3_DEFAULTS if url.startswith('s3://') else {}
+    file_system, root = core.url_to_fs(url, **{**defaults, **(options or {})})
+    return (LocalDisk if isinstance(file_system, LocalFileSystem) else RemoteDisk)(file_system, str(root))
 
-        Args:
-            url: a path, or what fsspec understands, such as `s3://bucket/folder`.
-            options: of fsspec's file system, such as `endpoint_url`, `key` and `secret` of S3.
-        """
-        # fsspec ships no types.
-        core: Any = fsspec.core
-        defaults = _S3_DEFAULTS if url.startswith('s3://') else {}
-        self._fs, root = core.url_to_fs(url, **{**defaults, **(options or {})})
-        self._root = str(root).rstrip('/')
-        self._is_local = isinstance(self._fs, LocalFileSystem)
-        self._is_hasty = False
 
-    def hasty(self) -> Self:
-        """Return this disk without the syncs: what is written outlives the process, not the machine."""
-        twin = copy.copy(self)
-        twin._is_hasty = True  # noqa: SLF001 (of its own class)
-        return twin
+class Disk(ABC):
+    """Files below one root. Names are relative to the root, with forward slashes."""
 
-    @property
-    def keeps_open_files(self) -> bool:
-        """Whether a file that is being read stays readable when it is deleted."""
-        return self._is_local
+    keeps_open_files: bool
+    """Whether a file that is being read stays readable after it is deleted."""
 
-    def local_path(self, name: str) -> str:
-        """Return where a file or folder is on this machine; empty where it is elsewhere."""
-        return self._path(name) if self._is_local else ''
+    def __init__(self, file_system: Any, root: str) -> None:
+        self._fs = file_system
+        self._root = root.rstrip('/')
 
     def names(self, folder: str) -> list[str]:
-        """Return every file and folder below `folder`, at any depth, relative to it."""
+        """Return all files and folders below `folder`, at any depth, relative to it, sorted."""
         self._fs.invalidate_cache()
         top = self._path(folder)
         if not self._fs.exists(top):
@@ -68,108 +59,181 @@ class Disk:
         return sorted(path.removeprefix(f'{top}/') for path in found if path != top)
 
     def read(self, name: str) -> bytes:
-        """Return a file.
+        """Return the content of a file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: The file does not exist.
         """
         return self._fs.cat_file(self._path(name))
 
     def size_bytes(self, name: str) -> int:
-        """Return a file's size.
+        """Return the size of a file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: The file does not exist.
         """
         return int(self._fs.info(self._path(name))['size'])
 
     def open_to_read(self, name: str) -> IO[bytes]:
-        """Open a file; see `keeps_open_files`.
+        """Open a file; `keeps_open_files` tells whether it may be deleted while it is open.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: The file does not exist.
         """
         return self._fs.open(self._path(name), 'rb')
 
     def open_to_write(self, name: str) -> IO[bytes]:
-        """Open a new file, making the folders above it; end with `close_synced`."""
-        path = self._path(name)
-        if self._is_local:
-            self._fs.makedirs(path.rpartition('/')[0], exist_ok=True)
-        return self._fs.open(path, 'wb')
+        """Open a new file, creating the folders above it; end with `close_synced` or `abandon`."""
+        return self._fs.open(self._path(name), 'wb')
 
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with its content; does nothing if it does not exist."""
+        with suppress(FileNotFoundError):
+            self._fs.rm(self._path(name), recursive=True)
+
+    @abstractmethod
+    def unsynced(self) -> 'Disk':
+        """Return this disk without syncs: written data survives the end of the process, but not a power failure."""
+
+    @abstractmethod
+    def local_path(self, name: str) -> str:
+        """Return the path of a file or folder on this machine; empty if it is stored elsewhere."""
+
+    @abstractmethod
+    def close_synced(self, file: IO[bytes]) -> None:
+        """Close a written file and wait until it is durable."""
+
+    @abstractmethod
     def abandon(self, file: IO[bytes]) -> None:
-        """Close a file that was opened to write and is not wanted; `remove` it afterwards."""
-        buffered: Any = file
-        if isinstance(buffered, AbstractBufferedFile):
-            # Closing would upload the rest of it.
-            buffered.discard()
-            buffered.closed = True
-        else:
-            file.close()
+        """Close a file opened for writing without completing it; `remove` it afterwards."""
 
-    def remove_half_uploads(self, folder: str) -> None:
-        """Remove the parts of objects that no upload will finish any more, where the store keeps such."""
-        bucket, _, prefix = self._path(folder).partition('/')
-        for upload in self._half_uploads(bucket, f'{prefix}/'):
-            with suppress(FileNotFoundError):
-                self._fs.abort_mpu(bucket, upload['Key'], upload['UploadId'])
+    @abstractmethod
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file durably."""
 
-    def _half_uploads(self, bucket: str, prefix: str) -> Iterator[Mapping[str, str]]:
-        place: dict[str, str] = {}
-        while hasattr(self._fs, 'list_multipart_uploads'):
-            # The method of that name shows the first thousand only.
-            answer = self._fs.call_s3('list_multipart_uploads', Bucket=bucket, Prefix=prefix, **place)
-            yield from cast(list[Mapping[str, str]], answer.get('Uploads', []))
-            if not answer.get('IsTruncated'):
-                return
-            place = {'KeyMarker': answer['NextKeyMarker'], 'UploadIdMarker': answer['NextUploadIdMarker']}
+    @abstractmethod
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file atomically: a crash leaves either the old content or the new."""
+
+    @abstractmethod
+    def sync_folder(self, name: str) -> None:
+        """Make the entries of a folder, and of the folders above it up to the root, durable."""
+
+    @abstractmethod
+    def sync_files(self, folder: str) -> None:
+        """Make a folder that was written unsynced durable."""
+
+    @abstractmethod
+    def remove_unfinished_uploads(self, folder: str) -> None:
+        """Remove the parts of interrupted uploads, which no file name shows."""
+
+    def _path(self, name: str) -> str:
+        return f'{self._root}/{name}'
+
+
+class LocalDisk(Disk):
+    """Files on this machine; writes are synced unless the disk was returned by `unsynced`."""
+
+    keeps_open_files = True
+
+    def __init__(self, file_system: Any, root: str, *, is_synced: bool = True) -> None:
+        super().__init__(file_system, root)
+        self._is_synced = is_synced
+
+    def unsynced(self) -> 'LocalDisk':
+        return LocalDisk(self._fs, self._root, is_synced=False)
+
+    def local_path(self, name: str) -> str:
+        return self._path(name)
+
+    def open_to_write(self, name: str) -> IO[bytes]:
+        self._fs.makedirs(self._path(name).rpartition('/')[0], exist_ok=True)
+        return super().open_to_write(name)
 
     def close_synced(self, file: IO[bytes]) -> None:
-        """Close a written file once the disk has it."""
         file.flush()
-        if self._is_local and not self._is_hasty:
+        if self._is_synced:
             os.fsync(file.fileno())
         file.close()
 
+    def abandon(self, file: IO[bytes]) -> None:
+        file.close()
+
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, durably."""
-        if not self._is_local:
-            self._fs.pipe_file(self._path(name), data)
-            return
         file = self.open_to_write(name)
         file.write(data)
         self.close_synced(file)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a file in one step: a crash leaves the old content or the new."""
-        if not self._is_local:
-            self.write(name, data)
-            return
         self.write(f'{name}.new', data)
         Path(self._path(f'{name}.new')).replace(self._path(name))
         self.sync_folder(name.rpartition('/')[0])
 
     def sync_folder(self, name: str) -> None:
-        """Make the entries of a folder, and of those above it up to the root, durable."""
-        while self._is_local and not self._is_hasty and name:
+        while self._is_synced and name:
             _sync(self._path(name))
             name = name.rpartition('/')[0]
 
     def sync_files(self, folder: str) -> None:
-        """Make a folder that was written in haste durable."""
-        if self._is_local:
-            for name in self.names(folder):
-                _sync(self._path(f'{folder}/{name}'))
-            self.sync_folder(folder)
+        for name in self.names(folder):
+            _sync(self._path(f'{folder}/{name}'))
+        self.sync_folder(folder)
 
-    def remove(self, name: str) -> None:
-        """Remove a file or a whole folder; nothing happens where there is none."""
-        with suppress(FileNotFoundError):
-            self._fs.rm(self._path(name), recursive=True)
+    def remove_unfinished_uploads(self, folder: str) -> None:
+        """Skip: an interrupted write leaves a file with a name."""
 
-    def _path(self, name: str) -> str:
-        return f'{self._root}/{name}'
+
+class RemoteDisk(Disk):
+    """Objects in a remote store, which are durable and complete as soon as they are visible."""
+
+    keeps_open_files = False
+
+    def unsynced(self) -> Self:
+        return self
+
+    def local_path(self, name: str) -> str:
+        return ''
+
+    def close_synced(self, file: IO[bytes]) -> None:
+        file.flush()
+        file.close()
+
+    def abandon(self, file: IO[bytes]) -> None:
+        buffered: Any = file
+        if isinstance(buffered, AbstractBufferedFile):
+            # `close` would upload the remaining buffer and complete the object.
+            buffered.discard()
+            buffered.closed = True
+        else:
+            file.close()
+
+    def write(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(self._path(name), data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.write(name, data)
+
+    def sync_folder(self, name: str) -> None:
+        """Skip: objects are durable once they are visible."""
+
+    def sync_files(self, folder: str) -> None:
+        """Skip: objects are durable once they are visible."""
+
+    def remove_unfinished_uploads(self, folder: str) -> None:
+        bucket, _, prefix = self._path(folder).partition('/')
+        for upload in self._unfinished_uploads(bucket, f'{prefix}/'):
+            with suppress(FileNotFoundError):
+                self._fs.abort_mpu(bucket, upload['Key'], upload['UploadId'])
+
+    def _unfinished_uploads(self, bucket: str, prefix: str) -> Iterator[Mapping[str, str]]:
+        markers: dict[str, str] = {}
+        while hasattr(self._fs, 'list_multipart_uploads'):
+            # `list_multipart_uploads` of s3fs returns only the first thousand.
+            response = self._fs.call_s3('list_multipart_uploads', Bucket=bucket, Prefix=prefix, **markers)
+            yield from cast(list[Mapping[str, str]], response.get('Uploads', []))
+            if not response.get('IsTruncated'):
+                return
+            markers = {'KeyMarker': response['NextKeyMarker'], 'UploadIdMarker': response['NextUploadIdMarker']}
 
 
 def _sync(path: str) -> None:

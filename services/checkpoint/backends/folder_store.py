@@ -1,8 +1,8 @@
-"""The durable store: a standard peft folder for each state, below one root.
+"""The durable store: a standard PEFT folder for each state, below one root.
 
-`states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` holds `record.json` and the folder
-that it names. Whatever no record names was never committed: a crash left it, and `load` removes it.
-`states/<tenant>/<adapter>/newest.json` is there once the adapter's newest version was collected.
+The slot `states/<tenant>/<adapter>/{versions/<number>|weights/<name>}/` contains `record.json` and the folder that the
+record names. Folders that no record names were left by a crash before their commit, and `load` removes them.
+`states/<tenant>/<adapter>/newest.json` exists once the adapter's newest version was collected.
 """
 
 import asyncio
@@ -17,13 +17,14 @@ from urllib.parse import quote
 import structlog
 
 from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.errors import not_found
 from services.checkpoint.backends.folder_writer import (
     MANIFEST_FILE,
     RECORD_FILE,
     TRAINER_STATE_FILE,
     FolderWriter,
     committed_generation,
-    outlives_machine,
+    is_durable,
 )
 from services.checkpoint.backends.open_folders import OpenFolders
 from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
@@ -35,7 +36,6 @@ from services.checkpoint.backends.record_json import (
     record_to_json,
 )
 from services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey, NewestMark, Record, VersionKey
-from services.kit.errors import CheckpointNotFound, NotFound, VersionNotFound
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WEIGHTS_FILES, WeightManifest, description_files, weights_file
 
@@ -43,7 +43,7 @@ _log = structlog.get_logger('store')
 
 _ROOT = 'states'
 _SLOT_DEPTH = 4
-"""Tenant, adapter, kind, and number or name."""
+"""Path components of a slot below the root: tenant, adapter, kind, and number or name."""
 
 _MARK = 'newest.json'
 
@@ -52,49 +52,41 @@ _Source = TypeVar('_Source', bound=PieceSource)
 
 
 class FolderStore:
-    """Keeps states on a disk. Every method that touches it works in a thread."""
+    """Implements `StateStore` on a disk, which is accessed in worker threads only."""
 
     def __init__(self, disk: Disk, threads: Threads) -> None:
-        """Keep states on `disk`."""
         self._disk = disk
         self._threads = threads
         self._folders = OpenFolders(disk)
 
     async def load(self) -> list[Record | NewestMark]:
-        """Remove what was never committed, and return the records and marks of all that was."""
         names = await self._threads.run(self._names)
-        # Many at once: on an object store each takes a round trip.
+        # Read concurrently, since each read from a remote store takes a round trip.
         found = await asyncio.gather(*(self._threads.run(self._load_slot, slot, names[slot]) for slot in sorted(names)))
         return [item for item in found if item is not None]
 
     def begin(self, key: _Key, manifest: WeightManifest) -> FolderWriter:
-        """Return a writer for a state; nothing happens before its first call."""
         return FolderWriter(self._disk, _slot(key), manifest, threads=self._threads, folders=self._folders)
 
     async def open_state(self, key: _Key, *, is_adapter_only: bool) -> StatePieceSource:
-        """Open a state; see the port."""
         return await self._threads.run(self._open, key, partial(self._state, is_adapter_only=is_adapter_only))
 
     async def open_archive(self, key: CheckpointKey) -> PieceSource:
-        """Open a checkpoint's peft folder as a tar archive; see the port."""
         return await self._threads.run(self._open, key, self._archive)
 
     async def update(self, record: Record) -> None:
-        """Replace the record of a committed state."""
         await self._threads.run(self._update, record)
 
     async def mark_newest(self, mark: NewestMark) -> None:
-        """Remember a number in place of the adapter's mark before it."""
         name = f'{_adapter_folder(mark.adapter)}/{_MARK}'
         await self._threads.run(self._disk.replace, name, mark_to_json(mark))
 
     async def delete(self, key: _Key) -> None:
-        """Remove a state and its record; nothing happens where there is none."""
         await self._threads.run(self._delete, _slot(key))
 
     def _names(self) -> dict[str, set[str]]:
-        """Return what is directly in each slot; a mark stands as a slot of its own."""
-        self._disk.remove_half_uploads(_ROOT)
+        """Return the names directly in each slot; a mark counts as a slot without names."""
+        self._disk.remove_unfinished_uploads(_ROOT)
         slots: defaultdict[str, set[str]] = defaultdict(set)
         for name in self._disk.names(_ROOT):
             parts = name.split('/')
@@ -103,7 +95,7 @@ class FolderStore:
         return slots
 
     def _load_slot(self, slot: str, names: Iterable[str]) -> Record | NewestMark | None:
-        """Return a slot's record, once all that it does not name is removed."""
+        """Return a slot's record after removing everything in the slot that the record does not name."""
         if slot.endswith(f'/{_MARK}'):
             return self._load_mark(slot)
         if RECORD_FILE not in names:
@@ -112,11 +104,11 @@ class FolderStore:
         try:
             record, generation = record_from_json(self._disk.read(f'{slot}/{RECORD_FILE}'))
         except (ValueError, KeyError, TypeError) as error:
-            # Left where it is: somebody may want to look at it, and the other states are fine.
+            # The state is left in place for inspection; it does not affect other states.
             _log.error('unreadable record', slot=slot, error=str(error))
             return None
         if not self._is_whole(f'{slot}/{generation}', record):
-            _log.error('torn state', slot=slot)
+            _log.error('incomplete state removed', slot=slot)
             self._disk.remove(f'{slot}/{RECORD_FILE}')
             self._clear(slot, names)
             return None
@@ -134,7 +126,7 @@ class FolderStore:
             return None
 
     def _is_whole(self, folder: str, record: Record) -> bool:
-        """Say whether the files have their bytes: a loss of power may take those of an unpinned version."""
+        """Return whether the files are complete; a power failure may truncate those of an unpinned version."""
         try:
             held_bytes = self._weights_bytes(folder)
             if isinstance(record, Checkpoint) and record.is_optimizer_included:
@@ -150,16 +142,16 @@ class FolderStore:
         return 0
 
     def _open(self, key: _Key, opener: Callable[[str], _Source]) -> _Source:
-        """Return what `opener` makes of the committed folder, also while it is being replaced."""
+        """Open the committed folder with `opener`, retrying if it is replaced at the same time."""
         slot = _slot(key)
-        tried = None
-        while (generation := committed_generation(self._disk, slot)) != tried:
+        previous = None
+        while (generation := committed_generation(self._disk, slot)) != previous:
             with suppress(FileNotFoundError):
-                return self._open_held(f'{slot}/{generation}', opener)
-            tried = generation
-        raise _not_found(key)
+                return self._open_folder(f'{slot}/{generation}', opener)
+            previous = generation
+        raise not_found(key)
 
-    def _open_held(self, folder: str, opener: Callable[[str], _Source]) -> _Source:
+    def _open_folder(self, folder: str, opener: Callable[[str], _Source]) -> _Source:
         release = self._folders.hold(folder)
         try:
             source = opener(folder)
@@ -178,13 +170,13 @@ class FolderStore:
         return StatePieceSource(manifest, pieces, self._threads)
 
     def _tail(self, name: str, size_bytes: int) -> Piece:
-        """Return the tensors' part of a safetensors file: all behind its header."""
+        """Return the tensors' part of a safetensors file, which follows its header."""
         return Piece(size_bytes, self._disk.open_to_read(name), self._disk.size_bytes(name) - size_bytes)
 
     def _archive(self, folder: str) -> PieceSource:
         files: list[tuple[str, int, Callable[[int], Piece]]] = []
         manifest = manifest_from_json(self._disk.read(f'{folder}/{MANIFEST_FILE}'), is_adapter_only=True)
-        # What every tool that reads such folders asks for, and nothing else.
+        # The archive contains only the files of a standard PEFT folder.
         for name in (*description_files(manifest), weights_file(manifest)):
             file = self._disk.open_to_read(f'{folder}/{name}')
             files.append((name, self._disk.size_bytes(f'{folder}/{name}'), partial(_whole, file)))
@@ -194,19 +186,19 @@ class FolderStore:
         slot = _slot(record.key)
         generation = committed_generation(self._disk, slot)
         if generation is None:
-            raise _not_found(record.key)
-        if outlives_machine(record):
+            raise not_found(record.key)
+        if is_durable(record):
             self._disk.sync_files(f'{slot}/{generation}')
         self._disk.replace(f'{slot}/{RECORD_FILE}', record_to_json(record, generation=generation))
 
     def _delete(self, slot: str) -> None:
-        # The record goes first: without it the rest is what a crash would leave, and is cleaned up.
+        # The record is removed first: if the process ends in between, `load` removes the rest.
         generation = committed_generation(self._disk, slot)
         self._disk.remove(f'{slot}/{RECORD_FILE}')
         self._clear(slot, [] if generation is None else [generation])
 
     def _clear(self, slot: str, folders: Iterable[str]) -> None:
-        """Remove what is left in a slot without a record, once nobody reads it."""
+        """Remove the folders of a slot without a record, each once it has no reader."""
         for folder in folders:
             self._folders.remove(f'{slot}/{folder}')
         if self._disk.keeps_open_files:
@@ -218,21 +210,15 @@ def _whole(file: IO[bytes], size_bytes: int) -> Piece:
 
 
 def _slot(key: _Key) -> str:
-    place = f'versions/{key.version}' if isinstance(key, VersionKey) else f'weights/{key.name}'
-    return f'{_adapter_folder(key.adapter)}/{place}'
+    location = f'versions/{key.version}' if isinstance(key, VersionKey) else f'weights/{key.name}'
+    return f'{_adapter_folder(key.adapter)}/{location}'
 
 
 def _adapter_folder(adapter: AdapterKey) -> str:
-    return f'{_ROOT}/{_safe(adapter.tenant_id)}/{_safe(adapter.adapter_id, kept=":")}'
+    return f'{_ROOT}/{_safe(adapter.tenant_id)}/{_safe(adapter.adapter_id, unquoted=":")}'
 
 
-def _safe(text: str, *, kept: str = '') -> str:
-    """Return `text` as one path component that leads nowhere else; quoting `kept` could make it too long for a file."""
-    quoted = quote(text, safe=kept)
+def _safe(text: str, *, unquoted: str = '') -> str:
+    """Return `text` quoted as one path component; characters in `unquoted` are kept to limit its length."""
+    quoted = quote(text, safe=unquoted)
     return quoted.replace('.', '%2E') if not quoted.strip('.') else quoted
-
-
-def _not_found(key: _Key) -> NotFound:
-    if isinstance(key, VersionKey):
-        return VersionNotFound(key.adapter.adapter_id, key.version)
-    return CheckpointNotFound(key.checkpoint_id)

@@ -1,8 +1,8 @@
-"""Writes one state into a peft folder as its chunks come, and commits it with its record.
+"""Writes one state into a PEFT folder as its chunks arrive, and commits it with its record.
 
-The weights' bytes go straight into `adapter_model.safetensors`, or `model.safetensors` where there is
-no adapter, the trainer's into `trainer_state.safetensors`; neither is ever whole in memory. What makes
-the state exist is the record beside the folder, written last.
+The weights are written to `adapter_model.safetensors`, or to `model.safetensors` for full-parameter weights, and the
+trainer's section to `trainer_state.safetensors`; neither is buffered in memory completely. The record beside the folder
+is written last and makes the state visible.
 """
 
 from threading import Lock
@@ -10,8 +10,8 @@ from typing import IO
 
 from blake3 import blake3
 
-from services.checkpoint.backends.checked_chunks import domain_errors
 from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.errors import domain_errors
 from services.checkpoint.backends.open_folders import OpenFolders
 from services.checkpoint.backends.record_json import manifest_to_json, record_from_json, record_to_json
 from services.checkpoint.domain import Checkpoint, Record
@@ -31,20 +31,20 @@ from twinkle.checkpoint_engine import (
 )
 
 TRAINER_STATE_FILE = 'trainer_state.safetensors'
-"""What a trainer needs to resume, beside the peft files; peft does not look at it."""
+"""The trainer's section of a state, beside the PEFT files; PEFT ignores it."""
 MANIFEST_FILE = 'manifest.json'
-"""The order of the tensors in the state, and the digests."""
+"""Order of the tensors in the state, and digests."""
 RECORD_FILE = 'record.json'
-"""Stands beside the folder that it makes visible."""
+"""Record of a committed state, beside the folder that it names."""
 
 
 class FolderWriter:
-    """One state on its way to the disk. All methods but the properties work in threads."""
+    """Implements `StateWriter` on a disk. Methods run in worker threads."""
 
     def __init__(
         self, disk: Disk, slot: str, manifest: WeightManifest, *, threads: Threads, folders: OpenFolders
     ) -> None:
-        """Write into a new folder of `slot`; nothing is touched before the first call."""
+        """Create a writer for a new folder in `slot`; the disk is not accessed before the first call."""
         self._disk = disk
         self._slot = slot
         self._generation = new_id('st')
@@ -55,29 +55,25 @@ class FolderWriter:
         self._verifier = ChunkVerifier(manifest.size_bytes, manifest.digest)
         self._adapter_hasher = blake3()
         self._files: list[IO[bytes]] = []
-        self._is_over = False
-        # `discard` may come while the thread of a cancelled call is still writing.
+        self._is_ended = False
+        # `discard` may run while the thread of a cancelled call is still writing.
         self._lock = Lock()
 
     @property
     def folder(self) -> str:
-        """The peft folder it becomes, where the disk is local; else empty."""
         return self._disk.local_path(self._name())
 
     async def add(self, chunk: StateChunk) -> None:
-        """Take the next chunk; see the port."""
         await self._threads.run(self._add, chunk)
 
     async def adopt(self, segment: SegmentRef) -> None:
-        """Refuse: a disk shares no memory."""
+        """Refuse: this store does not accept segments of shared memory."""
         raise MemoryNotShared()
 
     async def commit(self, record: Record) -> None:
-        """Make the state durable and visible; see the port."""
         await self._threads.run(self._commit, record)
 
     async def discard(self) -> None:
-        """Remove what was written, unless it was committed."""
         await self._threads.run(self._discard)
 
     def _add(self, chunk: StateChunk) -> None:
@@ -97,28 +93,28 @@ class FolderWriter:
         with self._lock, domain_errors():
             self._open()
             self._verifier.finish()
-            disk = self._disk if outlives_machine(record) else self._disk.hasty()
+            disk = self._disk if is_durable(record) else self._disk.unsynced()
             for file in self._files:
                 disk.close_synced(file)
             self._write_descriptions(disk)
             disk.sync_folder(self._name())
             replaced = committed_generation(disk, self._slot)
             disk.replace(f'{self._slot}/{RECORD_FILE}', record_to_json(record, generation=self._generation))
-            self._is_over = True
+            self._is_ended = True
             if replaced is not None:
                 self._folders.remove(f'{self._slot}/{replaced}')
 
     def _discard(self) -> None:
         with self._lock:
-            if not self._is_over:
-                self._is_over = True
+            if not self._is_ended:
+                self._is_ended = True
                 for file in self._files:
                     self._disk.abandon(file)
                 self._disk.remove(self._name())
 
     def _open(self) -> None:
-        if self._is_over:
-            raise RuntimeError('the writer was discarded or has committed')
+        if self._is_ended:
+            raise RuntimeError('the writer has already committed or was discarded')
         if self._files:
             return
         self._files.append(self._disk.open_to_write(self._name(weights_file(self._manifest))))
@@ -139,16 +135,16 @@ class FolderWriter:
         return f'{folder}/{file}' if file else folder
 
 
-def outlives_machine(record: Record) -> bool:
-    """Say whether a state is worth waiting for the disk: checkpoints and pinned versions are.
+def is_durable(record: Record) -> bool:
+    """Return whether a state must survive a power failure: true for checkpoints and pinned versions.
 
-    The other versions outlive the process, and are soon replaced; a loss of power may cost them.
+    Other versions survive the end of the process only, since they are soon replaced.
     """
     return isinstance(record, Checkpoint) or record.is_pinned
 
 
 def committed_generation(disk: Disk, slot: str) -> str | None:
-    """Return the folder within `slot` that holds the committed state; None where there is none."""
+    """Return the name of the folder in `slot` with the committed state, or None."""
     try:
         data = disk.read(f'{slot}/{RECORD_FILE}')
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The base models of the deployment as folders on this machine; of their weights only the headers are read."""
+"""The deployment's base models as folders on this machine; only the headers of their weights are read."""
 
 from collections.abc import Sequence
 
@@ -17,23 +17,27 @@ class ModelFolders:
     """Implements `ports.BaseModels`."""
 
     def __init__(self, names: Sequence[str], threads: Threads, *, max_rank: int) -> None:
-        """Know the models `names`; none at all: adapters of any model are taken, their shapes unchecked."""
+        """Create the set of known models.
+
+        Args:
+            names: Names of the models; if empty, adapters of any model are accepted without checking their shapes.
+            threads: Threads that read model folders.
+            max_rank: Highest accepted LoRA rank.
+        """
         self._names = tuple(names)
         self._threads = threads
         self._max_rank = max_rank
         self._shapes: dict[str, Shapes] = {}
 
     def check_known(self, base_model: str) -> None:
-        """Check that a base model is served here; see the port."""
         if self._names and base_model not in self._names:
             raise BaseModelNotFound(base_model, self._names)
 
     async def check_fit(self, manifest: WeightManifest, *, said: str) -> None:
-        """Check an adapter against its base model; see the port."""
         name = manifest.base_model
         self.check_known(name)
         if said != name and said in self._names:
-            raise InvalidField(_FIELD, f'is {name!r}, the folder says that it belongs to {said!r}')
+            raise InvalidField(_FIELD, f'is {name!r}, but the configuration in the archive names {said!r}')
         shapes = {entry.name: entry.shape for entry in manifest.tensors}
         try:
             check_fit(await self._layers(name), shapes, max_rank=self._max_rank)

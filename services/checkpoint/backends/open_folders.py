@@ -1,8 +1,8 @@
-"""Folders that are being read, where deleting a file takes it from its readers.
+"""Reference counts of folders that are being read, so that they are deleted only after their last reader has closed.
 
-A local disk needs none of this: what is open there stays. On an object store a folder that is
-deleted while it is read goes when its last reader has closed it. A crash in between leaves a folder
-that no record names, and those are removed at the next start.
+A local disk does not need this, since open files stay readable after deletion. On a remote store, the deletion of a
+folder is deferred until its last reader closes. A crash in between leaves a folder that no record names, which the next
+start removes.
 """
 
 from collections import Counter
@@ -13,31 +13,30 @@ from services.checkpoint.backends.disk import Disk
 
 
 class OpenFolders:
-    """Counts readers. Concurrency: for many threads."""
+    """Counts the readers of folders. Concurrency: may be used from any thread."""
 
     def __init__(self, disk: Disk) -> None:
-        """Watch over folders of `disk`."""
         self._disk = disk
         self._lock = Lock()
         self._readers: Counter[str] = Counter()
-        self._doomed: set[str] = set()
+        self._deleted: set[str] = set()
 
     def hold(self, folder: str) -> Callable[[], None]:
-        """Keep a folder until what is returned is called, once.
+        """Protect a folder from deletion until the returned function is called, once.
 
         Raises:
-            FileNotFoundError: it is being deleted.
+            FileNotFoundError: The folder is being deleted.
         """
         with self._lock:
-            if folder in self._doomed:
+            if folder in self._deleted:
                 raise FileNotFoundError(folder)
             self._readers[folder] += 1
         return lambda: self._release(folder)
 
     def remove(self, folder: str) -> None:
-        """Remove a folder and all in it, now or when nobody reads it any more."""
+        """Remove a folder with its content now, or when its last reader closes."""
         with self._lock:
-            self._doomed.add(folder)
+            self._deleted.add(folder)
             is_read = self._readers[folder] > 0
         if self._disk.keeps_open_files or not is_read:
             self._remove(folder)
@@ -48,11 +47,11 @@ class OpenFolders:
             is_last = not self._readers[folder]
             if is_last:
                 del self._readers[folder]
-            is_due = is_last and folder in self._doomed and not self._disk.keeps_open_files
+            is_due = is_last and folder in self._deleted and not self._disk.keeps_open_files
         if is_due:
             self._remove(folder)
 
     def _remove(self, folder: str) -> None:
         self._disk.remove(folder)
         with self._lock:
-            self._doomed.discard(folder)
+            self._deleted.discard(folder)

@@ -1,8 +1,7 @@
-"""The adapter inside an archive that came from outside.
+"""Reads the adapter in an archive from an untrusted source.
 
-Nothing is unpacked to a disk under a name from the archive: the two files of a peft folder are found inside it, checked
-to the last number, and read where they lie. An archive that is compressed is first written out beside itself, up to a
-limit.
+No file is unpacked under a name from the archive: the two files of a PEFT folder are located inside it, validated
+completely, and read in place. A compressed archive is first decompressed to a neighboring file, up to a limit.
 """
 
 import tarfile
@@ -15,7 +14,7 @@ from typing import IO, Self
 
 from blake3 import blake3
 
-from services.checkpoint.backends.checked_chunks import domain_errors
+from services.checkpoint.backends.errors import domain_errors
 from services.checkpoint.backends.pieces import Piece, StatePieceSource
 from services.kit.errors import InvalidField
 from services.kit.rpc.weights import MAX_NAMES
@@ -37,43 +36,43 @@ from twinkle.data_format import LoraConfig
 _CONFIG_LIMIT_BYTES = 1 << 20
 _HEADER_LIMIT_BYTES = 16 << 20
 _MEMBER_LIMIT = 1000
-"""Files in an archive; a peft folder has a dozen."""
+"""Maximum number of files in an archive; a PEFT folder has about a dozen."""
 _MEMBER_HEADER_BYTES = 8 << 10
-"""Headers of one file in the archive, together: what they say may grow with their square while they are read."""
+"""Maximum total size of one file's headers in the archive; the cost of parsing them may grow quadratically."""
 _ALL_HEADER_BYTES = 1 << 20
 _MAX_GLOBALS = 64
-"""Fields that the archive gives all its files."""
+"""Maximum number of global header fields, which apply to all files of an archive."""
 _SPARSE = b'GNU.sparse.'
 _MESSAGE_CHARACTERS = 500
 _PICKLE_FILE = 'adapter_model.bin'
 _GZIP_MAGIC = b'\x1f\x8b'
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _GZIP_RATIO = 100
-"""Weights hardly shrink; what grows more than so is made to fill the disk."""
+"""Maximum compression ratio; weights compress poorly, so a higher ratio indicates a decompression bomb."""
 _GZIP_ALLOWANCE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class OpenAdapter:
-    """An adapter, checked, and what its folder says of its base model."""
+    """A validated adapter, and the base model that its folder names."""
 
     source: StatePieceSource
-    said_base_model: str
-    """As the folder names it; may be empty."""
+    stated_base_model: str
+    """Base model named in the archive's configuration; may be empty."""
 
 
 def open_adapter(path: Path, base_model: str, threads: Threads, *, limit_bytes: int) -> OpenAdapter:
     """Open the adapter inside the archive at `path`.
 
     Args:
-        path: the archive; one that is compressed gets a neighbour, `plain_path(path)`.
-        base_model: the base model it belongs to.
-        threads: read what is returned.
-        limit_bytes: most bytes that a compressed archive may have uncompressed.
+        path: The archive; a compressed one is decompressed to `plain_path(path)`.
+        base_model: Base model that the adapter belongs to.
+        threads: Threads in which the returned source reads.
+        limit_bytes: Maximum uncompressed size of a compressed archive.
 
     Raises:
-        InvalidField: the archive holds no peft folder of safetensors, or more than one, links or names that lead
-            elsewhere, or numbers that are none.
+        InvalidField: The archive does not contain exactly one PEFT folder of safetensors, or it contains links, unsafe
+            paths, or weights that are not finite.
     """
     with _invalid_archive():
         file = _open_plain(path, limit_bytes)
@@ -85,7 +84,7 @@ def open_adapter(path: Path, base_model: str, threads: Threads, *, limit_bytes: 
 
 
 def plain_path(path: Path) -> Path:
-    """Return where a compressed archive is written out."""
+    """Return the path to which a compressed archive is decompressed."""
     return path.with_suffix('.plain')
 
 
@@ -107,25 +106,25 @@ def _decompress(packed: IO[bytes], plain: IO[bytes], limit_bytes: int) -> None:
     while not reader.eof:
         waiting = waiting or packed.read(CHUNK_BYTES)
         if not waiting:
-            raise ValueError('the compressed archive is cut off')
+            raise ValueError('the compressed archive is truncated')
         data = reader.decompress(waiting, CHUNK_BYTES)
         waiting = reader.unconsumed_tail
         left -= plain.write(data)
         if left < 0:
-            raise ValueError(f'uncompressed it has more than {limit_bytes} bytes')
+            raise ValueError(f'its uncompressed size exceeds {limit_bytes} bytes')
     if reader.unused_data or packed.read(1):
-        raise ValueError('something follows the compressed archive')
+        raise ValueError('extra data follows the compressed archive')
 
 
 def _read_adapter(file: IO[bytes], base_model: str, threads: Threads) -> OpenAdapter:
-    config_place, model_place = _find_files(file)
-    entries, metadata, header_bytes = _read_model_header(file, *model_place)
+    config_range, model_range = _find_files(file)
+    entries, metadata, header_bytes = _read_model_header(file, *model_range)
     seed = metadata.get(SEED_KEY)
-    config_data = _read(file, *config_place, limit_bytes=_CONFIG_LIMIT_BYTES)
+    config_data = _read(file, *config_range, limit_bytes=_CONFIG_LIMIT_BYTES)
     shapes = {entry.name: entry.shape for entry in entries}
     adapter = import_adapter(config_data, shapes, seed=None if seed is None else int(seed))
-    _check_travels(adapter.config)
-    begin, size_bytes = model_place[0] + header_bytes, model_place[1] - header_bytes
+    _check_transferable(adapter.config)
+    begin, size_bytes = model_range[0] + header_bytes, model_range[1] - header_bytes
     tensors = tuple(_entry(entry, adapter.names[entry.name], header_bytes) for entry in entries)
     digest = _digest(file, begin, tensors)
     manifest = WeightManifest(base_model, adapter.config, tensors, size_bytes, digest)
@@ -133,40 +132,39 @@ def _read_adapter(file: IO[bytes], base_model: str, threads: Threads) -> OpenAda
     return OpenAdapter(source, adapter.base_model)
 
 
-def _check_travels(config: LoraConfig) -> None:
-    """Refuse a configuration that no message could bring to who loads the checkpoint."""
+def _check_transferable(config: LoraConfig) -> None:
+    """Refuse a configuration that is too large for the messages in which it is sent to samplers and trainers."""
     for name in ('target_modules', 'rank_pattern', 'alpha_pattern'):
         value = getattr(config, name)
         if not isinstance(value, str) and len(value) > MAX_NAMES:
-            raise ValueError(f'{name} means {len(value)} layers or names, at most {MAX_NAMES} are taken')
+            raise ValueError(f'{name} has {len(value)} entries, must have at most {MAX_NAMES}')
 
 
 @contextmanager
 def _invalid_archive() -> Iterator[None]:
-    """Tell what is wrong with an archive as a fault of the request."""
+    """Convert errors caused by the archive's content to InvalidField."""
     try:
         with domain_errors():
             yield
     except (ValueError, tarfile.TarError, zlib.error, EOFError, OverflowError, RecursionError) as error:
-        # What is wrong may name what is in it, at any length and in no encoding.
+        # The message may quote names from the archive, which may be long and not encodable.
         problem = str(error)[:_MESSAGE_CHARACTERS].encode(errors='backslashreplace').decode()
-        raise InvalidField('chunk', f'the archive is no peft folder of safetensors: {problem}') from error
+        raise InvalidField('chunk', f'the archive is not a PEFT folder of safetensors: {problem}') from error
 
 
 class _PlainInfo(tarfile.TarInfo):
-    """A header that is refused before its reader follows where it leads."""
+    """A tar header that refuses sparse files before `tarfile` processes them."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a block; see the base."""
         info = super().frombuf(buf, encoding, errors)
         if info.type == tarfile.GNUTYPE_SPARSE:
-            raise ValueError('it holds a sparse file')
+            raise ValueError('it contains a sparse file')
         return info
 
 
 class _ShortReads:
-    """A file of which little is read: headers of an archive say how much its reader is to read."""
+    """A file that limits how much `tarfile` reads, since the archive's headers determine the amount."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -178,16 +176,16 @@ class _ShortReads:
         self._member_bytes += size
         self._all_bytes += size
         if size < 0 or self._member_bytes > _MEMBER_HEADER_BYTES or self._all_bytes > _ALL_HEADER_BYTES:
-            raise ValueError('a header in it is too large')
+            raise ValueError('it contains a header that is too large')
         data = self._file.read(size)
         if _SPARSE in data:
-            raise ValueError('it holds a sparse file')
+            raise ValueError('it contains a sparse file')
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence == 0 and not 0 <= offset <= self._size_bytes:
-            raise ValueError('it is cut off')
-        # The next file's headers begin.
+            raise ValueError('it is truncated')
+        # A seek leads to the headers of the next file.
         self._member_bytes = 0
         return self._file.seek(offset, whence)
 
@@ -196,32 +194,32 @@ class _ShortReads:
 
 
 def _find_files(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return where the configuration and the weights lie in the archive: first byte and size."""
-    places: dict[str, tuple[int, int]] = {}
+    """Return first byte and size of the configuration and of the weights within the archive."""
+    ranges: dict[str, tuple[int, int]] = {}
     has_pickle = False
     for member in _members(file):
         name = member.name.rpartition('/')[2]
         has_pickle |= name == _PICKLE_FILE
         if name not in {ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE} or member.isdir():
             continue
-        if name in places:
-            raise ValueError(f'{name} is there twice')
-        places[name] = (member.offset_data, member.size)
-    if has_pickle and ADAPTER_MODEL_FILE not in places:
-        raise ValueError(f'{_PICKLE_FILE} is a pickle, which is never opened here; save it as {ADAPTER_MODEL_FILE}')
+        if name in ranges:
+            raise ValueError(f'{name} occurs twice')
+        ranges[name] = (member.offset_data, member.size)
+    if has_pickle and ADAPTER_MODEL_FILE not in ranges:
+        raise ValueError(f'{_PICKLE_FILE} is a pickle, which is not accepted; save the weights as {ADAPTER_MODEL_FILE}')
     for name in (ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE):
-        if name not in places:
+        if name not in ranges:
             raise ValueError(f'{name} is missing')
-    return places[ADAPTER_CONFIG_FILE], places[ADAPTER_MODEL_FILE]
+    return ranges[ADAPTER_CONFIG_FILE], ranges[ADAPTER_MODEL_FILE]
 
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yield what is in the archive: plain files and folders, of names that lead nowhere else."""
+    """Yield the regular files and folders of the archive, after checking their names."""
     bounded: IO[bytes] = _ShortReads(file)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     count = 0
     with tarfile.open(fileobj=bounded, mode='r:', tarinfo=_PlainInfo) as archive:
         while (member := archive.next()) is not None:
-            # Its reader would keep every header, and what they say may be a thousand times as large.
+            # `tarfile` would keep every parsed header, which may be a thousand times larger than its encoded form.
             archive.members.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
             count += 1
             if count > _MEMBER_LIMIT:
@@ -229,14 +227,14 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
             if len(archive.pax_headers) > _MAX_GLOBALS:
                 raise ValueError('its global header is too large')
             if not (member.isreg() or member.isdir()):
-                raise ValueError(f'{member.name[:100]!r} is neither a plain file nor a folder')
+                raise ValueError(f'{member.name[:100]!r} is neither a regular file nor a folder')
             if member.name.startswith('/') or '..' in member.name.split('/'):
-                raise ValueError(f'{member.name[:100]!r} leads out of the archive')
+                raise ValueError(f'{member.name[:100]!r} is not a relative path inside the archive')
             yield member
 
 
 def _read_model_header(file: IO[bytes], begin: int, size_bytes: int) -> tuple[list[FileEntry], dict[str, str], int]:
-    """Return the tensors of the weights' file, its metadata, and where in it the tensors begin."""
+    """Return the tensors of the weights file, its metadata, and the offset at which the tensors begin."""
     length = int.from_bytes(_read(file, begin, min(8, size_bytes), limit_bytes=8), 'little')
     header_bytes = min(8 + length, size_bytes)
     header = _read(file, begin, header_bytes, limit_bytes=_HEADER_LIMIT_BYTES)
@@ -246,28 +244,28 @@ def _read_model_header(file: IO[bytes], begin: int, size_bytes: int) -> tuple[li
 
 def _read(file: IO[bytes], begin: int, size_bytes: int, *, limit_bytes: int) -> bytes:
     if not 0 <= size_bytes <= limit_bytes:
-        raise ValueError(f'a part of {size_bytes} bytes is larger than {limit_bytes}')
+        raise ValueError(f'a part has {size_bytes} bytes, must have at most {limit_bytes}')
     file.seek(begin)
     data = file.read(size_bytes)
     if len(data) != size_bytes:
-        raise ValueError('the archive is cut off')
+        raise ValueError('the archive is truncated')
     return data
 
 
 def _entry(entry: FileEntry, name: str, header_bytes: int) -> TensorEntry:
     if entry.dtype not in FLOAT_DTYPES:
-        raise ValueError(f'tensor {name} is of {entry.dtype}; weights are one of {", ".join(FLOAT_DTYPES)}')
+        raise ValueError(f'tensor {name} has dtype {entry.dtype}, must be one of {", ".join(FLOAT_DTYPES)}')
     return TensorEntry(name, entry.dtype, entry.shape, entry.begin - header_bytes, entry.end - entry.begin)
 
 
 def _digest(file: IO[bytes], begin: int, tensors: tuple[TensorEntry, ...]) -> str:
-    """Return the digest of the tensors' bytes, which lie one after the other, once every number is known to be one."""
+    """Return the digest of the tensors' consecutive bytes, after checking that every value is finite."""
     hasher = blake3()
     for entry in tensors:
         for offset in range(0, entry.size_bytes, CHUNK_BYTES):
             length = min(CHUNK_BYTES, entry.size_bytes - offset)
             data = _read(file, begin + entry.offset + offset, length, limit_bytes=CHUNK_BYTES)
             if not is_finite(data, entry.dtype):
-                raise ValueError(f'tensor {entry.name} holds numbers that are infinite or none')
+                raise ValueError(f'tensor {entry.name} contains infinite or NaN values')
             hasher.update(data)
     return hasher.hexdigest()

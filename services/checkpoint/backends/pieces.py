@@ -1,7 +1,7 @@
-"""Bytes put together from pieces of files, such as a state or an archive of files.
+"""Byte sources composed of pieces of files, such as a state or a tar archive.
 
-A state is the tensors' part of one or two safetensors files; an archive is tar headers, files
-and padding. Both can be read from any byte without making them first.
+A state consists of the tensors' parts of one or two safetensors files; an archive consists of tar headers, files and
+padding. Both can be read from any offset without creating them on disk.
 """
 
 import tarfile
@@ -17,42 +17,40 @@ from twinkle.checkpoint_engine import WeightManifest
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive bytes: of a file, or given."""
+    """Consecutive bytes, either of a file or given directly."""
 
     size_bytes: int
     file: IO[bytes] | None = None
-    """None: the bytes are `content`."""
+    """Source of the bytes; None if they are `content`."""
     file_offset: int = 0
-    """Where they begin in the file."""
+    """Offset of the first byte in the file."""
     content: bytes = b''
 
 
 class PieceSource:
-    """Reads a sequence of pieces as one."""
+    """Reads a sequence of pieces as one byte source."""
 
     def __init__(self, pieces: Sequence[Piece], threads: Threads) -> None:
-        """Read `pieces`; their files are closed with this source."""
+        """Create a source of `pieces`, whose files are closed with it; it reads in `threads`."""
         self._pieces = tuple(pieces)
         self._threads = threads
-        # A read that was cancelled may still run in its thread when the source is closed.
+        # The thread of a cancelled read may still be running when the source is closed.
         self._lock = Lock()
         self._on_close: Callable[[], None] | None = None
 
     def on_close(self, act: Callable[[], None]) -> None:
-        """Have `act` called in a thread once the files are closed."""
+        """Call `act` in a worker thread once the files are closed."""
         self._on_close = act
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are."""
+        """Total size of the pieces."""
         return sum(piece.size_bytes for piece in self._pieces)
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on, fewer only at the end."""
         return await self._threads.run(self._read, offset, length)
 
     async def close(self) -> None:
-        """Close the files."""
         await self._threads.run(self._close)
 
     def _read(self, offset: int, length: int) -> bytes:
@@ -78,29 +76,27 @@ class PieceSource:
 
 
 class StatePieceSource(PieceSource):
-    """A state's bytes in pieces."""
+    """Implements `StateSource` over the pieces of a state."""
 
     def __init__(self, manifest: WeightManifest, pieces: Sequence[Piece], threads: Threads) -> None:
-        """Read the state that `manifest` describes."""
         super().__init__(pieces, threads)
         self._manifest = manifest
 
     @property
     def manifest(self) -> WeightManifest:
-        """Describes the bytes."""
         return self._manifest
 
     @property
     def segment(self) -> SegmentRef | None:
-        """They lie in no shared memory."""
+        """Always None: the bytes are not in shared memory."""
         return None
 
 
 def tar_pieces(files: Sequence[tuple[str, int, Callable[[int], Piece]]]) -> list[Piece]:
-    """Return the pieces of a tar archive; equal files give equal bytes, whenever and wherever.
+    """Return the pieces of a tar archive; equal files always give equal bytes.
 
     Args:
-        files: Name, size in bytes, and what makes the piece of that size.
+        files: Name, size in bytes, and a function that returns the piece of that size.
     """
     pieces: list[Piece] = []
     for name, size_bytes, piece_of in files:

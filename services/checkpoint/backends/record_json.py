@@ -1,4 +1,4 @@
-"""Records and manifests as JSON, for the store on disk."""
+"""JSON encoding of records, marks and manifests, for the durable store and for shared memory."""
 
 import json
 from dataclasses import asdict, replace
@@ -12,7 +12,7 @@ from twinkle.data_format import LoraConfig
 
 
 def record_to_json(record: Record, *, generation: str) -> bytes:
-    """Return the record and the name of the folder that holds its state."""
+    """Encode a record and `generation`, the name of the folder with its state."""
     adapter = record.key.adapter
     value: dict[str, Any] = {'generation': generation, 'tenant_id': adapter.tenant_id, 'adapter_id': adapter.adapter_id}
     value |= _version_fields(record) if isinstance(record, AdapterVersion) else _checkpoint_fields(record)
@@ -20,10 +20,10 @@ def record_to_json(record: Record, *, generation: str) -> bytes:
 
 
 def record_from_json(data: bytes) -> tuple[Record, str]:
-    """Return the record, without its folder, and the name of the folder that holds its state.
+    """Decode a record and the name of the folder with its state; the record's `folder` is empty.
 
     Raises:
-        ValueError, KeyError, TypeError: it is no record of ours.
+        ValueError, KeyError, TypeError: The data is not a record.
     """
     value = json.loads(data)
     adapter = AdapterKey(value['tenant_id'], value['adapter_id'])
@@ -34,7 +34,6 @@ def record_from_json(data: bytes) -> tuple[Record, str]:
 
 
 def mark_to_json(mark: NewestMark) -> bytes:
-    """Return a mark."""
     value = {
         'tenant_id': mark.adapter.tenant_id,
         'adapter_id': mark.adapter.adapter_id,
@@ -44,17 +43,17 @@ def mark_to_json(mark: NewestMark) -> bytes:
 
 
 def mark_from_json(data: bytes) -> NewestMark:
-    """Return a mark.
+    """Decode a mark.
 
     Raises:
-        ValueError, KeyError, TypeError: it is no mark of ours.
+        ValueError, KeyError, TypeError: The data is not a mark.
     """
     value = json.loads(data)
     return NewestMark(AdapterKey(value['tenant_id'], value['adapter_id']), int(value['newest_version']))
 
 
 def manifest_to_json(manifest: WeightManifest, *, adapter_digest: str) -> bytes:
-    """Return the manifest and the digest of its weights' section."""
+    """Encode a manifest and the digest of its weights section."""
     value = {
         'base_model': manifest.base_model,
         'lora_config': None if manifest.lora_config is None else asdict(manifest.lora_config),
@@ -67,7 +66,7 @@ def manifest_to_json(manifest: WeightManifest, *, adapter_digest: str) -> bytes:
 
 @lru_cache(maxsize=32)
 def _tensors_json(layout: Layout) -> str:
-    """Return the list of entries, which the versions of a run share."""
+    """Encode the list of tensors; cached, since the versions of a run share it."""
     return json.dumps(
         [
             [entry.section.value, entry.name, entry.dtype, list(entry.shape), entry.offset, entry.size_bytes]
@@ -77,10 +76,10 @@ def _tensors_json(layout: Layout) -> str:
 
 
 def manifest_from_json(data: bytes, *, is_adapter_only: bool) -> WeightManifest:
-    """Return the manifest of the state, or of its weights' section.
+    """Decode the manifest of a state, or of its weights section only.
 
     Raises:
-        ValueError, KeyError, TypeError: it is no manifest of ours.
+        ValueError, KeyError, TypeError: The data is not a manifest.
     """
     value = json.loads(data)
     tensors = tuple(
@@ -93,7 +92,7 @@ def manifest_from_json(data: bytes, *, is_adapter_only: bool) -> WeightManifest:
 
 
 def adapter_part(manifest: WeightManifest, adapter_digest: str) -> WeightManifest:
-    """Return the manifest of the weights' section alone."""
+    """Return the manifest of the weights section only."""
     return replace(
         manifest,
         tensors=manifest.entries_of(manifest.weights_section),

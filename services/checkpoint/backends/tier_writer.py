@@ -1,10 +1,10 @@
-"""A state on its way into the memory tier: into a segment where there is room, else into the durable store."""
+"""Writer of the memory tier: a state goes into a segment if there is capacity, otherwise into the durable store."""
 
 from threading import Lock
 from typing import Protocol
 
-from services.checkpoint.backends.checked_chunks import domain_errors
-from services.checkpoint.backends.segment_shelf import SegmentShelf, Shelved
+from services.checkpoint.backends.errors import domain_errors
+from services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
 from services.checkpoint.domain import CheckpointKey, Record, VersionKey
 from services.checkpoint.ports import StateWriter
 from services.kit import failpoints
@@ -14,56 +14,54 @@ from services.kit.worker import Threads
 from twinkle.checkpoint_engine import ChunkVerifier, StateChunk, WeightManifest, iter_chunks, state_digest
 
 
-class Room(Protocol):
-    """Where verified states go, and what memory they may take."""
+class Tier(Protocol):
+    """The memory tier as its writers use it: a memory budget, and the set of visible versions."""
 
-    async def take_room(self, size_bytes: int) -> bool:
-        """Take memory; say whether there was."""
+    async def reserve(self, size_bytes: int) -> bool:
+        """Reserve memory; return whether there was enough."""
         ...
 
-    def give_room(self, size_bytes: int) -> None:
-        """Give memory back."""
+    def release(self, size_bytes: int) -> None:
+        """Release reserved memory."""
         ...
 
-    async def put(self, shelved: Shelved) -> None:
-        """Make a verified state in memory visible."""
+    async def put(self, cached: CachedVersion) -> None:
+        """Make a verified version in memory visible."""
         ...
 
-    async def forget_replaced(self, key: VersionKey | CheckpointKey) -> None:
-        """Take a state from memory that another one has replaced."""
+    async def drop_replaced(self, key: VersionKey | CheckpointKey) -> None:
+        """Remove a version from memory that another state has replaced."""
         ...
 
 
 class TierWriter:
-    """One state on its way; see `StateWriter`."""
+    """Implements `StateWriter` for the memory tier."""
 
     def __init__(
         self,
-        room: Room,
+        tier: Tier,
         durable: StateWriter,
         key: VersionKey | CheckpointKey,
         manifest: WeightManifest,
         *,
-        shelf: SegmentShelf,
+        cache: SegmentCache,
         threads: Threads,
     ) -> None:
-        """Write into a segment, or by `durable`; nothing is touched before the first call."""
-        self._room = room
+        """Create a writer; neither memory nor `durable` is used before the first call."""
+        self._tier = tier
         self._durable = durable
         self._key = key
         self._manifest = manifest
-        self._shelf = shelf
+        self._cache = cache
         self._threads = threads
         self._receiver: _Receiver | None = None
         self._is_begun = False
 
     @property
     def folder(self) -> str:
-        """The peft folder it becomes, where the durable store is a local disk; else empty."""
         return self._durable.folder
 
     async def add(self, chunk: StateChunk) -> None:
-        """Take the next chunk; see the port."""
         if not self._is_begun:
             self._is_begun = True
             await self._open()
@@ -74,97 +72,94 @@ class TierWriter:
         failpoints.reach('weights.chunk')
 
     async def adopt(self, segment: SegmentRef) -> None:
-        """Take all bytes from a segment; see the port."""
         if segment.size_bytes != self._manifest.size_bytes:
-            problem = f'is {segment.size_bytes}, the manifest says {self._manifest.size_bytes}'
+            problem = f'is {segment.size_bytes}, must be {self._manifest.size_bytes} as in the manifest'
             raise InvalidField('frame.header.segment.size_bytes', problem)
         if self._is_begun:
             raise StreamOutOfOrder('a chunk or the commit')
         self._is_begun = True
-        if await self._takes_room():
-            self._receiver = _Receiver(self._manifest, self._shelf)
+        if await self._reserve():
+            self._receiver = _Receiver(self._manifest, self._cache)
             await self._threads.run(self._receiver.adopt, segment)
         else:
-            opened = await self._threads.run(self._shelf.segments.adopt, segment)
+            opened = await self._threads.run(self._cache.segments.adopt, segment)
             for chunk in iter_chunks(opened.data):
                 await self._durable.add(chunk)
 
     async def commit(self, record: Record) -> None:
-        """Make the state visible; see the port."""
         if not self._is_begun and self._manifest.size_bytes:
             raise StreamOutOfOrder.at_byte(0)
         failpoints.reach('weights.received')
         if self._receiver is None:
             await self._durable.commit(record)
-            await self._room.forget_replaced(self._key)
+            await self._tier.drop_replaced(self._key)
             return
         await self._threads.run(self._receiver.verify)
         failpoints.reach('weights.verified')
-        await self._room.put(Shelved(self._receiver.name, record, self._manifest, self._receiver.segment))
+        await self._tier.put(CachedVersion(self._receiver.name, record, self._manifest, self._receiver.segment))
         self._receiver = None
 
     async def discard(self) -> None:
-        """Remove what was written, unless it was committed."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
-            self._room.give_room(self._manifest.size_bytes)
+            self._tier.release(self._manifest.size_bytes)
             await self._threads.run(receiver.discard)
         await self._durable.discard()
 
-    async def _takes_room(self) -> bool:
-        """Take memory where the state may lie in it: a version, which has no part for a trainer alone."""
+    async def _reserve(self) -> bool:
+        """Reserve memory if the state may be kept there, that is, if it is a version without a trainer section."""
         size_bytes = self._manifest.size_bytes
-        is_for_memory = isinstance(self._key, VersionKey) and not self._manifest.is_trainer_included
-        return is_for_memory and size_bytes > 0 and await self._room.take_room(size_bytes)
+        may_be_cached = isinstance(self._key, VersionKey) and not self._manifest.is_trainer_included
+        return may_be_cached and size_bytes > 0 and await self._tier.reserve(size_bytes)
 
     async def _open(self) -> None:
-        """Open a segment where there is memory; the durable store takes the chunks otherwise."""
-        if not await self._takes_room():
+        """Open a segment if memory can be reserved; otherwise the durable store receives the chunks."""
+        if not await self._reserve():
             return
-        # Known before it is opened: should this call be cancelled, `discard` finds what its thread still does.
-        self._receiver = _Receiver(self._manifest, self._shelf)
+        # Set before it is opened: if this call is cancelled, `discard` waits for the thread and removes the segment.
+        self._receiver = _Receiver(self._manifest, self._cache)
         try:
             await self._threads.run(self._receiver.open)
         except OSError:
-            # The host has less memory left than was allowed.
+            # The host has less free memory than configured.
             self._receiver = None
-            self._room.give_room(self._manifest.size_bytes)
+            self._tier.release(self._manifest.size_bytes)
 
 
 class _Receiver:
-    """A segment that fills up. Its methods work in threads; `discard` may come while another one's is at work."""
+    """Fills one segment. Methods run in worker threads; `discard` may run concurrently with another method."""
 
-    def __init__(self, manifest: WeightManifest, shelf: SegmentShelf) -> None:
-        self.name = shelf.new_name()
+    def __init__(self, manifest: WeightManifest, cache: SegmentCache) -> None:
+        self.name = cache.new_name()
         self._manifest = manifest
-        self._shelf = shelf
+        self._cache = cache
         self._segment: Segment | None = None
         self._verifier: ChunkVerifier | None = None
-        self._is_over = False
+        self._is_ended = False
         self._lock = Lock()
 
     @property
     def segment(self) -> Segment:
-        """What was opened."""
+        """The open segment."""
         if self._segment is None:
-            raise RuntimeError('nothing was opened')
+            raise RuntimeError('no segment is open')
         return self._segment
 
     def open(self) -> None:
-        """Make a segment for chunks to be copied into."""
+        """Create a segment into which chunks are copied."""
         with self._lock:
-            if not self._is_over:
-                self._segment = self._shelf.create(self.name, self._manifest.size_bytes)
+            if not self._is_ended:
+                self._segment = self._cache.create(self.name, self._manifest.size_bytes)
                 self._verifier = ChunkVerifier(self._manifest.size_bytes, self._manifest.digest)
 
     def adopt(self, ref: SegmentRef) -> None:
-        """Take a segment that is whole already."""
+        """Take over a complete segment of another process."""
         with self._lock:
-            if not self._is_over:
-                self._segment = self._shelf.adopt(self.name, ref)
+            if not self._is_ended:
+                self._segment = self._cache.adopt(self.name, ref)
 
     def add(self, chunk: StateChunk) -> None:
-        """Copy a chunk in, once it was checked."""
+        """Verify a chunk and copy it into the segment."""
         with self._lock, domain_errors():
             if self._verifier is None:
                 raise StreamOutOfOrder('the commit')
@@ -172,7 +167,7 @@ class _Receiver:
             self.segment.data[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
     def verify(self) -> None:
-        """Make sure that the bytes are the promised ones."""
+        """Check that all bytes have arrived and match the manifest's digest."""
         with self._lock, domain_errors():
             if self._verifier is not None:
                 self._verifier.finish()
@@ -182,8 +177,7 @@ class _Receiver:
                 raise DigestMismatch(self._manifest.digest, actual)
 
     def discard(self) -> None:
-        """Remove the segment."""
         with self._lock:
-            self._is_over = True
+            self._is_ended = True
             self._segment = None
-            self._shelf.remove(self.name)
+            self._cache.remove(self.name)

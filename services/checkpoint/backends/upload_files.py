@@ -148,7 +148,7 @@ class UploadFile:
     async def open_adapter(self, base_model: str) -> tuple[StatePieceSource, str]:
         """Open the adapter inside the archive; see the port."""
         opened = await self._run(self._open_adapter, base_model)
-        return opened.source, opened.said_base_model
+        return opened.source, opened.stated_base_model
 
     async def discard(self) -> None:
         """Forget the upload and its bytes."""

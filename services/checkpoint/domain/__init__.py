@@ -1,4 +1,4 @@
-"""Versions, checkpoints and their rules. No I/O, no clock, no bytes of weights."""
+"""Versions and checkpoints, and their rules. No I/O, clock or weights."""
 
 from services.checkpoint.domain.catalogue import Catalogue
 from services.checkpoint.domain.change_log import Change, ChangeLog

@@ -1,7 +1,7 @@
-"""Every version and checkpoint there is, by tenant, and the changes of checkpoints.
+"""The in-memory index of all committed versions and checkpoints by tenant, and the log of changed checkpoints.
 
-It is the memory of what the store has committed: the application writes to the store first and
-here second, so what is found here is durable.
+The application writes to the store first and to the catalogue second, so that every entry of the catalogue is
+committed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,14 +18,14 @@ _DELETION_LIMIT = 10_000
 
 
 class Catalogue:
-    """Looks up by tenant; another tenant's things and things that do not exist are alike."""
+    """Finds states by tenant; a state of another tenant is reported as missing, like one that does not exist."""
 
     def __init__(self, *, ring_capacity: int, pin_limit: int) -> None:
-        """Begin empty.
+        """Create an empty catalogue.
 
         Args:
-            ring_capacity: Most versions of an adapter that are kept without a pin, at least 1.
-            pin_limit: Most pinned versions of an adapter.
+            ring_capacity: Maximum number of unpinned versions of an adapter, at least 1.
+            pin_limit: Maximum number of pinned versions of an adapter.
         """
         self._ring_capacity = ring_capacity
         self._pin_limit = pin_limit
@@ -35,12 +35,12 @@ class Catalogue:
         self.changes = ChangeLog(deletion_limit=_DELETION_LIMIT)
 
     def restore(self, stored: Iterable[Record | NewestMark]) -> list[AdapterVersion]:
-        """Take in what a store has, before the first call; return versions that do not fit the ring."""
+        """Add the content of a store, before any other call; return the versions that do not fit their rings."""
         evicted: list[AdapterVersion] = []
         records: list[Record] = []
         for item in stored:
             if isinstance(item, NewestMark):
-                self._own_ring(item.adapter).skip(item.version)
+                self._ensure_ring(item.adapter).skip(item.version)
             else:
                 records.append(item)
         for record in sorted(records, key=lambda record: record.create_time):
@@ -54,7 +54,7 @@ class Catalogue:
         """Return an adapter's versions.
 
         Raises:
-            AdapterNotFound: nothing was ever published, or all of it was collected.
+            AdapterNotFound: No version was ever published, or all were collected.
         """
         ring = self._rings.get(adapter)
         if ring is None or ring.newest is None:
@@ -64,17 +64,17 @@ class Catalogue:
     def match_version(
         self, adapter: AdapterKey, version: int, *, digest: str, is_pinned: bool
     ) -> AdapterVersion | None:
-        """Return the version if it is here with the same digest; None if it may be added.
+        """Return the version if it exists with the same digest; None if it may be added.
 
         Raises:
-            VersionConflict: it is neither.
-            QuotaExceeded: it asks to be pinned, and as many as may be are.
+            VersionConflict: The version exists with another digest, or is older than the newest one.
+            QuotaExceeded: The version is to be pinned, and the adapter has no free pin.
         """
         return (self._rings.get(adapter) or self._new_ring(adapter)).match(version, digest, is_pinned=is_pinned)
 
     def add_version(self, version: AdapterVersion) -> list[AdapterVersion]:
-        """Add a version and return those that had to leave for it, oldest first."""
-        return self._own_ring(version.adapter).add(version)
+        """Add a version and return the versions that it evicts, oldest first."""
+        return self._ensure_ring(version.adapter).add(version)
 
     def adapters(self) -> list[AdapterKey]:
         """Return every adapter that has versions."""
@@ -84,7 +84,7 @@ class Catalogue:
         """Return a checkpoint.
 
         Raises:
-            CheckpointNotFound: there is none, or its time is over.
+            CheckpointNotFound: The checkpoint does not exist or has expired.
         """
         found = self.find(key)
         if found is None or found.is_expired(now):
@@ -92,29 +92,29 @@ class Catalogue:
         return found
 
     def readable_checkpoint(self, key: CheckpointKey, *, now: datetime) -> Checkpoint:
-        """Return a checkpoint of the key's tenant, or another one's of the same run and name that is public.
+        """Return a checkpoint of the key's tenant, or a public one of another tenant with the same run and name.
 
         Raises:
-            CheckpointNotFound: there is neither, or its time is over.
+            CheckpointNotFound: Neither exists, or it has expired.
         """
-        if self.is_here(key, now=now):
+        if self.exists(key, now=now):
             return self.checkpoint(key, now=now)
         return self.checkpoint(self._public.get(key.checkpoint_id, key), now=now)
 
     def is_public_elsewhere(self, key: CheckpointKey, *, now: datetime) -> bool:
-        """Say whether another tenant's checkpoint of the same run and name is public."""
+        """Return whether another tenant has a public checkpoint with the same run and name."""
         public = self._public.get(key.checkpoint_id, key)
-        return public != key and self.is_here(public, now=now)
+        return public != key and self.exists(public, now=now)
 
     def match_checkpoint(
         self, key: CheckpointKey, digest: str, *, is_overwrite_allowed: bool, now: datetime, request_id: str = ''
     ) -> Checkpoint | None:
-        """Return the checkpoint if it is here with the same digest from the same request; None if it may be written.
+        """Return the checkpoint if it exists with the same digest and request; None if it may be written.
 
-        Where one of the two requests has no id, the digest alone decides.
+        If one of the two requests has no id, only the digests are compared.
 
         Raises:
-            CheckpointExists: one with another digest, or from another request, may not be replaced.
+            CheckpointExists: It exists with another digest or request, and overwriting is not allowed.
         """
         try:
             found = self.checkpoint(key, now=now)
@@ -128,22 +128,21 @@ class Catalogue:
         return None
 
     def put_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint, or replace one."""
+        """Add or replace a checkpoint."""
         self._checkpoints.setdefault(checkpoint.key.adapter.tenant_id, {})[checkpoint.key] = checkpoint
         self._note_public(checkpoint.key, is_public=checkpoint.is_public)
         self.changes.record(checkpoint.key, is_deletion=False)
 
     def remove_checkpoint(self, key: CheckpointKey) -> None:
-        """Forget a checkpoint."""
-        of_tenant = self._checkpoints[key.adapter.tenant_id]
-        del of_tenant[key]
-        if not of_tenant:
+        tenant_checkpoints = self._checkpoints[key.adapter.tenant_id]
+        del tenant_checkpoints[key]
+        if not tenant_checkpoints:
             del self._checkpoints[key.adapter.tenant_id]
         self._note_public(key, is_public=False)
         self.changes.record(key, is_deletion=True)
 
     def checkpoints(self, tenant_id: str, *, adapter_id: str, now: datetime) -> list[Checkpoint]:
-        """Return a tenant's checkpoints, newest first; an empty `adapter_id` means of all adapters."""
+        """Return a tenant's checkpoints, newest first; an empty `adapter_id` selects all adapters."""
         found = [
             checkpoint
             for key, checkpoint in self._checkpoints.get(tenant_id, {}).items()
@@ -153,24 +152,24 @@ class Catalogue:
             found, key=lambda checkpoint: (checkpoint.create_time, checkpoint.key.checkpoint_id), reverse=True
         )
 
-    def is_here(self, key: CheckpointKey, *, now: datetime) -> bool:
-        """Say whether a checkpoint is here and its time is not over."""
+    def exists(self, key: CheckpointKey, *, now: datetime) -> bool:
+        """Return whether a checkpoint exists and has not expired."""
         found = self.find(key)
         return found is not None and not found.is_expired(now)
 
     def is_expired(self, key: CheckpointKey, *, now: datetime) -> bool:
-        """Say whether a checkpoint is still here although its time is over."""
+        """Return whether a checkpoint has expired but was not deleted yet."""
         found = self.find(key)
         return found is not None and found.is_expired(now)
 
     def find(self, key: CheckpointKey) -> Checkpoint | None:
-        """Return a checkpoint, expired or not; None where there is none."""
+        """Return a checkpoint, expired or not; None if it does not exist."""
         return self._checkpoints.get(key.adapter.tenant_id, {}).get(key)
 
     def all_checkpoints(self) -> Iterator[Checkpoint]:
-        """Yield every tenant's checkpoints, in no particular order."""
-        for of_tenant in self._checkpoints.values():
-            yield from of_tenant.values()
+        """Yield the checkpoints of all tenants, in no particular order."""
+        for tenant_checkpoints in self._checkpoints.values():
+            yield from tenant_checkpoints.values()
 
     def _note_public(self, key: CheckpointKey, *, is_public: bool) -> None:
         if is_public:
@@ -178,7 +177,7 @@ class Catalogue:
         elif self._public.get(key.checkpoint_id) == key:
             del self._public[key.checkpoint_id]
 
-    def _own_ring(self, adapter: AdapterKey) -> VersionRing:
+    def _ensure_ring(self, adapter: AdapterKey) -> VersionRing:
         return self._rings.setdefault(adapter, self._new_ring(adapter))
 
     def _new_ring(self, adapter: AdapterKey) -> VersionRing:

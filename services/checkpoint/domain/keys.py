@@ -1,6 +1,6 @@
-"""What versions and checkpoints are looked up by. The tenant is part of every key.
+"""Keys of versions and checkpoints. The tenant is part of every key.
 
-Because no lookup can be made without a tenant, what belongs to another one cannot be found.
+Since no lookup works without a tenant, a state of another tenant cannot be found by mistake.
 """
 
 from dataclasses import dataclass
@@ -35,17 +35,17 @@ class CheckpointKey:
 
     @property
     def checkpoint_id(self) -> str:
-        """`<run>/weights/<name>`."""
+        """Id of the checkpoint, `<run>/weights/<name>`."""
         return f'{self.adapter.adapter_id}/weights/{self.name}'
 
     @property
     def path(self) -> str:
-        """`twinkle://<run>/weights/<name>`."""
+        """Path of the checkpoint, `twinkle://<run>/weights/<name>`."""
         return PATH_SCHEME + self.checkpoint_id
 
 
 def parse_checkpoint_path(tenant_id: str, path: str) -> CheckpointKey | None:
-    """Return the key of a path or checkpoint id of `tenant_id`; None where it is neither."""
+    """Return the key of a checkpoint path or id of `tenant_id`; None if `path` is neither."""
     run, separator, name = path.removeprefix(PATH_SCHEME).partition('/weights/')
     if not separator or not is_adapter_id(run) or not is_name(name):
         return None

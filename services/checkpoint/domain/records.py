@@ -1,4 +1,4 @@
-"""What is remembered of a version or a checkpoint beside its weights."""
+"""Records of versions and checkpoints, which the store keeps beside the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ class AdapterVersion:
 
     adapter: AdapterKey
     version: int
-    """Counts up within the adapter, from 1."""
+    """Number of the version, ascending within the adapter from 1."""
     digest: str
     """blake3 of its state, hexadecimal."""
     size_bytes: int
     is_pinned: bool
-    """Whether it is kept until unpinned."""
+    """Whether the version is kept until it is unpinned."""
     create_time: datetime
 
     @property
     def key(self) -> VersionKey:
-        """What it is looked up by."""
+        """Key of the version."""
         return VersionKey(self.adapter, self.version)
 
 
@@ -34,37 +34,37 @@ class Checkpoint:
     key: CheckpointKey
     base_model: str
     is_optimizer_included: bool
-    """Whether training can resume from it."""
+    """Whether training can resume from the checkpoint."""
     size_bytes: int
     digest: str
     """blake3 of its state, hexadecimal."""
     step_count: int
-    """Optimizer steps applied when it was taken."""
+    """Number of optimizer steps before it was saved."""
     folder: str
-    """The peft folder, where the store is a local disk; else empty."""
+    """Path of the PEFT folder if the store is a local disk; empty otherwise."""
     create_time: datetime
     expire_time: datetime | None
-    """When it is deleted. None: kept."""
+    """Time at which it is deleted; None to keep it indefinitely."""
     request_id: str = ''
-    """Of the request that made it; empty: none was given."""
+    """Id of the request that created it; empty if the request had none."""
     is_public: bool = False
-    """Whether every tenant may read it."""
+    """Whether all tenants may read it."""
     user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The owner's labels."""
+    """Labels of the owner."""
     lora_rank: int = 0
-    """0: it holds the base model's own weights, or was made before this was noted."""
+    """LoRA rank; 0 for full-parameter weights, and for checkpoints saved before the rank was recorded."""
 
     def is_expired(self, now: datetime) -> bool:
-        """Say whether its time is over."""
+        """Return whether the checkpoint has expired at `now`."""
         return self.expire_time is not None and self.expire_time <= now
 
 
 @dataclass(frozen=True)
 class NewestMark:
-    """The highest number an adapter ever gave a version, written down when that version is collected.
+    """The highest version number of an adapter, recorded when that version is collected.
 
-    Without it the numbers would begin again, and a sampler that holds an old version would take
-    the new one for it.
+    Without it, version numbers would restart, and a sampler could confuse a new version with an old one that it has in
+    memory.
     """
 
     adapter: AdapterKey
@@ -72,4 +72,4 @@ class NewestMark:
 
 
 Record = AdapterVersion | Checkpoint
-"""What a store keeps beside the weights."""
+"""Record of a state that a store keeps beside the weights."""

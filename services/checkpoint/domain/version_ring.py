@@ -1,7 +1,7 @@
-"""The versions of one adapter: the newest few, and those that are pinned.
+"""The versions of one adapter: the newest ones up to a capacity, and the pinned ones.
 
-The newest one stays, so that the numbers count up even after a restart. Only collecting what nobody
-uses takes it away, and then its number is remembered.
+The newest version is never evicted, so that version numbers stay ascending after a restart. Only the collection of
+unused versions removes it, and records its number.
 """
 
 from dataclasses import replace
@@ -13,15 +13,15 @@ from services.kit.errors import InUse, QuotaExceeded, VersionNotFound
 
 
 class VersionRing:
-    """Versions in the order of their numbers."""
+    """Versions of one adapter, ordered by number."""
 
     def __init__(self, adapter: AdapterKey, *, capacity: int, pin_limit: int) -> None:
-        """Begin empty.
+        """Create an empty ring.
 
         Args:
-            adapter: Whose versions these are.
-            capacity: Most versions that are not pinned, at least 1.
-            pin_limit: Most versions that are.
+            adapter: Adapter that the versions belong to.
+            capacity: Maximum number of unpinned versions, at least 1.
+            pin_limit: Maximum number of pinned versions.
         """
         self._adapter = adapter
         self._capacity = capacity
@@ -31,22 +31,22 @@ class VersionRing:
 
     @property
     def newest(self) -> AdapterVersion | None:
-        """The version with the highest number."""
+        """Version with the highest number; None if the ring is empty."""
         return self._versions[max(self._versions)] if self._versions else None
 
     def all_newest_first(self) -> list[AdapterVersion]:
-        """Return every version, highest number first."""
+        """Return all versions, highest number first."""
         return [self._versions[number] for number in sorted(self._versions, reverse=True)]
 
     def has(self, version: int) -> bool:
-        """Say whether a version is here."""
+        """Return whether a version is in the ring."""
         return version in self._versions
 
     def get(self, version: int) -> AdapterVersion:
-        """Return a version; 0 is the newest.
+        """Return a version; 0 stands for the newest.
 
         Raises:
-            VersionNotFound: it never was, or has left.
+            VersionNotFound: The version was never published, or was evicted or deleted.
         """
         found = self._versions.get(version) if version else self.newest
         if found is None:
@@ -54,11 +54,11 @@ class VersionRing:
         return found
 
     def match(self, version: int, digest: str, *, is_pinned: bool) -> AdapterVersion | None:
-        """Return the version if it is here with the same digest; None if it may be added.
+        """Return the version if it is in the ring with the same digest; None if it may be added.
 
         Raises:
-            VersionConflict: it is neither.
-            QuotaExceeded: it asks to be pinned, and as many as may be are.
+            VersionConflict: The version has another digest, or is older than the newest one.
+            QuotaExceeded: The version is to be pinned, and there is no free pin.
         """
         if version > self._highest:
             if is_pinned:
@@ -70,21 +70,21 @@ class VersionRing:
         return held
 
     def add(self, version: AdapterVersion) -> list[AdapterVersion]:
-        """Add a version and return those that had to leave for it, oldest first."""
+        """Add a version and return the versions that it evicts, oldest first."""
         self._versions[version.version] = version
         self.skip(version.version)
         return self._evict()
 
     def skip(self, version: int) -> None:
-        """Remember that numbers up to `version` were given, also where nothing else tells of it."""
+        """Record that numbers up to `version` have been used."""
         self._highest = max(self._highest, version)
 
     def pinned(self, version: int, *, is_pinned: bool) -> AdapterVersion:
-        """Return the version as it would be, pinned or not; nothing changes yet.
+        """Return the version with its pin set or cleared, without changing the ring.
 
         Raises:
-            VersionNotFound: it never was, or has left.
-            QuotaExceeded: as many as may be are pinned.
+            VersionNotFound: The version is not in the ring.
+            QuotaExceeded: There is no free pin.
         """
         held = self.get(version)
         if is_pinned and not held.is_pinned:
@@ -92,11 +92,11 @@ class VersionRing:
         return replace(held, is_pinned=is_pinned)
 
     def check_removable(self, version: int) -> AdapterVersion:
-        """Return a version that may be removed.
+        """Return a version after checking that it may be removed.
 
         Raises:
-            VersionNotFound: it never was, or has left.
-            InUse: it is the newest, or pinned.
+            VersionNotFound: The version is not in the ring.
+            InUse: The version is pinned or the newest.
         """
         held = self.get(version)
         if held.is_pinned:
@@ -106,13 +106,13 @@ class VersionRing:
         return held
 
     def remove(self, version: int) -> None:
-        """Forget a version."""
+        """Remove a version from the ring."""
         del self._versions[version]
 
     def _evict(self) -> list[AdapterVersion]:
-        loose = [number for number in sorted(self._versions) if not self._versions[number].is_pinned]
-        # The newest is the last to go: should it be loose, it is among the `capacity` that stay.
-        return [self._versions.pop(number) for number in loose[: -self._capacity]]
+        unpinned = [number for number in sorted(self._versions) if not self._versions[number].is_pinned]
+        # The newest version is never evicted: if it is unpinned, it is among the last `capacity` ones.
+        return [self._versions.pop(number) for number in unpinned[: -self._capacity]]
 
     def _check_pins(self) -> None:
         if sum(held.is_pinned for held in self._versions.values()) >= self._pin_limit:

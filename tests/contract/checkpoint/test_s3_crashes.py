@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.s3_server import S3Server
-from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.disk import RemoteDisk, open_disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.domain import AdapterKey, AdapterVersion, VersionKey
 from services.kit.worker import Threads
@@ -28,12 +28,12 @@ class Crash(BaseException):
     """The process is gone."""
 
 
-class CrashingBucket(Disk):
+class CrashingBucket(RemoteDisk):
     """A bucket whose client is gone before its n-th change."""
 
     def __init__(self, url: str, server: S3Server, *, left: int) -> None:
         """Let `left` changes through."""
-        super().__init__(url, server.options)
+        super().__init__(*fsspec.url_to_fs(url, **server.options))
         self._left = left
 
     def _burn(self) -> None:
@@ -73,7 +73,7 @@ def test_a_crash_at_any_request_leaves_the_old_or_the_new(s3_server: S3Server, a
 def test_parts_of_a_dead_upload_are_removed(s3_server: S3Server) -> None:
     """A process that dies in the middle of a large object leaves parts that cost money and that no listing shows."""
     url = s3_server.new_url()
-    disk = Disk(url, s3_server.options)
+    disk = open_disk(url, s3_server.options)
     file = disk.open_to_write('states/alice/ad-1/versions/1/st-1/adapter_model.safetensors')
     file.write(bytes(2 * PART_BYTES))
     file.flush()
@@ -93,10 +93,10 @@ async def _crash_everywhere(server: S3Server, action: str) -> None:
     for step in range(100):
         url = server.new_url()
         if action != 'commit':
-            await _put(FolderStore(Disk(url, server.options), threads), OLD)
+            await _put(FolderStore(open_disk(url, server.options), threads), OLD)
         is_done = await _survives(_act(action, FolderStore(CrashingBucket(url, server, left=step), threads)))
         await _survives(FolderStore(CrashingBucket(url, server, left=step % 3), threads).load())
-        seen.append(await _found(FolderStore(Disk(url, server.options), threads)))
+        seen.append(await _found(FolderStore(open_disk(url, server.options), threads)))
         assert len(_files(url, server)) <= (_OF_THE_STATE if seen[-1] is not None else 0)
         if is_done:
             break

@@ -13,11 +13,11 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.s3_server import S3Server
-from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.disk import open_disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.backends.memory_store import MemoryStore
 from services.checkpoint.backends.memory_tier import MemoryTier
-from services.checkpoint.backends.segment_shelf import SegmentShelf
+from services.checkpoint.backends.segment_cache import SegmentCache
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, VersionKey
 from services.checkpoint.ports import ByteSource, StateStore
 from services.kit.errors import (
@@ -44,8 +44,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore
     threads = Threads('store', count=2)
     stores = {
         'memory': lambda: MemoryStore(threads),
-        'disk': lambda: FolderStore(Disk(str(tmp_path)), threads),
-        'fsspec': lambda: FolderStore(Disk(f'memory://{uuid4()}'), threads),
+        'disk': lambda: FolderStore(open_disk(str(tmp_path)), threads),
+        'fsspec': lambda: FolderStore(open_disk(f'memory://{uuid4()}'), threads),
         'tier': lambda: _tier(tmp_path, threads, 1 << 20),
         'full tier': lambda: _tier(tmp_path, threads, 0),
         's3': lambda: _s3_store(request.getfixturevalue('s3_server'), threads),
@@ -55,12 +55,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore
 
 
 def _tier(folder: Path, threads: Threads, capacity_bytes: int) -> MemoryTier:
-    shelf = SegmentShelf(Segments(folder / 'memory'), store_url='here', home=folder)
-    return MemoryTier(FolderStore(Disk(str(folder)), threads), shelf, threads, capacity_bytes=capacity_bytes)
+    cache = SegmentCache(Segments(folder / 'memory'), store_url='here', home=folder)
+    return MemoryTier(FolderStore(open_disk(str(folder)), threads), cache, threads, capacity_bytes=capacity_bytes)
 
 
 def _s3_store(server: S3Server, threads: Threads) -> FolderStore:
-    return FolderStore(Disk(server.new_url(), server.options), threads)
+    return FolderStore(open_disk(server.new_url(), server.options), threads)
 
 
 def version_record(state: PackedState, key: VersionKey = VERSION) -> AdapterVersion:
@@ -308,12 +308,12 @@ async def test_adapters_may_have_ids_of_several_parts(store: StateStore, adapter
 async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
     """Only that: a version whose bytes never reached the disk goes, its neighbour stays."""
     threads = Threads('store', count=1)
-    store = FolderStore(Disk(str(tmp_path)), threads)
+    store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
     kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
     torn = _only(tmp_path, 'versions/1/*/adapter_model.safetensors')
     torn.write_bytes(torn.read_bytes()[:-500])
-    assert await FolderStore(Disk(str(tmp_path)), threads).load() == [kept]
+    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [kept]
     assert not torn.parents[1].exists()
     threads.close()
 
@@ -321,12 +321,12 @@ async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
 async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
     """It is left for somebody to look at, and the others load."""
     threads = Threads('store', count=1)
-    store = FolderStore(Disk(str(tmp_path)), threads)
+    store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
     kept = await put_version(store, make_state(2), VersionKey(ADAPTER, 2))
     record = _only(tmp_path, 'versions/1/record.json')
     record.write_text('{')
-    assert await FolderStore(Disk(str(tmp_path)), threads).load() == [kept]
+    assert await FolderStore(open_disk(str(tmp_path)), threads).load() == [kept]
     assert record.exists()
     threads.close()
 
@@ -334,7 +334,7 @@ async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
 async def test_pinning_keeps_the_state_as_it_was(tmp_path: Path) -> None:
     """A version that was written in haste is synced when it is pinned."""
     threads = Threads('store', count=1)
-    store = FolderStore(Disk(str(tmp_path)), threads)
+    store = FolderStore(open_disk(str(tmp_path)), threads)
     record = replace(await put_version(store, make_state(1)), is_pinned=True)
     await store.update(record)
     assert await store.load() == [record]

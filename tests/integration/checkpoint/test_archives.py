@@ -10,6 +10,7 @@ import pytest
 from blake3 import blake3
 
 from fixtures.checkpoint_service import ALICE, BOB, Running, as_tenant, failure_of, make_state, serving
+from services.checkpoint.application.checkpoints import Checkpoints
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.rpc.context import acting_for
@@ -93,7 +94,7 @@ async def test_an_expired_checkpoint_is_deleted_with_its_bytes_after_a_restart(t
         clock.advance(timedelta(seconds=5))
         async with serving(tmp_path, clock=clock) as service:
             assert (await failure_of(_get(service))).reason == 'CHECKPOINT_NOT_FOUND'
-            await service.verbs.change_checkpoints.delete_expired()
+            await Checkpoints(service.registry).delete_expired()
             assert not service.stored_folders()
             listed = await service.checkpoints.ListCheckpoints(
                 wire.ListCheckpointsRequest(), metadata=as_tenant('alice')

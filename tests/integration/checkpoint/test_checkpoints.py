@@ -12,6 +12,7 @@ import pytest
 from google.protobuf import duration_pb2
 
 from fixtures.checkpoint_service import ALICE, BOB, Running, as_tenant, failure_of, make_state, serving, stream_of
+from services.checkpoint.application.checkpoints import Checkpoints
 from services.kit.clock import FakeClock
 from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2_grpc, weights_pb2
@@ -115,7 +116,7 @@ async def test_expired_checkpoint_is_absent_at_once_and_swept_later(service: Run
     failure = await failure_of(_get(service, 'ad-1/weights/short'))
     assert failure.reason == 'CHECKPOINT_NOT_FOUND'
     assert len(service.stored_folders()) == 2
-    assert await service.verbs.change_checkpoints.delete_expired() == 1
+    assert await Checkpoints(service.registry).delete_expired() == 1
     assert len(service.stored_folders()) == 1
     assert (await _get(service, 'ad-1/weights/kept')).name == 'kept'
 
@@ -160,7 +161,7 @@ async def test_watch_tells_the_snapshot_then_changes_and_resumes(service: Runnin
     assert (await call.read()).deletion.checkpoint_id == 'ad-1/weights/one'
     call.cancel()
     clock.advance(timedelta(seconds=9))
-    await service.verbs.change_checkpoints.delete_expired()
+    await Checkpoints(service.registry).delete_expired()
     call = stub.WatchCheckpoints(wire.WatchCheckpointsRequest(resume_token=event.resume_token))
     resumed = [await call.read() for _ in range(3)]
     assert [event.deletion.checkpoint_id for event in resumed] == ['ad-1/weights/one', 'ad-1/weights/three', '']

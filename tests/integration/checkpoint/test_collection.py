@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from fixtures.checkpoint_service import ALICE, Running, failure_of, make_state, publish_frames, serving, stream_of
+from services.checkpoint.application.versions import Versions
 from services.kit.clock import FakeClock
 from services.kit.paging import Page
 from services.kit.rpc.context import acting_for
@@ -32,9 +33,9 @@ async def test_unused_versions_go_the_newest_too(tmp_path: Path) -> None:
         for version in (1, 2, 3):
             await service.weights.publish_version('ad-1', make_state(version), version=version)
         clock.advance(IDLE)
-        assert await service.verbs.collect_versions(IDLE) == 0
+        assert await Versions(service.registry).collect(IDLE) == 0
         clock.advance(timedelta(seconds=1))
-        assert await service.verbs.collect_versions(IDLE) == 3
+        assert await Versions(service.registry).collect(IDLE) == 3
         assert service.stored_folders() == []
         await _assert_gone(service)
 
@@ -45,7 +46,7 @@ async def test_numbers_count_on_after_a_restart(tmp_path: Path) -> None:
     async with serving_alice(tmp_path, clock) as service:
         await service.weights.publish_version('ad-1', make_state(3), version=3)
         clock.advance(2 * IDLE)
-        assert await service.verbs.collect_versions(IDLE) == 1
+        assert await Versions(service.registry).collect(IDLE) == 1
     async with serving_alice(tmp_path, clock) as service:
         await _assert_gone(service)
         await service.weights.publish_version('ad-1', make_state(4), version=4)
@@ -66,7 +67,7 @@ async def test_what_is_used_stays(tmp_path: Path) -> None:
         assert (await call.read()).is_synced
         clock.advance(2 * IDLE)
         await service.weights.fetch_version('ad-1', 3)
-        assert await service.verbs.collect_versions(IDLE) == 2
+        assert await Versions(service.registry).collect(IDLE) == 2
         assert await _held(service) == [3, 1]
         assert (await service.weights.fetch_version('ad-1')).header.version.version == 3
         assert (await service.weights.fetch_version('ad-2')).state == make_state(9)
@@ -80,7 +81,7 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
         await service.weights.publish_version('ad-1', make_state(1), version=1)
     clock.advance(2 * IDLE)
     async with serving_alice(tmp_path, clock) as service:
-        assert await service.verbs.collect_versions(IDLE) == 0
+        assert await Versions(service.registry).collect(IDLE) == 0
 
 
 async def test_a_version_that_is_read_while_it_is_deleted_is_read_to_its_end(tmp_path: Path) -> None:
@@ -142,5 +143,5 @@ async def _assert_conflict(service: Running) -> None:
 
 async def _held(service: Running) -> list[int]:
     """Return the versions of ad-1 that are here, newest first."""
-    listed, _ = await service.verbs.list_versions(ALICE, 'ad-1', Page(size=100))
+    listed, _ = await Versions(service.registry).list_page(ALICE, 'ad-1', Page(size=100))
     return [version.version for version in listed]

@@ -90,7 +90,7 @@ async def test_an_adapter_that_fits_is_taken(
     data = pack(Adapter(model).archive(tarfile.TarInfo('README.md')))
     made = (await upload(service, data, model, user_metadata={'from': 'elsewhere'})).checkpoint
     assert (dict(made.user_metadata), made.lora_rank, made.base_model) == ({'from': 'elsewhere'}, RANK, str(model))
-    assert not list((tmp_path / 'uploads').iterdir())
+    assert not list((tmp_path / 'checkpoint-uploads').iterdir())
 
 
 def _no_layer(adapter: Adapter) -> None:
@@ -188,7 +188,7 @@ async def test_a_base_model_that_is_not_served_is_refused_before_a_byte_is_taken
     """By reason; and an adapter that says it belongs to another served model is refused, too."""
     failure = await failure_of(upload(service, Adapter(model).archive(), 'org/other'))
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'BASE_MODEL_NOT_FOUND')
-    assert not (tmp_path / 'uploads').exists()
+    assert not (tmp_path / 'checkpoint-uploads').exists()
 
 
 def _link(kind: bytes) -> tarfile.TarInfo:
@@ -272,7 +272,7 @@ async def test_hostile_archives_are_refused(service: Running, model: Path, tmp_p
     assert (failure.code, failure.reason) == ('INVALID_ARGUMENT', 'INVALID_FIELD')
     assert str(tmp_path) not in failure.message
     assert not service.stored_folders()
-    assert not list((tmp_path / 'uploads').iterdir())
+    assert not list((tmp_path / 'checkpoint-uploads').iterdir())
 
 
 @pytest.mark.parametrize('base_model', ['', 'm' * 300, 'org/mo\ndel'])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoint_service import ALICE, BOB, Running, as_tenant, failure_of, make_state, serving
+from services.checkpoint.application.checkpoints import Checkpoints
 from services.kit.clock import FakeClock
 from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
@@ -147,5 +148,5 @@ async def test_public_checkpoint_ends_when_its_time_is_over(tmp_path: Path) -> N
         await _set(service, is_public=True)
         clock.advance(timedelta(seconds=6))
         assert (await failure_of(_reads(service)[0])).reason == 'CHECKPOINT_NOT_FOUND'
-        assert await service.verbs.change_checkpoints.delete_expired() == 1
+        assert await Checkpoints(service.registry).delete_expired() == 1
         assert not [folder for folder in service.stored_folders() if 'weights/best' in folder]

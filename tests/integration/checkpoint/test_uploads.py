@@ -81,7 +81,7 @@ async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: 
     assert unpack_state(received.state.manifest, received.state.data) == unpack_state(state.manifest, state.data)
     assert received.state.manifest.lora_config == state.manifest.lora_config
     assert (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint == made
-    assert not list((service.state_dir / 'uploads').iterdir())
+    assert not list((service.state_dir / 'checkpoint-uploads').iterdir())
 
 
 async def test_names_of_other_tools_become_pefts_own(service: Running, tmp_path: Path) -> None:

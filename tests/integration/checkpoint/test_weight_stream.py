@@ -23,6 +23,7 @@ from fixtures.checkpoint_service import (
     stream_of,
     until,
 )
+from services.checkpoint.application.versions import Versions
 from services.kit.paging import Page
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.weights import ReceivedState, Synced
@@ -260,7 +261,7 @@ async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Runn
     for version in range(1, 1001):
         await service.weights.publish_version('ad-1', make_state(version, size_bytes=64), version=version)
     await until(lambda: [each.split('/')[3] for each in service.stored_folders()] == ['1000', '997', '998', '999'])
-    listed, _ = await service.verbs.list_versions(ALICE, 'ad-1', Page(size=1000))
+    listed, _ = await Versions(service.registry).list_page(ALICE, 'ad-1', Page(size=1000))
     assert [version.version for version in listed] == [1000, 999, 998, 997]
     assert (await service.weights.fetch_version('ad-1')).state == make_state(1000, size_bytes=64)
 
@@ -275,7 +276,7 @@ async def test_versions_survive_a_restart(tmp_path: Path) -> None:
             await service.weights.save_checkpoint('ad-1', make_state(5), weights_pb2.CheckpointTarget(name='kept'))
     async with serving(tmp_path, ring_capacity=2) as service:
         with acting_for(ALICE):
-            listed, _ = await service.verbs.list_versions(ALICE, 'ad-1', Page(size=1000))
+            listed, _ = await Versions(service.registry).list_page(ALICE, 'ad-1', Page(size=1000))
             assert [version.version for version in listed] == [8, 7, 1]
             assert (await service.weights.fetch_version('ad-1', 1)).state == make_state(1)
             assert (await service.weights.fetch_version('ad-1')).state == make_state(8)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.tinker_catalogue import BEST, RUN, RUN_PATH, TinkerCatalogue, tinker_catalogue
+from services.checkpoint.application.checkpoints import Checkpoints
 
 HOUR = 3600
 
@@ -79,7 +80,7 @@ async def test_checkpoint_whose_time_is_over_is_deleted(api: TinkerCatalogue) ->
     api.clock.advance(timedelta(seconds=6))
     assert len((await api.get(f'{RUN_PATH}/checkpoints'))['checkpoints']) == 2
     assert (await api.call('GET', f'{BEST}/archive')).status_code == 404
-    assert await api.checkpoints.verbs.change_checkpoints.delete_expired() == 1
+    assert await Checkpoints(api.checkpoints.registry).delete_expired() == 1
     await api.until_listed(2)
     assert not [folder for folder in api.checkpoints.stored_folders() if '/weights/best/' in folder]
 

@@ -111,7 +111,7 @@ async def test_an_upload_that_is_cut_keeps_what_came(api: TinkerCatalogue, archi
     )
     writer.write(head.encode() + archive[:3000])
     await writer.drain()
-    uploads = tmp_path / 'checkpoints' / 'uploads'
+    uploads = tmp_path / 'checkpoints' / 'checkpoint-uploads'
     while not [path for path in uploads.glob('*') if path.stat().st_size == 3000]:
         await api.get('checkpoints')
     writer.close()

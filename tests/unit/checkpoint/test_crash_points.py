@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from fixtures.checkpoint_service import make_state
-from services.checkpoint.backends.disk import Disk
+from services.checkpoint.backends.disk import LocalDisk, open_disk
 from services.checkpoint.backends.folder_store import FolderStore
 from services.checkpoint.domain import AdapterKey, AdapterVersion, Record, VersionKey
 from services.kit.worker import Threads
@@ -66,13 +67,15 @@ class TornFile:
         return getattr(self._file, name)
 
 
-class CrashingDisk(Disk):
+class CrashingDisk(LocalDisk):
     """A disk that stops at some change."""
 
-    def __init__(self, root: Path, fuse: Fuse) -> None:
-        """Keep files in `root` until the fuse has burnt down."""
-        super().__init__(str(root))
+    def __init__(self, root: str, fuse: Fuse, *, is_synced: bool = True) -> None:
+        super().__init__(LocalFileSystem(), root, is_synced=is_synced)
         self._fuse = fuse
+
+    def unsynced(self) -> 'CrashingDisk':
+        return CrashingDisk(self._root, self._fuse, is_synced=False)
 
     def open_to_write(self, name: str) -> Any:
         """Open a file that may tear."""
@@ -147,10 +150,10 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
     for step in range(1000):
         root = tmp_path / str(step)
         if has_old:
-            await _put(FolderStore(Disk(str(root)), threads), OLD)
-        is_done = await _survives(action(FolderStore(CrashingDisk(root, Fuse(step)), threads)))
-        await _survives(FolderStore(CrashingDisk(root, Fuse(step % 3)), threads).load())
-        seen.append(outcomes.index(await _found(FolderStore(Disk(str(root)), threads))))
+            await _put(FolderStore(open_disk(str(root)), threads), OLD)
+        is_done = await _survives(action(FolderStore(CrashingDisk(str(root), Fuse(step)), threads)))
+        await _survives(FolderStore(CrashingDisk(str(root), Fuse(step % 3)), threads).load())
+        seen.append(outcomes.index(await _found(FolderStore(open_disk(str(root)), threads))))
         _assert_clean(root, is_empty=outcomes[seen[-1]] is None)
         if is_done:
             break

@@ -25,7 +25,7 @@ from fixtures.memory_host import (
     until_durable,
 )
 from services.checkpoint.backends.memory_tier import MemoryTier
-from services.checkpoint.backends.segment_shelf import SegmentShelf
+from services.checkpoint.backends.segment_cache import SegmentCache
 from services.checkpoint.domain import VersionKey
 from services.kit.errors import DigestMismatch, InUse, InvalidField, MemoryNotShared, VersionNotFound
 from services.kit.weights import SegmentRef, Segments
@@ -273,14 +273,14 @@ async def test_segments_of_a_store_that_is_gone_are_swept(host: Host, tmp_path: 
     segments = Segments(host.folder / 'memory')
     for home in (gone, resting):
         home.mkdir()
-        shelf = SegmentShelf(segments, store_url=str(home), home=home)
-        await put(MemoryTier(host.durable, shelf, host.threads, capacity_bytes=STATE_BYTES), 1)
-        shelf.close()
+        cache = SegmentCache(segments, store_url=str(home), home=home)
+        await put(MemoryTier(host.durable, cache, host.threads, capacity_bytes=STATE_BYTES), 1)
+        cache.close()
     gone.rmdir()
     assert len(host.segments()) == 2
     host.tier()
     assert len(host.segments()) == 1
-    assert len((SegmentShelf(segments, store_url=str(resting), home=resting)).load()) == 1
+    assert len((SegmentCache(segments, store_url=str(resting), home=resting)).load()) == 1
 
 
 async def test_one_process_at_a_time_has_the_memory_of_a_store(host: Host) -> None:

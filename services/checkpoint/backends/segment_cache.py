@@ -1,9 +1,8 @@
-"""Versions in shared memory, each a segment with its record beside it: what a killed process leaves to the next one.
+"""Versions in shared memory, each a segment with a record, which survive the end of the process.
 
-Segments are files of the host's folder of segments; the records lie in a folder of their own in there,
-one for each store. A segment exists as a version once its record does. `home` in the folder of records
-says where the store lives: when that is gone, nobody will ask for its versions, and any other service
-sweeps them.
+Segments are files in the host's segment folder. Their records are files in a subfolder, one for each store; a version
+exists once its record does. The file `home` in the subfolder contains the path of the store's state folder: if that
+path no longer exists, any other checkpoint service on the host removes the store's segments.
 """
 
 import fcntl
@@ -35,13 +34,13 @@ _FOLDER = 'checkpoint.'
 _HOME = 'home'
 _LOCK = 'lock'
 _RECORD = '.record'
-"""Its first line is the manifest, the rest the record, both as JSON."""
+"""Suffix of a record file; its first line is the manifest, the rest is the record, both as JSON."""
 _NEW = '.new'
 
 
 @dataclass(frozen=True)
-class Shelved:
-    """A version on the shelf."""
+class CachedVersion:
+    """A version in shared memory."""
 
     name: str
     record: Record
@@ -49,19 +48,19 @@ class Shelved:
     segment: Segment
 
 
-class SegmentShelf:
+class SegmentCache:
     """The segments and records of one store. Concurrency: any thread; one process at a time."""
 
     def __init__(self, segments: Segments, *, store_url: str, home: Path) -> None:
-        """Take the shelf of a store, and sweep those whose store is gone.
+        """Lock the cache of a store, and remove the caches of stores that no longer exist.
 
         Args:
-            segments: The host's folder of segments.
-            store_url: Tells one store from another.
-            home: A folder that is there as long as the store is.
+            segments: The host's segment folder.
+            store_url: URL that identifies the store.
+            home: State folder of the service, which exists as long as the store is in use.
 
         Raises:
-            InUse: another process has it.
+            InUse: Another process has locked the cache.
         """
         self._segments = segments
         self._owner = blake2s(f'{store_url}\0{home}'.encode(), digest_size=8).hexdigest()
@@ -76,74 +75,74 @@ class SegmentShelf:
 
     @property
     def segments(self) -> Segments:
-        """The host's folder of segments."""
+        """The host's segment folder."""
         return self._segments
 
-    def load(self) -> list[Shelved]:
-        """Remove what has no record, and return the rest."""
-        found = [shelved for path in sorted(self._folder.glob(f'*{_RECORD}')) for shelved in self._read(path)]
-        kept = {shelved.name for shelved in found}
+    def load(self) -> list[CachedVersion]:
+        """Remove segments without a record, and return the versions."""
+        found = [cached for path in sorted(self._folder.glob(f'*{_RECORD}')) for cached in self._read(path)]
+        known = {cached.name for cached in found}
         for name in self._segments.kept_names():
-            if name.startswith(f'{self._owner}.') and name not in kept:
+            if name.startswith(f'{self._owner}.') and name not in known:
                 self._segments.remove_kept(name)
         for path in self._folder.glob(f'*{_NEW}'):
             path.unlink()
         return found
 
     def new_name(self) -> str:
-        """Return a name for a segment of this shelf."""
+        """Return a new name for a segment of this cache."""
         return f'{self._owner}.{new_id("seg")}'
 
     def create(self, name: str, size_bytes: int) -> Segment:
-        """Return a new segment with writable bytes.
+        """Create a segment with writable bytes.
 
         Raises:
-            OSError: there is not so much memory.
+            OSError: The host does not have enough memory.
         """
         return self._segments.create(size_bytes, kept_name=name)
 
     def adopt(self, name: str, ref: SegmentRef) -> Segment:
-        """Return another process's segment under a name of this shelf.
+        """Take over another process's segment under a name of this cache.
 
         Raises:
-            MemoryNotShared: it cannot be opened here.
+            MemoryNotShared: The segment cannot be opened on this host.
         """
         return self._segments.adopt(ref, kept_name=name)
 
-    def put(self, shelved: Shelved) -> None:
-        """Write a version's record, in place of the one before it: from now on the version is here."""
-        manifest = manifest_to_json(shelved.manifest, adapter_digest=shelved.manifest.digest)
-        record = record_to_json(shelved.record, generation=shelved.name)
-        new = self._folder / f'{shelved.name}{_NEW}'
+    def put(self, cached: CachedVersion) -> None:
+        """Write or replace the record of a version, which makes the version exist."""
+        manifest = manifest_to_json(cached.manifest, adapter_digest=cached.manifest.digest)
+        record = record_to_json(cached.record, generation=cached.name)
+        new = self._folder / f'{cached.name}{_NEW}'
         new.write_bytes(manifest + b'\n' + record)
-        new.replace(self._folder / f'{shelved.name}{_RECORD}')
+        new.replace(self._folder / f'{cached.name}{_RECORD}')
 
     def remove(self, name: str) -> None:
-        """Remove a version, its record first, or a segment that never had one; again is harmless."""
+        """Remove a version, record first, or a segment without a record; does nothing if there is neither."""
         self.remove_record(name)
         self._segments.remove_kept(name)
 
     def remove_record(self, name: str) -> None:
-        """Remove a version's record; whoever is being told its segment's name still finds it."""
+        """Remove a version's record only; readers that have the segment's name can still open it."""
         (self._folder / f'{name}{_RECORD}').unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let another process take the shelf; one that is empty goes."""
+        """Unlock the cache, and remove its folder if it is empty."""
         if not any(self._folder.glob(f'*{_RECORD}')):
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
 
-    def _read(self, path: Path) -> Iterator[Shelved]:
+    def _read(self, path: Path) -> Iterator[CachedVersion]:
         try:
             manifest_line, _, record_lines = path.read_bytes().partition(b'\n')
             manifest = manifest_from_json(manifest_line, is_adapter_only=False)
             record, name = record_from_json(record_lines)
             segment = self._segments.open_kept(name, manifest.size_bytes)
         except (ValueError, KeyError, TypeError, MemoryNotShared) as error:
-            _log.error('unreadable record in memory', path=str(path), error=str(error))
+            _log.error('unreadable record in shared memory removed', path=str(path), error=str(error))
             path.unlink()
             return
-        yield Shelved(name, record, manifest, segment)
+        yield CachedVersion(name, record, manifest, segment)
 
     def _sweep_others(self) -> None:
         for folder in self._segments.folder.glob(f'{_FOLDER}*'):
@@ -166,12 +165,12 @@ def _has_home(folder: Path) -> bool:
     try:
         return Path((folder / _HOME).read_text()).exists()
     except FileNotFoundError:
-        # Being made just now, or being swept.
+        # Another process is creating or removing the folder.
         return True
 
 
 def _lock(folder: Path) -> int | None:
-    """Return the descriptor that locks a folder; None where another process has it."""
+    """Lock a folder and return the lock's descriptor; None if another process has locked it."""
     with suppress(OSError):
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -1,15 +1,24 @@
-"""Checks chunks with the library's verifier and tells what is wrong in the service's words."""
+"""Domain errors of the backends: errors converted from the library, and errors for missing states."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.kit.errors import ChunkCorrupt, DigestMismatch, InvalidField, StreamOutOfOrder
+from services.checkpoint.domain import CheckpointKey, VersionKey
+from services.kit.errors import (
+    CheckpointNotFound,
+    ChunkCorrupt,
+    DigestMismatch,
+    InvalidField,
+    NotFound,
+    StreamOutOfOrder,
+    VersionNotFound,
+)
 from twinkle import checkpoint_engine as engine
 
 
 @contextmanager
 def domain_errors() -> Iterator[None]:
-    """Raise the domain's error for each of the library's."""
+    """Convert the library's errors about chunks and digests to domain errors."""
     try:
         yield
     except engine.ChunkCorrupt as error:
@@ -23,3 +32,10 @@ def domain_errors() -> Iterator[None]:
         raise StreamOutOfOrder.at_byte(error.next_offset) from error
     except engine.DigestMismatch as error:
         raise DigestMismatch(error.expected, error.actual) from error
+
+
+def not_found(key: VersionKey | CheckpointKey) -> NotFound:
+    """Return the error for a version or checkpoint that does not exist."""
+    if isinstance(key, VersionKey):
+        return VersionNotFound(key.adapter.adapter_id, key.version)
+    return CheckpointNotFound(key.checkpoint_id)

@@ -1,0 +1,89 @@
+"""A watch over the checkpoints of all tenants: a snapshot, then every change. The gateway's catalogue uses it."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from services.checkpoint.application.registry import CHECKPOINTS, Registry
+from services.checkpoint.domain import Change, Checkpoint, CheckpointKey
+from services.kit.authority import require_internal
+from services.kit.caller import Caller
+from services.kit.errors import InvalidField
+
+
+@dataclass(frozen=True)
+class CheckpointEvent:
+    """A change of a checkpoint, or the end of the snapshot, which has no `key`."""
+
+    resume_token: str
+    key: CheckpointKey | None = None
+    checkpoint: Checkpoint | None = None
+    """Current state of the checkpoint; None if it was deleted."""
+
+
+class CheckpointWatch:
+    """Follows the checkpoints of all tenants."""
+
+    def __init__(self, registry: Registry, *, epoch: str) -> None:
+        """Create a watch.
+
+        Args:
+            registry: Checkpoints to follow.
+            epoch: A value that differs at every start of the service, since revisions restart from 1 each time.
+        """
+        self._registry = registry
+        self._epoch = epoch
+
+    async def watch(self, caller: Caller, resume_token: str) -> AsyncGenerator[CheckpointEvent, None]:
+        """Yield all checkpoints, an event that ends the snapshot, and then every change.
+
+        Args:
+            caller: A service.
+            resume_token: Token of the last event received, to get only later changes; empty for a new snapshot.
+
+        Raises:
+            ScopeMissing: The caller is not a service.
+            Draining: The service is shutting down.
+            InvalidField: The token is too old, or was issued before a restart; start with an empty one.
+        """
+        require_internal(caller)
+        revision = self._parse(resume_token) if resume_token else 0
+        is_snapshot = not resume_token
+        is_synced = False
+        with self._registry.announcements.watch(CHECKPOINTS) as changed:
+            while True:
+                changed.clear()
+                next_revision = self._registry.catalogue.changes.revision
+                for change in self._changes(revision, is_snapshot=is_snapshot):
+                    yield self._event(change)
+                revision, is_snapshot = next_revision, False
+                if not is_synced:
+                    yield CheckpointEvent(self._token(revision))
+                    is_synced = True
+                await self._registry.announcements.wait(changed)
+
+    def _changes(self, revision: int, *, is_snapshot: bool) -> list[Change]:
+        changes = self._registry.catalogue.changes
+        if is_snapshot:
+            return [change for change in changes.after(0) if not change.is_deletion]
+        if not changes.knows(revision):
+            raise _stale()
+        return changes.after(revision)
+
+    def _event(self, change: Change) -> CheckpointEvent:
+        # Looked up at the time of sending: if the checkpoint has changed since, the event has its latest state.
+        found = self._registry.catalogue.find(change.key)
+        return CheckpointEvent(self._token(change.revision), change.key, found)
+
+    def _token(self, revision: int) -> str:
+        return f'{self._epoch}.{revision}'
+
+    def _parse(self, token: str) -> int:
+        epoch, _, number = token.rpartition('.')
+        changes = self._registry.catalogue.changes
+        if epoch != self._epoch or not number.isdecimal() or not changes.knows(int(number)):
+            raise _stale()
+        return int(number)
+
+
+def _stale() -> InvalidField:
+    return InvalidField('resume_token', 'is too old or from before a restart; start with an empty token')

@@ -1,0 +1,148 @@
+"""Durable checkpoints: get, list, copy, delete, and set their lifetime and visibility."""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from services.checkpoint.application.registry import Registry
+from services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey
+from services.checkpoint.domain.errors import CheckpointIdTaken
+from services.kit.authority import require_internal, require_scope
+from services.kit.caller import Caller
+from services.kit.paging import Page, SortKey
+from services.kit.weights import CheckpointTarget, Header
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyRequest:
+    """The checkpoint that a copy becomes."""
+
+    adapter_id: str
+    """Run that the copy belongs to."""
+    name: str
+    ttl: timedelta | None
+    """Lifetime of the copy; None to keep it indefinitely."""
+
+
+class Checkpoints:
+    """The checkpoints of all tenants."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def get(self, key: CheckpointKey) -> Checkpoint:
+        """Return a checkpoint of the key's tenant, or a public one without its folder and the owner's labels.
+
+        Raises:
+            CheckpointNotFound: The tenant cannot read such a checkpoint.
+        """
+        found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
+        return found if found.key == key else replace(found, folder='', user_metadata={})
+
+    async def list_page(
+        self, caller: Caller, page: Page, *, adapter_id: str
+    ) -> tuple[list[Checkpoint], SortKey | None]:
+        """Return a page of checkpoints, newest first, and its last sort key if more follow.
+
+        Args:
+            caller: The tenant whose checkpoints are listed.
+            page: Size and start of the page.
+            adapter_id: Run whose checkpoints are listed; empty for all runs.
+        """
+        found = self._registry.catalogue.checkpoints(caller.tenant_id, adapter_id=adapter_id, now=self._registry.now())
+        rest = [checkpoint for checkpoint in found if page.after is None or _sort_key(checkpoint) < page.after]
+        items = rest[: page.size]
+        return items, _sort_key(items[-1]) if len(rest) > page.size else None
+
+    async def copy(self, caller: Caller, key: CheckpointKey, request: CopyRequest) -> Checkpoint:
+        """Copy a readable checkpoint to a run of the caller, and return the copy, which is private.
+
+        Raises:
+            ScopeMissing: The caller is not a service.
+            CheckpointNotFound: The tenant cannot read such a checkpoint.
+            CheckpointExists: Another state has that name.
+        """
+        require_internal(caller)
+        found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
+        source = await self._registry.store.open_state(found.key, is_adapter_only=False)
+        try:
+            # Labels of another tenant are private.
+            labels = found.user_metadata if found.key == key else dict[str, str]()
+            target = CheckpointTarget(request.name, step_count=found.step_count, ttl=request.ttl, user_metadata=labels)
+            header = Header(request.adapter_id, source.manifest, target)
+            return await self._registry.copy_in(AdapterKey(caller.tenant_id, request.adapter_id), header, source)
+        finally:
+            await source.close()
+
+    async def delete(self, caller: Caller, key: CheckpointKey) -> None:
+        """Delete a checkpoint.
+
+        Raises:
+            ScopeMissing: The caller may not train.
+            CheckpointNotFound: The tenant has no such checkpoint.
+        """
+        require_scope(caller, 'train')
+
+        async def change() -> None:
+            self._registry.catalogue.checkpoint(key, now=self._registry.now())
+            await self._registry.remove_checkpoint(key)
+
+        await self._registry.change(key.adapter, change)
+
+    async def set_ttl(self, caller: Caller, key: CheckpointKey, ttl: timedelta | None) -> Checkpoint:
+        """Set a checkpoint's remaining lifetime, None for an unlimited one, and return the checkpoint.
+
+        Raises:
+            ScopeMissing: The caller may not train.
+            CheckpointNotFound: The tenant has no such checkpoint.
+        """
+        require_scope(caller, 'train')
+
+        async def change() -> Checkpoint:
+            now = self._registry.now()
+            held = self._registry.catalogue.checkpoint(key, now=now)
+            return await self._put(replace(held, expire_time=None if ttl is None else now + ttl))
+
+        return await self._registry.change(key.adapter, change)
+
+    async def set_public(self, caller: Caller, key: CheckpointKey, *, is_public: bool) -> Checkpoint:
+        """Make a checkpoint readable for all tenants, or for its owner only, and return it.
+
+        Raises:
+            ScopeMissing: The caller is not a service.
+            CheckpointNotFound: The tenant has no such checkpoint.
+            CheckpointIdTaken: Another tenant's public checkpoint has the same run and name, and therefore this path.
+        """
+        require_internal(caller)
+
+        async def change() -> Checkpoint:
+            now = self._registry.now()
+            held = self._registry.catalogue.checkpoint(key, now=now)
+            if is_public and self._registry.catalogue.is_public_elsewhere(key, now=now):
+                raise CheckpointIdTaken(key.checkpoint_id)
+            return await self._put(replace(held, is_public=is_public))
+
+        # A public path is unique over all tenants, so changes of visibility exclude each other across tenants, too.
+        all_tenants = AdapterKey('', key.adapter.adapter_id)
+        return await self._registry.change(all_tenants, lambda: self._registry.change(key.adapter, change))
+
+    async def delete_expired(self) -> int:
+        """Delete every expired checkpoint and return their number."""
+        now = self._registry.now()
+        checkpoints = self._registry.catalogue.all_checkpoints()
+        expired = [checkpoint.key for checkpoint in checkpoints if checkpoint.is_expired(now)]
+        for key in expired:
+            await self._registry.change(key.adapter, lambda key=key: self._delete_if_expired(key))
+        return len(expired)
+
+    async def _delete_if_expired(self, key: CheckpointKey) -> None:
+        # The checkpoint may have been deleted, replaced or extended since the list was made.
+        if self._registry.catalogue.is_expired(key, now=self._registry.now()):
+            await self._registry.remove_checkpoint(key)
+
+    async def _put(self, checkpoint: Checkpoint) -> Checkpoint:
+        await self._registry.put_checkpoint(checkpoint)
+        return checkpoint
+
+
+def _sort_key(checkpoint: Checkpoint) -> SortKey:
+    return checkpoint.create_time.isoformat(timespec='microseconds'), checkpoint.key.checkpoint_id

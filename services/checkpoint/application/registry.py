@@ -1,0 +1,183 @@
+"""The registry of committed states: the one place where the store and the catalogue change together.
+
+Every change writes to the store first and to the catalogue second, and is announced last. Changes of one adapter run
+one after the other, each to its end.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import TypeVar
+
+from services.checkpoint.application.announcements import Announcements
+from services.checkpoint.application.evictions import Evictions
+from services.checkpoint.application.exclusive import Exclusive
+from services.checkpoint.application.tracked_store import TrackedStore
+from services.checkpoint.domain import (
+    AdapterKey,
+    AdapterVersion,
+    Catalogue,
+    Checkpoint,
+    CheckpointKey,
+    Record,
+    VersionKey,
+)
+from services.checkpoint.ports import StateSource, StateStore, StateWriter
+from services.kit import failpoints
+from services.kit.clock import Clock
+from services.kit.weights import CheckpointTarget, Header, VersionTarget
+from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
+
+CHECKPOINTS = 'checkpoints'
+"""Topic of the announcements of changed checkpoints; the topic of new versions is the adapter's key."""
+_Result = TypeVar('_Result')
+
+
+class Registry:
+    """Committed versions and checkpoints of all tenants.
+
+    Concurrency: for one event loop. Read from `catalogue` and `store` directly; change them through the methods here.
+    """
+
+    def __init__(self, catalogue: Catalogue, store: StateStore, clock: Clock) -> None:
+        """Create a registry.
+
+        Args:
+            catalogue: Index of the states in `store`.
+            store: Keeps states and their records.
+            clock: Decides which checkpoints have expired.
+        """
+        self.catalogue = catalogue
+        self.store = TrackedStore(store, clock)
+        self.announcements = Announcements()
+        """Changes, for streams that follow them; closed when the service shuts down."""
+        self._clock = clock
+        self._exclusive = Exclusive()
+        self._evictions = Evictions(self.store)
+
+    def now(self) -> datetime:
+        """Return the current time of the service's clock."""
+        return self._clock.now()
+
+    async def change(self, adapter: AdapterKey, change: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run a change of an adapter's states after all earlier ones; see `Exclusive.run`."""
+        return await self._exclusive.run(adapter, change)
+
+    def match(self, adapter: AdapterKey, header: Header) -> Record | None:
+        """Return the record of the announced state if it is already committed; None if it may be written.
+
+        Raises:
+            VersionConflict, CheckpointExists: Another state is committed under the same key.
+            QuotaExceeded: The state is to be pinned, and the adapter has no free pin.
+        """
+        digest, target = header.manifest.digest, header.target
+        if isinstance(target, VersionTarget):
+            return self.catalogue.match_version(adapter, target.version, digest=digest, is_pinned=target.is_pinned)
+        return self.catalogue.match_checkpoint(
+            CheckpointKey(adapter, target.name),
+            digest,
+            is_overwrite_allowed=target.is_overwrite_allowed,
+            now=self._clock.now(),
+            request_id=target.request_id,
+        )
+
+    def begin(self, adapter: AdapterKey, header: Header) -> StateWriter:
+        """Return a writer for the announced state."""
+        target = header.target
+        if isinstance(target, VersionTarget):
+            return self.store.begin(VersionKey(adapter, target.version), header.manifest)
+        return self.store.begin(CheckpointKey(adapter, target.name), header.manifest)
+
+    async def commit(self, adapter: AdapterKey, header: Header, writer: StateWriter) -> Record:
+        """Commit a written state, or return the equal state that another writer committed first.
+
+        Raises:
+            VersionConflict, CheckpointExists: Another writer has committed a different state.
+            StreamOutOfOrder, DigestMismatch: The written bytes differ from the announced state.
+        """
+        return await self.change(adapter, lambda: self._commit(adapter, header, writer))
+
+    async def copy_in(self, adapter: AdapterKey, header: Header, source: StateSource) -> Checkpoint:
+        """Commit a readable state as a checkpoint; returns the existing checkpoint if it is the same.
+
+        Raises:
+            CheckpointExists: Another state is committed under the same name.
+        """
+        record = self.match(adapter, header)
+        if record is None:
+            writer = self.begin(adapter, header)
+            try:
+                for begin in range(0, source.size_bytes, CHUNK_BYTES):
+                    data = await source.read(begin, CHUNK_BYTES)
+                    await writer.add(StateChunk(begin, data, chunk_checksum(data)))
+                record = await self.commit(adapter, header, writer)
+            finally:
+                await writer.discard()
+        assert isinstance(record, Checkpoint)  # noqa: S101 (the header's target is a checkpoint)
+        return record
+
+    async def put_version(self, version: AdapterVersion) -> None:
+        """Replace the record of a version, and delete the versions that this evicts; call within `change`."""
+        await self.store.update(version)
+        for evicted in self.catalogue.add_version(version):
+            await self.store.delete(evicted.key)
+
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the record of a checkpoint; call within `change`."""
+        await self.store.update(checkpoint)
+        self.catalogue.put_checkpoint(checkpoint)
+        self.announcements.announce(CHECKPOINTS)
+
+    async def remove_checkpoint(self, key: CheckpointKey) -> None:
+        """Delete a checkpoint; call within `change`."""
+        await self.store.delete(key)
+        self.catalogue.remove_checkpoint(key)
+        self.announcements.announce(CHECKPOINTS)
+
+    async def _commit(self, adapter: AdapterKey, header: Header, writer: StateWriter) -> Record:
+        known = self.match(adapter, header)
+        if known is not None:
+            return known
+        now = self._clock.now()
+        if isinstance(header.target, VersionTarget):
+            version = _version(adapter, header, header.target, now)
+            await writer.commit(version)
+            evicted = self.catalogue.add_version(version)
+            self.announcements.announce(adapter)
+            failpoints.reach('weights.announced')
+            self._evictions.add(evicted)
+            return version
+        checkpoint = _checkpoint(adapter, header, header.target, now, folder=writer.folder)
+        await writer.commit(checkpoint)
+        self.catalogue.put_checkpoint(checkpoint)
+        self.announcements.announce(CHECKPOINTS)
+        return checkpoint
+
+
+def _version(adapter: AdapterKey, header: Header, target: VersionTarget, now: datetime) -> AdapterVersion:
+    return AdapterVersion(
+        adapter=adapter,
+        version=target.version,
+        digest=header.manifest.digest,
+        size_bytes=header.manifest.size_bytes,
+        is_pinned=target.is_pinned,
+        create_time=now,
+    )
+
+
+def _checkpoint(
+    adapter: AdapterKey, header: Header, target: CheckpointTarget, now: datetime, *, folder: str
+) -> Checkpoint:
+    return Checkpoint(
+        key=CheckpointKey(adapter, target.name),
+        base_model=header.manifest.base_model,
+        is_optimizer_included=header.manifest.is_trainer_included,
+        size_bytes=header.manifest.size_bytes,
+        digest=header.manifest.digest,
+        step_count=target.step_count,
+        folder=folder,
+        create_time=now,
+        expire_time=None if target.ttl is None else now + target.ttl,
+        request_id=target.request_id,
+        user_metadata=target.user_metadata,
+        lora_rank=0 if header.manifest.lora_config is None else header.manifest.lora_config.r,
+    )

@@ -1,0 +1,107 @@
+"""Uploads of PEFT folders: a tar archive made elsewhere becomes a checkpoint of a new run."""
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from services.checkpoint.application.registry import Registry
+from services.checkpoint.domain import AdapterKey, Checkpoint
+from services.checkpoint.ports import BaseModels, Upload, UploadStore
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.errors import InvalidArgument, InvalidField, StreamOutOfOrder
+from services.kit.weights import CheckpointTarget, Header
+from twinkle.checkpoint_engine import StateChunk
+
+
+@dataclass(frozen=True)
+class UploadHeader:
+    """Announces an upload."""
+
+    upload_id: str
+    name: str
+    base_model: str
+    size_bytes: int
+    """Size of the tar archive as it is sent, possibly compressed."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels of the owner."""
+
+
+class Uploads:
+    """Receives archives, each over one or several streams."""
+
+    def __init__(
+        self, registry: Registry, store: UploadStore, base_models: BaseModels, *, state_limit_bytes: int
+    ) -> None:
+        """Create the use case.
+
+        Args:
+            registry: Registry in which uploads become checkpoints.
+            store: Keeps unfinished archives.
+            base_models: Base models that uploaded adapters must fit.
+            state_limit_bytes: Maximum size of an archive.
+        """
+        self._registry = registry
+        self._store = store
+        self._base_models = base_models
+        self._state_limit_bytes = state_limit_bytes
+
+    async def receive(self, caller: Caller, parts: AsyncIterator[UploadHeader | StateChunk]) -> Checkpoint:
+        """Receive an upload and return the checkpoint that it becomes.
+
+        The run's name is derived from tenant and upload id, so that a repeated upload yields the same checkpoint. A
+        complete archive that is refused is discarded; the same upload may then start again with another archive.
+
+        Raises:
+            ScopeMissing: The caller may not train.
+            BaseModelNotFound: Adapters of that base model are not accepted.
+            InvalidField: The archive is too large, is not a PEFT folder of safetensors, or does not fit the base model.
+            QuotaExceeded: The tenant has too many unfinished uploads.
+            ChunkCorrupt, StreamOutOfOrder: A chunk is damaged, or does not follow the received bytes.
+            InUse: Another stream sends this upload.
+            CheckpointExists: The upload has already become another checkpoint.
+        """
+        require_scope(caller, 'train')
+        header = await anext(parts, None)
+        if not isinstance(header, UploadHeader):
+            raise StreamOutOfOrder('a header')
+        if header.size_bytes > self._state_limit_bytes:
+            problem = f'is {header.size_bytes}, must be at most {self._state_limit_bytes}'
+            raise InvalidField('header.size_bytes', problem)
+        self._base_models.check_known(header.base_model)
+        upload = await self._store.open(caller.tenant_id, header.upload_id, size_bytes=header.size_bytes)
+        try:
+            await _receive(upload, header, parts)
+            try:
+                checkpoint = await self._import(caller, header, upload)
+            except InvalidArgument:
+                # The archive is complete, so more bytes cannot make it valid.
+                await upload.discard()
+                raise
+            await upload.discard()
+            return checkpoint
+        finally:
+            await upload.close()
+
+    async def _import(self, caller: Caller, header: UploadHeader, upload: Upload) -> Checkpoint:
+        source, stated_base_model = await upload.open_adapter(header.base_model)
+        try:
+            await self._base_models.check_fit(source.manifest, said=stated_base_model)
+            adapter = AdapterKey(caller.tenant_id, _run_of(caller.tenant_id, header.upload_id))
+            target = CheckpointTarget(header.name, user_metadata=header.user_metadata)
+            return await self._registry.copy_in(adapter, Header(adapter.adapter_id, source.manifest, target), source)
+        finally:
+            await source.close()
+
+
+async def _receive(upload: Upload, header: UploadHeader, parts: AsyncIterator[UploadHeader | StateChunk]) -> None:
+    async for part in parts:
+        if isinstance(part, UploadHeader):
+            raise StreamOutOfOrder('a chunk')
+        await upload.add(part)
+    if upload.held_bytes < header.size_bytes:
+        raise StreamOutOfOrder.at_byte(upload.held_bytes)
+
+
+def _run_of(tenant_id: str, upload_id: str) -> str:
+    return 'up-' + hashlib.blake2s(f'{tenant_id}\0{upload_id}'.encode(), digest_size=10).hexdigest()

@@ -1,0 +1,106 @@
+"""Versions of adapters: get, list, pin, delete, and collect unused ones."""
+
+from datetime import timedelta
+
+from services.checkpoint.application.registry import Registry
+from services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.errors import AdapterNotFound
+from services.kit.paging import Page, SortKey
+
+
+class Versions:
+    """The versions in the rings of all adapters."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def get(self, caller: Caller, adapter_id: str, version: int) -> AdapterVersion:
+        """Return a version; 0 stands for the newest.
+
+        Raises:
+            AdapterNotFound, VersionNotFound: The caller has no such version.
+        """
+        return self._registry.catalogue.ring(AdapterKey(caller.tenant_id, adapter_id)).get(version)
+
+    async def list_page(
+        self, caller: Caller, adapter_id: str, page: Page
+    ) -> tuple[list[AdapterVersion], SortKey | None]:
+        """Return a page of an adapter's versions, newest first, and its last sort key if more follow.
+
+        Raises:
+            AdapterNotFound: The caller has no such adapter.
+        """
+        ring = self._registry.catalogue.ring(AdapterKey(caller.tenant_id, adapter_id))
+        found = [item for item in ring.all_newest_first() if page.after is None or (item.version,) < page.after]
+        items = found[: page.size]
+        return items, (items[-1].version,) if len(found) > page.size else None
+
+    async def pin(self, caller: Caller, adapter_id: str, version: int, *, is_pinned: bool) -> AdapterVersion:
+        """Pin or unpin a version and return it; an unpinned version is evicted by newer ones.
+
+        Raises:
+            ScopeMissing: The caller may not train.
+            AdapterNotFound, VersionNotFound: The caller has no such version.
+            QuotaExceeded: The adapter has no free pin.
+        """
+        require_scope(caller, 'train')
+        adapter = AdapterKey(caller.tenant_id, adapter_id)
+
+        async def change() -> AdapterVersion:
+            changed = self._registry.catalogue.ring(adapter).pinned(version, is_pinned=is_pinned)
+            await self._registry.put_version(changed)
+            return changed
+
+        return await self._registry.change(adapter, change)
+
+    async def delete(self, caller: Caller, adapter_id: str, version: int) -> None:
+        """Delete a version that is neither pinned nor the newest.
+
+        Raises:
+            ScopeMissing: The caller may not train.
+            AdapterNotFound, VersionNotFound: The caller has no such version.
+            InUse: The version is pinned or the newest.
+        """
+        require_scope(caller, 'train')
+        adapter = AdapterKey(caller.tenant_id, adapter_id)
+
+        async def change() -> None:
+            ring = self._registry.catalogue.ring(adapter)
+            held = ring.check_removable(version)
+            await self._registry.store.delete(held.key)
+            self._registry.catalogue.ring(adapter).remove(held.version)
+
+        await self._registry.change(adapter, change)
+
+    async def collect(self, idle: timedelta) -> int:
+        """Delete the versions of all adapters that were unused for `idle`, and return their number.
+
+        Pinned versions and adapters that a stream follows are skipped. Without collection, an adapter that is no longer
+        trained would keep its newest version forever, since a ring evicts its newest version only for a newer one.
+        """
+        count = 0
+        for adapter in self._registry.catalogue.adapters():
+            count += await self._registry.change(adapter, lambda adapter=adapter: self._collect(adapter, idle))
+        return count
+
+    async def _collect(self, adapter: AdapterKey, idle: timedelta) -> int:
+        store = self._registry.store
+        try:
+            ring = self._registry.catalogue.ring(adapter)
+        except AdapterNotFound:
+            return 0
+        if self._registry.announcements.is_watched(adapter):
+            return 0
+        moment = self._registry.now() - idle
+        unused = [
+            version for version in ring.all_newest_first() if not version.is_pinned and store.last_use(version) < moment
+        ]
+        if ring.newest in unused:
+            # Written before the deletion: version numbers must not restart if the service ends in between.
+            await store.mark_newest(NewestMark(adapter, ring.newest.version))
+        for version in reversed(unused):
+            ring.remove(version.version)
+            await store.delete(version.key)
+        return len(unused)
