@@ -1,4 +1,4 @@
-"""Metrics of labels against the same numbers worked out label by label in plain Python."""
+"""Tests of per-label metrics against plain Python implementations."""
 
 import json
 import math
@@ -14,7 +14,7 @@ STREAMS = ('old_logps', 'advantages', 'ref_logps', 'returns', 'old_values', 'rew
 
 
 def batch(seed, *, lengths=(3, 1, 4, 2), streams=STREAMS, scale=1.0):
-    """Return the facts of a batch whose features have so many labels."""
+    """Return the results of a random batch with the given numbers of labels per feature."""
     random = np.random.default_rng(seed)
     features = np.repeat(np.arange(len(lengths)), lengths)
 
@@ -41,7 +41,7 @@ def batch(seed, *, lengths=(3, 1, 4, 2), streams=STREAMS, scale=1.0):
 
 
 def report(name, *facts, **options):
-    """Return what a metric makes of batches."""
+    """Return the values of a metric over batches."""
     metric = METRICS.build(name, options)
     for item in facts:
         metric.accumulate(item)
@@ -49,7 +49,7 @@ def report(name, *facts, **options):
 
 
 def rows(*facts):
-    """Yield one dict for each label of all batches, numbers as Python's."""
+    """Yield one dict of Python numbers per label of all batches."""
     for number, item in enumerate(facts):
         labels = item.labels
         for index, logp in enumerate(labels.logps_R):
@@ -64,7 +64,7 @@ def rows(*facts):
 
 
 def k3(log_ratio):
-    """Return Schulman's third estimator."""
+    """Return Schulman's k3 estimator."""
     return math.exp(log_ratio) - log_ratio - 1
 
 
@@ -72,7 +72,7 @@ FACTS = (batch(1), batch(2, lengths=(2, 5)))
 
 
 def test_policy_metrics_are_means_over_labels():
-    """Every number of GRPO's but the clipping."""
+    """All values of the policy metric except clipping are means or maxima over labels."""
     found, labels = report('GRPOMetric', *FACTS), list(rows(*FACTS))
     mean = statistics.fmean
     diffs = [row['new'] - row['old_logps'] for row in labels]
@@ -110,7 +110,7 @@ def sequences(labels):
 
 @pytest.mark.parametrize('name', ['GRPOMetric', 'PPOMetric', 'GSPOMetric', 'CISPOMetric'])
 def test_each_policy_metric_clips_as_its_loss(name):
-    """Tokens by the sign of the advantage, whole sequences, or whatever the sign."""
+    """Clip ratios of each policy metric follow the clipping rule of the corresponding loss."""
     labels = list(rows(*FACTS))
     pairs = [(row['new'] - row['old_logps'], row['advantages']) for row in labels]
     if name == 'GSPOMetric':
@@ -125,22 +125,22 @@ def test_each_policy_metric_clips_as_its_loss(name):
     assert 0 < found['train/clip_ratio'] < 1
 
 
-def test_what_the_features_do_not_carry_is_not_made_up():
-    """Without old log-probabilities there are no ratios, without advantages no clipping."""
+def test_values_of_missing_streams_are_omitted():
+    """Values whose streams are missing are not reported."""
     alone = report('GRPOMetric', batch(1, streams=()))
     assert set(alone) == {'train/mean_new_logp', 'train/policy_confidence', 'train/entropy'}
     assert 'train/clip_ratio' not in report('GRPOMetric', batch(1, streams=('old_logps',)))
     assert report('PPOValueMetric', batch(1, streams=())) == {}
 
 
-def test_ratios_beyond_all_bounds_are_still_numbers():
-    """A policy that moved by thousands of nats neither raises nor warns."""
+def test_extreme_ratios_are_finite():
+    """Log-probabilities that differ by thousands of nats give finite values."""
     values = report('GRPOMetric', batch(1, scale=1e4))
     assert all(math.isfinite(value) for value in values.values())
 
 
 def test_the_value_metric_is_of_all_labels_together():
-    """Means, explained variance over all batches at once, and the share that left the clip range."""
+    """Value metrics are computed over the labels of all batches together."""
     found, labels = report('PPOValueMetric', *FACTS, epsilon=0.5), list(rows(*FACTS))
     errors = [row['returns'] - row['value'] for row in labels]
     returns = [row['returns'] for row in labels]
@@ -157,7 +157,7 @@ def test_the_value_metric_is_of_all_labels_together():
 
 
 def test_equal_returns_leave_nothing_to_explain():
-    """No division by zero."""
+    """The explained variance is omitted if all returns are equal."""
     facts = batch(1)
     facts.labels.streams['returns'][:] = 2.0
     found = report('PPOValueMetric', facts)
@@ -166,7 +166,7 @@ def test_equal_returns_leave_nothing_to_explain():
 
 
 def test_preferences_are_of_whole_answers():
-    """Sums over an answer's labels, means over pairs, the chosen one first."""
+    """Preference metrics sum over a response's labels and average over pairs, the chosen one first."""
     found = report('DPOMetric', *FACTS, beta=0.5)
     sums, refs = {}, {}
     for row in rows(*FACTS):
@@ -189,8 +189,8 @@ def test_preferences_are_of_whole_answers():
     )
 
 
-def test_half_a_pair_does_not_count():
-    """A feature whose partner has no labels, or does not exist, is left out."""
+def test_incomplete_pairs_are_skipped():
+    """A feature whose partner is missing or has no labels is skipped."""
     facts = batch(1, lengths=(2, 0, 1, 3, 2))
     whole = [row for row in rows(facts) if row['sequence'][1] in (2, 3)]
     found = report('DPOMetric', facts)
@@ -200,7 +200,7 @@ def test_half_a_pair_does_not_count():
 
 @pytest.mark.parametrize('group_size', [2, 3])
 def test_embeddings_are_compared_by_cosine(group_size):
-    """Each anchor with its positive, the other groups' positives and its own hard negatives."""
+    """Anchors are compared with their positive, other groups' positives and their hard negatives."""
     facts = batch(1, lengths=(1,) * 7)
     found = report('EmbeddingMetric', facts, group_size=group_size)
     vectors = facts.labels.embeddings_FD.astype(float)
@@ -219,13 +219,13 @@ def test_embeddings_are_compared_by_cosine(group_size):
 
 
 def test_accuracy_is_the_share_of_greedy_labels():
-    """Over labels, not over batches."""
+    """Accuracy is the fraction over all labels, not the mean over batches."""
     hits = [bool(hit) for item in FACTS for hit in item.labels.is_greedy_R]
     assert report('Accuracy', *FACTS) == pytest.approx({'accuracy': statistics.fmean(hits)})
 
 
 def test_rewards_come_from_features_or_from_the_loop():
-    """One reward a completion; what a loop says is told apart by name, and times are means."""
+    """Rewards of features and of a loop are reported by name, one per completion, and times as means."""
     metric = CompletionRewardMetric()
     metric.accumulate(FACTS[0])
     metric.accumulate(rewards={'format': [1.0, 0.0]}, completion_lengths=[7], generate_time=2.0)
@@ -245,7 +245,7 @@ def test_rewards_come_from_features_or_from_the_loop():
 
 
 def test_loop_may_call_it_as_other_metrics_are_called():
-    """Inputs and outputs are None where a loop has measured by itself; what would not be read is refused."""
+    """None for inputs and outputs is accepted; other values are refused."""
     metric = CompletionRewardMetric()
     metric.accumulate(None, None, completion_lengths=[7], rewards={'format': [1.0]})
     assert metric.calculate()['train/format_reward'] == 1.0
@@ -255,7 +255,7 @@ def test_loop_may_call_it_as_other_metrics_are_called():
 
 
 def fed(name, *, clock=None):
-    """Return a metric that has seen two batches and a step."""
+    """Return a metric with the results of two batches and a step."""
     metric = METRICS.build(name, {'clock': clock} if clock else {})
     for item in FACTS:
         metric.accumulate(item)
@@ -264,8 +264,8 @@ def fed(name, *, clock=None):
 
 
 @pytest.mark.parametrize('name', METRICS.names)
-def test_a_kept_state_goes_on_to_the_bit(name):
-    """Through JSON into a new instance: the same numbers after more batches, but for the clock's."""
+def test_restored_state_continues_bitwise(name):
+    """A metric restored from JSON continues with bitwise the same values, except those of the clock."""
     metric, again = fed(name), METRICS.build(name, {})
     again.load_state(json.loads(json.dumps(metric.state(), allow_nan=False)))
     for item in (metric, again):
@@ -279,17 +279,17 @@ def test_a_kept_state_goes_on_to_the_bit(name):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_a_state_is_a_copy(name):
-    """Going on does not change what was kept."""
+    """Accumulating more results does not modify a saved state."""
     metric = fed(name)
-    kept = metric.state()
-    copy = dict(kept)
+    saved = metric.state()
+    copy = dict(saved)
     metric.accumulate(batch(5))
-    assert kept == copy
+    assert saved == copy
 
 
 @pytest.mark.parametrize('name', METRICS.names)
-def test_nonsense_is_no_state(name):
-    """Only numbers are taken, and a refusal changes nothing."""
+def test_invalid_state_is_refused(name):
+    """A state with values other than numbers is refused and changes nothing."""
     metric = fed(name)
     before = metric.calculate().keys()
     for wrong in ({'labels': 'many'}, {'labels': True}, {'x': [1, 'a']}):
@@ -300,15 +300,15 @@ def test_nonsense_is_no_state(name):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_every_value_is_a_float_with_a_unit(name):
-    """Nothing is a string, and every name says what it counts; a loss's own names are its own."""
+    """Every value is a float, and all except the loss's metrics have a unit."""
     values = fed(name).calculate()
     assert all(type(value) is float for value in values.values())
     assert values.keys() - METRICS.build(name, {}).units.keys() <= {'kl'}
 
 
 @pytest.mark.parametrize('name', METRICS.names)
-def test_reset_begins_anew(name):
-    """After it, the next report is as if the batches before had not been."""
+def test_reset_clears_the_state(name):
+    """A metric after `reset` reports the same as a new one."""
     metric = fed(name)
     metric.reset()
     assert not metric.calculate().keys() - {'learning_rate', 'step_count', 'elapsed_seconds', 'tokens_per_second',
@@ -321,8 +321,8 @@ def test_reset_begins_anew(name):
 
 
 @pytest.mark.parametrize('name', METRICS.names)
-def test_facts_without_labels_break_nothing(name):
-    """Trainers that keep no facts by label still feed the others; empty batches are no batches."""
+def test_facts_without_labels_are_accepted(name):
+    """Results without labels and empty batches are accepted by every metric."""
     metric = METRICS.build(name, {})
     metric.accumulate(ForwardFacts(features=(), loss_sum=1.0, label_count=2, token_count=3, loss_metrics={}))
     metric.accumulate(batch(1, lengths=()))
@@ -330,14 +330,14 @@ def test_facts_without_labels_break_nothing(name):
 
 
 def test_the_clock_does_not_run_between_processes():
-    """A kept state carries the seconds gone by, not the moment it began."""
+    """A restored metric continues from the elapsed seconds of its state."""
     now = [1000.0]
     metric = fed('TrainMetric', clock=lambda: now[0])
     now[0] += 4.0
-    kept = metric.state()
+    saved = metric.state()
     later = [5.0]
     again = METRICS.build('TrainMetric', {'clock': lambda: later[0]})
-    again.load_state(kept)
+    again.load_state(saved)
     later[0] += 1.0
     assert again.calculate()['elapsed_seconds'] == 5.0
 
@@ -362,6 +362,6 @@ def test_the_clock_does_not_run_between_processes():
     ],
 )
 def test_bad_options_are_refused(name, options):
-    """Unknown ones and those out of range, before anything is gathered."""
+    """Unknown and invalid options are refused."""
     with pytest.raises(InvalidComponentOptions):
         METRICS.build(name, options)

@@ -1,4 +1,4 @@
-"""What metrics report."""
+"""Tests of the values that metrics report."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from twinkle.metric import METRICS, ForwardFacts, LossMetric, StepFacts, TrainMe
 
 
 def forward(loss_sum, label_count, **loss_metrics):
-    """Return the facts of a batch."""
+    """Return the results of a batch."""
     return ForwardFacts(
         features=(), loss_sum=loss_sum, label_count=label_count, token_count=2 * label_count, loss_metrics=loss_metrics
     )
 
 
 def test_the_loss_is_the_mean_over_labels_of_all_batches():
-    """Batches weigh by their labels; the loss's own numbers are averaged over batches."""
+    """The loss is a mean over labels, and the loss's metrics are means over batches."""
     metric = LossMetric()
     assert metric.calculate() == {}
     metric.accumulate(forward(10.0, 2, ratio=1.0))
@@ -24,7 +24,7 @@ def test_the_loss_is_the_mean_over_labels_of_all_batches():
 
 
 def test_rates_are_of_the_time_since_the_last_report():
-    """Seconds, tokens and steps are counted anew after each report; the last step is remembered."""
+    """Throughput is measured since the last reset, which keeps the last step's learning rate and number."""
     now = [100.0]
     metric = TrainMetric(clock=lambda: now[0])
     metric.accumulate(forward(1.0, 5))
@@ -45,5 +45,5 @@ def test_rates_are_of_the_time_since_the_last_report():
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_every_metric_is_built_by_name(name):
-    """Names give instances that report numbers."""
+    """Every metric can be built by name and reports floats."""
     assert all(isinstance(value, float) for value in METRICS.build(name, {}).calculate().values())

@@ -1,4 +1,4 @@
-"""Clipping against torch's own, at the limits, and with numbers that would break powers."""
+"""Tests of clipping against torch's implementation, at its limits, and with extreme values."""
 
 import math
 
@@ -9,7 +9,7 @@ from twinkle.module import GradientNotFinite, clip_by_norm, clip_by_value, gradi
 
 
 def gradients(scale=1.0, seed=0):
-    """Return three tensors."""
+    """Return three random tensors."""
     generator = torch.Generator().manual_seed(seed)
     return [scale * torch.randn(shape, generator=generator) for shape in ((3, 4), (5,), (2, 2))]
 
@@ -17,70 +17,70 @@ def gradients(scale=1.0, seed=0):
 @pytest.mark.parametrize('norm_type', [1.0, 1.5, 2.0, 3.0, math.inf])
 @pytest.mark.parametrize('max_norm', [0.0, 0.1, 2.0, 100.0, math.inf])
 def test_clipping_by_norm_is_torchs(norm_type, max_norm):
-    """The norm and the scaled gradient, for finite norms and the infinite one."""
-    own, parameters = gradients(), [torch.nn.Parameter(torch.zeros_like(item)) for item in gradients()]
+    """Norm and scaled gradient equal torch's for finite norm types and the infinity norm."""
+    clipped, parameters = gradients(), [torch.nn.Parameter(torch.zeros_like(item)) for item in gradients()]
     for parameter, gradient in zip(parameters, gradients(), strict=True):
         parameter.grad = gradient
     expected = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
-    norm = clip_by_norm(own, max_norm=max_norm, norm_type=norm_type)
+    norm = clip_by_norm(clipped, max_norm=max_norm, norm_type=norm_type)
     assert norm == pytest.approx(float(expected), rel=1e-6)
-    for gradient, parameter in zip(own, parameters, strict=True):
+    for gradient, parameter in zip(clipped, parameters, strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-6, atol=0)
 
 
 def test_a_gradient_within_the_limit_keeps_every_bit():
-    """Nothing is multiplied by a factor that rounds."""
-    own = gradients()
-    clip_by_norm(own, max_norm=gradient_norm(own) * 1.001)
-    clip_by_value(own, max_value=gradient_norm(own, norm_type=math.inf))
-    assert all(torch.equal(one, other) for one, other in zip(own, gradients(), strict=True))
+    """A gradient within the limit is bitwise unchanged."""
+    clipped = gradients()
+    clip_by_norm(clipped, max_norm=gradient_norm(clipped) * 1.001)
+    clip_by_value(clipped, max_value=gradient_norm(clipped, norm_type=math.inf))
+    assert all(torch.equal(one, other) for one, other in zip(clipped, gradients(), strict=True))
 
 
 @pytest.mark.parametrize('divisor', [1, 7])
 def test_the_limit_holds_for_the_divided_gradient(divisor):
-    """The sum may be larger by the divisor; the norm is reported divided."""
-    own = gradients()
+    """The limit applies to the divided gradient, and the reported norm is divided."""
+    clipped = gradients()
     before = gradient_norm(gradients()) / divisor
-    assert clip_by_norm(own, max_norm=0.01, divisor=divisor) == pytest.approx(before)
-    assert gradient_norm(own, divisor=divisor) == pytest.approx(0.01, rel=1e-3)
-    own = gradients()
-    largest = max(float(item.abs().max()) for item in own) / divisor
-    assert clip_by_value(own, max_value=0.01, divisor=divisor) == pytest.approx(largest)
-    assert max(float(item.abs().max()) for item in own) == pytest.approx(0.01 * divisor)
+    assert clip_by_norm(clipped, max_norm=0.01, divisor=divisor) == pytest.approx(before)
+    assert gradient_norm(clipped, divisor=divisor) == pytest.approx(0.01, rel=1e-3)
+    clipped = gradients()
+    largest = max(float(item.abs().max()) for item in clipped) / divisor
+    assert clip_by_value(clipped, max_value=0.01, divisor=divisor) == pytest.approx(largest)
+    assert max(float(item.abs().max()) for item in clipped) == pytest.approx(0.01 * divisor)
 
 
 def test_clipping_by_value_leaves_small_elements_alone():
-    """Only what lies outside moves, to the limit of its own sign."""
-    own = [torch.tensor([-3.0, -0.5, 0.0, 0.25, 9.0])]
-    assert clip_by_value(own, max_value=0.5) == 9.0
-    assert own[0].tolist() == [-0.5, -0.5, 0.0, 0.25, 0.5]
+    """Only elements outside the limit are clamped, with their sign."""
+    clipped = [torch.tensor([-3.0, -0.5, 0.0, 0.25, 9.0])]
+    assert clip_by_value(clipped, max_value=0.5) == 9.0
+    assert clipped[0].tolist() == [-0.5, -0.5, 0.0, 0.25, 0.5]
 
 
 @pytest.mark.parametrize('scale', [1e-38, 1e-30, 1e30])
 @pytest.mark.parametrize('norm_type', [2.0, 3.0, 50.0])
-def test_powers_that_overflow_or_vanish_do_not_spoil_the_norm(scale, norm_type):
-    """The norm of huge and of tiny gradients, against float64."""
-    own = gradients(scale)
-    flat = torch.cat([item.reshape(-1).double() for item in own]) / scale
+def test_norms_of_extreme_gradients_are_accurate(scale, norm_type):
+    """Norms of very large and very small gradients equal those computed in float64."""
+    clipped = gradients(scale)
+    flat = torch.cat([item.reshape(-1).double() for item in clipped]) / scale
     expected = scale * float((flat.abs() ** norm_type).sum() ** (1 / norm_type))
-    assert clip_by_norm(own, max_norm=1e-3 * scale, norm_type=norm_type) == pytest.approx(expected, rel=1e-4)
-    assert all(bool(item.isfinite().all()) for item in own)
+    assert clip_by_norm(clipped, max_norm=1e-3 * scale, norm_type=norm_type) == pytest.approx(expected, rel=1e-4)
+    assert all(bool(item.isfinite().all()) for item in clipped)
     if scale > 1:
-        assert gradient_norm(own, norm_type=norm_type) == pytest.approx(1e-3 * scale, rel=1e-3)
+        assert gradient_norm(clipped, norm_type=norm_type) == pytest.approx(1e-3 * scale, rel=1e-3)
 
 
 @pytest.mark.parametrize('norm_type', [0.0, 0.5, -1.0, 5e-324, 1e-310, math.nan, -math.inf])
-def test_what_is_no_norm_is_refused(norm_type):
-    """The smallest positive numbers too, whose inverse is infinite; no element changes."""
-    own = gradients()
+def test_invalid_norm_types_are_refused(norm_type):
+    """Norm types below 1, NaN and negative infinity are refused, and no element changes."""
+    clipped = gradients()
     with pytest.raises(ValueError, match='norm_type'):
-        clip_by_norm(own, max_norm=0.1, norm_type=norm_type)
-    assert all(torch.equal(one, other) for one, other in zip(own, gradients(), strict=True))
+        clip_by_norm(clipped, max_norm=0.1, norm_type=norm_type)
+    assert all(torch.equal(one, other) for one, other in zip(clipped, gradients(), strict=True))
 
 
 @pytest.mark.parametrize('limit', [-1.0, math.nan, -math.inf])
-def test_limits_that_are_none_are_refused(limit):
-    """Negative ones and what is no number."""
+def test_invalid_limits_are_refused(limit):
+    """Negative limits and NaN are refused."""
     with pytest.raises(ValueError, match='max_norm'):
         clip_by_norm(gradients(), max_norm=limit)
     with pytest.raises(ValueError, match='max_value'):
@@ -88,18 +88,18 @@ def test_limits_that_are_none_are_refused(limit):
 
 
 @pytest.mark.parametrize('broken', [math.nan, math.inf])
-def test_a_broken_gradient_is_refused_and_left_as_it_is(broken):
-    """One infinite element would otherwise turn all others to zero, or to no numbers."""
-    own = gradients()
-    own[1][2] = broken
-    for clip in (lambda: clip_by_norm(own, max_norm=1.0), lambda: clip_by_value(own, max_value=1.0)):
+def test_non_finite_gradient_is_refused(broken):
+    """A gradient with an infinite or NaN element is refused and unchanged."""
+    clipped = gradients()
+    clipped[1][2] = broken
+    for clip in (lambda: clip_by_norm(clipped, max_norm=1.0), lambda: clip_by_value(clipped, max_value=1.0)):
         with pytest.raises(GradientNotFinite):
             clip()
-    assert torch.equal(own[0], gradients()[0])
+    assert torch.equal(clipped[0], gradients()[0])
 
 
-def test_nothing_has_norm_zero():
-    """No tensors, and tensors of zeros."""
+def test_empty_gradient_has_norm_zero():
+    """An empty list and tensors of zeros have norm 0 and are unchanged."""
     assert clip_by_norm([], max_norm=1.0) == 0.0
     zeros = [torch.zeros(3)]
     assert clip_by_norm(zeros, max_norm=0.0) == 0.0

@@ -1,4 +1,4 @@
-"""Optimizers by name: what they change, what groups do, what is refused, and that they can be kept and put back."""
+"""Tests of optimizers: updates, groups, refused options, and saving and restoring their state."""
 
 import importlib.util
 import json
@@ -17,18 +17,18 @@ LAYERS = ('model.layers.0.q_proj', 'model.layers.0.v_proj', 'model.layers.10.q_p
 
 
 @pytest.mark.parametrize(
-    ('asked', 'meant'), [('adamw', 'AdamW'), ('Adamw', 'AdamW'), ('AdaDelta', 'Adadelta'), ('Adam W', 'AdamW')]
+    ('name', 'suggestion'), [('adamw', 'AdamW'), ('Adamw', 'AdamW'), ('AdaDelta', 'Adadelta'), ('Adam W', 'AdamW')]
 )
-def test_a_name_that_is_nearly_one_is_told_which(asked, meant):
-    """Whatever the case of its letters; a name that is like none has no guess."""
+def test_misspelled_name_gets_a_suggestion(name, suggestion):
+    """A misspelled optimizer name gets the nearest name as a suggestion; an unrelated name gets none."""
     with pytest.raises(UnknownComponent) as raised:
-        build_optimizer(asked, lora_parameters(), {})
-    assert near_misses(raised.value.name, raised.value.known)[0] == meant
+        build_optimizer(name, lora_parameters(), {})
+    assert near_misses(raised.value.name, raised.value.known)[0] == suggestion
     assert near_misses('MegatronDistributedOptimizer', optimizer_names()) == []
 
 
 def lora_parameters(seed=0):
-    """Return A [2, 6] and B [5, 2] of three layers and a value head [1, 6], under their names."""
+    """Return A [2, 6] and B [5, 2] of three layers and a value head [1, 6], by their names."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {
         f'base_model.model.{layer}.lora_{part}.weight': shape
@@ -40,7 +40,7 @@ def lora_parameters(seed=0):
 
 
 def train(parameters, optimizer, steps, *, seed):
-    """Step on gradients drawn from a seed."""
+    """Take steps with random gradients from a seed."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for parameter in parameters.values():
@@ -50,22 +50,22 @@ def train(parameters, optimizer, steps, *, seed):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_every_optimizer_changes_every_parameter(name):
-    """Matrices, single rows and all."""
+    """Every optimizer updates matrices and single rows."""
     parameters, untouched = lora_parameters(), lora_parameters()
     train(parameters, build_optimizer(name, parameters, {'lr': 0.1}), 2, seed=1)
     assert not any(torch.equal(parameters[path], untouched[path]) for path in parameters)
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_every_optimizer_goes_on_after_json_as_if_nothing_had_been(name):
-    """State as tensors and JSON, put into a new optimizer: the next steps give the same bits."""
+def test_every_optimizer_is_restored_bitwise_from_json(name):
+    """A state restored from tensors and JSON gives bitwise the same next steps."""
     options = {'lr': 0.01, 'groups': [{'pattern': 'lora_B', 'lr': 0.1}]}
     parameters = lora_parameters()
     optimizer = build_optimizer(name, parameters, options)
     train(parameters, optimizer, 3, seed=1)
-    kept = optimizer_state(optimizer)
-    tensors = {key: tensor.clone() for key, tensor in kept.tensors.items()}
-    numbers = json.loads(json.dumps(kept.numbers, allow_nan=False))
+    saved = optimizer_state(optimizer)
+    tensors = {key: tensor.clone() for key, tensor in saved.tensors.items()}
+    numbers = json.loads(json.dumps(saved.numbers, allow_nan=False))
     others = {path: parameter.detach().clone().requires_grad_() for path, parameter in parameters.items()}
     again = build_optimizer(name, others, options)
     load_optimizer_state(again, OptimizerState(tensors, numbers))
@@ -75,37 +75,37 @@ def test_every_optimizer_goes_on_after_json_as_if_nothing_had_been(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_loading_does_not_alias_what_was_kept(name):
-    """A snapshot stays what it was while the optimizer goes on."""
+def test_restored_state_is_a_copy(name):
+    """Steps after restoring a state do not modify the saved tensors."""
     parameters = lora_parameters()
     optimizer = build_optimizer(name, parameters, {})
     train(parameters, optimizer, 1, seed=1)
-    kept = optimizer_state(optimizer)
-    tensors = {key: tensor.clone() for key, tensor in kept.tensors.items()}
+    saved = optimizer_state(optimizer)
+    tensors = {key: tensor.clone() for key, tensor in saved.tensors.items()}
     again = build_optimizer(name, parameters, {})
-    load_optimizer_state(again, OptimizerState(tensors, kept.numbers))
+    load_optimizer_state(again, OptimizerState(tensors, saved.numbers))
     copies = {key: tensor.clone() for key, tensor in tensors.items()}
     train(parameters, again, 2, seed=2)
     assert all(torch.equal(tensors[key], copies[key]) for key in copies)
 
 
 def test_state_of_other_shapes_is_refused_before_anything_changes():
-    """Torch would take it and fail in the middle of the next step."""
+    """A state with other shapes or groups is refused and changes nothing."""
     parameters = lora_parameters()
     optimizer = build_optimizer('AdamW', parameters, {})
     train(parameters, optimizer, 1, seed=1)
-    kept = optimizer_state(optimizer)
-    wrong = {**kept.tensors, '0.exp_avg': torch.zeros(3, 6)}
+    saved = optimizer_state(optimizer)
+    wrong = {**saved.tensors, '0.exp_avg': torch.zeros(3, 6)}
     fresh = build_optimizer('AdamW', parameters, {})
     with pytest.raises(ValueError, match='exp_avg'):
-        load_optimizer_state(fresh, OptimizerState(wrong, kept.numbers))
+        load_optimizer_state(fresh, OptimizerState(wrong, saved.numbers))
     with pytest.raises(ValueError, match='groups'):
-        load_optimizer_state(build_optimizer('AdamW', list(parameters.values())[:2], {}), kept)
+        load_optimizer_state(build_optimizer('AdamW', list(parameters.values())[:2], {}), saved)
     assert not fresh.state
 
 
 def test_groups_give_their_parameters_their_own_options():
-    """The first pattern that matches counts; the rest comes first and has the optimizer's own options."""
+    """The first matching group sets a parameter's options; other parameters come first with the common options."""
     parameters = lora_parameters()
     groups = [
         {'pattern': 'layers.0.v_proj', 'lr': 0.5, 'weight_decay': 0.0},
@@ -136,8 +136,8 @@ def test_groups_give_their_parameters_their_own_options():
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_parameter_in_a_group_steps_as_it_would_alone_with_those_options(name):
-    """Groups change options, not arithmetic: the same bits as two optimizers."""
+def test_group_updates_like_a_separate_optimizer(name):
+    """A parameter in a group is updated bitwise as by a separate optimizer with the group's options."""
     grouped, first, second = lora_parameters(), lora_parameters(), lora_parameters()
     optimizer = build_optimizer(name, grouped, {'lr': 0.01, 'groups': [{'pattern': 'lora_B', 'lr': 0.2}]})
     train(grouped, optimizer, 3, seed=1)
@@ -161,7 +161,7 @@ def test_a_parameter_in_a_group_steps_as_it_would_alone_with_those_options(name)
     ],
 )
 def test_patterns_match_whole_parts(pattern, path, expected):
-    """A layer's number is never taken for the beginning of another."""
+    """A pattern matches whole dotted parts, so a layer number does not match a longer number."""
     assert matches(pattern, path) is expected
 
 
@@ -186,19 +186,19 @@ def test_patterns_match_whole_parts(pattern, path, expected):
     ],
 )
 def test_bad_groups_are_refused(groups):
-    """Malformed ones, patterns that would have no effect, unknown and senseless options."""
+    """Malformed groups, patterns without effect, and unknown or invalid options are refused."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('AdamW', lora_parameters(), {'groups': groups})
 
 
 def test_groups_need_paths():
-    """A plain list of parameters has none."""
+    """Groups are refused for parameters without paths."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('AdamW', list(lora_parameters().values()), {'groups': [{'pattern': 'lora_B'}]})
 
 
 def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
-    """Bit by bit, each parameter as torch's own class steps it."""
+    """Matrices are updated bitwise as by torch's Muon, and other parameters as by torch's AdamW."""
     parameters, oracle = lora_parameters(), lora_parameters()
     optimizer = build_optimizer('Muon', parameters, {'lr': 0.02, 'weight_decay': 0.1, 'adamw_betas': [0.8, 0.9]})
     matrices = [parameter for name, parameter in oracle.items() if 'lora' in name]
@@ -216,37 +216,37 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
 
 @pytest.mark.parametrize('options', [{'momentun': 0.5}, {'momentum': -1.0}, {'adjust_lr_fn': 'x'}, {'ns_steps': 200}])
 def test_bad_options_of_muon_are_refused(options):
-    """Unknown names and values that torch would refuse at the first step."""
+    """Unknown and invalid options of Muon are refused when it is built."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('Muon', lora_parameters(), options)
 
 
 @pytest.mark.skipif(HAS_8BIT, reason='the library is installed')
-def test_an_optimizer_of_an_extra_says_which():
-    """It has a name, and asking for it without its library tells the cure."""
+def test_missing_library_is_reported_with_its_extra():
+    """An optimizer of an optional library is refused with the name of the extra to install."""
     with pytest.raises(InvalidComponentOptions, match='eight-bit'):
         build_optimizer('AdamW8bit', lora_parameters(), {})
 
 
 @pytest.mark.skipif(not HAS_8BIT, reason='needs the extra eight-bit')
 def test_eight_bit_moments_are_bytes_and_come_back():
-    """A matrix of 4096 elements keeps one byte an element for each moment, also through a kept state."""
+    """A matrix of 4096 elements has 8-bit moments, and a restored state gives bitwise the same steps."""
     weight = torch.ones(64, 64, requires_grad=True)
     parameters = {'w': weight}
     optimizer = build_optimizer('AdamW8bit', parameters, {'lr': 0.1})
     train(parameters, optimizer, 2, seed=0)
-    kept = optimizer_state(optimizer)
-    assert kept.tensors['0.state1'].dtype == torch.uint8
+    saved = optimizer_state(optimizer)
+    assert saved.tensors['0.state1'].dtype == torch.uint8
     others = {'w': weight.detach().clone().requires_grad_()}
     again = build_optimizer('AdamW8bit', others, {'lr': 0.1})
-    load_optimizer_state(again, OptimizerState({k: v.clone() for k, v in kept.tensors.items()}, kept.numbers))
+    load_optimizer_state(again, OptimizerState({k: v.clone() for k, v in saved.tensors.items()}, saved.numbers))
     for run in ((parameters, optimizer), (others, again)):
         train(*run, 2, seed=3)
     assert torch.equal(weight, others['w'])
 
 
 def test_lists_become_tuples():
-    """What came over a wire as a list is what torch takes."""
+    """Options given as lists are converted to tuples."""
     optimizer = build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], {'betas': [0.5, 0.6]})
     assert optimizer.param_groups[0]['betas'] == (0.5, 0.6)
 
@@ -265,21 +265,21 @@ def test_lists_become_tuples():
     ],
 )
 def test_bad_options_of_optimizers_are_refused(options):
-    """Whatever torch raises for them, even if only at a step, is one kind of refusal at once."""
+    """Options that torch refuses, even only at a step, are refused when the optimizer is built."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], options)
 
 
 @pytest.mark.parametrize('dampening', ['x', float('nan')])
-def test_options_that_matter_at_the_second_step_are_tried_too(dampening):
-    """SGD looks at its dampening only when there is momentum to dampen."""
+def test_options_of_the_second_step_are_validated(dampening):
+    """An option that only matters from the second step on is refused when the optimizer is built."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('SGD', lora_parameters(), {'lr': 0.1, 'momentum': 0.9, 'dampening': dampening})
 
 
 @pytest.mark.parametrize('name', ['LBFGS', 'Optimizer', 'AdamX'])
-def test_optimizers_that_cannot_be_driven_are_unknown(name):
-    """The refusal says what there is."""
+def test_unsupported_optimizers_are_unknown(name):
+    """An unsupported or unknown optimizer is refused with the known names."""
     with pytest.raises(UnknownComponent) as refusal:
         build_optimizer(name, [torch.zeros(1, requires_grad=True)], {})
     assert 'AdamW' in refusal.value.known

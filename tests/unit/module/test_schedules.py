@@ -1,4 +1,4 @@
-"""Schedules: their curves, what they refuse, and that they go on after a restart as if nothing had been."""
+"""Tests of schedules: curves, refused options, and saving and restoring their state."""
 
 import json
 import math
@@ -35,11 +35,11 @@ OPTIONS = {
     'PolynomialLR': {'total_iters': 7, 'power': 2.0},
     'StepLR': {'step_size': 2, 'gamma': 0.3},
 }
-"""Options with which each schedule does everything it can within 12 moves."""
+"""Options with which each schedule uses all of its features within 12 steps."""
 
 
 def rates(name, options, moves):
-    """Return the rate before each of `moves` moves of a schedule over rate 1."""
+    """Return the learning rate before each of the first steps of a schedule with base rate 1."""
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {'lr': 1.0})
     scheduler = build_scheduler(name, optimizer, options)
     values = []
@@ -51,20 +51,20 @@ def rates(name, options, moves):
 
 
 def test_linear_warmup_rises_and_falls_in_straight_lines():
-    """0 to 1 in two moves, to 0 in the four after them, and stays there."""
+    """Linear warm-up rises from 0 to 1 in two steps, falls to 0 in four and stays there."""
     assert rates('LinearWarmupScheduler', STEPS, 8) == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0])
 
 
 def test_cosine_warmup_falls_along_half_a_wave():
-    """After the warm-up the rate follows (1 + cos) / 2, and whole numbers may come as floats."""
+    """Cosine warm-up decays as (1 + cos) / 2, and integers may be given as floats."""
     wave = [0.5 * (1 + math.cos(math.pi * quarter / 4)) for quarter in range(5)]
     options = {name: float(value) for name, value in STEPS.items()}
     assert rates('CosineWarmupScheduler', options, 8) == pytest.approx([0, 0.5, *wave, 0])
 
 
 @pytest.mark.parametrize('name', ['LambdaLR', 'ReduceLROnPlateau', 'LRScheduler', 'Nothing'])
-def test_schedules_that_need_more_than_numbers_are_unknown(name):
-    """They could not be built from a message, saved or resumed."""
+def test_unsupported_schedules_are_unknown(name):
+    """Schedules that need functions, other schedules or measured values are unknown."""
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {})
     assert name not in scheduler_names()
     with pytest.raises(UnknownComponent):
@@ -98,14 +98,14 @@ def test_schedules_that_need_more_than_numbers_are_unknown(name):
     ],
 )
 def test_bad_options_are_refused(name, options):
-    """Missing, unknown and senseless options."""
+    """Missing, unknown and invalid options are refused."""
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {'lr': 10.0})
     with pytest.raises(InvalidComponentOptions):
         build_scheduler(name, optimizer, options)
 
 
 def trained(name):
-    """Return two parameters in groups of different rates, their optimizer and its schedule."""
+    """Return two parameters in groups with different rates, their optimizer and its schedule."""
     parameters = {name: torch.full((2, 3), 1.0, requires_grad=True) for name in ('a.lora_A', 'a.lora_B')}
     groups = [{'pattern': 'lora_B', 'lr': 0.05}]
     optimizer = build_optimizer('AdamW', parameters, {'lr': 0.003, 'groups': groups})
@@ -113,7 +113,7 @@ def trained(name):
 
 
 def move(parameters, optimizer, scheduler, moves):
-    """Step and move; return the rates that were used."""
+    """Step the optimizer and the schedule; return the rates of each step."""
     rates = []
     for index in range(moves):
         for parameter in parameters.values():
@@ -126,13 +126,13 @@ def move(parameters, optimizer, scheduler, moves):
 
 @pytest.mark.parametrize('name', scheduler_names())
 @pytest.mark.parametrize('before', [1, 3, 6])
-def test_every_schedule_goes_on_after_json_as_if_nothing_had_been(name, before):
-    """Rates, momenta and weights are the same bits, for each schedule on offer and wherever it is cut."""
+def test_every_schedule_is_restored_bitwise_from_json(name, before):
+    """A schedule restored from JSON at any step gives bitwise the same rates and weights."""
     parameters, optimizer, scheduler = trained(name)
     move(parameters, optimizer, scheduler, before)
-    kept = optimizer_state(optimizer)
-    numbers = json.loads(json.dumps([scheduler_state(scheduler), kept.numbers], allow_nan=False))
-    tensors = {key: tensor.clone() for key, tensor in kept.tensors.items()}
+    saved = optimizer_state(optimizer)
+    numbers = json.loads(json.dumps([scheduler_state(scheduler), saved.numbers], allow_nan=False))
+    tensors = {key: tensor.clone() for key, tensor in saved.tensors.items()}
     others, new_optimizer, new_scheduler = trained(name)
     with torch.no_grad():
         for path, parameter in parameters.items():
@@ -146,7 +146,7 @@ def test_every_schedule_goes_on_after_json_as_if_nothing_had_been(name, before):
 
 
 def test_the_state_of_another_schedule_is_refused():
-    """And nothing of the schedule changes."""
+    """The state of another schedule is refused and changes nothing."""
     *_, step = trained('StepLR')
     *_, cosine = trained('CosineAnnealingLR')
     before = scheduler_state(step)
@@ -158,7 +158,7 @@ def test_the_state_of_another_schedule_is_refused():
 
 @pytest.mark.parametrize('name', scheduler_names())
 def test_moves_left_counts_down_to_the_move_torch_refuses(name):
-    """Where it says None, many moves more are possible; where it says 0, the next one raises."""
+    """`moves_left` counts down to the step at which torch raises, and has no value for schedules without an end."""
     parameters, optimizer, scheduler = trained(name)
     for _ in range(40):
         left = moves_left(scheduler)
@@ -172,28 +172,28 @@ def test_moves_left_counts_down_to_the_move_torch_refuses(name):
 
 
 def test_constant_warmup_rises_and_stays():
-    """0 to 1 in two moves, then 1."""
+    """Constant warm-up rises from 0 to 1 in two steps and stays there."""
     assert rates('ConstantWarmupScheduler', {'num_warmup_steps': 2}, 5) == pytest.approx([0, 0.5, 1, 1, 1])
 
 
 def test_each_group_follows_its_own_rate():
-    """A schedule scales every group from the rate that group was given."""
+    """A schedule scales every group's rate separately."""
     _, optimizer, scheduler = trained('LinearWarmupScheduler')
     optimizer.step()
     scheduler.step()
     assert [group['lr'] for group in optimizer.param_groups] == pytest.approx([0.0015, 0.025])
 
 
-def test_a_schedule_that_breaks_the_second_group_is_refused():
-    """Every group is tried, not only the first."""
+def test_every_group_is_validated():
+    """A schedule with an invalid rate in only the second group is refused."""
     parameters = {name: torch.zeros(1, requires_grad=True) for name in ('a', 'b')}
     optimizer = build_optimizer('SGD', parameters, {'lr': 1e-5, 'groups': [{'pattern': 'b', 'lr': 10.0}]})
     with pytest.raises(InvalidComponentOptions):
         build_scheduler('ExponentialLR', optimizer, {'gamma': 1e308})
 
 
-def test_a_class_of_ones_own_takes_what_it_wants():
-    """In process, functions too."""
+def test_scheduler_class_accepts_functions():
+    """A scheduler class may take functions as options."""
     optimizer = build_optimizer('SGD', [torch.zeros(1, requires_grad=True)], {'lr': 1.0})
     build_scheduler(torch.optim.lr_scheduler.LambdaLR, optimizer, {'lr_lambda': lambda move: 0.5})
     assert optimizer.param_groups[0]['lr'] == 0.5

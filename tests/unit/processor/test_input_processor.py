@@ -1,4 +1,4 @@
-"""Checking features and packing them into rows."""
+"""Tests of validating features and packing them into rows."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,11 @@ FEATURE = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, -100]}
 
 
 def pack(*features, **options):
-    """Pack features."""
     return InputProcessor()(features, LIMITS, **options)
 
 
 def test_rows_lie_one_after_the_other():
-    """Two features become rows without padding, and rows with labels are known by place and feature."""
+    """Two features become rows without padding, and each label's row and feature are known."""
     batch = pack(FEATURE, {'input_ids': [7, 8], 'labels': [-100, 9], 'loss_weights': [1.0, 0.5]})
     assert batch.input_ids_T.tolist() == [1, 2, 3, 4, 7, 8]
     assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 0, 1]
@@ -30,21 +29,21 @@ def test_rows_lie_one_after_the_other():
 
 
 def test_masked_tokens_are_not_computed():
-    """Padding on either side disappears and comes back as zeros."""
+    """Padding on either side is not computed and has value 0 in the result."""
     padded = {'input_ids': [0, 1, 2, 0], 'labels': [5, 2, 3, 5], 'attention_mask': [0, 1, 1, 0]}
     batch = pack(padded)
     assert batch.token_count == 2
     assert [values.tolist() for values in batch.by_feature(np.array([1.5, 2.5]))] == [[0.0, 1.5, 2.5, 0.0]]
 
 
-def test_packed_samples_are_sequences_of_their_own():
-    """Positions that restart begin another sequence."""
+def test_packed_samples_are_separate_sequences():
+    """A position that restarts at 0 starts a new sequence."""
     batch = pack({**FEATURE, 'position_ids': [0, 1, 0, 1]}, FEATURE)
     assert batch.sequence_bounds == ((0, 2), (2, 4), (4, 8))
 
 
-def test_packs_of_a_dataset_are_taken_as_they_are(tiny_llama_dir):
-    """What a pack's examples carried beside tokens goes along unread, so a packed dataset can be trained on."""
+def test_packed_dataset_is_accepted(tiny_llama_dir):
+    """A packed dataset can be trained on; additional fields of its samples are ignored."""
     rows = [{'messages': [{'role': 'assistant', 'content': text}], 'source': text} for text in ('ab', 'c')]
     dataset = PackingDataset(DatasetMeta(data=rows))
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=64)
@@ -55,21 +54,21 @@ def test_packs_of_a_dataset_are_taken_as_they_are(tiny_llama_dir):
     assert len(InputProcessor()([pack_], InputLimits(vocab_size=320, max_tokens=64)).sequence_bounds) == 2
 
 
-def test_what_the_loss_ignores_does_not_count():
-    """Weight zero and the loss's own ignored label leave no row for the head."""
+def test_ignored_labels_get_no_rows():
+    """Labels of weight 0 and the loss's ignored label get no row."""
     batch = pack({**FEATURE, 'loss_weights': [0, 1, 1, 1]}, ignore_index=4)
     assert batch.labels_R.tolist() == [3]
 
 
 def test_streams_follow_their_labels():
-    """Numbers for the loss are gathered at the labels that count."""
+    """Streams are gathered at the counted labels."""
     batch = pack({**FEATURE, 'advantages': [1, 2, 3, 4]})
     assert batch.streams['advantages'].tolist() == [1.0, 2.0, 3.0]
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=8), min_size=1, max_size=5))
 def test_gather_undoes_by_feature(masks):
-    """What is spread over features comes back the same, whatever labels count."""
+    """`gather` is the inverse of `by_feature` for any counted labels."""
     features = [{'input_ids': [1] * len(mask), 'labels': [2 if on else -100 for on in mask]} for mask in masks]
     batch = pack(*features)
     values = np.arange(batch.label_count, dtype=np.float32) + 1
@@ -95,14 +94,14 @@ REFUSED = {
     'positions that fall': ({**FEATURE, 'position_ids': [0, 2, 1, 3]}, 'position_ids'),
     'negative position': ({**FEATURE, 'position_ids': [-1, 0, 1, 2]}, 'position_ids'),
     'too long': ({'input_ids': [1] * 17, 'labels': [1] * 17}, 'input_ids'),
-    'unknown field': ({**FEATURE, 'smells': [1]}, ''),
+    'unknown field': ({**FEATURE, 'unknown': [1]}, ''),
     'images for a text model': ({**FEATURE, 'pixel_values': [1]}, 'pixel_values'),
 }
 
 
 @pytest.mark.parametrize('name', REFUSED)
-def test_malformed_features_are_refused_by_place(name):
-    """The refusal names which feature and which field."""
+def test_malformed_features_are_refused(name):
+    """The error about a malformed feature contains the feature's index and the field."""
     feature, field = REFUSED[name]
     with pytest.raises(InvalidFeatures) as refusal:
         pack(FEATURE, feature)
@@ -110,20 +109,20 @@ def test_malformed_features_are_refused_by_place(name):
 
 
 def test_a_stream_on_some_features_only_is_refused():
-    """A loss could not tell what the others should have."""
+    """A stream that only some features have is refused with the first feature that lacks it."""
     with pytest.raises(InvalidFeatures) as refusal:
         pack({**FEATURE, 'advantages': [1, 2, 3, 4]}, FEATURE)
     assert (refusal.value.index, refusal.value.field) == (1, 'advantages')
 
 
 def test_an_empty_batch_is_refused():
-    """There is nothing to compute."""
+    """A batch without features is refused."""
     with pytest.raises(InvalidFeatures):
         pack()
 
 
 @pytest.mark.parametrize('options', [{'framework': 'megatron'}, {'padding_side': 'top'}])
-def test_options_that_mean_nothing_are_refused(options):
-    """Only values that change nothing are taken silently."""
+def test_unsupported_options_are_refused(options):
+    """Unsupported values of arguments without effect are refused."""
     with pytest.raises(ValueError, match=next(iter(options))):
         InputProcessor(**options)

@@ -1,4 +1,4 @@
-"""Images and videos of features on their way into a pack."""
+"""Tests of packing images and videos of features."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def pack(*features):
 
 
 def test_each_image_is_known_by_its_rows():
-    """Rows and patches of each image are found, and text beside them stands at one place on every axis."""
+    """Each image has its rows and patches, and text beside images has the same position on every axis."""
     batch = pack(TEXT, image_feature())
     assert [(one.begin_row, one.end_row, one.grid) for one in batch.media] == [(4, 5, (1, 2, 2)), (6, 8, (1, 2, 4))]
     assert [one.patches_PC[0, 0] for one in batch.media] == [0, 48]
@@ -42,7 +42,7 @@ def test_each_image_is_known_by_its_rows():
 
 
 def test_padding_beside_images_is_not_computed():
-    """Masked tokens disappear, and rows count without them."""
+    """Masked tokens beside images are removed, and the images' rows are counted without them."""
     padded = image_feature()
     padded |= {name: [1, *padded[name]] for name in ('input_ids', 'labels')}
     padded['position_ids'] = [[0, *axis] for axis in padded['position_ids']]
@@ -50,16 +50,16 @@ def test_padding_beside_images_is_not_computed():
     assert [one.begin_row for one in batch.media] == [1, 3]
 
 
-def test_a_token_that_the_model_said_is_text():
-    """What a label asks for is no image, whatever token it is; elsewhere it is one that is missing."""
-    said = {'input_ids': [1, 5, 2], 'labels': [5, 2, -100]}
-    assert pack(said).media == ()
+def test_media_token_produced_by_the_model_is_text():
+    """A media token that is a label is text; elsewhere it is an image without pixels and refused."""
+    produced = {'input_ids': [1, 5, 2], 'labels': [5, 2, -100]}
+    assert pack(produced).media == ()
     with pytest.raises(InvalidFeatures):
-        pack({**said, 'labels': [-100, 2, -100]})
+        pack({**produced, 'labels': [-100, 2, -100]})
 
 
-def test_what_pixels_were_read_from_may_stand_beside_them():
-    """Rows of a dataset keep the images they came with; images that nothing was read from are refused."""
+def test_source_images_are_ignored():
+    """Images of a dataset row are ignored beside their pixels and refused without pixels."""
     assert len(pack(image_feature(images=['cat.png', 'dog.png'], videos=[])).media) == 2
     with pytest.raises(InvalidFeatures):
         pack({**TEXT, 'images': ['cat.png']})
@@ -89,8 +89,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('name', REFUSED)
-def test_media_that_do_not_fit_are_refused_by_field(name):
-    """Tokens, grids, patches and positions must be those of the same images."""
+def test_inconsistent_media_are_refused(name):
+    """Inconsistent tokens, grids, patches and positions are refused by an error with the field."""
     feature, field = REFUSED[name]
     with pytest.raises(InvalidFeatures) as refused:
         pack(TEXT, feature)

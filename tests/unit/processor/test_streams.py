@@ -1,4 +1,4 @@
-"""Numbers beside the labels: which are packed, at which rows, and what is refused."""
+"""Tests of streams: selection, gathering at labels, and validation."""
 
 import tracemalloc
 
@@ -20,12 +20,11 @@ TOPK = {
 
 
 def pack(*features, needs=None, limits=LIMITS):
-    """Pack features."""
     return InputProcessor()(features, limits, needs=needs)
 
 
 def test_wide_streams_follow_their_labels():
-    """Rows of candidates, as ids and as numbers, in the order of the labels; padding and masked labels leave none."""
+    """Wide streams of ids and numbers are gathered at the counted labels, without padding."""
     padded = {name: [[9, 9], *values] for name, values in TOPK.items()}
     feature = {**FEATURE, **TOPK}
     other = {'input_ids': [0, 1, 2, 3, 4], 'labels': [7, 2, -100, 4, 5], 'attention_mask': [0, 1, 1, 1, 1], **padded}
@@ -37,7 +36,7 @@ def test_wide_streams_follow_their_labels():
 
 
 def test_a_batch_is_packed_for_what_its_loss_declares():
-    """Streams that nothing reads are left, and neither checked."""
+    """Only streams that the loss declares are packed and validated."""
     feature = {
         **FEATURE,
         'advantages': [1, 2, 3, 4],
@@ -49,8 +48,8 @@ def test_a_batch_is_packed_for_what_its_loss_declares():
     assert set(pack(feature, needs=needs).streams) == {'advantages', 'old_logps'}
 
 
-def test_a_loss_may_declare_a_stream_of_its_own():
-    """Of numbers or, by its name, of token ids, in one or two dimensions; without the loss the field is unknown."""
+def test_custom_streams_are_packed():
+    """A loss may declare custom streams of numbers or ids in one or two dimensions, unknown to other losses."""
     feature = {**FEATURE, 'margins': [1, 2, 3, 4], 'rival_ids': TOPK['teacher_topk_ids']}
     batch = pack(feature, needs=FeatureNeeds(streams=('margins', 'rival_ids')))
     assert batch.streams['margins'].tolist() == [1.0, 3.0, 4.0]
@@ -81,8 +80,8 @@ REFUSED_STREAMS = {
 
 
 @pytest.mark.parametrize('name', REFUSED_STREAMS)
-def test_malformed_streams_are_refused_by_place(name):
-    """The refusal names which feature, which field and, of one number, where."""
+def test_malformed_streams_are_refused(name):
+    """The error about a malformed stream contains the feature's index, the field and the element."""
     fields, place = REFUSED_STREAMS[name]
     good = {other: values for other, values in TOPK.items() if other in fields}
     with pytest.raises(InvalidFeatures) as refusal:
@@ -91,7 +90,7 @@ def test_malformed_streams_are_refused_by_place(name):
 
 
 def test_features_must_have_equally_many_candidates():
-    """The first to differ is named."""
+    """The first feature with another number of candidates is refused."""
     narrow = {name: [row[:1] for row in rows] for name, rows in TOPK.items()}
     with pytest.raises(InvalidFeatures) as refusal:
         pack({**FEATURE, **TOPK}, {**FEATURE, **TOPK}, {**FEATURE, **narrow})
@@ -99,8 +98,8 @@ def test_features_must_have_equally_many_candidates():
 
 
 @given(st.data())
-def test_what_is_masked_never_influences(data):
-    """Whatever numbers stand at padding, at masked labels and at labels of weight 0: the same rows come of it."""
+def test_masked_numbers_have_no_effect(data):
+    """Numbers at padding, at ignored labels and at labels of weight 0 do not change the packed batch."""
     length = data.draw(st.integers(1, 8))
     bits = st.lists(st.integers(0, 1), min_size=length, max_size=length)
     numbers = st.lists(st.floats(-9, 9, width=32), min_size=length, max_size=length)
@@ -129,22 +128,22 @@ def test_what_is_masked_never_influences(data):
 
 
 def test_labels_count_only_for_tokens_the_model_produced():
-    """`completion_mask` is of tokens, a label asks for the next one; what follows the last token is not marked."""
+    """`completion_mask` covers tokens and a label is the next token, so the last label always counts."""
     feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, 5], 'completion_mask': [0, 0, 1, 0]}
     assert pack(feature).offsets_R.tolist() == [1, 3]
     assert pack({**feature, 'completion_mask': [1, 1, 1, 1]}).offsets_R.tolist() == [0, 1, 2, 3]
 
 
-def test_labels_of_weight_0_are_rows_where_they_are_asked_for():
-    """For a caller that wants their log-probabilities; ignored labels still are none."""
+def test_labels_of_weight_0_are_packed_on_request():
+    """Labels of weight 0 are packed on request; ignored labels are never packed."""
     feature = {**FEATURE, 'loss_weights': [0, 0, 1, 0]}
     assert pack(feature).offsets_R.tolist() == [2]
     batch = pack(feature, needs=FeatureNeeds(are_weightless_kept=True))
     assert (batch.offsets_R.tolist(), batch.weights_R.tolist()) == ([0, 2, 3], [0.0, 1.0, 0.0])
 
 
-def test_one_label_stands_for_a_feature_that_is_compared_as_a_whole():
-    """It lies at the last real token; a loss of labels refuses it."""
+def test_single_label_of_a_pooled_feature():
+    """A loss of whole features accepts a single label, at the last unmasked token; other losses refuse it."""
     needs = FeatureNeeds.of_loss(build_loss('InfonceLoss'))
     anchor = {'input_ids': [1, 2, 3, 0], 'labels': [1], 'attention_mask': [1, 1, 1, 0]}
     batch = pack(anchor, {'input_ids': [4], 'labels': [0]}, {'input_ids': [5, 6], 'labels': [-100, 0]}, needs=needs)
@@ -156,7 +155,7 @@ def test_one_label_stands_for_a_feature_that_is_compared_as_a_whole():
 
 
 def test_wide_values_come_back_by_feature():
-    """Candidates' log-probabilities, as a caller asked for them."""
+    """Wide values are returned per feature, with zeros at ignored labels."""
     batch = pack(FEATURE, {'input_ids': [1], 'labels': [2]})
     first, second = batch.by_feature(np.arange(8.0).reshape(4, 2))
     assert first.tolist() == [[0, 1], [0, 0], [2, 3], [4, 5]]
@@ -164,25 +163,25 @@ def test_wide_values_come_back_by_feature():
 
 
 @pytest.mark.parametrize('name', [name for name in LOSSES.names if name != 'gspo'])
-def test_what_no_loss_reads_is_named(name):
-    """Each stream a feature carries is either declared by the loss or reported to be idle."""
+def test_ignored_streams_are_reported(name):
+    """Every stream of a feature is either declared by the loss or reported as ignored."""
     loss = build_loss(name)
     features = [{**FEATURE}, {**FEATURE, **dict.fromkeys(STREAM_NAMES, [0] * 4)}]
-    idle = ignored_streams(features, loss)
-    assert set(idle) == set(STREAM_NAMES) - {*loss.required_streams, *loss.optional_streams}
-    assert list(idle) == sorted(idle)
+    ignored = ignored_streams(features, loss)
+    assert set(ignored) == set(STREAM_NAMES) - {*loss.required_streams, *loss.optional_streams}
+    assert list(ignored) == sorted(ignored)
     assert ignored_streams([FEATURE], loss) == ()
 
 
 def test_advantages_under_cross_entropy_are_reported():
-    """Unless a metric reads them."""
+    """A stream that the loss ignores is not reported if a metric reads it."""
     features = [{**FEATURE, 'advantages': [1, 2, 3, 4]}]
     assert ignored_streams(features, build_loss('CrossEntropyLoss')) == ('advantages',)
     assert ignored_streams(features, build_loss('CrossEntropyLoss'), more_streams=('advantages',)) == ()
 
 
 def test_packing_copies_the_rows_that_count_and_no_others():
-    """Four features with logits of 4 MB, each with three labels, are packed in far less than one of them."""
+    """Packing copies only the rows of counted labels of 4 MB logits."""
     limits = InputLimits(vocab_size=500, max_tokens=4096)
     labels = np.full(2000, -100)
     labels[[5, 900, 1999]] = 7
@@ -201,7 +200,7 @@ def test_packing_copies_the_rows_that_count_and_no_others():
     assert peak < 2_500_000
 
 
-def test_arrays_of_torch_are_taken():
-    """As a trainer of the same process gives them."""
+def test_torch_tensors_are_accepted():
+    """Streams may be torch tensors."""
     batch = pack({**FEATURE, 'advantages': torch.tensor([1.0, 2.0, 3.0, 4.0])})
     assert batch.streams['advantages'].tolist() == [1.0, 3.0, 4.0]

@@ -1,4 +1,4 @@
-"""What is reported of training: numbers by name, never strings. Loads no torch."""
+"""Metrics of training: floats by name. Needs no torch."""
 
 from twinkle.metric.accuracy import Accuracy
 from twinkle.metric.base import FACT_NAMES, ForwardFacts, LabelFacts, Metric, MetricState, StepFacts

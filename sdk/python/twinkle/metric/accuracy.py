@@ -1,4 +1,4 @@
-"""How often the likeliest token is the label."""
+"""Accuracy of greedy predictions."""
 
 from typing import ClassVar
 
@@ -7,17 +7,15 @@ from twinkle.metric.counting import CountingMetric
 
 
 class Accuracy(CountingMetric):
-    """Reports `accuracy`, the share of labels that greedy decoding would have chosen, given what stands before them."""
+    """Reports `accuracy`, the fraction of labels that are the most likely token given the tokens before them."""
 
     units: ClassVar = {'accuracy': 'ratio'}
     required_outputs: ClassVar = ('is_greedy',)
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         if facts.labels is not None and facts.labels.is_greedy_R is not None:
             self.add('hits', int(facts.labels.is_greedy_R.sum()))
             self.add('labels', len(facts.labels.is_greedy_R))
 
     def calculate(self) -> dict[str, float]:
-        """Return the share."""
         return self.means({'accuracy': 'hits'}, by='labels')

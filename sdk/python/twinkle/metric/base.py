@@ -1,6 +1,6 @@
-"""The seam between the trainer and a metric.
+"""Interface between the trainer and a metric.
 
-Legend: R labels that count, F features, D hidden size.
+Legend: R counted labels, F features, D hidden size.
 """
 
 from abc import ABC, abstractmethod
@@ -16,101 +16,101 @@ from twinkle.data_format import InputFeature
 Floats = npt.NDArray[np.float32]
 
 FACT_NAMES = ('embeddings', 'entropies', 'is_greedy', 'values')
-"""What a metric may ask of the forward pass beside the labels' log-probabilities."""
+"""Outputs of the forward pass that a metric may request in addition to the labels' log-probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFacts:
-    """What came of each label that counts, in the order of the batch; all parts of a split batch together."""
+    """Results for the counted labels of a batch, in order; the parts of a split batch are joined."""
 
     logps_R: Floats
     """Natural log-probability of each label."""
     features_R: npt.NDArray[np.int64]
-    """Rising: index within the batch of the feature each label belongs to."""
+    """Index of each label's feature in the batch, ascending."""
     streams: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict[str, Any])
-    """[R] or [R, K] by name: what the features carried."""
+    """[R] or [R, K]: streams of the features by name."""
     entropies_R: Floats | None = None
-    """Entropy in nats of the distribution each label is drawn from."""
+    """Entropy, in nats, of the distribution that predicts each label."""
     is_greedy_R: npt.NDArray[np.bool_] | None = None
-    """Whether the label is the likeliest id."""
+    """Whether the label is the most likely token."""
     values_R: Floats | None = None
-    """The value head at the row that predicts each label."""
+    """Output of the value head at the row that predicts each label."""
     embeddings_FD: Floats | None = None
     """Hidden state after the final norm at each feature's last token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardFacts:
-    """What came of one batch."""
+    """Results of one batch."""
 
     features: Sequence[InputFeature]
-    """The batch; only read."""
+    """Features of the batch; must not be modified."""
     loss_sum: float
-    """The loss as a sum."""
+    """Loss of the batch, as a sum."""
     label_count: int
-    """Labels that counted."""
+    """Number of counted labels."""
     token_count: int
-    """Tokens computed."""
+    """Number of computed tokens."""
     loss_metrics: Mapping[str, float]
-    """What the loss itself reports."""
+    """Metrics that the loss reported."""
     labels: LabelFacts | None = None
-    """Label by label; None where the trainer keeps no such facts, and metrics that need them report nothing."""
+    """Results per label, or None if the trainer does not collect them; metrics that need them then report nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepFacts:
-    """What came of one optimizer step."""
+    """Results of one optimizer step."""
 
     learning_rate: float
     step_count: int
-    """Steps applied so far, this one included."""
+    """Number of applied steps, including this one."""
     grad_norm: float | None
-    """Norm before clipping; None where it was not computed."""
+    """Norm before clipping, or None if it was not computed."""
 
 
 MetricState = dict[str, float | int | list[float]]
-"""What a metric has gathered, as JSON can hold it."""
+"""JSON-compatible state of a metric."""
 
 
 class Metric(ABC):
-    """Gathers facts and reports numbers. One instance belongs to one adapter.
+    """Accumulator that reports numbers. One instance belongs to one adapter.
 
-    What is gathered is a function of the facts alone, so that a trainer that replays a batch gathers
-    the same bits; only values in `wall_clock_values` depend on when and where.
+    Its state depends only on the accumulated results, so replaying a batch gives bitwise the same state; only the
+    values in `wall_clock_values` depend on time.
     """
 
     units: ClassVar[Mapping[str, str]] = {}
-    """Value to its unit, such as 'tokens/s', 'nats', or 'ratio' for shares in [0, 1]."""
+    """Unit of each value, such as 'tokens/s', 'nats', or 'ratio' for fractions in [0, 1]."""
     required_outputs: ClassVar[tuple[str, ...]] = ()
-    """Those of `FACT_NAMES` without which there is nothing to report."""
+    """Names from `FACT_NAMES` that the metric needs to report anything."""
     optional_streams: ClassVar[tuple[str, ...]] = ()
-    """Streams read where every feature of the batch carries them."""
+    """Streams that the metric reads if every feature of the batch has them."""
     wall_clock_values: ClassVar[frozenset[str]] = frozenset()
-    """Values that differ from run to run. Time in which no process held the metric does not count."""
+    """Values that differ between runs. Time while no process holds the metric is not counted."""
 
     @abstractmethod
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
+        """Add the results of a batch."""
 
-    def accumulate_step(self, facts: StepFacts) -> None:  # noqa: B027 - a metric of losses alone need not care
-        """Take in an optimizer step."""
+    def accumulate_step(self, facts: StepFacts) -> None:  # noqa: B027 - most metrics ignore steps
+        """Add the results of an optimizer step."""
 
     @abstractmethod
     def calculate(self) -> dict[str, float]:
-        """Return numbers by name. Empty where nothing was gathered."""
+        """Return the values by name; empty if nothing was accumulated."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Begin anew."""
+        """Clear the accumulated results."""
 
     @abstractmethod
     def state(self) -> MetricState:
-        """Return what was gathered, to be kept and given to `load_state`; after JSON it is the same to the bit."""
+        """Return the state for `load_state`; a JSON round trip preserves it bitwise."""
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what an instance with the same options had gathered.
+        """Continue from the state of an instance with the same options.
 
         Raises:
-            ValueError: it is no state of such a metric; nothing was changed.
+            ValueError: the state is invalid for this metric; nothing was changed.
         """

@@ -1,4 +1,4 @@
-"""What completions earned and how long they were."""
+"""Rewards and lengths of completions."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -13,12 +13,12 @@ _TIMES = {'generate_time': 'profiling/generate_seconds', 'weight_sync_time': 'pr
 
 
 class CompletionRewardMetric(CountingMetric):
-    """Reports rewards and completions, from what a loop says or from what features carry.
+    """Reports rewards and completion lengths, measured by a loop or read from features.
 
-    `train/<name>_reward` and `train/<name>_reward_std`: mean and standard deviation (of a sample) of each kind of
-    reward. `train/completion_length`. `profiling/generate_seconds` and `profiling/weight_sync_seconds`, means.
-    Features that carry `rewards`, the same number at each label of a completion, count as rewards `total`, and
-    their labels as the completion's length.
+    `train/<name>_reward` and `train/<name>_reward_std` are the mean and the sample standard deviation of each kind of
+    reward; `train/completion_length` is a mean, as are `profiling/generate_seconds` and
+    `profiling/weight_sync_seconds`. If features have the stream `rewards`, with the same number at each label of a
+    completion, it counts as the reward `total`, and the number of labels as the completion's length.
     """
 
     units: ClassVar = {
@@ -41,21 +41,21 @@ class CompletionRewardMetric(CountingMetric):
         generate_time: float | None = None,
         weight_sync_time: float | None = None,
     ) -> None:
-        """Take in a batch, or what a loop measured.
+        """Add the results of a batch, or measurements of a loop.
 
         Args:
-            facts: of a batch.
-            outputs: nothing; loops that call every metric with inputs and outputs give None for both.
-            rewards: one number for each completion, by the name of the reward.
-            completion_lengths: in tokens.
-            generate_time: seconds that sampling took.
+            facts: results of a batch.
+            outputs: must be None; loops that pass inputs and outputs to every metric pass None for both.
+            rewards: one number per completion, by the name of the reward.
+            completion_lengths: lengths in tokens.
+            generate_time: seconds spent on sampling.
             weight_sync_time: seconds until the sampler had the weights.
 
         Raises:
-            TypeError: inputs or outputs are given, which this metric does not read.
+            TypeError: inputs or outputs were given, which this metric does not read.
         """
         if outputs is not None or not isinstance(facts, ForwardFacts | None):
-            raise TypeError('inputs and outputs are not read here: give None, and rewards= and completion_lengths=')
+            raise TypeError('inputs and outputs are not supported: pass None, and use rewards= and completion_lengths=')
         if facts is not None and facts.labels is not None and 'rewards' in facts.labels.streams:
             _, begins, lengths = np.unique(facts.labels.features_R, return_index=True, return_counts=True)
             self.add_moments(f'{_REWARD}total', facts.labels.streams['rewards'][begins].astype(np.float64))
@@ -68,7 +68,6 @@ class CompletionRewardMetric(CountingMetric):
                 self.add_moments(name, np.array([seconds], np.float64))
 
     def calculate(self) -> dict[str, float]:
-        """Return the numbers."""
         values = {shown: self.total(f'{name}.mean') for name, shown in _TIMES.items() if self.total(f'{name}.count')}
         for key in self.state():
             if key.startswith(_REWARD) and key.endswith('.count'):

@@ -1,4 +1,4 @@
-"""A metric that is a handful of running numbers."""
+"""Base class of metrics whose state is a set of running totals."""
 
 import math
 from collections.abc import Mapping
@@ -11,42 +11,40 @@ from twinkle.metric.base import Metric, MetricState
 
 
 class CountingMetric(Metric):
-    """Keeps totals by name, each 0 until something is added to it."""
+    """Metric with named totals, each 0 until something is added."""
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
         self._totals = {}
 
     def state(self) -> MetricState:
-        """Return the totals."""
         return dict(self._totals)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from totals.
+        """Continue from saved totals.
 
         Raises:
-            ValueError: one is no number.
+            ValueError: a total is not a number.
         """
         self._totals = checked_numbers(type(self).__name__, state)
 
     def add(self, name: str, value: float) -> None:
-        """Add to a total."""
+        """Add a value to a total."""
         self._totals[name] = self._totals.get(name, 0) + value
 
     def raise_to(self, name: str, value: float) -> None:
-        """Make a total at least `value`."""
+        """Raise a total to at least `value`."""
         self._totals[name] = max(self._totals.get(name, -math.inf), value)
 
     def total(self, name: str) -> float:
-        """Return a total."""
+        """Return a total, 0 if it was never set."""
         return self._totals.get(name, 0)
 
     def add_moments(self, name: str, values: npt.NDArray[np.float64]) -> None:
-        """Take values into a running mean and spread (Chan, Golub and LeVeque 1979, eq. 2.1), which do not cancel."""
+        """Add values to a running mean and variance (Chan, Golub and LeVeque 1979, eq. 2.1), without cancellation."""
         if not len(values):
             return
         before, count = self.total(f'{name}.count'), len(values)
@@ -57,23 +55,23 @@ class CountingMetric(Metric):
         self.add(f'{name}.count', count)
 
     def variance(self, name: str, *, is_sample: bool = False) -> float:
-        """Return the variance of what `add_moments` took; of a sample: with one degree of freedom less."""
+        """Return the variance of the values given to `add_moments`; sample variance divides by count - 1."""
         count = self.total(f'{name}.count') - is_sample
         return self.total(f'{name}.spread') / count if count > 0 else 0.0
 
     def means(self, names: Mapping[str, str], *, by: str) -> dict[str, float]:
-        """Return totals over the total `by`, under the names they are reported by; empty where that is 0."""
+        """Return totals divided by the total `by`, under the given report names; empty if that is 0."""
         count = self.total(by)
         return {shown: float(self.total(name) / count) for shown, name in names.items()} if count else {}
 
 
 def checked_numbers(metric: str, state: Mapping[str, Any]) -> dict[str, float]:
-    """Return a copy of numbers by name.
+    """Return a copy of the numbers.
 
     Raises:
-        ValueError: one is none.
+        ValueError: a value is not a number.
     """
     for name, value in state.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f'{name} = {value!r} in the state of {metric} is no number')
+            raise ValueError(f'{name} in the state of {metric} must be a number, got {value!r}')
     return dict(state)

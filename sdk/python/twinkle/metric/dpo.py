@@ -1,4 +1,4 @@
-"""How clearly a policy prefers what it should."""
+"""Preference metrics of chosen and rejected responses."""
 
 from typing import ClassVar
 
@@ -12,15 +12,14 @@ from twinkle.metric.grpo import checked_range
 class DPOMetric(CountingMetric):
     """Reports pairs of features, the chosen one first: features 0 and 1, 2 and 3, and so on.
 
-    `logps/chosen` and `logps/rejected`: log-probability of the whole answer, mean over pairs. Where the features
-    carry `ref_logps`: the same of the reference, `logps/ref_chosen` and `logps/ref_rejected`; the implicit rewards
-    `rewards/chosen` and `rewards/rejected`, beta times what the policy gained on the reference (Rafailov et al.
-    2023, arXiv:2305.18290, eq. 5 without the constant); `rewards/margins`, their difference; and
-    `rewards/accuracies`, the share of pairs in which it is positive. A pair of which a feature has no label that
-    counts is left out, and so is a last feature without a partner.
+    `logps/chosen` and `logps/rejected` are log-probabilities of whole responses, as means over pairs. With `ref_logps`
+    also: `logps/ref_chosen` and `logps/ref_rejected`, the same of the reference; the implicit rewards `rewards/chosen`
+    and `rewards/rejected`, beta times the log-ratio to the reference (Rafailov et al. 2023, arXiv:2305.18290, eq. 5
+    without the constant); `rewards/margins`, their difference; and `rewards/accuracies`, the fraction of pairs with a
+    positive margin. A pair is skipped if a feature has no counted label, and so is a last feature without a partner.
 
     Args:
-        beta: of the loss, positive.
+        beta: beta of the loss, positive.
 
     Raises:
         ValueError: beta is not positive.
@@ -43,7 +42,6 @@ class DPOMetric(CountingMetric):
         super().__init__()
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         labels = facts.labels
         if labels is None or not len(labels.logps_R):
             return
@@ -70,7 +68,6 @@ class DPOMetric(CountingMetric):
             self.add('right', int((margins > 0).sum()))
 
     def calculate(self) -> dict[str, float]:
-        """Return the numbers."""
         of_reference = {
             'logps/ref_chosen': 'ref_chosen',
             'logps/ref_rejected': 'ref_rejected',

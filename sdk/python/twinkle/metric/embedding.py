@@ -1,4 +1,4 @@
-"""How near an anchor's embedding is to its positive's, and to the others'.
+"""Similarity of anchor embeddings with positives and negatives.
 
 Legend: F features, G groups, D hidden size.
 """
@@ -14,11 +14,11 @@ from twinkle.metric.counting import CountingMetric
 class EmbeddingMetric(CountingMetric):
     """Reports cosine similarities of groups of features: anchor, positive, then hard negatives if there are any.
 
-    `pos_sim` with `pos_sim_min` and `pos_sim_max`: of each anchor and its positive. `neg_sim`: the mean of each
-    anchor and what is not its positive: the other groups' positives and its own hard negatives.
+    `pos_sim`, `pos_sim_min` and `pos_sim_max` are over anchors with their positives. `neg_sim` is the mean over anchors
+    with the positives of other groups and with their own hard negatives.
 
     Args:
-        group_size: features of a group, at least 2; a last group that is not full is left out.
+        group_size: number of features per group, at least 2; an incomplete last group is skipped.
 
     Raises:
         ValueError: the size is out of range.
@@ -29,12 +29,11 @@ class EmbeddingMetric(CountingMetric):
 
     def __init__(self, group_size: int = 2) -> None:
         if isinstance(group_size, bool) or group_size != int(group_size) or group_size < 2:
-            raise ValueError(f'group_size must be a whole number from 2 on, got {group_size!r}')
+            raise ValueError(f'group_size must be an integer of at least 2, got {group_size!r}')
         self.group_size = int(group_size)
         super().__init__()
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         if facts.labels is None or facts.labels.embeddings_FD is None:
             return
         embeddings_FD = facts.labels.embeddings_FD.astype(np.float64)
@@ -56,7 +55,6 @@ class EmbeddingMetric(CountingMetric):
         self.add('negative', float((anchors_GD[:, None] * hard).sum()))
 
     def calculate(self) -> dict[str, float]:
-        """Return the numbers."""
         values = self.means({'pos_sim': 'positive'}, by='pairs')
         if values:
             values['pos_sim_min'] = -self.total('positive_min_negated')

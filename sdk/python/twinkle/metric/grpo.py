@@ -1,6 +1,6 @@
-"""How far a policy has moved from the one that sampled, token by token.
+"""Distance of a policy from the one that sampled, per token.
 
-Legend: R labels that count.
+Legend: R counted labels.
 """
 
 import math
@@ -14,27 +14,27 @@ from twinkle.metric.counting import CountingMetric
 
 Doubles = npt.NDArray[np.float64]
 _LARGEST_EXPONENT = 700.0
-"""exp of more overflows float64."""
+"""Limit of exponents; float64 overflows slightly above."""
 
 
 class GRPOMetric(CountingMetric):
-    """Reports what the sampled tokens' probabilities became.
+    """Reports the current probabilities of the sampled tokens, compared with earlier ones.
 
-    `train/mean_new_logp` and `train/policy_confidence`, its exponential. Where the pass gave entropies, because the
-    loss rewards them or `is_entropy_measured`: `train/entropy`, the mean over labels of the whole distribution's.
-    Where the features carry `old_logps`: `train/mean_old_logp`, `train/logp_diff_mean`, `train/approx_kl` (the
-    estimator k3 of the divergence of old from new: Schulman 2020, "Approximating KL Divergence"),
-    `train/token_kl_max`, `train/token_ratio_mean` and `train/token_ratio_max`; with `advantages` too,
-    `train/clip_ratio` with its parts `_low` and `_high`: the share of tokens whose ratio lies outside `[1 - epsilon,
-    1 + epsilon_high]` on the side that the advantage pushes to, where PPO's gradient is zero (arXiv:1707.06347, eq.
-    7). Where they carry `ref_logps`, `train/ref_kl`, k3 of the new policy from the reference; where `sampler_logps`,
-    the same of the new policy and the engine that sampled, `train/sampler_kl`, and `train/sampler_ratio_max`.
+    `train/mean_new_logp` and `train/policy_confidence`, its exponential. If the pass computed entropies, for a loss or
+    because of `is_entropy_measured`: `train/entropy`, the mean entropy over labels. With `old_logps`:
+    `train/mean_old_logp`, `train/logp_diff_mean`, `train/approx_kl` (the estimator k3 of the divergence of old from
+    new: Schulman 2020, "Approximating KL Divergence"), `train/token_kl_max`, `train/token_ratio_mean` and
+    `train/token_ratio_max`. With `advantages` too: `train/clip_ratio` and its parts `_low` and `_high`, the fraction of
+    tokens whose ratio is outside `[1 - epsilon, 1 + epsilon_high]` on the side that the advantage favors, where PPO's
+    gradient is zero (arXiv:1707.06347, eq. 7). With `ref_logps`: `train/ref_kl`, k3 of the new policy from the
+    reference. With `sampler_logps`: `train/sampler_kl`, k3 of the new policy and the sampling engine, and
+    `train/sampler_ratio_max`.
 
     Args:
         epsilon: lower clip range, positive.
-        epsilon_high: upper clip range; unset: as the lower.
-        is_entropy_measured: ask each pass for entropies. The head's blocks are then computed again in the backward
-            pass, as they are for a loss with `entropy_coef`.
+        epsilon_high: upper clip range; `epsilon` if unset.
+        is_entropy_measured: whether to request entropies from each pass. The backward pass then recomputes the
+            head's blocks, as for a loss with `entropy_coef`.
 
     Raises:
         ValueError: a range is not positive.
@@ -69,7 +69,6 @@ class GRPOMetric(CountingMetric):
         super().__init__()
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         labels = facts.labels
         if labels is None or not len(labels.logps_R):
             return
@@ -88,7 +87,6 @@ class GRPOMetric(CountingMetric):
             self._add_ratios(labels, new_R - labels.streams['old_logps'])
 
     def calculate(self) -> dict[str, float]:
-        """Return the numbers."""
         values = self.means({'train/mean_new_logp': 'new'}, by='labels')
         if values:
             values['train/policy_confidence'] = math.exp(values['train/mean_new_logp'])
@@ -112,7 +110,7 @@ class GRPOMetric(CountingMetric):
     def clipped(
         self, log_ratios_R: Doubles, advantages_R: npt.NDArray[Any], features_R: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Return which of what is clipped as a whole, here tokens, lie below and above the range."""
+        """Return masks of the units (here tokens) that are clipped below and above the range."""
         ratios_R = _exp(log_ratios_R)
         return (
             (ratios_R < 1.0 - self.epsilon) & (advantages_R < 0),
@@ -142,7 +140,7 @@ class GRPOMetric(CountingMetric):
 
 
 def checked_range(name: str, value: float) -> float:
-    """Return a clip range.
+    """Return a clip range as a float.
 
     Raises:
         ValueError: it is not a positive number.

@@ -1,4 +1,4 @@
-"""The loss."""
+"""Mean loss, and the metrics that the loss reports."""
 
 from typing import ClassVar
 
@@ -9,16 +9,15 @@ _REPORTED = 'reported.'
 
 
 class LossMetric(CountingMetric):
-    """Reports the mean loss and how many labels it is the mean of.
+    """Reports the mean loss and its number of labels.
 
-    `loss`: the sum of losses over the number of labels. `label_count`: that number. Beside them what
-    the loss itself reports, averaged over the batches that reported it; its unit is the loss's own.
+    `loss` is the sum of losses divided by the number of labels, `label_count`. Metrics of the loss are averaged over
+    the batches that have them, in the loss's units.
     """
 
     units: ClassVar = {'loss': 'nats/label', 'label_count': 'labels'}
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         self.add('batches', 1)
         self.add('loss_sum', facts.loss_sum)
         self.add('label_count', facts.label_count)
@@ -27,7 +26,6 @@ class LossMetric(CountingMetric):
             self.add(f'{_REPORTED}count.{name}', 1)
 
     def calculate(self) -> dict[str, float]:
-        """Return the numbers."""
         if not self.total('batches'):
             return {}
         values: dict[str, float] = {}

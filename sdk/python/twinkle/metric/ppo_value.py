@@ -1,6 +1,6 @@
-"""How well a value head foresees returns.
+"""Accuracy of a value head's predictions.
 
-Legend: R labels that count.
+Legend: R counted labels.
 """
 
 from typing import ClassVar
@@ -13,11 +13,11 @@ from twinkle.metric.grpo import checked_range
 
 
 class PPOValueMetric(CountingMetric):
-    """Reports the critic of PPO, over batches whose features carry `returns`.
+    """Reports PPO's critic, over batches whose features have the stream `returns`.
 
-    `train/value_mean`, `train/return_mean`, `train/explained_variance`: 1 less the variance of the error over that
-    of the returns, left out where all returns are equal. With `old_values`, `train/value_clip_ratio`: the share of
-    values further than `epsilon` from the old ones. With `advantages`, `train/advantage_mean` and `_std`.
+    `train/value_mean`, `train/return_mean`, and `train/explained_variance`: 1 minus the ratio of the variances of
+    the error and of the returns, omitted if all returns are equal. With `old_values`, `train/value_clip_ratio`: the
+    fraction of values further than `epsilon` from the old ones. With `advantages`, `train/advantage_mean` and `_std`.
 
     Args:
         epsilon: clip range of the value loss, positive.
@@ -42,7 +42,6 @@ class PPOValueMetric(CountingMetric):
         super().__init__()
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         labels = facts.labels
         if labels is None or labels.values_R is None or 'returns' not in labels.streams or not len(labels.values_R):
             return
@@ -59,7 +58,6 @@ class PPOValueMetric(CountingMetric):
             self.add_moments('advantage', labels.streams['advantages'].astype(np.float64))
 
     def calculate(self) -> dict[str, float]:
-        """Return the numbers."""
         values = self.means({'train/value_mean': 'values'}, by='return.count')
         if not values:
             return {}

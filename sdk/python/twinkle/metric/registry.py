@@ -1,4 +1,4 @@
-"""Metrics by name."""
+"""Registry of metrics."""
 
 from twinkle.component import ComponentRegistry
 from twinkle.metric.accuracy import Accuracy
@@ -29,4 +29,4 @@ METRICS = ComponentRegistry(
         TrainMetric,
     ),
 )
-"""Metrics by name."""
+"""Registered metrics by name."""

@@ -1,4 +1,4 @@
-"""How training goes on."""
+"""Throughput and progress of training."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,15 +12,14 @@ _ELAPSED = 'elapsed_seconds'
 
 
 class TrainMetric(CountingMetric):
-    """Reports rates and the last step.
+    """Reports throughput and the last step.
 
-    `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and since
-    the last report `elapsed_seconds`, `tokens_per_second` and `steps_per_second`. After a restart the
-    clock goes on from where the kept state left it: the time in between does not count, and a batch
-    that is replayed takes the time of its replay.
+    `learning_rate` and `step_count` of the last step, `grad_norm` as the mean over steps, and since the last report
+    `elapsed_seconds`, `tokens_per_second` and `steps_per_second`. After a restart the clock continues from the saved
+    state: the downtime does not count, and a replayed batch counts with the time of its replay.
 
     Args:
-        clock: seconds, rising.
+        clock: function that returns ascending seconds.
     """
 
     units: ClassVar = {
@@ -38,11 +37,9 @@ class TrainMetric(CountingMetric):
         super().__init__()
 
     def accumulate(self, facts: ForwardFacts) -> None:
-        """Take in a batch."""
         self.add('tokens', facts.token_count)
 
     def accumulate_step(self, facts: StepFacts) -> None:
-        """Take in an optimizer step."""
         self.add('steps', 1)
         self._totals |= {'learning_rate': facts.learning_rate, 'step_count': facts.step_count}
         if facts.grad_norm is not None:
@@ -50,7 +47,6 @@ class TrainMetric(CountingMetric):
             self.add('grad_norm_count', 1)
 
     def calculate(self) -> dict[str, float]:
-        """Return the numbers."""
         elapsed = self._clock() - self._begin
         values = {_ELAPSED: elapsed}
         if elapsed > 0:
@@ -60,16 +56,16 @@ class TrainMetric(CountingMetric):
         return {**values, **self.means({'grad_norm': 'grad_norm_sum'}, by='grad_norm_count')}
 
     def reset(self) -> None:
-        """Begin anew; the last step's facts stay."""
+        """Clear the accumulated results, except those of the last step."""
         self._begin = self._clock()
         self._totals = {name: self._totals[name] for name in _LAST if name in self._totals}
 
     def state(self) -> MetricState:
-        """Return the totals, and the seconds gone by."""
+        """Return the totals and the elapsed seconds."""
         return {**super().state(), _ELAPSED: self._clock() - self._begin}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from totals; the clock runs from now on."""
+        """Continue from saved totals; the clock continues from now."""
         totals = checked_numbers(type(self).__name__, state)
         self._begin = self._clock() - totals.pop(_ELAPSED, 0.0)
         self._totals = totals

@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules, clipping and health of a step."""
+"""Optimizers, learning-rate schedules, gradient clipping and step health."""
 
 from twinkle.data_format import LayerHealth
 from twinkle.module.clipping import GradientNotFinite, clip_by_norm, clip_by_value, gradient_norm

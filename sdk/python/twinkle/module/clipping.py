@@ -1,7 +1,7 @@
-"""Clipping a gradient that is kept as a sum: by its norm, or element by element.
+"""Clipping of gradients that are stored as sums, by norm or by value.
 
-The gradient is a list of tensors, scaled in place; `divisor` is what the sum is divided by at the step. Every
-number that a caller may give is checked before a tensor is touched.
+A gradient is a list of tensors, which are scaled in place; `divisor` turns the sum into the gradient that is applied.
+All arguments are validated before a tensor is changed.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from twinkle.errors import error_class
 
 _TINY = 1e-6
-"""Added to the norm before it divides, as torch's own clipping does."""
+"""Added to the norm in the denominator, as in torch's clipping."""
 _SMALL, _LARGE = 1e-12, 1e18
 
 
@@ -25,15 +25,15 @@ class GradientNotFinite(ValueError):
 
 
 def gradient_norm(gradients: Sequence[Tensor], *, norm_type: float = 2.0, divisor: int = 1) -> float:
-    """Return the norm of all elements together, divided; 0.0 where there are none.
+    """Return the norm over all elements of the divided gradient; 0.0 without gradients.
 
     Args:
-        gradients: of one device; only read.
-        norm_type: the p of the p-norm, from 1 on; infinity gives the largest magnitude.
-        divisor: what the gradients are a sum of, at least 1.
+        gradients: tensors on one device; not modified.
+        norm_type: p of the p-norm, at least 1; infinity is the largest magnitude.
+        divisor: divisor of the gradients, at least 1.
 
     Raises:
-        ValueError: the norm type or divisor is out of range.
+        ValueError: the norm type or the divisor is out of range.
     """
     check_norm_type(norm_type)
     if divisor < 1:
@@ -42,19 +42,19 @@ def gradient_norm(gradients: Sequence[Tensor], *, norm_type: float = 2.0, diviso
 
 
 def clip_by_norm(gradients: Sequence[Tensor], *, max_norm: float, norm_type: float = 2.0, divisor: int = 1) -> float:
-    """Scale the gradients so that their divided norm is at most `max_norm`; return the divided norm before.
+    """Scale the gradients so that their divided norm is at most `max_norm`; return the divided norm before scaling.
 
-    A gradient within the limit keeps every bit.
+    A gradient within the limit is bitwise unchanged.
 
     Args:
-        gradients: of one device; scaled in place.
-        max_norm: from 0 on; infinity measures and never scales.
+        gradients: tensors on one device; scaled in place.
+        max_norm: at least 0; infinity only measures.
         norm_type: see `gradient_norm`.
         divisor: see `gradient_norm`.
 
     Raises:
-        ValueError: a number is out of range.
-        GradientNotFinite: an element is infinite or not a number.
+        ValueError: an argument is out of range.
+        GradientNotFinite: an element is infinite or NaN.
     """
     _check_limit('max_norm', max_norm)
     norm = gradient_norm(gradients, norm_type=norm_type, divisor=divisor)
@@ -68,11 +68,11 @@ def clip_by_norm(gradients: Sequence[Tensor], *, max_norm: float, norm_type: flo
 
 
 def clip_by_value(gradients: Sequence[Tensor], *, max_value: float, divisor: int = 1) -> float:
-    """Move each divided element into `[-max_value, max_value]`; return the largest divided magnitude before.
+    """Clip each divided element to `[-max_value, max_value]`; return the largest divided magnitude before clamping.
 
     Raises:
-        ValueError: a number is out of range.
-        GradientNotFinite: an element is infinite or not a number.
+        ValueError: an argument is out of range.
+        GradientNotFinite: an element is infinite or NaN.
     """
     _check_limit('max_value', max_value)
     largest = gradient_norm(gradients, norm_type=math.inf, divisor=divisor)
@@ -85,27 +85,27 @@ def clip_by_value(gradients: Sequence[Tensor], *, max_value: float, divisor: int
 
 
 def check_norm_type(norm_type: float) -> None:
-    """Refuse what is no norm.
+    """Validate the p of a p-norm.
 
     Raises:
-        ValueError: the type is below 1, where the triangle inequality fails and its root overflows, or no number.
+        ValueError: the value is not a number of at least 1; smaller ones give no norm, and their roots overflow.
     """
     if not norm_type >= 1.0:
-        raise ValueError(f'norm_type must be a number from 1 on, or infinity, got {norm_type}')
+        raise ValueError(f'norm_type must be a number of at least 1 or infinity, got {norm_type}')
 
 
 def _check_limit(name: str, limit: float) -> None:
     if not limit >= 0.0:
-        raise ValueError(f'{name} must be a number from 0 on, got {limit}')
+        raise ValueError(f'{name} must be a number of at least 0, got {limit}')
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> float:
     norm = float(torch.nn.utils.get_total_norm(gradients, norm_type=norm_type))
-    # Between these no power up to a square can overflow, nor vanish and still count: one answer of the device will do.
+    # In this range powers up to 2 neither overflow nor underflow relevantly, so one device-side result suffices.
     if math.isinf(norm_type) or (norm_type <= 2.0 and _SMALL < norm < _LARGE):
         return norm
     largest = float(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf))
     if not math.isfinite(largest) or largest == 0.0 or (math.isfinite(norm) and norm >= largest):
         return norm if largest else 0.0
-    # Take the powers of numbers whose largest is 1.
+    # Scale the largest element to 1 before taking powers.
     return largest * float(torch.nn.utils.get_total_norm([item / largest for item in gradients], norm_type=norm_type))

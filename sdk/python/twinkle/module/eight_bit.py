@@ -1,4 +1,4 @@
-"""AdamW whose moments take one byte each, of a library that is an extra."""
+"""AdamW with 8-bit moments, from the optional library bitsandbytes."""
 
 import importlib
 from functools import cache
@@ -7,30 +7,30 @@ from typing import Any
 from torch.optim import Optimizer
 
 NAME = 'AdamW8bit'
-"""The name it is asked for by."""
-_CURE = "needs bitsandbytes, which is not installed here: pip install 'twinkle-grpc[eight-bit]'"
+"""Name of the optimizer in `build_optimizer`."""
+_NOT_INSTALLED = "needs bitsandbytes, which is not installed; run pip install 'twinkle-grpc[eight-bit]'"
 
 
 def adamw_8bit() -> type[Optimizer]:
-    """Return the class; its state is plain tensors, which can be saved and restored like any other's.
+    """Return the optimizer class; its state consists of plain tensors and can be saved like any other.
 
-    Matrices of fewer than 4096 elements keep float32 moments (Dettmers et al. 2022, arXiv:2110.02861,
-    section 2), so LoRA of a small rank saves less than the name says.
+    Matrices of fewer than 4096 elements keep float32 moments (Dettmers et al. 2022, arXiv:2110.02861, section 2), so
+    LoRA with a small rank saves less memory than the name suggests.
 
     Raises:
-        ValueError: the library is not installed; says how to install it.
+        ValueError: the library is not installed; the message says how to install it.
     """
     try:
         library: Any = importlib.import_module('bitsandbytes')
     except ImportError as error:
-        raise ValueError(_CURE) from error
+        raise ValueError(_NOT_INSTALLED) from error
     return _flat(library.optim.AdamW8bit)
 
 
 @cache
 def _flat(base: Any) -> type[Optimizer]:
     class AdamW8bit(base):
-        """`base` with a state as flat as torch's own."""
+        """`base` with a state of the same layout as torch's optimizers."""
 
         def __init__(
             self,
@@ -43,7 +43,7 @@ def _flat(base: Any) -> type[Optimizer]:
             super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
         def state_dict(self) -> dict[str, Any]:
-            """Return the state by parameter; the library hides its bytes one level deeper for FSDP's sake."""
+            """Return the state by parameter; the library nests its tensors one level deeper for FSDP."""
             return Optimizer.state_dict(self)
 
     return AdamW8bit

@@ -1,4 +1,4 @@
-"""How an adapter takes a step, layer by layer: norms, the size of the update, and where numbers broke."""
+"""Health of an optimizer step per layer: norms, relative size of the update, and the first non-finite element."""
 
 import math
 import re
@@ -23,16 +23,16 @@ def measure_health(
     """Measure a step, or a gradient that is not applied yet.
 
     Args:
-        gradients: by the parameters' names, as sums; None counts as zeros.
-        before: the weights before the step, by the same names; their order is the result's.
-        after: the weights after it; unset: nothing was applied.
-        divisor: what the gradients are divided by for the step, at least 1.
+        gradients: accumulated gradients by parameter name; None counts as zeros.
+        before: weights before the step, by the same names; their order is the order of the result.
+        after: weights after the step; None if no step was applied.
+        divisor: divisor of the gradients, at least 1.
 
     Returns:
-        One entry a layer, in the order of `before`.
+        One entry per layer, in the order of `before`.
 
     Raises:
-        KeyError: a name has no gradient or no weights after the step.
+        KeyError: a name has no gradient, or no weights after the step.
     """
     layers: dict[str, list[str]] = {}
     for name in before:
@@ -44,7 +44,7 @@ def measure_health(
 
 
 def layer_path(name: str) -> str:
-    """Return the path in the base model of the layer a parameter belongs to."""
+    """Return the path in the base model of the layer that a parameter belongs to."""
     without_part = _PART.sub('', name)
     if without_part == name:
         without_part = name.rpartition('.')[0] or name
@@ -52,7 +52,7 @@ def layer_path(name: str) -> str:
 
 
 def first_non_finite(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the index of the first element, in row order, that is infinite or not a number; None if all are finite."""
+    """Return the index of the first infinite or NaN element in row-major order, or None if all are finite."""
     if bool(tensor.isfinite().all()):
         return None
     flat = int((~tensor.isfinite()).reshape(-1).to(torch.uint8).argmax())
@@ -71,22 +71,22 @@ def _layer(
     present = {name: gradients[name] for name in names if gradients[name] is not None}
     weight_norm = _norm([before[name] for name in names])
     update_norm = _norm([after[name].double() - before[name].double() for name in names])
-    places = [
-        *_places(present, 'gradient'),
-        *_places({name: before[name] for name in names}, 'weight'),
-        *_places({name: after[name] for name in names}, 'updated weight'),
+    locations = [
+        *_locations(present, 'gradient'),
+        *_locations({name: before[name] for name in names}, 'weight'),
+        *_locations({name: after[name] for name in names}, 'updated weight'),
     ]
     return LayerHealth(
         path=path,
         grad_norm=_norm(list(present.values())) / divisor,
         weight_norm=weight_norm,
         relative_update=_ratio(update_norm, weight_norm),
-        non_finite_location=places[0] if places else '',
+        non_finite_location=locations[0] if locations else '',
     )
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    # In float64: no float32 value can overflow it, and a sum of squares of small ones does not vanish.
+    # Squares of float32 values neither overflow nor underflow in float64.
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
@@ -96,7 +96,7 @@ def _ratio(update: float, weight: float) -> float:
     return update / weight if weight else math.inf
 
 
-def _places(tensors: Mapping[str, Tensor], what: str) -> list[str]:
+def _locations(tensors: Mapping[str, Tensor], what: str) -> list[str]:
     found = ((name, first_non_finite(tensor)) for name, tensor in tensors.items())
     return [f'{_tensor_name(name)}{list(index)} of the {what}' for name, index in found if index is not None]
 

@@ -1,4 +1,4 @@
-"""Optimizers: the classes of torch.optim by name, Muon, 8-bit AdamW, or a class of your own."""
+"""Optimizers: the classes of torch.optim by name, Muon, 8-bit AdamW, or a custom class."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,32 +15,32 @@ from twinkle.module.parameter_groups import PATTERN, split_parameters
 from twinkle.module.rehearsal import REFUSALS, problem_of, rehearse_optimizer
 
 GROUPS = 'groups'
-"""The option, of every optimizer, that gives some parameters options of their own."""
+"""Option of every optimizer with options for some of the parameters."""
 _NOT_USABLE = frozenset({'LBFGS', 'Muon', 'SparseAdam'})
-"""LBFGS evaluates the loss itself, SparseAdam wants sparse gradients, torch's Muon refuses what is no matrix."""
+"""LBFGS evaluates the loss itself, SparseAdam needs sparse gradients, and torch's Muon supports only matrices."""
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """Return the names `build_optimizer` takes, sorted; those of extras too, installed or not."""
+    """Return the names that `build_optimizer` accepts, sorted, including those of optional libraries."""
     return tuple(sorted(_classes()))
 
 
 def build_optimizer(
     optimizer: str | type[Optimizer], parameters: Mapping[str, Tensor] | Sequence[Tensor], options: Mapping[str, Any]
 ) -> Optimizer:
-    """Return an optimizer of `parameters`. Nothing of theirs is changed.
+    """Build an optimizer of `parameters`, which are not changed.
 
     Args:
-        optimizer: a name, or a class.
-        parameters: what it changes, by path; paths are needed for `groups` alone.
-        options: of its constructor, such as `lr`, and `groups`: a list of mappings, each with a `pattern` of
-            the paths it is for (see `parameter_groups.matches`) and the options that differ. The first group
-            that matches counts; in `param_groups` what none matches comes first.
+        optimizer: a name or a class.
+        parameters: parameters to optimize, by path; only `groups` needs the paths.
+        options: arguments of its constructor, such as `lr`, and `groups`: a list of mappings with a `pattern` for
+            paths (see `parameter_groups.matches`) and the options that differ for them. A parameter belongs to the
+            first matching group; in `param_groups`, parameters without a group come first.
 
     Raises:
-        UnknownComponent: the name is not known.
-        InvalidComponentOptions: an option is unknown or out of range, a pattern matches nothing, or the
-            library of the optimizer is not installed.
+        UnknownComponent: the name is unknown.
+        InvalidComponentOptions: an option is unknown or out of range, a pattern matches no parameter, or the
+            optimizer's library is not installed.
     """
     cls = _class_of(optimizer)
     name = optimizer if isinstance(optimizer, str) else cls.__name__
@@ -75,16 +75,16 @@ def _groups(
     if not groups:
         return [{'params': list(named.values() if named else parameters)}]
     if not named:
-        raise ValueError('groups need the paths of the parameters')
-    # What torch keeps for each group is what it reads from each group.
+        raise ValueError('groups require parameters with paths')
+    # The options that torch stores per group are the ones that may differ per group.
     allowed = frozenset(cls([torch.zeros(2, 2, requires_grad=True)], **own).defaults)
     split = split_parameters(named, groups, allowed=allowed)
     return [with_tuples(group, besides='params') for group in split]
 
 
 def with_tuples(options: Mapping[str, Any], *, besides: str = '') -> dict[str, Any]:
-    """Return options with lists as tuples, but for the value of `besides`."""
-    # JSON and protobuf have lists only, torch wants `betas` and the like as tuples.
+    """Return the options with lists as tuples, except the value of `besides`."""
+    # JSON and protobuf only have lists; torch requires tuples for options such as `betas`.
     return {
         key: tuple(value) if isinstance(value, list) and key != besides else value for key, value in options.items()
     }

@@ -1,4 +1,4 @@
-"""An optimizer's state as tensors and plain numbers, to be kept without pickling and put back to the bit."""
+"""Optimizer state as tensors and plain numbers, saved without pickle and restored bitwise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer has gathered. Parameters are numbered in the order of its groups."""
+    """State of an optimizer. Parameters are numbered in the order of its groups."""
 
     tensors: Mapping[str, Tensor]
-    """By `<number of the parameter>.<name>`; they alias the optimizer's own."""
+    """Tensors by `<parameter number>.<name>`; they alias the optimizer's state."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    """`scalars`: by number and name; `param_groups`: the groups. JSON keeps all of it."""
+    """JSON-compatible values: `scalars` by parameter number and name, and `param_groups`."""
 
 
 def optimizer_state(optimizer: Optimizer) -> OptimizerState:
-    """Return the state of an optimizer."""
+    """Return the state of an optimizer; its tensors are not copied."""
     saved = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
@@ -38,10 +38,10 @@ def optimizer_state(optimizer: Optimizer) -> OptimizerState:
 
 
 def load_optimizer_state(optimizer: Optimizer, state: OptimizerState) -> None:
-    """Put a state back into an optimizer that was built with the same options over parameters of the same shapes.
+    """Restore a state in an optimizer built with the same options over parameters of the same shapes.
 
     Raises:
-        ValueError, KeyError, TypeError: the state does not fit; nothing was changed.
+        ValueError, KeyError, TypeError: the state does not match the optimizer; nothing was changed.
     """
     entries: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in state.numbers['scalars'].items()
@@ -58,10 +58,10 @@ def load_optimizer_state(optimizer: Optimizer, state: OptimizerState) -> None:
 
 
 def _check(optimizer: Optimizer, entries: Mapping[int, Mapping[str, Any]], groups: list[dict[str, Any]]) -> None:
-    """Refuse moments of other shapes: torch takes them and fails in the middle of the next step."""
+    """Check the shapes of moments, because torch accepts wrong ones and fails in the middle of the next step."""
     counts = [len(group['params']) for group in optimizer.param_groups]
     if counts != [len(group['params']) for group in groups]:
-        raise ValueError(f'the state is of other parameter groups than {counts} parameters')
+        raise ValueError(f'the state does not have parameter groups of {counts} parameters')
     parameters = [parameter for group in optimizer.param_groups for parameter in group['params']]
     for index, values in entries.items():
         shape = parameters[index].shape
@@ -71,6 +71,6 @@ def _check(optimizer: Optimizer, entries: Mapping[int, Mapping[str, Any]], group
 
 
 def _check_shape(optimizer: Optimizer, name: str, value: Tensor, shape: torch.Size) -> None:
-    # Factored moments have dimensions of size 1 where the parameter has more (Adafactor).
+    # Factored moments (Adafactor) have size 1 in dimensions where the parameter is larger.
     if any(size not in (1, own) for size, own in zip(value.shape, shape, strict=True)):
         raise ValueError(f'{name} of {type(optimizer).__name__} has shape {tuple(value.shape)}, not {tuple(shape)}')

@@ -1,6 +1,6 @@
-"""Tries optimizers and schedules on a parameter of no use before they get the real ones.
+"""Trial runs of optimizers and schedules on dummy parameters before they get real ones.
 
-torch checks some options only at a step: there, a wrong one would break the training it was set for.
+Torch checks some options only during a step, where an invalid one would break the training run.
 """
 
 import inspect
@@ -14,45 +14,45 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 REFUSALS = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AssertionError)
-"""What torch raises for options of no use."""
+"""Exceptions that torch raises for invalid options."""
 
 _STEPS = 3
-"""Some options, such as the dampening of SGD, matter from the second step on."""
+"""Number of trial steps; some options, such as SGD's dampening, only matter from the second step on."""
 
 
 def problem_of(error: Exception, options: Mapping[str, Any]) -> str:
-    """Return what one of `REFUSALS` means to who gave the options."""
-    # Other kinds speak of the code that met them, and not of the values.
+    """Return a message for the user about one of `REFUSALS`."""
+    # Messages of other exceptions describe the code that failed, not the option.
     if isinstance(error, ValueError) and str(error):
         return str(error)
-    return f'there are values of no use among {dict(options)}'
+    return f'there are invalid values among {dict(options)}'
 
 
 class _Rates(Optimizer):
-    """The parameter groups of an optimizer, and no parameters worth the name."""
+    """Optimizer with given parameter groups whose step does nothing."""
 
     def step(self, closure: Any = None) -> None:
-        """Change nothing."""
+        """Change no parameter."""
 
 
 def rehearse_optimizer(cls: type[Optimizer], options: Mapping[str, Any], *, like: Tensor) -> None:
-    """Take a few steps on a parameter of the dtype and device of `like`; raises one of `REFUSALS`."""
+    """Take a few steps on a dummy parameter with the dtype and device of `like`; raises one of `REFUSALS`."""
     parameter = torch.ones(2, 2, dtype=like.dtype, device=like.device, requires_grad=True)
     optimizer = cls([parameter], **options)
     for _ in range(_STEPS):
         parameter.grad = torch.ones_like(parameter)
         optimizer.step()
     if not bool(parameter.isfinite().all()):
-        raise ValueError(f'{_STEPS} steps with them make weights that are not finite')
+        raise ValueError(f'{_STEPS} steps with these options make weights that are not finite')
 
 
 def rehearse_step(optimizer: Optimizer, changes: Mapping[str, Any] | None = None) -> None:
-    """Take steps with what the groups hold now, some of it changed, on parameters of no use.
+    """Take trial steps on dummy parameters with the options of an optimizer's groups, some of them changed.
 
-    Where torch raises in the middle of a real step, some weights are changed and others are not.
+    An exception in the middle of a real step would leave some weights changed and others not.
 
     Raises:
-        ValueError: they cannot be taken.
+        ValueError: the options are invalid.
     """
     known = inspect.signature(type(optimizer)).parameters
     for group in optimizer.param_groups:
@@ -65,11 +65,11 @@ def rehearse_step(optimizer: Optimizer, changes: Mapping[str, Any] | None = None
 
 
 def rehearse_scheduler(cls: type[LRScheduler], options: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Move the schedule once on a copy of the optimizer's groups; raises one of `REFUSALS`."""
+    """Step a schedule once on a copy of the optimizer's groups; raises one of `REFUSALS`."""
     copies = [{**group, 'params': [torch.zeros(1)]} for group in optimizer.param_groups]
     rates = _Rates(copies, dict(optimizer.defaults))
     schedule = cls(rates, **options)
     rates.step()
     schedule.step()
     if not all(math.isfinite(group['lr']) for group in rates.param_groups):
-        raise ValueError('the rate after one move is not finite')
+        raise ValueError('the learning rate after one step of the schedule is not finite')

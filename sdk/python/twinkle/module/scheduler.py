@@ -1,6 +1,6 @@
-"""Learning-rate schedules: three with warm-up, and those of torch that need nothing but numbers.
+"""Learning-rate schedules: three with warm-up, and those of torch whose options are numbers.
 
-A schedule counts its own moves: before the first, the rate is that of move 0.
+A schedule counts its steps; before the first one, the rate is that of step 0.
 """
 
 import inspect
@@ -18,17 +18,17 @@ from twinkle.module.rehearsal import REFUSALS, problem_of, rehearse_scheduler
 _NOT_USABLE = frozenset({
     'LRScheduler', 'LambdaLR', 'MultiplicativeLR', 'SequentialLR', 'ChainedScheduler', 'ReduceLROnPlateau',
 })  # fmt: skip
-"""They want functions, other schedules or a measured value."""
+"""Base classes, and schedules that need functions, other schedules or measured values."""
 
 _COUNTS = frozenset({
     'step_size', 'step_size_up', 'step_size_down', 'T_max', 'T_0', 'T_mult', 'total_iters', 'total_steps', 'epochs',
     'steps_per_epoch',
 })  # fmt: skip
-"""Options of torch's schedules that count moves; torch takes any number and quietly does something else."""
+"""Options that count steps; torch accepts any number there and silently behaves differently."""
 
 
 class LinearWarmupScheduler(LRScheduler):
-    """Straight lines: from 0 up to the optimizer's rate in `num_warmup_steps`, down to 0 at `num_training_steps`."""
+    """Linear warm-up from 0 over `num_warmup_steps`, then linear decay to 0 at `num_training_steps`."""
 
     def __init__(
         self, optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, last_epoch: int = -1
@@ -38,20 +38,20 @@ class LinearWarmupScheduler(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        """Return the rate of each parameter group at the present move."""
+        """Return the current rate of each parameter group."""
         return [base * self._factor(self.last_epoch) for base in self.base_lrs]
 
-    def _factor(self, move: int) -> float:
-        if move < self.num_warmup_steps:
-            return move / self.num_warmup_steps
-        return self._decay((move - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps))
+    def _factor(self, step: int) -> float:
+        if step < self.num_warmup_steps:
+            return step / self.num_warmup_steps
+        return self._decay((step - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps))
 
     def _decay(self, progress: float) -> float:
         return max(0.0, 1.0 - progress)
 
 
 class ConstantWarmupScheduler(LinearWarmupScheduler):
-    """From 0 up in a straight line in `num_warmup_steps`, then the optimizer's rate for ever."""
+    """Linear warm-up from 0 over `num_warmup_steps`, then a constant rate."""
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int, last_epoch: int = -1) -> None:
         super().__init__(optimizer, num_warmup_steps, 1, last_epoch)
@@ -61,9 +61,9 @@ class ConstantWarmupScheduler(LinearWarmupScheduler):
 
 
 class CosineWarmupScheduler(LinearWarmupScheduler):
-    """From 0 up in a straight line in `num_warmup_steps`, then along `num_cycles` waves of a cosine.
+    """Linear warm-up from 0 over `num_warmup_steps`, then `num_cycles` cosine waves.
 
-    Half a cycle, the default, goes from the optimizer's rate to 0 once (Loshchilov and Hutter 2017,
+    The default of half a cycle decays once from the optimizer's rate to 0 (Loshchilov and Hutter 2017,
     arXiv:1608.03983, without restarts).
     """
 
@@ -85,17 +85,17 @@ class CosineWarmupScheduler(LinearWarmupScheduler):
 
 
 def scheduler_names() -> tuple[str, ...]:
-    """Return the names `build_scheduler` takes, sorted."""
+    """Return the names that `build_scheduler` accepts, sorted."""
     return tuple(sorted(_classes()))
 
 
 def build_scheduler(
     scheduler: str | type[LRScheduler], optimizer: Optimizer, options: Mapping[str, Any]
 ) -> LRScheduler:
-    """Return a schedule of `optimizer`'s rate; it sets the rate of move 0 at once.
+    """Build a schedule of the optimizer's learning rate; it sets the rate of step 0 at once.
 
     Raises:
-        UnknownComponent: the name is not known.
+        UnknownComponent: the name is unknown.
         InvalidComponentOptions: an option is unknown, missing or out of range.
     """
     cls = _classes().get(scheduler) if isinstance(scheduler, str) else scheduler
@@ -105,16 +105,16 @@ def build_scheduler(
     _check_counted(cls.__name__, options)
     if isinstance(scheduler, str):
         _check_values(cls, options)
-    whole = {name: int(value) if _is_whole(value) else value for name, value in options.items()}
+    converted = {name: int(value) if _is_whole(value) else value for name, value in options.items()}
     try:
-        rehearse_scheduler(cls, whole, optimizer)
-        return cls(optimizer, **whole)
+        rehearse_scheduler(cls, converted, optimizer)
+        return cls(optimizer, **converted)
     except REFUSALS as error:
         raise InvalidComponentOptions('lr_scheduler', cls.__name__, problem_of(error, options)) from error
 
 
 def _is_whole(value: Any) -> bool:
-    # Protobuf's Struct has one kind of number, and torch's schedules insist on ints for counts.
+    # Protobuf's Struct has only floats, and torch's schedules require ints for counts.
     return isinstance(value, float) and value.is_integer() and abs(value) < 2**53
 
 
@@ -122,28 +122,28 @@ def _check_counted(name: str, options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         if option in _COUNTS and value is not None and not _is_count(value):
             raise InvalidComponentOptions(
-                'lr_scheduler', name, f'{option} must be a whole number from 1 on, got {value!r}'
+                'lr_scheduler', name, f'{option} must be an integer of at least 1, got {value!r}'
             )
     milestones = options.get('milestones', ())
     if not isinstance(milestones, list | tuple) or not all(_is_count(item) for item in milestones):
-        raise InvalidComponentOptions('lr_scheduler', name, 'milestones must be a list of whole numbers from 1 on')
+        raise InvalidComponentOptions('lr_scheduler', name, 'milestones must be a list of integers of at least 1')
 
 
 def _check_values(cls: type[LRScheduler], options: Mapping[str, Any]) -> None:
-    """Refuse what a schedule would stumble over only when it gets there, moves later."""
+    """Check values that would otherwise fail only after some steps."""
     parameters = inspect.signature(cls).parameters
     for option, value in options.items():
         is_word = option in parameters and isinstance(parameters[option].default, str)
         items = value if isinstance(value, list | tuple) else [value]
-        is_none_welcome = option in parameters and parameters[option].default is None
+        is_none_allowed = option in parameters and parameters[option].default is None
         if not is_word and not all(
-            isinstance(item, bool) or _is_number(item) or (item is None and is_none_welcome) for item in items
+            isinstance(item, bool) or _is_number(item) or (item is None and is_none_allowed) for item in items
         ):
             raise InvalidComponentOptions('lr_scheduler', cls.__name__, f'{option} must be a number, got {value!r}')
     power = options.get('power', 1.0)
     if cls.__name__ == 'PolynomialLR' and not (_is_number(power) and power >= 0):
         raise InvalidComponentOptions(
-            'lr_scheduler', cls.__name__, 'power must be a number from 0 on: below, the last move divides by 0'
+            'lr_scheduler', cls.__name__, f'power must be a number of at least 0, got {power!r}'
         )
 
 
@@ -158,7 +158,7 @@ def _is_count(value: Any) -> bool:
 def _check_counts(num_warmup_steps: int, num_training_steps: int) -> None:
     if not _is_count(num_warmup_steps + 1) or not _is_count(num_training_steps):
         raise ValueError(
-            'num_warmup_steps must be a whole number from 0 and num_training_steps one from 1 on, '
+            'num_warmup_steps must be an integer of at least 0 and num_training_steps one of at least 1, '
             f'got {num_warmup_steps} and {num_training_steps}'
         )
 

@@ -1,6 +1,6 @@
-"""What a schedule has counted as plain numbers, to be kept without pickling and put back to the bit.
+"""Schedule state as plain numbers, saved without pickle and restored bitwise.
 
-The rates themselves are in the optimizer's groups and are kept with the optimizer.
+The learning rates are part of the optimizer's groups and are saved with the optimizer.
 """
 
 from collections.abc import Mapping
@@ -10,31 +10,30 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 
 def scheduler_state(scheduler: LRScheduler) -> dict[str, Any]:
-    """Return numbers and lists of numbers by name; JSON keeps all of them.
+    """Return the schedule's numbers and lists of numbers by name, as JSON can store them.
 
-    What is neither follows from the options and is built again from them.
+    Other attributes are derived from the options when the schedule is built.
     """
     return {name: value for name, value in scheduler.state_dict().items() if _is_plain(value)}
 
 
 def load_scheduler_state(scheduler: LRScheduler, state: Mapping[str, Any]) -> None:
-    """Put numbers back into a schedule that was built with the same options; its rates come with the optimizer.
+    """Restore the state of a schedule built with the same options; its rates are restored with the optimizer.
 
     Raises:
-        ValueError: the state is of another schedule; nothing was changed.
+        ValueError: the state belongs to another schedule; nothing was changed.
     """
-    # Private names come and go with torch's releases; what a schedule's own arguments became does not.
+    # Private names change between torch releases; the names of a schedule's arguments do not.
     differing = sorted(name for name in scheduler_state(scheduler).keys() ^ state.keys() if name[0] != '_')
     if differing or not all(map(_is_plain, state.values())):
-        raise ValueError(f'the state is not of a {type(scheduler).__name__}: {differing} differ')
+        raise ValueError(f'the state does not belong to a {type(scheduler).__name__}: {differing} differ')
     scheduler.load_state_dict({**scheduler.state_dict(), **state})
 
 
 def moves_left(scheduler: LRScheduler) -> int | None:
-    """Return how often the schedule can still be moved; None: for ever.
+    """Return how many more steps the schedule can take, or None for no limit.
 
-    Ask before a step is applied whose schedule is to be moved after it: torch refuses the move when
-    the step is done already.
+    Check it before the optimizer step: torch raises in the schedule's step, when the weights are already changed.
     """
     left = getattr(scheduler, 'moves_left', None)
     if isinstance(left, int):

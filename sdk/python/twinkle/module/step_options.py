@@ -1,4 +1,4 @@
-"""Options of an optimizer for one step alone: numbers of its formula, while its state goes on."""
+"""Optimizer options for a single step: numbers of the update formula that leave its state valid."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from twinkle.module.optimizer import with_tuples
 from twinkle.module.rehearsal import rehearse_step
 
 _NOT_FOR_ONE_STEP = frozenset({'initial_accumulator_value', 'lr', 'momentum'})
-"""Numbers of torch's optimizers that say which state there is, and the rate, which has a name of its own."""
+"""Numbers that determine the state's layout, and the learning rate, which has its own parameter."""
 
 
 def step_option_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """Return the options that may differ for one step, sorted: numbers and tuples of them that shape no state."""
+    """Return the options that may differ for one step, sorted: numbers and tuples that do not shape the state."""
     return tuple(
         sorted(
             name for name, value in optimizer.defaults.items() if name not in _NOT_FOR_ONE_STEP and _is_numeric(value)
@@ -25,20 +25,20 @@ def step_option_names(optimizer: Optimizer) -> tuple[str, ...]:
 def step_changes(
     optimizer: Optimizer, options: Mapping[str, Any], *, learning_rate: float | None = None
 ) -> dict[str, Any]:
-    """Return what one step changes in every parameter group, tried on a parameter of no use.
+    """Return the values that one step changes in every parameter group, after a trial on a dummy parameter.
 
     Args:
-        optimizer: only read.
-        options: by name, such as `betas`; lists stand for tuples.
-        learning_rate: unset: each group's own.
+        optimizer: the optimizer; not modified.
+        options: changed options by name, such as `betas`; lists are converted to tuples.
+        learning_rate: learning rate of the step; None keeps each group's rate.
 
     Raises:
-        InvalidComponentOptions: an option is unknown, shapes the state, or is out of range.
+        InvalidComponentOptions: an option is unknown, determines the state, or is out of range.
     """
     name, known = type(optimizer).__name__, step_option_names(optimizer)
     unknown = sorted(set(options).difference(known))
     if unknown:
-        problem = f'{unknown} cannot be changed for one step; what can is {list(known)}'
+        problem = f'{unknown} cannot be changed for one step; use some of {list(known)}'
         raise InvalidComponentOptions('optimizer', name, problem)
     if not all(_is_numeric(value) for value in options.values()):
         raise InvalidComponentOptions('optimizer', name, f'must be numbers, or lists of them, got {dict(options)}')

@@ -1,4 +1,4 @@
-"""From features to the packed rows a model runs on. Loads no torch."""
+"""Conversion of features to the packed rows that a model runs on. Needs no torch."""
 
 from twinkle.processor.errors import InvalidFeatures
 from twinkle.processor.input_processor import PROCESSORS, InputLimits, InputProcessor

@@ -7,7 +7,7 @@ from twinkle.errors import error_class
 
 @error_class()
 class InvalidFeatures(ValueError):
-    """A batch cannot be trained on; nothing was changed."""
+    """A batch is invalid; nothing was changed."""
 
     problem: str
     _: KW_ONLY

@@ -1,4 +1,4 @@
-"""One feature as checked numpy arrays. Every refusal names the feature, the field and the cure."""
+"""Conversion of one feature to validated numpy arrays. Every error names the feature, the field and the fix."""
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
@@ -14,41 +14,41 @@ from twinkle.processor.needs import STREAM_NAMES, FeatureNeeds
 from twinkle.processor.packed_batch import Floats, Ints, PackedMedia
 
 _FIELDS = frozenset(InputFeature.__annotations__) | frozenset(STREAM_NAMES)
-"""What a feature may carry whatever the loss."""
+"""Fields that a feature may have with any loss."""
 
 
 @dataclass(frozen=True)
 class FeatureArrays:
-    """A feature without its masked tokens: K tokens are kept, C of them have a label that counts."""
+    """A feature without its masked tokens: K tokens are kept, C of them have a counted label."""
 
     length: int
-    """Tokens as given."""
+    """Number of tokens of the feature, masked ones included."""
     input_ids_K: Ints
     position_ids_K: Ints
     """[K], or [3, K] for time, height and width."""
     counting_C: Ints
-    """Index of each counting label among the kept tokens."""
+    """Index of each counted label among the kept tokens."""
     offsets_C: Ints
-    """Its index among those given."""
+    """Index of each counted label in the feature."""
     labels_C: Ints
     weights_C: Floats
     streams: Mapping[str, npt.NDArray[Any]]
-    """As given: [length] or [length, columns], checked."""
+    """Validated streams with all tokens: [length] or [length, columns]."""
     media: tuple[PackedMedia, ...] = ()
-    """Images and videos, by their rows among the kept tokens."""
+    """Images, videos and clips, with their rows among the kept tokens."""
 
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Reads the feature at `index` of a batch.
+    """Reader of one feature of a batch.
 
     Args:
-        feature: what to read.
-        index: for messages.
-        vocab_size: token ids and labels are below it.
-        max_tokens: most tokens of one sequence.
-        needs: what the batch is packed for.
-        media: how the model reads images; None for one that reads text alone.
+        feature: feature to read.
+        index: index in the batch, for error messages.
+        vocab_size: exclusive limit of token ids and labels.
+        max_tokens: maximum number of tokens of a sequence.
+        needs: labels and streams to read.
+        media: how the model reads images; None for a text model.
     """
 
     feature: InputFeature
@@ -59,20 +59,20 @@ class FeatureReader:
     media: MediaSpec | None = None
 
     def read(self) -> FeatureArrays:
-        """Return the arrays.
+        """Return the feature as arrays.
 
         Raises:
-            InvalidFeatures: names the field and the cure.
+            InvalidFeatures: the feature is invalid; the error names the field and the fix.
         """
         unknown = sorted(set(self.feature) - _FIELDS - set(self.needs.streams) - self._sources)
         if unknown:
-            raise self._refusal('', f'has unknown fields {unknown}, which would have no effect; remove them')
+            raise self._error('', f'has unknown fields {unknown}, which would be ignored; remove them')
         input_ids = self._token_ids('input_ids')
         length = len(input_ids)
         mask = self._flags('attention_mask', length)
         kept = np.flatnonzero(mask)
         if not len(kept):
-            raise self._refusal('attention_mask', 'masks every token')
+            raise self._error('attention_mask', 'masks every token')
         labels = self._labels(length, last=int(kept[-1]))
         weights = self._floats('loss_weights', length, np.ones(length, np.float32))
         positions = self._positions(mask, kept)
@@ -95,16 +95,16 @@ class FeatureReader:
 
     @property
     def _sources(self) -> set[str]:
-        """Columns of a dataset's row that stand beside the pixels read from them."""
+        """Columns of dataset rows that may accompany the pixels or frames computed from them."""
         sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos', 'audios': 'input_features'}
-        # A column of both kinds of rows is empty where a row has none of its kind.
+        # A column of a dataset that mixes text and media is empty in rows without media.
         given: dict[str, Any] = {name: self.feature.get(name) for name in sources}
         empty = {name for name, one in given.items() if one is None or (isinstance(one, Sized) and not len(one))}
         return empty | {name for name in sources if sources[name] in self.feature}
 
     def _media(self, input_ids: Ints, labels: Ints, kept: Ints) -> tuple[PackedMedia, ...]:
         is_produced = np.append(False, labels[:-1] == input_ids[1:])
-        return MediaFields(self.feature, self.media, self._refusal).read(input_ids[kept], is_produced[kept])
+        return MediaFields(self.feature, self.media, self._error).read(input_ids[kept], is_produced[kept])
 
     def _labels(self, length: int, *, last: int) -> Ints:
         if not self.needs.is_pooled or length == 1 or np.shape(self.feature.get('labels')) != (1,):
@@ -114,35 +114,35 @@ class FeatureReader:
         return labels
 
     def _is_own_label(self, length: int) -> npt.NDArray[np.bool_]:
-        """Return whether the model itself produced the token each label asks for, True where nothing is said of it."""
+        """Return [length], true where the label is a token that the model produced; true without completion_mask."""
         own = np.ones(length, np.bool_)
-        # A label asks for the next token, and the mask is of tokens. What follows the last one is not given.
+        # The mask covers tokens and a label is the next token; the mask does not cover the label of the last token.
         own[:-1] = self._flags('completion_mask', length)[1:]
         return own
 
     def _token_ids(self, field: str, *, length: int | None = None) -> Ints:
         if field not in self.feature:
-            raise self._refusal(field, 'is missing')
+            raise self._error(field, 'is missing')
         values = self._integers(field, np.empty(0, np.int64), length=length)
         is_known = (values >= 0) & (values < self.vocab_size)
         if field == 'labels':
             values = np.where(values == self.needs.ignore_index, IGNORE_INDEX, values)
             is_known = is_known & (values >= 0) | (values == IGNORE_INDEX)
         if not len(values):
-            raise self._refusal(field, 'is empty')
+            raise self._error(field, 'is empty')
         if not is_known.all():
             at = int(np.flatnonzero(~is_known)[0])
-            raise self._refusal(f'{field}[{at}]', f'is {values[at]}; token ids are 0 to {self.vocab_size - 1}')
+            raise self._error(f'{field}[{at}]', f'is {values[at]}; token ids are 0 to {self.vocab_size - 1}')
         return values
 
     def _flags(self, field: str, length: int) -> npt.NDArray[np.bool_]:
-        """Return what is 1; all, where the field is unset."""
+        """Return which elements of a 0/1 field are 1; all, if the field is unset."""
         if self.feature.get(field) is None:
             return np.ones(length, np.bool_)
         values = self._integers(field, np.empty(0, np.int64), length=length)
         flags = values == 1
         if not (flags | (values == 0)).all():
-            raise self._refusal(field, 'must hold 0 and 1 only')
+            raise self._error(field, 'must contain only 0 and 1')
         return flags
 
     def _integers(self, field: str, default: Ints, *, length: int | None = None) -> Ints:
@@ -151,7 +151,7 @@ class FeatureReader:
 
     def _as_integers(self, field: str, values: npt.NDArray[Any]) -> Ints:
         if values.dtype.kind not in 'iub':
-            raise self._refusal(field, f'must hold integers, got {values.dtype}')
+            raise self._error(field, f'must contain integers, got {values.dtype}')
         return values.astype(np.int64, copy=False)
 
     def _floats(self, field: str, length: int, default: Floats | None = None) -> Floats:
@@ -159,37 +159,37 @@ class FeatureReader:
 
     def _as_floats(self, field: str, values: npt.NDArray[Any]) -> Floats:
         if values.dtype.kind not in 'iuf':
-            raise self._refusal(field, f'must hold numbers, got {values.dtype}')
+            raise self._error(field, f'must contain numbers, got {values.dtype}')
         with np.errstate(over='ignore'):
             values = values.astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             at = tuple(int(place) for place in np.argwhere(~np.isfinite(values))[0])
-            raise self._refusal(f'{field}[{", ".join(map(str, at))}]', f'must be finite, got {values[at]}')
+            raise self._error(f'{field}[{", ".join(map(str, at))}]', f'must be finite, got {values[at]}')
         return values
 
     def _stream(self, name: str, length: int) -> npt.NDArray[Any]:
-        """Return numbers float32 or token ids int64, [length] or [length, columns]."""
+        """Return a stream as float32 or, for token ids, int64: [length] or [length, columns]."""
         spec = STREAMS.get(name)
         values = self._array(name, None)
         dimensions = (1, 2) if spec is None else (2 if spec.is_wide else 1,)
         if values.ndim not in dimensions or (values.ndim == 2 and not values.shape[1]):
             shape = f'[{length}, K]' if dimensions == (2,) else f'[{length}]'
-            raise self._refusal(name, f'must have shape {shape}, got {list(values.shape)}')
+            raise self._error(name, f'must have shape {shape}, got {list(values.shape)}')
         self._check_length(name, values, length)
         if name == 'teacher_logits' and values.shape[1] != self.vocab_size:
-            raise self._refusal(name, f'must have a column for each of {self.vocab_size} ids, got {values.shape[1]}')
+            raise self._error(name, f'must have {self.vocab_size} columns, one per token id, got {values.shape[1]}')
         if spec is None or spec.kind == 'float':
             return self._as_floats(name, values)
         ids = self._as_integers(name, values)
         if ids.size and not (ids.min() >= 0 and ids.max() < self.vocab_size):
             wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-            raise self._refusal(name, f'holds {wrong}; token ids are 0 to {self.vocab_size - 1}')
+            raise self._error(name, f'contains {wrong}; token ids are 0 to {self.vocab_size - 1}')
         return ids
 
     def _vector(self, field: str, default: npt.NDArray[Any] | None, length: int | None) -> npt.NDArray[Any]:
         values = self._array(field, default)
         if values.ndim != 1:
-            raise self._refusal(field, f'must have one dimension, got shape {values.shape}')
+            raise self._error(field, f'must have one dimension, got shape {values.shape}')
         if length is not None:
             self._check_length(field, values, length)
         return values
@@ -199,37 +199,35 @@ class FeatureReader:
         try:
             return np.asarray(default if given is None else given)
         except (ValueError, RuntimeError, TypeError):
-            raise self._refusal(field, 'must be an array of numbers whose rows are equally long') from None
+            raise self._error(field, 'must be an array of numbers with rows of equal length') from None
 
     def _check_length(self, field: str, values: npt.NDArray[Any], length: int) -> None:
         if len(values) != length:
-            raise self._refusal(field, f'must have as many elements as input_ids, {length}, got {len(values)}')
+            raise self._error(field, f'must have {length} elements like input_ids, got {len(values)}')
 
     def _positions(self, mask: npt.NDArray[np.bool_], kept: Ints) -> Ints:
-        """Return [K], or [3, K] where they were given so to a model that reads images."""
+        """Return [K], or [3, K] if a model with several position axes got them."""
         given = self._array('position_ids', np.cumsum(mask) - 1)
         if self.media is None or not self.media.has_axes or given.ndim != 2:
             positions = self._integers('position_ids', np.cumsum(mask) - 1)[kept]
             self._check_positions(positions)
             return positions
         if given.shape != (3, len(mask)):
-            raise self._refusal('position_ids', f'must be [3, {len(mask)}] or [{len(mask)}], got {list(given.shape)}')
+            raise self._error('position_ids', f'must be [3, {len(mask)}] or [{len(mask)}], got {list(given.shape)}')
         positions = self._as_integers('position_ids', given)[:, kept]
         if positions.min() < 0 or max(positions.max(), len(kept) - 1) >= self.max_tokens:
-            problem = f'must be from 0 to {self.max_tokens - 1}, for as many tokens at most'
-            raise self._refusal('position_ids', problem)
+            problem = f'must be from 0 to {self.max_tokens - 1}, with at most that many tokens'
+            raise self._error('position_ids', problem)
         return positions
 
     def _check_positions(self, positions: Ints) -> None:
         if positions[0] < 0:
-            raise self._refusal('position_ids', 'must not be negative')
+            raise self._error('position_ids', 'must not be negative')
         is_restart = positions[1:] == 0
         if not (is_restart | (np.diff(positions) > 0)).all():
-            raise self._refusal('position_ids', 'must rise within a sample and restart at 0 with the next')
+            raise self._error('position_ids', 'must increase within a sample and restart at 0 with the next one')
         if positions.max() >= self.max_tokens:
-            raise self._refusal(
-                'input_ids', f'is longer than the {self.max_tokens} tokens the model takes; truncate it'
-            )
+            raise self._error('input_ids', f'is longer than the maximum of {self.max_tokens} tokens; truncate it')
 
-    def _refusal(self, field: str, problem: str) -> InvalidFeatures:
+    def _error(self, field: str, problem: str) -> InvalidFeatures:
         return InvalidFeatures(problem, index=self.index, field=field)

@@ -1,4 +1,4 @@
-"""Checks features and packs them into rows."""
+"""Validation of features and their packing into rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,29 +19,28 @@ from twinkle.processor.packed_batch import PackedBatch, PackedMedia, join_positi
 
 @dataclass(frozen=True, kw_only=True)
 class InputLimits:
-    """What a model takes."""
+    """Limits of a model's inputs."""
 
     vocab_size: int
-    """Token ids and labels are below it."""
+    """Exclusive limit of token ids and labels."""
     max_tokens: int
-    """Most tokens of one sequence."""
+    """Maximum number of tokens of a sequence."""
     media: MediaSpec | None = None
-    """How images and videos are read; None for a model that reads text alone."""
+    """How the model reads images, videos and audio; None for a text model."""
 
 
 @remote_class()
 class InputProcessor:
-    """Turns features into one pack of rows. Subclass it to change features on their way in.
+    """Packs features into one batch of rows. Subclasses may change features before packing.
 
     Args:
-        device_mesh: of one device; unset means the same.
-        padding_free: batches are always packed, so padding never exists and either value gives the
-            same results; kept because programs written for padded batches say it.
-        framework: 'transformers'.
-        padding_side: 'right' or 'left', without a difference for the same reason.
+        device_mesh: mesh of one device, or None.
+        padding_free: no effect; batches are always packed. Accepted for programs written for padded batches.
+        framework: must be 'transformers'.
+        padding_side: 'right' or 'left'; no effect for the same reason.
 
     Raises:
-        ValueError: a value is not one of these.
+        ValueError: an argument has an unsupported value.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class InputProcessor:
         self.padding_free = padding_free
 
     def prepare(self, features: Sequence[InputFeature]) -> Sequence[InputFeature]:
-        """Change features before they are checked and packed; here they are left as they are."""
+        """Change features before they are validated and packed. By default they are unchanged."""
         return features
 
     def __call__(
@@ -71,16 +70,16 @@ class InputProcessor:
         ignore_index: int = IGNORE_INDEX,
         needs: FeatureNeeds | None = None,
     ) -> PackedBatch:
-        """Check and pack.
+        """Validate and pack features.
 
         Args:
-            features: at least one; only read.
-            limits: of the model.
-            ignore_index: label that does not count, beside `IGNORE_INDEX`; for a caller without `needs`.
-            needs: what to pack the batch for. Unset: labels and every stream that `InputFeature` has.
+            features: at least one feature; not modified.
+            limits: limits of the model.
+            ignore_index: label to ignore, in addition to `IGNORE_INDEX`; used only without `needs`.
+            needs: labels and streams to pack. None packs labels and every stream of `InputFeature`.
 
         Raises:
-            InvalidFeatures: names the feature, the field and the cure.
+            InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
         """
         needs = FeatureNeeds(ignore_index=ignore_index) if needs is None else needs
         features = self.prepare(features)
@@ -94,7 +93,7 @@ class InputProcessor:
 
 
 PROCESSORS = ComponentRegistry('processor', InputProcessor, (InputProcessor,))
-"""Processors by name."""
+"""Registered processors by name."""
 
 
 def _pack(features: list[FeatureArrays], needs: FeatureNeeds) -> PackedBatch:
@@ -113,12 +112,12 @@ def _pack(features: list[FeatureArrays], needs: FeatureNeeds) -> PackedBatch:
         offsets_R=np.concatenate([feature.offsets_C for feature in features]),
         streams={name: _gathered(features, name) for name in needs.streams if _is_common(features, name)},
         media=tuple(
-            _moved(media, int(begin)) for begin, one in zip(begins, features, strict=False) for media in one.media
+            _shifted(media, int(begin)) for begin, one in zip(begins, features, strict=False) for media in one.media
         ),
     )
 
 
-def _moved(media: PackedMedia, rows: int) -> PackedMedia:
+def _shifted(media: PackedMedia, rows: int) -> PackedMedia:
     return replace(media, begin_row=media.begin_row + rows, end_row=media.end_row + rows)
 
 
@@ -126,7 +125,7 @@ def _bounds(features: list[FeatureArrays]) -> tuple[tuple[int, int], ...]:
     bounds: list[tuple[int, int]] = []
     row = 0
     for feature in features:
-        # Examples with images are not joined into one, so that theirs never begin anew.
+        # A feature with images is always one sequence, so only flat positions are searched for restarts.
         restarts = np.flatnonzero(feature.position_ids_K[1:] == 0) + 1 if feature.position_ids_K.ndim == 1 else ()
         starts = [0, *(int(at) for at in restarts)]
         ends = [*starts[1:], len(feature.input_ids_K)]
@@ -136,28 +135,28 @@ def _bounds(features: list[FeatureArrays]) -> tuple[tuple[int, int], ...]:
 
 
 def _is_common(features: list[FeatureArrays], name: str) -> bool:
-    """Return whether every feature carries a stream.
+    """Return whether every feature has a stream.
 
     Raises:
-        InvalidFeatures: only some do, or they have different numbers of columns.
+        InvalidFeatures: only some features have it, or they differ in the number of columns.
     """
-    having = [name in feature.streams for feature in features]
-    if not any(having):
+    has_stream = [name in feature.streams for feature in features]
+    if not any(has_stream):
         return False
-    if not all(having):
+    if not all(has_stream):
         raise InvalidFeatures(
-            'is missing, though other features of the batch have it', index=having.index(False), field=name
+            'is missing, though other features of the batch have it', index=has_stream.index(False), field=name
         )
     columns = [feature.streams[name].shape[1:] for feature in features]
     for index, own in enumerate(columns):
         if own != columns[0]:
             wanted = f'{columns[0][0]} columns' if columns[0] else 'one dimension'
-            raise InvalidFeatures(f'must have {wanted}, as the first feature has', index=index, field=name)
+            raise InvalidFeatures(f'must have {wanted} like the first feature', index=index, field=name)
     return True
 
 
 def _gathered(features: list[FeatureArrays], name: str) -> npt.NDArray[Any]:
-    """Return a stream at the counting labels: [R] or [R, K]. One copy of those rows, none of the others."""
+    """Return a stream at the counted labels, [R] or [R, K]; only those rows are copied."""
     bounds = np.cumsum([0] + [len(feature.offsets_C) for feature in features])
     first = features[0].streams[name]
     result = np.empty((bounds[-1], *first.shape[1:]), first.dtype)

@@ -1,7 +1,7 @@
-"""The images, videos and audio of one feature, checked against its tokens.
+"""Validation of the images, videos and audio of one feature against its tokens.
 
-Legend: K kept tokens of the feature, P patches of an image or frames of a clip, C numbers of each, N images or clips,
-M mel bands, F frames of every clip.
+Legend: K kept tokens of the feature, P patches of an image or frames of a clip, C features of each, N images or
+clips, M mel bands, F frames of every clip.
 """
 
 from collections.abc import Callable
@@ -20,36 +20,36 @@ _NAMES: dict[MediaKind, tuple[str, str]] = {
     'audio': ('input_features', 'feature_attention_mask'),
 }
 MEDIA_NAMES = (*_NAMES['image'], *_NAMES['video'], 'second_per_grid_ts', *_NAMES['audio'])
-"""Fields of a feature that text models do not read."""
+"""Fields of a feature that text models do not support."""
 _LEAST_FRAMES = 3
-"""Of a clip, for one token."""
-Refuse = Callable[[str, str], Exception]
-"""Makes the refusal of a field: `refuse(field, problem)`."""
+"""Minimum number of frames of a clip, which give one token."""
+ErrorFactory = Callable[[str, str], Exception]
+"""Factory of the error about a field: `error(field, problem)`."""
 
 
 @dataclass(frozen=True)
 class MediaFields:
-    """Reads the media of one feature.
+    """Reader of the media of one feature.
 
     Args:
-        feature: what to read.
-        spec: how the model reads images and videos; None for one that reads text alone.
-        refuse: makes refusals that name the feature.
+        feature: feature to read.
+        spec: how the model reads media; None for a text model.
+        error: creates errors that name the feature.
     """
 
     feature: InputFeature
     spec: MediaSpec | None
-    refuse: Refuse
+    error: ErrorFactory
 
     def read(self, input_ids_K: Ints, is_produced_K: npt.NDArray[np.bool_]) -> tuple[PackedMedia, ...]:
-        """Return the images and videos, in the order of their rows.
+        """Return the images, videos and clips in the order of their rows.
 
         Args:
-            input_ids_K: the kept tokens.
-            is_produced_K: whether a label asks for the token: what the model says is text, whatever token it is.
+            input_ids_K: kept tokens.
+            is_produced_K: whether each token is a label; a media token that the model produced is text.
 
         Raises:
-            InvalidFeatures: the model reads none, or tokens, grids and patches do not fit together.
+            InvalidFeatures: the model does not support them, or tokens, grids and patches are inconsistent.
         """
         kinds = () if self.spec is None else self.spec.kinds
         read = {name for kind in kinds for name in _NAMES[kind]}
@@ -58,7 +58,7 @@ class MediaFields:
         unread = [name for name in MEDIA_NAMES if self.feature.get(name) is not None and name not in read]
         if unread:
             reads = ', '.join(('text', *kinds))
-            raise self.refuse(unread[0], f'is given, but the model reads {reads} alone; leave it out')
+            raise self.error(unread[0], f'is given, but the model reads only {reads}; leave it out')
         found = [
             media
             for kind in kinds
@@ -66,7 +66,7 @@ class MediaFields:
         ]
         positions = self._array('position_ids') if found and self.spec.has_axes else np.empty((3, 0))
         if positions is None or positions.ndim != 2:
-            raise self.refuse('position_ids', 'must be [3, T] with images; Template.set_mm_position_ids gives them')
+            raise self.error('position_ids', 'must be [3, T] with images; use Template.set_mm_position_ids')
         return tuple(sorted(found, key=lambda media: media.begin_row))
 
     def _of_kind(self, kind: MediaKind, rows: Ints, is_produced_K: npt.NDArray[np.bool_]) -> list[PackedMedia]:
@@ -78,15 +78,15 @@ class MediaFields:
         counts = [self.spec.token_count(grid) for grid in grids]
         spare = rows[sum(counts) :]
         if len(rows) < sum(counts) or not is_produced_K[spare].all():
-            raise self.refuse(
-                'input_ids', f'must hold {sum(counts)} tokens for the {kind}s of {grid_name}, got {len(rows)}'
+            raise self.error(
+                'input_ids', f'must contain {sum(counts)} tokens for the {kind}s of {grid_name}, got {len(rows)}'
             )
         patches_PC = self._frames(name, len(grids)) if kind == 'audio' else self._patches(name, sum(sizes))
         media: list[PackedMedia] = []
         for grid, count, size in zip(grids, counts, sizes, strict=True):
             own, rows = rows[:count], rows[count:]
             if own[-1] - own[0] != count - 1:
-                raise self.refuse('input_ids', f'must hold the {count} tokens of a {kind} side by side')
+                raise self.error('input_ids', f'must contain the {count} tokens of each {kind} consecutively')
             media.append(PackedMedia(int(own[0]), int(own[-1]) + 1, kind, patches_PC[:size], grid))
             patches_PC = patches_PC[size:]
         return media
@@ -96,44 +96,44 @@ class MediaFields:
         if given is None:
             return []
         if given.ndim != 2 or given.shape[1] != 3 or given.dtype.kind not in 'iu':
-            raise self.refuse(name, f'must be integers [N, 3], got {given.dtype} {list(given.shape)}')
+            raise self.error(name, f'must be integers [N, 3], got {given.dtype} {list(given.shape)}')
         side = self.spec.merge_size
         if given.size and ((given < 1).any() or (given > 2**15).any() or (given[:, 1:] % side).any()):
-            raise self.refuse(name, f'must hold frames, and rows and columns in multiples of {side}')
+            raise self.error(name, f'must contain frames, and rows and columns in multiples of {side}')
         return [(int(frames), int(rows), int(columns)) for frames, rows, columns in given]
 
     def _check_seconds(self, videos: int) -> None:
-        """Check what positions were made of; they say the same, so that it is read by nobody."""
+        """Validate the seconds per grid; their effect is already in the positions, so they are not read further."""
         name = 'second_per_grid_ts'
         given = self._array(name)
         if given is None:
             return
         if given.shape != (videos,) or given.dtype.kind not in 'iuf' or not (np.isfinite(given) & (given > 0)).all():
-            raise self.refuse(name, f'must be seconds [{videos}] above 0, got {given.dtype} {list(given.shape)}')
+            raise self.error(name, f'must be seconds [{videos}] above 0, got {given.dtype} {list(given.shape)}')
 
     def _clips(self, name: str) -> list[Grid]:
-        """Return how many frames of each clip are sound, and how many there are."""
+        """Return the grid of each clip: its audible frames, all frames, and 1."""
         given, count = self._array(name), self.spec.frame_count
         if given is None:
             return []
         if given.ndim != 2 or given.shape[1] != count or given.dtype.kind not in 'iub':
-            raise self.refuse(name, f'must be integers [N, {count}], got {given.dtype} {list(given.shape)}')
-        heard = given.astype(np.int64).sum(axis=1)
-        if (given != (np.arange(count) < heard[:, None])).any() or (heard < _LEAST_FRAMES).any():
-            raise self.refuse(name, f'must begin with at least {_LEAST_FRAMES} ones in each clip, zeros behind them')
-        return [(int(own), count, 1) for own in heard]
+            raise self.error(name, f'must be integers [N, {count}], got {given.dtype} {list(given.shape)}')
+        audible = given.astype(np.int64).sum(axis=1)
+        if (given != (np.arange(count) < audible[:, None])).any() or (audible < _LEAST_FRAMES).any():
+            raise self.error(name, f'must have at least {_LEAST_FRAMES} ones in each clip, followed only by zeros')
+        return [(int(own), count, 1) for own in audible]
 
     def _frames(self, name: str, clips: int) -> npt.NDArray[np.float32]:
-        """Return [N F, M] of [N, M, F]."""
+        """Return the frames of all clips, [N F, M], from [N, M, F]."""
         given, shape = self._array(name), (clips, self.spec.patch_width, self.spec.frame_count)
         if given is None and not clips:
             return np.empty((0, shape[1]), np.float32)
         if given is None or given.shape != shape or given.dtype.kind not in 'iuf':
             found = 'nothing' if given is None else f'{given.dtype} {list(given.shape)}'
-            raise self.refuse(name, f'must be numbers {list(shape)}, got {found}')
+            raise self.error(name, f'must be numbers {list(shape)}, got {found}')
         frames = np.ascontiguousarray(given.transpose(0, 2, 1), np.float32).reshape(-1, shape[1])
         if not np.isfinite(frames).all():
-            raise self.refuse(name, 'must be finite')
+            raise self.error(name, 'must be finite')
         return frames
 
     def _patches(self, name: str, count: int) -> npt.NDArray[np.float32]:
@@ -141,13 +141,13 @@ class MediaFields:
         width = self.spec.patch_width
         if given is None:
             if count:
-                raise self.refuse(name, f'is missing; give {count} patches of {width} numbers')
+                raise self.error(name, f'is missing; give {count} patches of {width} numbers')
             return np.empty((0, width), np.float32)
         if given.shape != (count, width) or given.dtype.kind not in 'iuf':
-            raise self.refuse(name, f'must be numbers [{count}, {width}], got {given.dtype} {list(given.shape)}')
+            raise self.error(name, f'must be numbers [{count}, {width}], got {given.dtype} {list(given.shape)}')
         patches = np.ascontiguousarray(given, np.float32)
         if not np.isfinite(patches).all():
-            raise self.refuse(name, 'must be finite')
+            raise self.error(name, 'must be finite')
         return patches
 
     def _array(self, name: str) -> npt.NDArray[Any] | None:
@@ -155,4 +155,4 @@ class MediaFields:
         try:
             return None if given is None else np.asarray(given)
         except (ValueError, RuntimeError, TypeError):
-            raise self.refuse(name, 'must be an array of numbers whose rows are equally long') from None
+            raise self.error(name, 'must be an array of numbers with rows of equal length') from None

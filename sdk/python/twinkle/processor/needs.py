@@ -1,4 +1,4 @@
-"""What losses and metrics ask of the features, and what of theirs none of them would read."""
+"""Labels and streams that losses and metrics need, and streams that are not used."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -7,44 +7,44 @@ from typing import Protocol
 from twinkle.data_format import IGNORE_INDEX, STREAMS, InputFeature
 
 STREAM_NAMES = tuple(STREAMS)
-"""The per-label numbers a feature may carry whatever the loss; a loss may declare more."""
+"""Streams that a feature may have with any loss; a loss may declare more."""
 
 
 class LossNeeds(Protocol):
-    """The declarations of a loss that concern features; `twinkle.loss.Loss` has them."""
+    """Declarations of a loss about features, as in `twinkle.loss.Loss`."""
 
     ignore_index: int
-    """Label that does not count, beside `IGNORE_INDEX`."""
+    """Label to ignore, in addition to `IGNORE_INDEX`."""
     required_streams: tuple[str, ...]
-    """Per-label numbers it reads."""
+    """Streams that the loss requires."""
     optional_streams: tuple[str, ...]
-    """Those it reads where every feature carries them."""
+    """Streams that the loss reads if every feature has them."""
     required_outputs: tuple[str, ...]
-    """What it asks of the forward pass."""
+    """Outputs of the forward pass that the loss requires."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureNeeds:
-    """What a batch is packed for."""
+    """Labels and streams to pack."""
 
     ignore_index: int = IGNORE_INDEX
-    """Label that does not count, beside `IGNORE_INDEX`."""
+    """Label to ignore, in addition to `IGNORE_INDEX`."""
     streams: tuple[str, ...] = STREAM_NAMES
-    """Per-label numbers to pack where every feature carries them."""
+    """Streams to pack if every feature has them."""
     is_pooled: bool = False
-    """Whether features are compared as wholes, so that one label, at the last token, may stand for each."""
+    """Whether the loss compares whole features, so that a single label, at the last token, is accepted."""
     are_weightless_kept: bool = False
-    """Whether labels of weight 0 are rows too, for a caller that wants their log-probabilities."""
+    """Whether to pack labels of weight 0 too, for callers that need their log-probabilities."""
 
     @classmethod
     def of_loss(
         cls, loss: LossNeeds, *, more_streams: Collection[str] = (), are_weightless_kept: bool = False
     ) -> 'FeatureNeeds':
-        """Return what a loss asks for.
+        """Return the needs of a loss.
 
         Args:
-            loss: the configured one.
-            more_streams: what metrics read.
+            loss: the configured loss.
+            more_streams: streams that metrics read.
             are_weightless_kept: see the field.
         """
         names = (*loss.required_streams, *loss.optional_streams, *more_streams)
@@ -59,12 +59,12 @@ class FeatureNeeds:
 def ignored_streams(
     features: Iterable[InputFeature], loss: LossNeeds, *, more_streams: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the streams that features carry and nothing reads, sorted: their caller is to be told.
+    """Return the streams that features have but neither the loss nor a metric reads, sorted.
 
     Args:
-        features: the batch.
-        loss: the configured one.
-        more_streams: what metrics read.
+        features: features of the batch.
+        loss: the configured loss.
+        more_streams: streams that metrics read.
     """
-    idle = set(STREAM_NAMES).difference(loss.required_streams, loss.optional_streams, more_streams)
-    return tuple(sorted({name for feature in features for name in idle.intersection(feature)}))
+    unused = set(STREAM_NAMES).difference(loss.required_streams, loss.optional_streams, more_streams)
+    return tuple(sorted({name for feature in features for name in unused.intersection(feature)}))

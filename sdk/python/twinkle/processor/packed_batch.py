@@ -1,6 +1,6 @@
-"""A batch as flat rows, without padding.
+"""A batch as flat rows without padding.
 
-Legend: T tokens of all features, R rows whose label counts, F features, K columns of a wide stream.
+Legend: T tokens of all features, R rows with a counted label, F features, K columns of a wide stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,55 +18,55 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class PackedMedia:
-    """Rows `[begin_row, end_row)` are the tokens of one image or video."""
+    """Rows `[begin_row, end_row)` are the tokens of one image, video or clip."""
 
     begin_row: int
     end_row: int
     kind: MediaKind
     patches_PC: Floats
-    """Its patches, as the model's image processor makes them."""
+    """float32 [P, C], as produced by the model's processor."""
     grid: Grid
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """What one forward pass of one adapter runs on."""
+    """Input of one adapter's forward pass."""
 
     input_ids_T: Ints
     position_ids_T: Ints
-    """[T], or [3, T] where a feature has images: time, height and width."""
+    """[T], or [3, T] for time, height and width if a feature has images."""
     sequence_bounds: tuple[tuple[int, int], ...]
     """Rows `[begin, end)` of each sequence; attention does not cross them."""
     feature_lengths: tuple[int, ...]
-    """Tokens of each feature as it was given, masked ones included."""
+    """Number of tokens of each feature, masked ones included."""
     last_rows_F: Ints
-    """Row of the pack that holds each feature's last token."""
+    """Row of the pack with each feature's last token."""
     rows_R: Ints
-    """Row of the pack at which each counting label is predicted."""
+    """Row of the pack that predicts each counted label."""
     labels_R: Ints
     weights_R: Floats
-    """Factor of each label's loss; 0 only where such labels were asked for."""
+    """Factor of each label's loss; 0 only if such labels were requested."""
     features_R: Ints
-    """Index of the feature each label belongs to, rising."""
+    """Index of each label's feature, ascending."""
     offsets_R: Ints
-    """Index of each label within its feature."""
+    """Index of each label in its feature."""
     streams: Mapping[str, Floats | Ints]
-    """Those asked for that every feature carries: float32 [R] or [R, K], or int64 if they are token ids."""
+    """Requested streams that every feature has: float32 [R] or [R, K], or int64 for token ids."""
     media: tuple[PackedMedia, ...] = ()
-    """Images and videos of all features, in the order of their rows."""
+    """Images, videos and clips of all features, in the order of their rows."""
 
     @property
     def token_count(self) -> int:
-        """Rows computed."""
+        """Number of rows."""
         return len(self.input_ids_T)
 
     @property
     def label_count(self) -> int:
-        """Labels that count."""
+        """Number of counted labels."""
         return len(self.labels_R)
 
     def by_feature(self, values_R: npt.NDArray[Any]) -> list[Floats]:
-        """Return float32 [T], or [T, K] of wide values, for each feature: values at counting labels, 0.0 elsewhere."""
+        """Return float32 [T], or [T, K] for wide values, per feature: the values at counted labels, 0.0 elsewhere."""
         bounds = np.searchsorted(self.features_R, np.arange(len(self.feature_lengths) + 1))
         results: list[Floats] = []
         for length, begin, end in zip(self.feature_lengths, bounds[:-1], bounds[1:], strict=True):
@@ -76,7 +76,7 @@ class PackedBatch:
         return results
 
     def gather(self, values: 'list[npt.NDArray[Any]]') -> Floats:
-        """Return float32 [R] from one array [T] for each feature: the inverse of `by_feature`."""
+        """Return float32 [R] from one array [T] per feature: the inverse of `by_feature`."""
         bounds = np.searchsorted(self.features_R, np.arange(len(values) + 1))
         result = np.empty(self.label_count, np.float32)
         for own, begin, end in zip(values, bounds[:-1], bounds[1:], strict=True):
@@ -85,7 +85,7 @@ class PackedBatch:
 
 
 def join_positions(positions: Sequence[Ints]) -> Ints:
-    """Return [T] of runs [t], or [3, T] where a run has three axes; text is at the same place on each."""
+    """Return [T], or [3, T] if a feature has three axes; text has the same position on every axis."""
     if all(own.ndim == 1 for own in positions):
         return np.concatenate(positions)
     return np.concatenate([np.broadcast_to(own, (3, own.shape[-1])) for own in positions], axis=1)
