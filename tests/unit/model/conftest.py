@@ -1,4 +1,4 @@
-"""What the trainer's tests share."""
+"""Fixtures of the trainer's tests."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CONFIG = LoraConfig(r=4, lora_alpha=8, seed=3)
 
 @pytest.fixture(scope='session')
 def tiny_gemma_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny random Gemma: scaled embeddings, norms around one, a gated tanh."""
+    """Folder of a tiny random Gemma: scaled embeddings, norms with an offset of one, tanh-approximated gelu gates."""
     folder = tmp_path_factory.mktemp('tiny') / 'gemma'
     torch.manual_seed(0)
     config = GemmaConfig(
@@ -36,13 +36,13 @@ def tiny_gemma_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(tiny_llama_dir: Path) -> PackedCausalLM:
-    """A tiny Llama."""
+    """Tiny Llama model."""
     return PackedCausalLM.load(tiny_llama_dir)
 
 
 @pytest.fixture
 def engine(model: PackedCausalLM) -> TrainerEngine:
-    """A trainer with one adapter, 'a'."""
+    """Trainer with one adapter, 'a'."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', CONFIG)
     return engine
@@ -50,7 +50,7 @@ def engine(model: PackedCausalLM) -> TrainerEngine:
 
 @pytest.fixture
 def draw_feature():
-    """Make features of random tokens whose first labels are masked."""
+    """Factory of features with random tokens whose first labels are masked."""
 
     def draw(length: int = 12, seed: int = 0, **fields: object) -> InputFeature:
         ids = np.random.default_rng(seed).integers(3, 300, length + 1)

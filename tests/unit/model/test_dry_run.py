@@ -1,4 +1,4 @@
-"""The dry run: sizes are exact, memory is what tensors take, time adds up as its terms say."""
+"""Tests of the dry run: exact sizes, measured memory, and time as the sum of its terms."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ ADAMW = {'optimizer': 'AdamW', 'options': {}}
 
 @pytest.fixture
 def engine(tmp_path: Path) -> TrainerEngine:
-    """A tiny model."""
+    """Trainer of a tiny model."""
     return TrainerEngine(PackedCausalLM.load(build_tiny_model(tmp_path)))
 
 
 @pytest.mark.parametrize('pattern', [{}, {'q_proj': 2}])
-def test_size_is_that_of_the_adapter_that_is_made(engine: TrainerEngine, pattern: dict[str, int]) -> None:
-    """Parameters and optimizer state are counted as the engine then holds them."""
+def test_size_equals_the_adapter(engine: TrainerEngine, pattern: dict[str, int]) -> None:
+    """Parameters and optimizer state of an adapter have the computed size."""
     config = LoraConfig(r=4, rank_pattern=pattern, seed=0)
     size = lora_size(engine.model.layers, config, **ADAMW)
     state = engine.create_adapter('real', config)
@@ -34,25 +34,25 @@ def test_size_is_that_of_the_adapter_that_is_made(engine: TrainerEngine, pattern
 
 @pytest.mark.parametrize(('name', 'copies'), [('SGD', 0), ('AdamW', 2), ('Adagrad', 1)])
 def test_optimizer_state_is_measured(name: str, copies: int) -> None:
-    """What an optimizer keeps for each parameter is found by asking it."""
+    """The optimizer state per parameter is measured for each optimizer."""
     assert full_size([1000], optimizer=name, options={}).optimizer_bytes == copies * 4000
 
 
 def test_unknown_layers_are_refused(engine: TrainerEngine) -> None:
-    """A plan names layers as an adapter would."""
+    """Unknown target layers are refused as for a real adapter."""
     with pytest.raises(UnknownTargetModules):
         lora_size(engine.model.layers, LoraConfig(target_modules=['nothing']), **ADAMW)
 
 
 def test_probe_leaves_nothing_behind(engine: TrainerEngine) -> None:
-    """After the measurements the engine is as before, and a larger batch costs more of everything."""
-    engine.create_adapter('mine', LoraConfig(r=4))
+    """Probing leaves no adapter behind, and a larger batch has a higher estimated peak."""
+    engine.create_adapter('other', LoraConfig(r=4))
     probe = Probe(engine, max_pass_tokens=1024)
     for _ in range(PROBE_COUNT):
         assert not probe.is_done
         probe.step()
     assert probe.is_done
-    assert engine.adapter_ids == ('mine',)
+    assert engine.adapter_ids == ('other',)
     model, size = probe.cost_model(), lora_size(engine.model.layers, LoraConfig(r=4), **ADAMW)
     small = model.estimate(size, BatchShape(batch_size=1, sequence_tokens=64))
     large = model.estimate(size, BatchShape(batch_size=8, sequence_tokens=64))
@@ -60,8 +60,8 @@ def test_probe_leaves_nothing_behind(engine: TrainerEngine) -> None:
     assert small.adapter_bytes == large.adapter_bytes == size.resting_bytes
 
 
-def test_peak_follows_what_lives(engine: TrainerEngine) -> None:
-    """Tensors count from when they are made until they are freed; views and given tensors do not count."""
+def test_peak_counts_live_tensors(engine: TrainerEngine) -> None:
+    """The peak counts new tensors until they are freed, but no views and no existing tensors."""
     given = torch.zeros(1000)
     with peak_bytes(engine.model.device) as peak:
         one = given + 1.0
@@ -73,7 +73,7 @@ def test_peak_follows_what_lives(engine: TrainerEngine) -> None:
 
 
 def test_batches_are_cut_into_passes() -> None:
-    """Memory is that of the fullest pass, time that of all of them and of the step."""
+    """Memory is estimated for the largest pass, and time for all passes and the step."""
     flat = Coefficients({'pass': 1.0, 'rows': 0.1}, 0.0)
     model = CostModel(
         time=flat, memory=flat, memory_by_parameter=0.0, step_seconds_by_parameter=0.5, max_pass_tokens=100
@@ -89,6 +89,6 @@ def test_batches_are_cut_into_passes() -> None:
     assert cost.peak_bytes == round(16 + 1.0 + 0.1 * 80)
 
 
-def test_available_memory_is_of_this_machine() -> None:
-    """Some memory is free, and less than a machine can have."""
+def test_available_memory_is_plausible() -> None:
+    """The available memory is positive and plausible."""
     assert 0 < available_bytes() < 1 << 50

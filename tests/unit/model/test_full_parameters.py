@@ -1,4 +1,4 @@
-"""Training of the base model's own weights in the engine: a lease, its snapshots, and its end."""
+"""Tests of full-parameter training: the lease, its snapshots, and its end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ FEATURES = [InputFeature(input_ids=list(range(5, 30)), labels=list(range(6, 31))
 
 @pytest.fixture
 def engine_of(tmp_path: Path) -> Callable[[], TrainerEngine]:
-    """Makes engines over the same tiny model."""
+    """Factory of engines over the same tiny model."""
     folder = build_tiny_model(tmp_path / 'model')
     return lambda: TrainerEngine(PackedCausalLM.load(folder))
 
@@ -31,8 +31,8 @@ def _train(engine: TrainerEngine, adapter_id: str, steps: int) -> float:
     return loss
 
 
-def test_loss_falls_and_the_base_comes_back(engine_of: Callable[[], TrainerEngine]) -> None:
-    """Full-parameter training learns; once the lease ends an adapter sees the base as it was, to the bit."""
+def test_loss_falls_and_the_base_is_restored(engine_of: Callable[[], TrainerEngine]) -> None:
+    """Full-parameter training lowers the loss, and the base model is restored bitwise when the lease ends."""
     engine = engine_of()
     engine.create_adapter('lora', LoraConfig(r=4, seed=1))
     before = engine.forward_only('lora', FEATURES)
@@ -48,7 +48,7 @@ def test_loss_falls_and_the_base_comes_back(engine_of: Callable[[], TrainerEngin
 
 
 def test_lease_is_exclusive(engine_of: Callable[[], TrainerEngine]) -> None:
-    """No adapter beside a lease, and no lease beside an adapter; neither attempt leaves anything behind."""
+    """A lease excludes adapters and other leases, and a refused attempt leaves nothing behind."""
     engine = engine_of()
     engine.create_adapter('lora', LoraConfig(r=4))
     with pytest.raises(ModelLeased):
@@ -62,32 +62,32 @@ def test_lease_is_exclusive(engine_of: Callable[[], TrainerEngine]) -> None:
     assert engine.adapter_ids == ('full',)
 
 
-def test_restored_lease_goes_on_to_the_bit(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A snapshot restored into another engine trains on as the original does."""
-    engine, twin = engine_of(), engine_of()
+def test_restored_lease_continues_bitwise(engine_of: Callable[[], TrainerEngine]) -> None:
+    """A lease restored from a snapshot into another engine continues bitwise like the original."""
+    engine, restored = engine_of(), engine_of()
     engine.create_full_adapter('full', ['mlp', 'embed_tokens'])
     _train(engine, 'full', 2)
     engine.forward_backward('full', FEATURES)
     snapshot = engine.snapshot('full')
     assert snapshot is not None
-    twin.restore_adapter('full', snapshot)
-    for one in (engine, twin):
+    restored.restore_adapter('full', snapshot)
+    for one in (engine, restored):
         one.step('full')
         one.zero_grad('full')
-    assert _train(engine, 'full', 2) == _train(twin, 'full', 2)
-    own, other = engine.adapter('full').weights.peft_state(), twin.adapter('full').weights.peft_state()
+    assert _train(engine, 'full', 2) == _train(restored, 'full', 2)
+    own, other = engine.adapter('full').weights.peft_state(), restored.adapter('full').weights.peft_state()
     assert all(torch.equal(own[name], other[name]) for name in own)
 
 
 def test_malformed_snapshot_leaves_the_base_alone(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A snapshot that does not fit is refused, and the lease it began is undone."""
-    engine, twin = engine_of(), engine_of()
+    """A malformed snapshot is refused, and the lease that it started is undone."""
+    engine, restored = engine_of(), engine_of()
     engine.create_full_adapter('full')
     snapshot = engine.snapshot('full')
     assert snapshot is not None
     trainer = {name: data for name, data in (snapshot.trainer or {}).items() if name != 'dropout_generator'}
     broken = type(snapshot)(None, snapshot.adapter, trainer, 0, snapshot.full_parameters)
     with pytest.raises(SnapshotMismatch):
-        twin.restore_adapter('full', broken)
-    assert not any(parameter.requires_grad for parameter in twin.model.base_parameters.values())
-    twin.create_adapter('lora', LoraConfig(r=4))
+        restored.restore_adapter('full', broken)
+    assert not any(parameter.requires_grad for parameter in restored.model.base_parameters.values())
+    restored.create_adapter('lora', LoraConfig(r=4))

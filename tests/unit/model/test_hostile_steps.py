@@ -1,4 +1,4 @@
-"""Rates and momenta with which torch gives up in the middle of a step are refused before anything changes."""
+"""Tests that rates and momenta for which torch raises mid-step are refused before anything changes."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from twinkle.model.errors import AdapterNotReady, InvalidArgument
 
 
 def trained_bits(engine, adapter_id):
-    """Return weights and what the optimizer gathered as bytes."""
+    """Return weights and optimizer state as bytes."""
     state = engine.adapter(adapter_id)
     tensors = [*state.parameters(), *(item for own in state.optimizer.state.values() for item in own.values())]
     return [tensor.detach().numpy().tobytes() for tensor in tensors]
@@ -15,14 +15,14 @@ def trained_bits(engine, adapter_id):
 
 @pytest.fixture
 def engine(engine, draw_feature):
-    """The adapter has a gradient."""
+    """Trainer whose adapter has a gradient."""
     engine.forward_backward('a', [draw_feature(9)])
     return engine
 
 
 @pytest.mark.parametrize('optimizer', ['AdamW', 'Adamax', 'NAdam', 'RAdam', 'SGD', 'Muon', 'Adafactor'])
 def test_a_rate_that_overflows_changes_nothing(engine, draw_feature, optimizer):
-    """The largest number that float32 holds, for one step: refused, or taken whole."""
+    """A step with the largest float32 learning rate is either refused without changes or completed."""
     engine.set_optimizer('a', optimizer)
     engine.forward_backward('a', [draw_feature(9)])
     before = trained_bits(engine, 'a')
@@ -34,8 +34,8 @@ def test_a_rate_that_overflows_changes_nothing(engine, draw_feature, optimizer):
     assert engine.step('a', learning_rate=0.001).is_applied
 
 
-def test_a_schedule_that_takes_the_momentum_to_1_is_stopped_in_time(engine, draw_feature):
-    """Adam divides by 1 minus its momentum; the step that would is refused whole."""
+def test_momentum_of_1_is_refused(engine, draw_feature):
+    """A step at momentum 1, by which Adam would divide by 0, is refused without changes."""
     engine.set_optimizer('a', 'AdamW', lr=0.01)
     options = {'base_lr': 0.01, 'max_lr': 0.1, 'step_size_up': 2, 'base_momentum': 0.8, 'max_momentum': 1.0}
     try:
@@ -55,14 +55,14 @@ def test_a_schedule_that_takes_the_momentum_to_1_is_stopped_in_time(engine, draw
 
 @pytest.mark.parametrize('power', [None, [], 'x', -1.0])
 def test_options_of_schedules_are_numbers(engine, power):
-    """A type that nothing can be calculated with is refused by name, in words of ours."""
+    """An option of a schedule with a wrong type is refused with its name."""
     with pytest.raises(InvalidComponentOptions, match='power must be a number'):
         engine.set_lr_scheduler('a', 'PolynomialLR', power=power)
 
 
 @pytest.mark.parametrize('options', [{'betas': None}, {'eps': 'x'}, {'weight_decay': [1]}, {'betas': [0.9]}])
-def test_a_type_of_no_use_is_refused_in_our_words(engine, options):
-    """What Python says of the code that met it is of no use to who sent it."""
+def test_message_about_a_wrong_type_has_no_internals(engine, options):
+    """Messages about options with wrong types do not contain Python internals."""
     with pytest.raises(InvalidComponentOptions) as caught:
         engine.set_optimizer('a', 'AdamW', **options)
     assert not any(word in caught.value.problem for word in ('object', 'instances', 'argument', 'tuple'))

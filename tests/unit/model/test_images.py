@@ -1,4 +1,4 @@
-"""Training on images, beside adapters that see none."""
+"""Tests of training on images, also together with text."""
 
 from pathlib import Path
 
@@ -14,28 +14,28 @@ from twinkle.nn import PackedCausalLM
 from twinkle.processor import InvalidFeatures
 from twinkle.template import Template
 
-COLOURS = {'red': (255, 0, 0), 'blue': (0, 0, 255)}
+COLORS = {'red': (255, 0, 0), 'blue': (0, 0, 255)}
 
 
 @pytest.fixture(scope='session')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny vision-language model; read-only."""
+    """Folder of a tiny vision-language model; read-only."""
     return build_tiny_vision(tmp_path_factory.mktemp('vision') / 'tiny')
 
 
-def colour_chat(name):
-    """Return a chat whose answer nothing but the pixels gives away."""
+def color_chat(name):
+    """Return a chat whose answer can only be predicted from the pixels."""
     messages = [{'role': 'user', 'content': '<image>'}, {'role': 'assistant', 'content': name}]
-    return {'messages': messages, 'images': [Image.new('RGB', (32, 32), COLOURS[name])]}
+    return {'messages': messages, 'images': [Image.new('RGB', (32, 32), COLORS[name])]}
 
 
-def test_an_adapter_learns_what_only_the_pixels_say(folder):
-    """Two chats with the same text and other images get other answers."""
+def test_adapter_learns_from_pixels(folder):
+    """An adapter learns different answers for two chats that differ only in their images."""
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=8, lora_alpha=16, seed=0))
     model.set_optimizer('AdamW', lr=0.01)
     model.set_template('Template')
-    chats = [colour_chat(name) for name in COLOURS]
+    chats = [color_chat(name) for name in COLORS]
     for _ in range(30):
         model.forward_backward(chats)
         model.clip_grad_and_step(1.0)
@@ -49,7 +49,7 @@ def test_an_adapter_learns_what_only_the_pixels_say(folder):
 
 
 def run_together(folder, features):
-    """Train adapters of these features in one pass; return each one's numbers as bytes."""
+    """Train adapters with these features in one pass; return log-probabilities and gradients as bytes."""
     engine = TrainerEngine(PackedCausalLM.load(folder), max_pass_tokens=256)
     for name in features:
         engine.create_adapter(name, LoraConfig(r=4, lora_alpha=8, seed=len(name)))
@@ -67,12 +67,12 @@ def run_together(folder, features):
     }
 
 
-def test_tenants_of_text_and_of_images_get_the_bits_they_get_alone(folder):
-    """In one pass, losses and gradients of both are to the bit what each gets by itself."""
+def test_text_and_images_share_a_pass_bitwise(folder):
+    """Text and images in one pass get bitwise the results that each gets alone."""
     template = Template(str(folder))
     text = {'messages': [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'yes'}]}
-    seen = {**colour_chat('red'), 'images': [picture(48, 64)]}
-    features = {'text': template.encode(text), 'image': template.encode(seen)}
+    with_image = {**color_chat('red'), 'images': [picture(48, 64)]}
+    features = {'text': template.encode(text), 'image': template.encode(with_image)}
     together = run_together(folder, features)
     for name, feature in features.items():
         assert len(together[name]) > 1
@@ -80,8 +80,8 @@ def test_tenants_of_text_and_of_images_get_the_bits_they_get_alone(folder):
 
 
 def test_a_text_model_refuses_images(folder, tiny_llama_dir):
-    """Pixels that nothing would look at are refused by the name of their field."""
-    feature = Template(str(folder)).encode(colour_chat('red'))
+    """A text model refuses images with the name of the field."""
+    feature = Template(str(folder)).encode(color_chat('red'))
     model = TransformersModel(str(tiny_llama_dir))
     model.add_adapter_to_model('default', LoraConfig(r=4))
     bare = {name: value for name, value in feature.items() if name != 'position_ids'}

@@ -1,4 +1,4 @@
-"""Losses of one batch and options of one step, as arguments of the library's own model."""
+"""Tests of losses for one batch and options for one step, as arguments of `TransformersModel`."""
 
 import pytest
 
@@ -10,14 +10,14 @@ from twinkle.model.errors import InvalidArgument, InvalidStepOptions
 
 @pytest.fixture
 def model(tiny_llama_dir) -> TransformersModel:
-    """A model with one adapter."""
+    """Model with one adapter."""
     model = TransformersModel(model_id=str(tiny_llama_dir))
     model.add_adapter_to_model('default', LoraConfig(r=2, seed=1))
     return model
 
 
-def test_a_batch_brings_its_loss(model, draw_feature):
-    """By name and with options; the adapter's own is untouched."""
+def test_loss_of_one_batch(model, draw_feature):
+    """A batch may have a loss with options, which does not change the adapter's loss."""
     feature = draw_feature(advantages=[1.0] * 12, old_logps=[-5.0] * 12)
     output = model.forward_backward([feature], loss='cispo', loss_options={'clip_high_threshold': 2.0})
     assert output['metrics'] == {'loss:sum': output['loss']}
@@ -28,8 +28,8 @@ def test_a_batch_brings_its_loss(model, draw_feature):
         model.forward_only([feature], loss_options={'beta': 1.0})
 
 
-def test_a_step_brings_its_options(model, draw_feature):
-    """By both verbs that step."""
+def test_options_of_one_step(model, draw_feature):
+    """Both step methods accept options for one step."""
     model.forward_backward([draw_feature()])
     assert model.step(optimizer_options={'weight_decay': 0.5}).learning_rate == 0.001
     assert model.clip_grad_and_step(learning_rate=0.25, optimizer_options={'eps': 1e-12}).learning_rate == 0.25

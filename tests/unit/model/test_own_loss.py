@@ -1,4 +1,4 @@
-"""Batches that bring a loss of their own, and steps that bring options of theirs."""
+"""Tests of batches with their own loss, and of steps with their own options."""
 
 import math
 
@@ -16,18 +16,18 @@ RL = {'advantages': np.linspace(-1, 1, 12, dtype=np.float32), 'old_logps': np.fu
 
 
 def gradient_of(engine, name='a'):
-    """Return the accumulated gradient, as bytes."""
+    """Return the accumulated gradient as bytes."""
     return [item.grad.numpy().tobytes() for item in engine.adapter(name).parameters()]
 
 
 def weights_of(engine, name='a'):
-    """Return the weights, as bytes."""
+    """Return the weights as bytes."""
     return [item.detach().numpy().tobytes() for item in engine.adapter(name).parameters()]
 
 
 @pytest.mark.parametrize('name', ['ppo', 'cispo', 'dro', 'importance_sampling', 'stable_reinforce', 'cross_entropy'])
-def test_a_batch_with_its_own_loss_gets_the_bits_of_an_adapter_that_has_it(engine, draw_feature, name):
-    """Also beside a neighbour with another loss in the same pass."""
+def test_loss_of_one_batch_equals_the_adapters_loss(engine, draw_feature, name):
+    """A batch with a loss gets bitwise the result of an adapter with that loss, also in a shared pass."""
     for other, seed in (('b', 3), ('c', 9)):
         engine.create_adapter(other, LoraConfig(r=4, lora_alpha=8, seed=seed))
     engine.set_loss('b', name)
@@ -43,16 +43,16 @@ def test_a_batch_with_its_own_loss_gets_the_bits_of_an_adapter_that_has_it(engin
     assert engine.adapter('a').loss_choice.name == 'CrossEntropyLoss'
 
 
-def test_a_loss_that_learns_values_is_no_batchs_own(engine, draw_feature):
-    """The adapter would have to grow for it; it stays as it was."""
+def test_value_loss_of_one_batch_is_refused(engine, draw_feature):
+    """A loss that learns values is refused for one batch, because it would add a value head."""
     with pytest.raises(InvalidArgument):
         engine.forward_backward('a', [draw_feature()], loss=build_loss('PPOValueLoss'))
     assert engine.adapter('a').batch_count == 0
     assert engine.adapter('a').value_head is None
 
 
-def test_tinkers_losses_answer_for_labels_of_weight_0(engine, draw_feature):
-    """Log-probabilities are those of weight 1, and a batch of weightless labels has a gradient of zeros."""
+def test_tinkers_losses_return_labels_of_weight_0(engine, draw_feature):
+    """Tinker's losses return log-probabilities of labels of weight 0, which have a gradient of 0."""
     loss = build_loss('cross_entropy')
     weighed = engine.forward_only('a', [draw_feature()], loss=loss)
     free = engine.forward_only('a', [draw_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
@@ -65,8 +65,8 @@ def test_tinkers_losses_answer_for_labels_of_weight_0(engine, draw_feature):
     assert engine.clip_grad_and_step('a', max_grad_norm=math.inf).grad_norm == 0.0
 
 
-def test_a_batch_without_labels_teaches_tinkers_losses_nothing(engine, draw_feature):
-    """It is refused as for every loss: a step of it would move the weights by what is left of older gradients."""
+def test_batch_without_labels_is_refused_for_tinkers_losses(engine, draw_feature):
+    """A batch without labels is refused for Tinker's losses as for all others."""
     with pytest.raises(InvalidFeatures):
         engine.forward_backward(
             'a', [{**draw_feature(), 'labels': np.full(12, -100)}], loss=build_loss('cross_entropy')
@@ -74,8 +74,8 @@ def test_a_batch_without_labels_teaches_tinkers_losses_nothing(engine, draw_feat
     assert engine.adapter('a').batch_count == 0
 
 
-def test_several_targets_are_answered_one_by_one(engine, draw_feature):
-    """[T, K] log-probabilities; the gradient is that of as many batches of one target each."""
+def test_several_targets_per_label(engine, draw_feature):
+    """Several targets per label return [T, K] log-probabilities; gradients equal those of one batch per target."""
     feature = draw_feature()
     ids = np.stack([feature['labels'], np.arange(12) + 7], axis=1)
     ids[:4] = 1
@@ -97,7 +97,7 @@ OWN = {'betas': [0.8, 0.9], 'eps': 1e-12, 'weight_decay': 0.3}
 
 
 def train(engine, draw_feature, *, own):
-    """Train two adapters for three steps, the options of one said at each step, of the other at creation."""
+    """Train for three steps, with the options given at each step or at creation; return the weights."""
     for seed in range(3):
         engine.forward_backward('a', [draw_feature(20, seed)])
         step = {'step_options': StepOptions(learning_rate=0.02, optimizer_options=OWN)} if own else {}
@@ -105,8 +105,8 @@ def train(engine, draw_feature, *, own):
     return weights_of(engine)
 
 
-def test_options_of_every_step_are_those_of_an_optimizer_that_has_them(model, draw_feature):
-    """To the bit, state included; and what the optimizer was set to is untouched."""
+def test_options_of_every_step_equal_the_optimizers_options(model, draw_feature):
+    """Options given at every step give bitwise the weights of an optimizer created with them."""
     results = []
     for own in (True, False):
         engine = TrainerEngine(model)
@@ -124,22 +124,22 @@ def test_options_of_every_step_are_those_of_an_optimizer_that_has_them(model, dr
     [{'amsgrad': True}, {'lr': 1.0}, {'betas': [0.9]}, {'betas': [0.9, 1.0]}, {'eps': math.nan}, {'eps': '1'},
      {'weight_decay': math.inf}, {'foreach': True}, {'beta': 0.1}],
 )  # fmt: skip
-def test_options_that_cannot_be_are_refused_and_change_nothing(engine, draw_feature, verb, options):
-    """Unknown, of the state, or out of range; also before there is a gradient."""
-    said = (
+def test_invalid_step_options_are_refused(engine, draw_feature, verb, options):
+    """Unknown options, options of the state and values out of range are refused and change nothing."""
+    arguments = (
         {'optimizer_options': options} if verb == 'step' else {'step_options': StepOptions(optimizer_options=options)}
     )
     with pytest.raises(InvalidStepOptions):
-        getattr(engine, verb)('a', **said)
+        getattr(engine, verb)('a', **arguments)
     engine.forward_backward('a', [draw_feature()])
     before = (weights_of(engine), gradient_of(engine), engine.adapter('a').optimization.copy_groups())
     with pytest.raises(InvalidStepOptions):
-        getattr(engine, verb)('a', **said)
+        getattr(engine, verb)('a', **arguments)
     assert before == (weights_of(engine), gradient_of(engine), engine.adapter('a').optimization.copy_groups())
 
 
-def test_a_rate_of_its_own_does_without_the_schedules(engine, draw_feature):
-    """It is used as it is, and the schedule moves on beside it."""
+def test_learning_rate_of_one_step(engine, draw_feature):
+    """A learning rate for one step is used unchanged, and the schedule still advances."""
     engine.set_lr_scheduler('a', 'ConstantLR', factor=0.5)
     engine.forward_backward('a', [draw_feature()])
     result = engine.clip_grad_and_step('a', step_options=StepOptions(learning_rate=0.25))

@@ -1,4 +1,4 @@
-"""The queue of passes: what is planned, whatever the sizes."""
+"""Tests of the queue that plans passes."""
 
 import random
 
@@ -19,26 +19,26 @@ def plan(items, *, max_tokens):
 
 
 def test_first_parts_go_first_and_share_a_pass():
-    """Small items share one pass; what is left of a large one follows."""
+    """First parts of all items share a pass, and the remaining parts of a large item follow."""
     assert plan([[10, 10, 4], [3], [5]], max_tokens=18) == [
         [Slot(0, 0), Slot(1, 0), Slot(2, 0)], [Slot(0, 1)], [Slot(0, 2)],
     ]  # fmt: skip
 
 
-def test_a_part_that_does_not_fit_lets_others_pass_but_keeps_its_turn():
-    """Room left by a part that is too large is used by the next item; the large one leads the next pass."""
+def test_part_that_does_not_fit_leads_the_next_pass():
+    """Capacity left by a part that does not fit is used by the next item; the large part leads the next pass."""
     assert plan([[12], [12, 1], [6, 6]], max_tokens=18) == [
         [Slot(0, 0), Slot(2, 0)], [Slot(1, 0), Slot(2, 1)], [Slot(1, 1)],
     ]  # fmt: skip
 
 
-def test_a_part_larger_than_a_pass_has_one_for_itself():
-    """It runs alone, at its turn."""
+def test_large_part_runs_alone():
+    """A part larger than a pass runs alone, in its order."""
     assert plan([[3], [50], [3]], max_tokens=10) == [[Slot(0, 0), Slot(2, 0)], [Slot(1, 0)]]
 
 
-def test_a_dropped_item_comes_no_more():
-    """What is left of it is forgotten, and dropping it again does nothing."""
+def test_dropped_item_does_not_run():
+    """The remaining parts of a dropped item do not run, and dropping it again has no effect."""
     planner = PassPlanner(max_tokens=4)
     planner.add(0, [4, 4])
     planner.add(1, [4])
@@ -51,7 +51,7 @@ def test_a_dropped_item_comes_no_more():
 
 @pytest.mark.parametrize('seed', range(60))
 def test_every_part_runs_once_in_order_within_bounds(seed):
-    """All parts come, those of an item in order and in different passes, and no shared pass is too large."""
+    """Every part runs once, parts of an item in order in different passes, and shared passes respect the limit."""
     draw = random.Random(seed)
     limit = draw.randint(1, 40)
     items = [[draw.randint(1, 50) for _ in range(draw.randint(1, 6))] for _ in range(draw.randint(1, 8))]
@@ -65,16 +65,16 @@ def test_every_part_runs_once_in_order_within_bounds(seed):
 
 
 @pytest.mark.parametrize('seed', range(20))
-def test_no_pass_has_room_for_a_part_that_waits_longer(seed):
-    """Passes are full: a part of an item that is not in a pass did not fit in it when its turn came."""
+def test_passes_are_full(seed):
+    """A part that is not in a pass would not have fit into it."""
     draw = random.Random(seed)
     items = [[draw.randint(1, 10) for _ in range(draw.randint(1, 4))] for _ in range(6)]
     done = [0] * len(items)
     for slots in plan(items, max_tokens=16):
-        room = 16 - sum(items[slot.item][slot.part] for slot in slots)
+        free_tokens = 16 - sum(items[slot.item][slot.part] for slot in slots)
         absent = [
             index for index in range(6) if done[index] < len(items[index]) and index not in {s.item for s in slots}
         ]
-        assert all(items[index][done[index]] > room for index in absent)
+        assert all(items[index][done[index]] > free_tokens for index in absent)
         for slot in slots:
             done[slot.item] += 1

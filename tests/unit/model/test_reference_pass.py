@@ -1,4 +1,4 @@
-"""Log-probabilities that a loss's own streams are made of can be had while the loss is set."""
+"""Tests of forward-only batches that compute the streams of the adapter's loss."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FEATURES = [
 
 @pytest.mark.parametrize('loss', ['DPOLoss', 'GRPOLoss', 'ppo', 'GKDLoss', 'SoftCrossEntropyLoss', 'PPOValueLoss'])
 def test_forward_only_needs_no_stream(engine, loss):
-    """It answers the log-probabilities it would give under cross-entropy, no loss, and says so; training refuses."""
+    """Forward-only batches without the loss's streams return log-probabilities and a warning; training is refused."""
     for name in ('plain', 'own'):
         engine.create_adapter(name, LoraConfig(r=4, target_modules='all-linear', seed=0))
     engine.set_loss('own', loss)
@@ -30,8 +30,8 @@ def test_forward_only_needs_no_stream(engine, loss):
         engine.forward_backward('own', FEATURES)
 
 
-def test_a_preference_is_learned_against_what_forward_only_gave(engine):
-    """The base model's log-probabilities go in as they came out, and the first loss is log 2."""
+def test_preference_against_reference_logps(engine):
+    """DPO learns from log-probabilities of the disabled adapter, starting with a loss of log 2."""
     engine.create_adapter('own', LoraConfig(r=4, target_modules='all-linear', seed=0))
     engine.set_loss('own', 'DPOLoss', beta=1.0)
     reference = engine.forward_only('own', FEATURES, options=ForwardOptions(is_adapter_disabled=True))

@@ -1,4 +1,4 @@
-"""Adapters that share passes get the very bits they get alone, whatever their neighbours do."""
+"""Tests that results in shared passes are bitwise independent of the other adapters."""
 
 import random
 
@@ -64,8 +64,8 @@ def trained_bits(engine, adapter_id):
     ]
 
 
-def assert_as_alone(model, configs, rounds, *, max_pass_tokens=64):
-    """Run rounds of items together and each alone, a step after each; compare every bit."""
+def assert_isolated(model, configs, rounds, *, max_pass_tokens=64):
+    """Run rounds of items together and separately, with a step after each, and compare all results bitwise."""
     shared = TrainerEngine(model, max_pass_tokens=max_pass_tokens)
     alone = {adapter_id: TrainerEngine(model, max_pass_tokens=max_pass_tokens) for adapter_id in configs}
     for adapter_id, config in configs.items():
@@ -84,7 +84,7 @@ def assert_as_alone(model, configs, rounds, *, max_pass_tokens=64):
 
 
 def assert_same(result, expected):
-    """Compare two results of the same batch bit by bit, or two refusals by kind."""
+    """Compare two results of the same batch bitwise, or two errors by type."""
     assert type(result) is type(expected)
     if isinstance(result, ForwardResult):
         assert bits_of(result) == bits_of(expected)
@@ -100,25 +100,25 @@ def step_if_ready(engine, adapter_id):
 @pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir', 'tiny_gemma_dir'])
 @pytest.mark.parametrize('seed', range(3))
 def test_any_mix_equals_each_alone(request, draw_feature, family, seed):
-    """Ranks, targets, dropout, lengths, temperatures, training and evaluation mixed: every bit is as alone."""
+    """Mixed ranks, targets, dropout, lengths and temperatures give bitwise the results of separate runs."""
     draw = random.Random(seed)
     model = PackedCausalLM.load(request.getfixturevalue(family))
     configs = {f'tenant-{index}': draw_config(draw) for index in range(draw.randint(2, 5))}
     rounds = [[draw_item(draw, draw_feature, name) for name in configs] for _ in range(3)]
-    assert_as_alone(model, configs, rounds, max_pass_tokens=draw.choice((24, 64, 1024)))
+    assert_isolated(model, configs, rounds, max_pass_tokens=draw.choice((24, 64, 1024)))
 
 
-def test_base_weights_in_bfloat16_keep_the_promise(tiny_qwen2_dir, draw_feature):
-    """Adapters of a model in half precision are as alone too, biases included."""
+def test_bfloat16_adapters_are_isolated(tiny_qwen2_dir, draw_feature):
+    """Adapters of a bfloat16 model with biases are bitwise isolated too."""
     draw = random.Random(5)
     model = PackedCausalLM.load(tiny_qwen2_dir, dtype='bfloat16')
     configs = {f'tenant-{index}': draw_config(draw) for index in range(4)}
     rounds = [[draw_item(draw, draw_feature, name) for name in configs] for _ in range(3)]
-    assert_as_alone(model, configs, rounds, max_pass_tokens=200)
+    assert_isolated(model, configs, rounds, max_pass_tokens=200)
 
 
 def feature_for_all(draw_feature, seed):
-    """Return a feature that carries every stream there is."""
+    """Return a feature that has every stream."""
     rng = np.random.default_rng(seed)
     length = int(rng.integers(6, 14))
     numbers = lambda *shape: rng.normal(size=(length, *shape)).astype(np.float32) * 0.3  # noqa: E731
@@ -134,8 +134,8 @@ def feature_for_all(draw_feature, seed):
     )
 
 
-def test_all_losses_share_passes_to_the_bit(model, draw_feature):
-    """One adapter for every loss by name, all in the same passes: each loss, report and gradient is as alone."""
+def test_all_losses_share_passes_bitwise(model, draw_feature):
+    """Adapters with all losses in shared passes get bitwise the results, metrics and gradients of separate runs."""
     shared = TrainerEngine(model, max_pass_tokens=400)
     batch = [feature_for_all(draw_feature, seed) for seed in range(4)]
     anchored = [{'input_ids': item['input_ids'], 'labels': [(n + 1) % 2]} for n, item in enumerate(batch)]
@@ -162,8 +162,8 @@ def test_all_losses_share_passes_to_the_bit(model, draw_feature):
     ('loss', 'options'),
     [('CrossEntropyLoss', {}), ('GRPOLoss', {'entropy_coef': 0.1}), ('GKDLoss', {}), ('PPOValueLoss', {})],
 )
-def test_neighbours_that_break_change_no_bit(model, draw_feature, loss, options):
-    """Weights that are not finite, gradients that overflow and refused batches stay their owner's alone."""
+def test_failing_adapters_do_not_affect_others(model, draw_feature, loss, options):
+    """Adapters with invalid weights, overflowing gradients and refused batches do not affect others in any bit."""
     names = ('healthy', 'not-a-number', 'infinite', 'overflowing', 'refused', 'also-healthy')
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, own in ((shared, names), (alone, ('healthy', 'also-healthy'))):
@@ -189,8 +189,8 @@ def test_neighbours_that_break_change_no_bit(model, draw_feature, loss, options)
         assert trained_bits(shared, name) == trained_bits(alone, name)
 
 
-def test_a_gradient_that_is_not_finite_refuses_its_owner_alone(model, draw_feature):
-    """A finite loss whose derivative is infinite leaves neighbours, gradient and random state untouched."""
+def test_infinite_gradient_is_refused(model, draw_feature):
+    """A finite loss with an infinite gradient is refused without changes to the adapter or others."""
     shared = TrainerEngine(model)
     for name in 'ab':
         shared.create_adapter(name, LoraConfig(r=4, seed=1, lora_dropout=0.3))
@@ -207,17 +207,15 @@ def test_a_gradient_that_is_not_finite_refuses_its_owner_alone(model, draw_featu
     assert trained_bits(alone, 'b') == trained_bits(shared, 'b')
 
 
-class _Explosive(torch.autograd.Function):
-    """The identity, until it is differentiated."""
+class _FailingBackward(torch.autograd.Function):
+    """Identity function whose derivative raises."""
 
     @staticmethod
     def forward(ctx, value):
-        """Return the value."""
         return value.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        """Raise."""
         raise RuntimeError('no derivative')
 
 
@@ -233,7 +231,7 @@ def _raises(batch):
         lambda batch: {'loss': 1.0},
         lambda batch: {'loss': torch.zeros(())},
         lambda batch: {},
-        lambda batch: {'loss': _Explosive.apply(batch.logps_R).sum()},
+        lambda batch: {'loss': _FailingBackward.apply(batch.logps_R).sum()},
         lambda batch: {'loss': batch.logps_R.mul_(0).sum()},
         lambda batch: {'loss': batch.logps_R.sum(), 'num_tokens': 10**309},
         lambda batch: {'loss': batch.logps_R.sum(), 'num_tokens': -1},
@@ -256,8 +254,8 @@ def _raises(batch):
         'weight-no-number',
     ],
 )
-def test_a_loss_that_fails_is_its_owners_alone(model, draw_feature, loss):
-    """Whatever a loss of one's own does wrong is reported to its owner; the neighbour's bits are as alone."""
+def test_a_loss_that_fails_does_not_affect_others(model, draw_feature, loss):
+    """A faulty custom loss is refused for its adapter, and other results are bitwise those of separate runs."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'abc'), (alone, 'b')):
         for name in names:
@@ -273,15 +271,14 @@ def test_a_loss_that_fails_is_its_owners_alone(model, draw_feature, loss):
 
 
 class BrokenMetric(LossMetric):
-    """Cannot take anything in."""
+    """Metric that raises on every batch."""
 
     def accumulate(self, facts):
-        """Raise."""
         raise RuntimeError('broken')
 
 
-def test_a_metric_that_fails_is_its_owners_alone(model, draw_feature):
-    """Its batch is refused, adds no gradient and is in no other metric of its owner; the neighbour's is as alone."""
+def test_a_metric_that_fails_does_not_affect_others(model, draw_feature):
+    """A batch whose metric raises is refused and counts in no metric; other adapters are unaffected."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'ab'), (alone, 'b')):
         for name in names:
@@ -298,15 +295,14 @@ def test_a_metric_that_fails_is_its_owners_alone(model, draw_feature):
 
 
 class BrokenProcessor(InputProcessor):
-    """Cannot prepare anything."""
+    """Processor that raises on every batch."""
 
     def prepare(self, features):
-        """Raise."""
         raise KeyError('broken')
 
 
-def test_a_processor_that_fails_is_its_owners_alone(model, draw_feature):
-    """Whatever a processor of one's own raises is a refusal of that batch."""
+def test_a_processor_that_fails_does_not_affect_others(model, draw_feature):
+    """An exception of a custom processor refuses the batch; other adapters are unaffected."""
     engine = TrainerEngine(model)
     for name in 'ab':
         engine.create_adapter(name, LoraConfig(r=4, seed=2))
@@ -317,8 +313,8 @@ def test_a_processor_that_fails_is_its_owners_alone(model, draw_feature):
     assert isinstance(result, ForwardResult)
 
 
-def test_parts_are_cut_by_the_item_alone(model, draw_feature):
-    """A large batch beside small ones runs in the parts it has alone; small ones share its pass where they fit."""
+def test_division_into_parts_is_independent(model, draw_feature):
+    """A large batch is divided the same way with and without other batches, which share its passes if they fit."""
     engine = TrainerEngine(model, max_pass_tokens=32)
     for name in 'abc':
         engine.create_adapter(name, LoraConfig(r=4, seed=1))
@@ -340,8 +336,8 @@ def test_parts_are_cut_by_the_item_alone(model, draw_feature):
     assert all(result.device_seconds > 0 for result in (a, b, c))
 
 
-def test_refusals_are_values(engine, draw_feature):
-    """An unknown adapter, bad features and a disabled adapter in training answer in their places."""
+def test_errors_are_returned(engine, draw_feature):
+    """Unknown adapters, invalid features and disabled adapters in training are returned as errors."""
     items = [
         BatchItem(adapter_id='ghost', features=[draw_feature()], is_training=True),
         BatchItem(adapter_id='a', features=[], is_training=False),

@@ -1,4 +1,4 @@
-"""Saving and restoring an adapter's whole state."""
+"""Tests of saving and restoring an adapter's state."""
 
 import json
 
@@ -14,7 +14,7 @@ CONFIG = LoraConfig(r=4, lora_dropout=0.3, seed=7)
 
 
 def new_engine(model, config=CONFIG):
-    """Return a trainer with one configured adapter that accumulates two batches a step."""
+    """Return a trainer with one adapter that accumulates two batches per step."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', config, gradient_accumulation_steps=2)
     return engine
@@ -42,26 +42,26 @@ SCHEDULERS = [
 
 
 @pytest.mark.parametrize(('optimizer', 'scheduler'), list(zip(OPTIMIZERS, SCHEDULERS, strict=True)))
-def test_resume_continues_to_the_bit(model, draw_feature, optimizer, scheduler):
-    """A run saved in the middle of an accumulated step and resumed elsewhere equals the undisturbed run."""
+def test_resume_continues_bitwise(model, draw_feature, optimizer, scheduler):
+    """A run resumed in the middle of an accumulated step continues bitwise."""
     features = [draw_feature(10 + step, step) for step in range(9)]
-    undisturbed = new_engine(model)
-    undisturbed.set_optimizer('a', optimizer[0], **optimizer[1])
-    undisturbed.set_lr_scheduler('a', scheduler[0], **scheduler[1])
-    run(undisturbed, features[:5])
-    snapshot = undisturbed.export_state('a', is_optimizer_included=True)
-    expected = run(undisturbed, features[5:])
+    original = new_engine(model)
+    original.set_optimizer('a', optimizer[0], **optimizer[1])
+    original.set_lr_scheduler('a', scheduler[0], **scheduler[1])
+    run(original, features[:5])
+    snapshot = original.export_state('a', is_optimizer_included=True)
+    expected = run(original, features[5:])
     resumed = new_engine(model)
     resumed.import_state('a', snapshot, is_optimizer_included=True)
     assert run(resumed, features[5:]) == expected
-    first, second = (engine.adapter('a') for engine in (undisturbed, resumed))
+    first, second = (engine.adapter('a') for engine in (original, resumed))
     assert (first.step_count, first.learning_rate) == (second.step_count, second.learning_rate)
     pairs = zip(first.weights.parameters(), second.weights.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_weights_alone_start_the_optimizer_anew(model, draw_feature):
-    """Without the trainer's part only the weights change."""
+def test_loading_weights_resets_the_optimizer(model, draw_feature):
+    """Loading a checkpoint without optimizer only changes the weights."""
     engine = new_engine(model)
     run(engine, [draw_feature(10, step) for step in range(4)])
     snapshot = engine.export_state('a', is_optimizer_included=False)
@@ -79,7 +79,7 @@ def test_weights_alone_start_the_optimizer_anew(model, draw_feature):
     'config', [LoraConfig(r=8, seed=7), LoraConfig(r=4, target_modules=('q_proj',)), LoraConfig(r=4, lora_alpha=99)]
 )
 def test_another_configuration_is_refused(model, config):
-    """Weights of other layers, ranks or scaling are not loaded."""
+    """Weights of other layers, ranks or scaling are refused."""
     snapshot = new_engine(model, config).export_state('a', is_optimizer_included=True)
     engine = new_engine(model)
     before = [parameter.clone() for parameter in engine.adapter('a').weights.parameters()]
@@ -111,8 +111,8 @@ def _broken(numbers, change):
         {'lr_scheduler': {'name': 'LambdaLR', 'options': {}}},
     ],
 )
-def test_a_malformed_trainer_part_is_refused(model, draw_feature, change):
-    """What a client sent is checked, and the adapter stays as it was."""
+def test_malformed_trainer_state_is_refused(model, draw_feature, change):
+    """A malformed trainer state is refused and changes nothing."""
     engine = new_engine(model)
     run(engine, [draw_feature(10, step) for step in range(3)])
     snapshot = engine.export_state('a', is_optimizer_included=True)
@@ -126,14 +126,14 @@ def test_a_malformed_trainer_part_is_refused(model, draw_feature, change):
     assert engine.adapter('a').batch_count == 1
 
 
-def test_states_of_format_1_still_load(model, draw_feature):
-    """A checkpoint of the first release goes on to the bit, too."""
+def test_format_1_is_loaded(model, draw_feature):
+    """A checkpoint in format 1 can be resumed bitwise."""
     features = [draw_feature(10 + step, step) for step in range(7)]
-    undisturbed = new_engine(model)
-    undisturbed.set_optimizer('a', 'AdamW', lr=1e-2)
-    undisturbed.set_lr_scheduler('a', 'CosineWarmupScheduler', num_warmup_steps=1, num_training_steps=6)
-    run(undisturbed, features[:5])
-    snapshot = undisturbed.export_state('a', is_optimizer_included=True)
+    original = new_engine(model)
+    original.set_optimizer('a', 'AdamW', lr=1e-2)
+    original.set_lr_scheduler('a', 'CosineWarmupScheduler', num_warmup_steps=1, num_training_steps=6)
+    run(original, features[:5])
+    snapshot = original.export_state('a', is_optimizer_included=True)
     numbers = json.loads(bytes(snapshot.trainer[STATE_TENSOR].data))
     optimizer = numbers.pop('optimizer_numbers')
     del numbers['grad_norm']
@@ -143,6 +143,6 @@ def test_states_of_format_1_still_load(model, draw_feature):
     resumed.import_state(
         'a', AdapterSnapshot(CONFIG, snapshot.adapter, trainer, snapshot.step_count), is_optimizer_included=True
     )
-    assert run(resumed, features[5:]) == run(undisturbed, features[5:])
-    first, second = (engine.adapter('a').weights.parameters() for engine in (undisturbed, resumed))
+    assert run(resumed, features[5:]) == run(original, features[5:])
+    first, second = (engine.adapter('a').weights.parameters() for engine in (original, resumed))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

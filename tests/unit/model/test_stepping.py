@@ -1,4 +1,4 @@
-"""Clipping, health, and steps that are refused before anything is done."""
+"""Tests of clipping, health, and steps that are refused before anything changes."""
 
 import math
 
@@ -15,8 +15,8 @@ def gradients_of(engine):
     return [parameter.grad.clone() for parameter in engine.adapter('a').parameters()]
 
 
-def everything_of(engine):
-    """Return weights, gradient, counters, rates and what the schedule counted."""
+def snapshot_of(engine):
+    """Return weights, gradient, counters, learning rate and schedule position."""
     state = engine.adapter('a')
     tensors = [item.numpy(force=True).tobytes() for item in state.parameters()]
     gradients = [None if item.grad is None else item.grad.numpy().tobytes() for item in state.parameters()]
@@ -26,7 +26,7 @@ def everything_of(engine):
 
 @pytest.fixture
 def ready(engine, draw_feature):
-    """A trainer with a gradient, and B no longer zero."""
+    """Trainer whose adapter has a gradient and a nonzero B."""
     engine.set_optimizer('a', 'AdamW', lr=1e-2)
     for seed in range(2):
         engine.forward_backward('a', [draw_feature(20, seed)])
@@ -36,7 +36,7 @@ def ready(engine, draw_feature):
 
 
 def test_clipping_by_value_limits_each_element_of_the_divided_gradient(ready):
-    """Elements beyond the limit are moved to it, the others keep every bit; the norm is taken after."""
+    """Elements beyond the limit are clamped, others are unchanged, and the norm is computed afterwards."""
     before, divisor = gradients_of(ready), ready.adapter('a').divisor
     limit = float(torch.cat([item.flatten() for item in before]).abs().median()) / divisor
     norm = ready.clip_grad_norm('a', max_grad_norm=math.inf, max_grad_value=limit)
@@ -52,17 +52,17 @@ def test_clipping_by_value_limits_each_element_of_the_divided_gradient(ready):
 @pytest.mark.parametrize(
     'limits', [{'max_grad_norm': 0.0}, {'max_grad_norm': math.nan}, {'norm_type': 0.5}, {'max_grad_value': 0.0}]
 )
-def test_limits_that_are_none_are_refused_and_change_nothing(ready, limits):
-    """By both verbs that clip."""
-    before = everything_of(ready)
+def test_invalid_limits_are_refused(ready, limits):
+    """Invalid limits are refused by both methods that clip, and change nothing."""
+    before = snapshot_of(ready)
     for verb in (ready.clip_grad_norm, ready.clip_grad_and_step):
         with pytest.raises(InvalidArgument):
             verb('a', **limits)
-    assert everything_of(ready) == before
+    assert snapshot_of(ready) == before
 
 
 def test_health_is_measured_layer_by_layer(ready):
-    """Norms of gradients before clipping, of weights before the step, and of the change, for every layer."""
+    """Health has the norms of unclipped gradients, of weights before the step, and of updates per layer."""
     before = {name: item.detach().clone() for name, item in ready.adapter('a').named_parameters().items()}
     gradients, divisor = dict(zip(before, gradients_of(ready), strict=True)), ready.adapter('a').divisor
     health = ready.clip_grad_and_step('a', max_grad_norm=1e-3, is_health_returned=True).layers
@@ -79,41 +79,41 @@ def test_health_is_measured_layer_by_layer(ready):
         assert layer.non_finite_location == ''
 
 
-def test_health_is_empty_unless_asked_for(ready):
-    """Measuring costs a copy of the weights, so it is on request."""
+def test_health_is_measured_on_request(ready):
+    """Health is measured only on request."""
     assert ready.step('a').layers == ()
     assert len(ready.step('a', is_health_returned=True).layers) == len(ready.model.layers)
 
 
 def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, draw_feature):
-    """Nothing is clipped, applied or dropped, and a new schedule lets it go on."""
+    """A step is refused without changes when the schedule has no steps left, and possible with a new schedule."""
     ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
     for _ in range(2):
         ready.clip_grad_and_step('a')
         ready.forward_backward('a', [draw_feature(9)])
-    before = everything_of(ready)
-    with pytest.raises(AdapterNotReady, match='moves left'):
+    before = snapshot_of(ready)
+    with pytest.raises(AdapterNotReady, match='steps left'):
         ready.clip_grad_and_step('a', max_grad_norm=1e-3)
-    with pytest.raises(AdapterNotReady, match='moves left'):
+    with pytest.raises(AdapterNotReady, match='steps left'):
         ready.lr_step('a')
-    assert everything_of(ready) == before
+    assert snapshot_of(ready) == before
     ready.set_lr_scheduler('a', 'StepLR', step_size=1)
     assert ready.clip_grad_and_step('a').is_applied
 
 
 def test_a_schedule_that_overflows_is_refused_up_front(ready):
-    """One whose next rate cannot be computed is at its end too."""
+    """A step is refused if the schedule's next learning rate overflows."""
     ready.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
     ready.set_lr_scheduler('a', 'CyclicLR', base_lr=0.1, max_lr=0.2, step_size_up=1, mode='exp_range', gamma=1e200)
     ready.lr_step('a')
-    before = everything_of(ready)
+    before = snapshot_of(ready)
     with pytest.raises(AdapterNotReady):
         ready.clip_grad_and_step('a')
-    assert everything_of(ready) == before
+    assert snapshot_of(ready) == before
 
 
-def test_asking_for_moves_left_moves_nothing(ready, draw_feature):
-    """Rates and momentum over a whole cycle are those of torch's own loop."""
+def test_checking_the_schedule_does_not_advance_it(ready, draw_feature):
+    """Checking the schedule's remaining steps does not change its learning rates and momenta."""
     ready.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
     ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=6)
     plain = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
@@ -128,24 +128,24 @@ def test_asking_for_moves_left_moves_nothing(ready, draw_feature):
 
 
 def test_accumulating_steps_only_count(model, draw_feature):
-    """Until enough batches are in, clip_grad_and_step says so and leaves the gradient."""
+    """A step with too few accumulated batches is not applied and keeps the gradient."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=2, seed=1), gradient_accumulation_steps=2)
     engine.forward_backward('a', [draw_feature(9)])
-    before = everything_of(engine)
+    before = snapshot_of(engine)
     assert not engine.clip_grad_and_step('a').is_applied
-    assert everything_of(engine) == before
+    assert snapshot_of(engine) == before
     engine.forward_backward('a', [draw_feature(9)])
     assert engine.clip_grad_and_step('a').is_applied
 
 
 def test_a_sum_of_gradients_that_overflows_adds_nothing(engine, draw_feature):
-    """Two finite gradients whose sum is not finite: the second is refused, the first stays."""
+    """A gradient whose sum with the accumulated one overflows is refused, and the accumulated one is unchanged."""
     engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum() * 1e36})
     engine.forward_backward('a', [draw_feature(8)])
     for parameter in engine.adapter('a').parameters():
         parameter.grad.mul_(3.402e38 / float(parameter.grad.abs().max() or 1.0))
-    before = everything_of(engine)
+    before = snapshot_of(engine)
     with pytest.raises(ArithmeticError):
         engine.forward_backward('a', [draw_feature(8)])
-    assert everything_of(engine) == before
+    assert snapshot_of(engine) == before

@@ -1,4 +1,4 @@
-"""The trainer's verbs against an independent oracle and against their own promises."""
+"""Tests of the trainer's methods against transformers with peft, and of their guarantees."""
 
 import math
 
@@ -27,7 +27,7 @@ def weights_of(engine, adapter_id='a'):
 
 
 def train(engine, batches, adapter_id='a'):
-    """Run whole training steps; return the losses."""
+    """Take training steps; return the losses."""
     losses = []
     for batch in batches:
         losses.append(engine.forward_backward(adapter_id, batch).loss)
@@ -37,7 +37,7 @@ def train(engine, batches, adapter_id='a'):
 
 @pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir', 'tiny_gemma_dir'])
 def test_training_equals_transformers_and_peft(family, request, draw_feature):
-    """Losses, gradients and three AdamW steps equal a plain transformers + peft loop on the same features."""
+    """Losses, gradients and three AdamW steps equal those of a loop with transformers and peft."""
     folder = request.getfixturevalue(family)
     engine = TrainerEngine(PackedCausalLM.load(folder))
     engine.create_adapter('a', LoraConfig(r=4, lora_alpha=8, seed=3))
@@ -75,8 +75,8 @@ def test_training_equals_transformers_and_peft(family, request, draw_feature):
         engine.zero_grad('a')
 
 
-def test_solo_and_beside_others_is_the_same_to_the_bit(model, draw_feature):
-    """Another adapter's work in between changes no bit."""
+def test_other_adapters_change_no_bit(model, draw_feature):
+    """Training another adapter in between does not change an adapter's results in any bit."""
     batches = [[draw_feature(9, step), draw_feature(17, step + 50)] for step in range(3)]
     alone, shared = TrainerEngine(model), TrainerEngine(model)
     for engine in (alone, shared):
@@ -91,7 +91,7 @@ def test_solo_and_beside_others_is_the_same_to_the_bit(model, draw_feature):
 
 
 def test_padding_changes_nothing(engine, draw_feature):
-    """Masked tokens on either side give the logprobs of the bare feature, 0.0 where masked."""
+    """Padding on either side does not change log-probabilities, which are 0.0 at masked tokens."""
     bare = draw_feature(10)
     ids, labels = bare['input_ids'], bare['labels']
     for left, right in ((0, 6), (6, 0)):
@@ -104,7 +104,7 @@ def test_padding_changes_nothing(engine, draw_feature):
 
 
 def test_packed_feature_equals_separate_ones(engine, draw_feature):
-    """Samples packed into one feature do not see each other."""
+    """Samples packed into one feature do not attend to each other."""
     first, second = draw_feature(10, 1), draw_feature(8, 2)
     packed = {
         'input_ids': np.concatenate([first['input_ids'], second['input_ids']]),
@@ -117,7 +117,7 @@ def test_packed_feature_equals_separate_ones(engine, draw_feature):
 
 
 def test_a_large_batch_runs_in_parts(model, draw_feature):
-    """Passes of bounded size add up to what one pass gives, features without labels among them."""
+    """A batch that runs in several passes gives the loss and gradient of one pass."""
     batch = [draw_feature(length, length) for length in (20, 3, 15, 9)]
     batch[2]['labels'] = np.full(15, -100)
     whole, parted = TrainerEngine(model), TrainerEngine(model, max_pass_tokens=16)
@@ -131,7 +131,7 @@ def test_a_large_batch_runs_in_parts(model, draw_feature):
 
 
 def test_accumulated_batches_equal_one_large_one(model, draw_feature):
-    """Batches of unequal length weigh by their labels, and steps in between only count."""
+    """Accumulated batches of unequal length give the weights of one joint batch."""
     batches = [[draw_feature(20, 1)], [draw_feature(8, 2), draw_feature(5, 3)]]
     split, joined = TrainerEngine(model), TrainerEngine(model)
     split.create_adapter('a', LoraConfig(r=4, seed=3), gradient_accumulation_steps=2)
@@ -154,7 +154,7 @@ def test_accumulated_batches_equal_one_large_one(model, draw_feature):
 
 
 def test_sum_reduction_leaves_the_gradient_whole(engine, draw_feature):
-    """With 'sum' the step uses the gradient of the summed loss; with 'mean' of its mean."""
+    """Reduction 'sum' applies the gradient of the summed loss, and 'mean' that of the mean."""
     batch = [draw_feature(20)]
     norms = {}
     for reduction in ('sum', 'mean'):
@@ -166,7 +166,7 @@ def test_sum_reduction_leaves_the_gradient_whole(engine, draw_feature):
 
 
 def test_forward_loss_backward_equals_forward_backward(engine, draw_feature):
-    """The three verbs one by one, and with the loss's gradient given by the caller, add the same gradient."""
+    """Separate forward, loss and backward, and backward with custom gradients, equal forward_backward."""
     batch = [draw_feature(20, 1), draw_feature(6, 2)]
     expected_logps = engine.forward_backward('a', batch).logps
     expected = gradients_of(engine)
@@ -183,7 +183,7 @@ def test_forward_loss_backward_equals_forward_backward(engine, draw_feature):
 
 
 def test_forward_only_changes_nothing_and_may_leave_the_adapter_out(engine, draw_feature):
-    """Evaluation draws no dropout, adds no gradient; without the adapter it is the base model."""
+    """Evaluation adds no gradient and draws no dropout; with a disabled adapter it evaluates the base model."""
     batch = [draw_feature(20)]
     fresh = engine.forward_only('a', batch)
     engine.set_optimizer('a', 'AdamW', lr=0.1)
@@ -195,14 +195,14 @@ def test_forward_only_changes_nothing_and_may_leave_the_adapter_out(engine, draw
 
 
 def test_training_learns(engine, draw_feature):
-    """The loss on one batch falls far below where it began."""
+    """The loss on one batch falls by more than half in 25 steps."""
     engine.set_optimizer('a', 'AdamW', lr=2e-2)
     losses = train(engine, [[draw_feature(20, 1), draw_feature(9, 2)]] * 25)
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_learning_rate_of_one_step(engine, draw_feature):
-    """A rate given for one step is used once."""
+    """A learning rate given for one step is used only once."""
     engine.set_optimizer('a', 'SGD', lr=0.5)
     engine.forward_backward('a', [draw_feature()])
     before = weights_of(engine)
@@ -211,8 +211,8 @@ def test_learning_rate_of_one_step(engine, draw_feature):
     assert engine.step('a').learning_rate == 0.5
 
 
-def test_metrics_are_numbers_and_begin_anew(engine, draw_feature):
-    """The loss is per label over all batches since the last report; evaluation is kept apart."""
+def test_metrics_are_reset_by_a_report(engine, draw_feature):
+    """The loss metric is a mean over labels since the last report; evaluation has separate metrics."""
     results = [engine.forward_backward('a', [draw_feature(length, length)]) for length in (8, 20)]
     engine.clip_grad_and_step('a')
     engine.forward_only('a', [draw_feature(5, 9)])
@@ -226,7 +226,7 @@ def test_metrics_are_numbers_and_begin_anew(engine, draw_feature):
 
 
 def test_loss_that_is_not_finite_adds_nothing(engine, draw_feature):
-    """A poisoned model is reported with the feature's index; gradient and random state stay as they were."""
+    """A loss that is not finite is reported with the feature's index and changes nothing."""
     engine.forward_backward('a', [draw_feature()])
     before = gradients_of(engine)
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_loss_that_is_not_finite_adds_nothing(engine, draw_feature):
 
 
 def test_a_batch_without_a_counting_label_is_refused(engine, draw_feature):
-    """Nothing could be learned from it, so it is refused for training and allowed for evaluation."""
+    """A batch without counted labels is refused for training and accepted for evaluation."""
     batch = [draw_feature(6, loss_weights=np.zeros(6))]
     with pytest.raises(InvalidFeatures) as refusal:
         engine.forward_backward('a', batch)
@@ -248,15 +248,15 @@ def test_a_batch_without_a_counting_label_is_refused(engine, draw_feature):
     assert engine.forward_only('a', batch).num_tokens == 0
 
 
-def test_verbs_without_what_they_need_say_so(engine):
-    """Steps without a gradient, schedules never set, backward without forward."""
+def test_methods_without_prerequisites_are_refused(engine):
+    """Methods that need a gradient, a schedule or a forward pass are refused without it."""
     for verb in (engine.clip_grad_norm, engine.step, engine.lr_step, engine.calculate_loss, engine.backward):
         with pytest.raises(AdapterNotReady):
             verb('a')
 
 
 def test_unknown_and_taken_ids_are_refused(engine):
-    """Ids are neither invented nor replaced."""
+    """Unknown adapter ids and ids in use are refused."""
     with pytest.raises(UnknownAdapter, match='ghost'):
         engine.step('ghost')
     with pytest.raises(AdapterExists):
@@ -266,8 +266,8 @@ def test_unknown_and_taken_ids_are_refused(engine):
         engine.delete_adapter('a')
 
 
-def test_components_and_options_that_do_not_exist_are_refused(engine):
-    """Unknown names and options are refused naming what there is, and leave all as it was."""
+def test_unknown_components_and_options_are_refused(engine):
+    """Unknown components and options are refused with the known names and change nothing."""
     optimizer = engine.adapter('a').optimizer
     with pytest.raises(UnknownComponent, match='AdamW'):
         engine.set_optimizer('a', 'AdamX')
@@ -287,8 +287,8 @@ def test_components_and_options_that_do_not_exist_are_refused(engine):
     assert engine.adapter('a').optimizer is optimizer
 
 
-def test_rate_that_no_step_can_use_is_refused_before_the_step(engine, draw_feature):
-    """A given one at once; one the schedule grew to at the step; either leaves the weights as they were."""
+def test_too_large_learning_rate_is_refused(engine, draw_feature):
+    """A learning rate that is too large is refused, whether given or computed by the schedule."""
     engine.set_optimizer('a', 'AdamW', lr=1.0)
     engine.set_lr_scheduler('a', 'ExponentialLR', gamma=1e30)
     engine.forward_backward('a', [draw_feature(8)])
@@ -303,8 +303,8 @@ def test_rate_that_no_step_can_use_is_refused_before_the_step(engine, draw_featu
     assert all(map(torch.equal, before, engine.adapter('a').weights.parameters()))
 
 
-def test_schedule_whose_moves_are_used_up_says_so(engine, draw_feature):
-    """One-cycle ends after its steps."""
+def test_schedule_without_steps_left_is_refused(engine, draw_feature):
+    """`lr_step` is refused when the schedule has no steps left."""
     engine.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
     engine.forward_backward('a', [draw_feature(8)])
     engine.step('a')
@@ -315,7 +315,7 @@ def test_schedule_whose_moves_are_used_up_says_so(engine, draw_feature):
 
 
 def test_dropout_follows_the_seed(model, draw_feature):
-    """The same seed drops the same elements, another seed others."""
+    """The same seed draws the same dropout, and another seed another one."""
     losses = []
     for seed in (1, 1, 2):
         engine = TrainerEngine(model)

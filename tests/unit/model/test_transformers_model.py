@@ -1,4 +1,4 @@
-"""The classes a training loop is written with."""
+"""Tests of the public trainer classes."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ SEED_QUESTIONS = [
 
 @pytest.fixture
 def trainer(tiny_llama_dir: Path) -> TransformersModel:
-    """A trainer with one adapter, 'default'."""
+    """Trainer with one adapter, 'default'."""
     trainer = TransformersModel(str(tiny_llama_dir))
     trainer.add_adapter_to_model('default', LoraConfig(r=4, lora_dropout=0.1, seed=1))
     trainer.set_optimizer('AdamW', lr=1e-2)
@@ -44,7 +44,7 @@ def trainer(tiny_llama_dir: Path) -> TransformersModel:
 
 
 def build_mirror(folder: Path, model_dir: Path) -> None:
-    """Put the quick start's model and dataset where its ids resolve to them."""
+    """Create a local mirror with the model and dataset of the quick start."""
     (folder / 'models' / 'Qwen').mkdir(parents=True)
     (folder / 'models' / 'Qwen' / 'Qwen3.5-4B').symlink_to(model_dir)
     dataset_dir = folder / 'datasets' / 'swift' / 'self-cognition'
@@ -53,7 +53,7 @@ def build_mirror(folder: Path, model_dir: Path) -> None:
 
 
 def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_path, monkeypatch):
-    """The seed document's loop runs as written, with its hub ids in a local mirror."""
+    """The quick start's training loop runs with its hub ids in a local mirror."""
     build_mirror(tmp_path, tiny_qwen3_dir)
     monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -87,15 +87,15 @@ def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_p
     }
 
 
-def test_resume_from_a_folder_continues_to_the_bit(trainer, tiny_llama_dir, tmp_path, draw_feature):
-    """A checkpoint with its optimizer, resumed in another process's place, gives the same weights and counters."""
+def test_resume_from_a_folder_continues_bitwise(trainer, tiny_llama_dir, tmp_path, draw_feature):
+    """A checkpoint with optimizer, resumed in another trainer, gives bitwise the same weights and counters."""
     features = [draw_feature(10 + step, step) for step in range(6)]
     for feature in features[:3]:
         trainer.forward_backward([feature])
         trainer.clip_grad_and_step()
     folder = trainer.save('middle', str(tmp_path), save_optimizer=True, consumed_train_samples=3)
     other = TransformersModel(str(tiny_llama_dir))
-    other.add_adapter_to_model('mine', LoraConfig(r=4, lora_dropout=0.1, seed=99))
+    other.add_adapter_to_model('resumed', LoraConfig(r=4, lora_dropout=0.1, seed=99))
     assert other.resume_from_checkpoint(folder) == {
         'cur_step': 3, 'gradient_accumulation_steps': 1, 'consumed_train_samples': 3,
     }  # fmt: skip
@@ -107,8 +107,8 @@ def test_resume_from_a_folder_continues_to_the_bit(trainer, tiny_llama_dir, tmp_
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
-def test_load_takes_the_weights_alone(trainer, tmp_path, draw_feature):
-    """A checkpoint without an optimizer loads, and cannot be resumed."""
+def test_load_without_optimizer(trainer, tmp_path, draw_feature):
+    """A checkpoint without optimizer can be loaded but not resumed."""
     trainer.forward_backward([draw_feature()])
     trainer.clip_grad_and_step()
     saved = trainer.get_state_dict()
@@ -126,7 +126,7 @@ def test_load_takes_the_weights_alone(trainer, tmp_path, draw_feature):
 
 
 def test_an_adapter_may_begin_from_a_peft_folder(trainer, tiny_llama_dir, tmp_path, draw_feature):
-    """A folder in place of a configuration gives its weights."""
+    """An adapter can be created from a peft folder with its weights."""
     trainer.forward_backward([draw_feature()])
     trainer.clip_grad_and_step()
     folder = trainer.save('begin', str(tmp_path))
@@ -137,15 +137,15 @@ def test_an_adapter_may_begin_from_a_peft_folder(trainer, tiny_llama_dir, tmp_pa
 
 
 def test_peft_configuration_is_taken(tiny_llama_dir):
-    """A peft.LoraConfig says the same as ours."""
+    """A peft.LoraConfig is converted to an equal configuration of this library."""
     model = TransformersModel(str(tiny_llama_dir))
     model.add_adapter_to_model('p', peft.LoraConfig(r=2, lora_alpha=5, target_modules=['q_proj'], use_rslora=True))
     config = model.engine.adapter('p').config
     assert (config.r, config.lora_alpha, config.target_modules, config.use_rslora) == (2, 5, ('q_proj',), True)
 
 
-def test_which_adapter_is_meant_must_be_clear(trainer, draw_feature):
-    """One adapter needs no name, several do."""
+def test_adapter_name_is_required_for_several_adapters(trainer, draw_feature):
+    """The adapter's name is optional for one adapter and required for several."""
     trainer.forward_only(draw_feature())
     trainer.add_adapter_to_model('second', LoraConfig(r=2))
     with pytest.raises(InvalidArgument, match='adapter_name'):
@@ -155,8 +155,8 @@ def test_which_adapter_is_meant_must_be_clear(trainer, draw_feature):
     assert trainer.forward_only(draw_feature(), adapter_name='second')['num_tokens'] == 8
 
 
-def test_what_is_not_supported_yet_says_so(tiny_llama_dir, draw_feature):
-    """Training without an adapter and other strategies are refused clearly."""
+def test_unsupported_options_are_refused(tiny_llama_dir, draw_feature):
+    """Training without an adapter and unsupported strategies are refused."""
     model = TransformersModel(str(tiny_llama_dir))
     for call in (
         lambda: model.forward_backward(draw_feature()),
@@ -166,8 +166,8 @@ def test_what_is_not_supported_yet_says_so(tiny_llama_dir, draw_feature):
             call()
 
 
-def test_an_optimizer_without_an_adapter_is_for_the_model_itself(tiny_llama_dir, draw_feature, tmp_path):
-    """As with `full_parameters=True`: other weights are saved; an optimizer that is refused begins nothing."""
+def test_optimizer_without_adapter_trains_the_whole_model(tiny_llama_dir, draw_feature, tmp_path):
+    """Setting an optimizer without an adapter starts full-parameter training; a refused optimizer does not."""
     model = TransformersModel(str(tiny_llama_dir))
     with pytest.raises(UnknownComponent):
         model.set_optimizer('NoSuchOptimizer')
@@ -180,14 +180,14 @@ def test_an_optimizer_without_an_adapter_is_for_the_model_itself(tiny_llama_dir,
     assert not np.array_equal(saved, load_file(tiny_llama_dir / 'model.safetensors')[name])
 
 
-def test_a_shared_model_is_not_trained_by_mistake(tiny_llama_dir):
-    """Where tenants share it, forgetting the adapter is refused."""
+def test_shared_model_requires_an_adapter(tiny_llama_dir):
+    """A trainer for several tenants refuses an optimizer without an adapter."""
     with pytest.raises(NotSupportedYet):
         MultiLoraTransformersModel(str(tiny_llama_dir)).set_optimizer('AdamW', lr=1e-2)
 
 
-def test_a_patch_is_in_a_model_before_its_adapters_and_undone_to_the_bit(tiny_llama_dir, draw_feature):
-    """Under adapters, which were made for the model as it is, nothing is changed."""
+def test_patch_is_undone_bitwise_and_refused_after_adapters(tiny_llama_dir, draw_feature):
+    """A patch is undone bitwise and refused once adapters exist."""
     feature = draw_feature(length=40)
 
     def logps(model):
@@ -210,7 +210,7 @@ def test_a_patch_is_in_a_model_before_its_adapters_and_undone_to_the_bit(tiny_ll
 
 
 def test_chats_need_a_template(trainer):
-    """Chats are encoded by the adapter's template, which must be set first."""
+    """Chats are encoded by the adapter's template and refused before one is set."""
     chat = {'messages': [{'role': 'user', 'content': 'hello'}, {'role': 'assistant', 'content': 'hi there'}]}
     with pytest.raises(AdapterNotReady):
         trainer.forward_backward([chat])
@@ -219,7 +219,7 @@ def test_chats_need_a_template(trainer):
 
 
 def test_a_function_may_be_the_loss(trainer, draw_feature):
-    """A loss of one's own gets the labels' log-probabilities and its number is what is reported."""
+    """A function as loss gets the labels' log-probabilities, and its loss and metrics are reported."""
     seen = []
 
     def loss(batch):
@@ -234,7 +234,7 @@ def test_a_function_may_be_the_loss(trainer, draw_feature):
 
 
 def test_multi_lora_is_bounded(tiny_llama_dir):
-    """Adapters above max_loras or max_r are refused; one removed makes room."""
+    """Adapters beyond max_loras or max_r are refused until one is removed."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_loras=1, max_r=8)
     with pytest.raises(InvalidArgument, match='max_r'):
         model.add_adapter_to_model('a', LoraConfig(r=4, rank_pattern={'q_proj': 16}))
@@ -245,8 +245,8 @@ def test_multi_lora_is_bounded(tiny_llama_dir):
     model.add_adapter_to_model('b', LoraConfig(r=4))
 
 
-def test_numbers_beside_the_features_reach_the_loss(trainer, draw_feature):
-    """One number an example, one a label, one a token, and a sampler's own form say the same."""
+def test_streams_as_arguments(trainer, draw_feature):
+    """Advantages per example, per label, per token and in a sampler's format give the same loss."""
     features = [draw_feature(12, 1), draw_feature(9, 2)]
     trainer.set_loss('GRPOLoss', epsilon=0.2)
     counts = [int((feature['labels'] != -100).sum()) for feature in features]
@@ -269,7 +269,7 @@ def test_numbers_beside_the_features_reach_the_loss(trainer, draw_feature):
 
 
 def test_logits_and_embeddings_on_request(trainer, draw_feature):
-    """Logits give the log-probabilities; an embedding task needs no labels; both are one array of the batch."""
+    """Logits, embeddings and values are returned on request, as one array for the batch."""
     features = [draw_feature(12, 1), draw_feature(9, 2)]
     output = trainer.forward_only(features, return_logits=True, temperature=0.7)
     assert output['logits'].shape == (2, 12, 320)
@@ -283,8 +283,8 @@ def test_logits_and_embeddings_on_request(trainer, draw_feature):
     assert trainer.forward_only(features, **numbers)['values'].shape == (2, 12)
 
 
-def test_a_custom_loss_adds_what_the_same_loss_would(trainer, draw_feature):
-    """A function of the log-probabilities gives the gradient that the built-in loss gives; a bad one adds nothing."""
+def test_custom_loss_equals_the_built_in_loss(trainer, draw_feature):
+    """A custom function gives the gradient of the equal built-in loss; an invalid one adds nothing."""
     trainer.remove_adapter('default')
     trainer.add_adapter_to_model('default', LoraConfig(r=4, seed=1))
     features = [draw_feature(12, 1), draw_feature(9, 2)]
@@ -304,7 +304,7 @@ def test_a_custom_loss_adds_what_the_same_loss_would(trainer, draw_feature):
 
 
 def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, tmp_path, draw_feature):
-    """`merge_lora` writes a whole model that needs neither peft nor us, and refuses to keep an optimizer in it."""
+    """`merge_lora` saves a model that transformers can load, and cannot be combined with an optimizer."""
     feature = draw_feature(12)
     for _ in range(2):
         trainer.forward_backward(feature)
@@ -319,7 +319,7 @@ def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, t
 
 
 def test_an_external_peft_folder_begins_an_adapter(trainer, tiny_llama_dir, tmp_path, draw_feature):
-    """What plain peft saved trains on here, and gives peft's own log-probabilities."""
+    """An adapter saved by peft gives peft's log-probabilities here and can be trained further."""
     config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=['q_proj', 'down_proj'], init_lora_weights=False)
     plain = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama_dir), config)
     plain.save_pretrained(tmp_path / 'external')
@@ -334,7 +334,7 @@ def test_an_external_peft_folder_begins_an_adapter(trainer, tiny_llama_dir, tmp_
 
 
 def test_checkpointed_activations_change_no_bit(tiny_llama_dir, draw_feature):
-    """Layers run again in the backward pass, dropout included, give the loss and gradient of kept activations."""
+    """Activation checkpointing gives bitwise the same losses and weights, including dropout."""
     results = []
     for is_checkpointed in (False, True):
         model = TransformersModel(str(tiny_llama_dir), activation_checkpointing=is_checkpointed)
@@ -349,7 +349,7 @@ def test_checkpointed_activations_change_no_bit(tiny_llama_dir, draw_feature):
 
 
 def test_a_step_reports_health_on_request(trainer, draw_feature):
-    """Each layer's gradient, weights and change."""
+    """A step reports the health of each layer on request."""
     trainer.forward_backward(draw_feature())
     result = trainer.clip_grad_and_step(max_grad_value=0.1, return_health=True)
     assert len(result.layers) == len(trainer.engine.model.layers)
@@ -357,7 +357,7 @@ def test_a_step_reports_health_on_request(trainer, draw_feature):
 
 
 def test_multi_lora_bounds_the_length(tiny_llama_dir, draw_feature):
-    """Examples above max_length are refused by index."""
+    """An example longer than max_length is refused with its index."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_length=10)
     model.add_adapter_to_model('a', LoraConfig(r=4))
     model.forward_only(draw_feature(10))
@@ -365,8 +365,8 @@ def test_multi_lora_bounds_the_length(tiny_llama_dir, draw_feature):
         model.forward_only([draw_feature(10), draw_feature(11)])
 
 
-def test_the_metric_of_rl_measures_entropies_where_it_is_asked_to(trainer: TransformersModel, tiny_llama_dir):
-    """The mean entropy of the whole distribution, which the loss need not reward; unasked there is none."""
+def test_grpo_metric_measures_entropies_on_request(trainer: TransformersModel, tiny_llama_dir):
+    """`GRPOMetric` reports the mean entropy on request, also if the loss does not use it."""
     ids, labels = np.arange(5, 12), np.arange(6, 13)
     feature = {'input_ids': ids, 'labels': labels, 'old_logps': np.zeros(7, np.float32), 'advantages': np.ones(7)}
     trainer.set_loss('GRPOLoss')
@@ -375,7 +375,7 @@ def test_the_metric_of_rl_measures_entropies_where_it_is_asked_to(trainer: Trans
     assert 'train/entropy' not in trainer.calculate_metric(is_training=True)
     trainer.add_metric('GRPOMetric', is_entropy_measured=True)
     trainer.forward_backward([feature])
-    # A fresh adapter changes nothing, so the base model alone says what is right.
+    # A new adapter has no effect, so the base model gives the expected value.
     model = AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
     with torch.no_grad():
         logps = model(torch.tensor(ids)[None]).logits[0].log_softmax(-1)

@@ -1,4 +1,4 @@
-"""`upload_to_hub` of the library: a checkpoint that was saved goes to a hub."""
+"""Tests of uploading a saved checkpoint to a hub."""
 
 from pathlib import Path
 
@@ -12,18 +12,18 @@ from twinkle.model import TransformersModel
 
 @pytest.fixture
 def trainer(tiny_llama_dir: Path) -> TransformersModel:
-    """A model with one adapter."""
+    """Model with one adapter."""
     model = TransformersModel(str(tiny_llama_dir))
     model.add_adapter_to_model('default', LoraConfig(r=2))
     return model
 
 
 @pytest.mark.parametrize('async_upload', [True, False])
-def test_a_checkpoint_goes_up_without_what_it_takes_to_resume(
+def test_upload_omits_the_state_for_resuming(
     trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, async_upload: bool
 ) -> None:
-    """Where it is waited for it is there when the call returns; the token may come from the environment."""
-    # Weights would go another way, which is chosen when the hub's client is loaded.
+    """An upload omits the state for resuming, and is complete on return without `async_upload`."""
+    # Only small files are used, because the hub's client uploads weights by another protocol.
     for name in ('adapter_config.json', 'trainer_state.safetensors', '.unfinished.json'):
         (tmp_path / name).write_text('{}')
     with running_hub() as hub:
@@ -35,10 +35,10 @@ def test_a_checkpoint_goes_up_without_what_it_takes_to_resume(
         assert list(hub.files['org/name']) == ['adapter_config.json']
 
 
-def test_what_cannot_go_up_is_refused_at_once(
+def test_invalid_uploads_are_refused_at_once(
     trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown adapter, a folder that is not there, no token, no repository, a token of another hub."""
+    """An unknown adapter, a missing folder, a missing token and an invalid repository are refused at once."""
     monkeypatch.delenv('HF_TOKEN', raising=False)
     folder = trainer.save('final', str(tmp_path))
     for checkpoint_dir, target, token in (

@@ -1,4 +1,4 @@
-"""The critic, and how value heads are saved."""
+"""Tests of the critic, and of saving value heads."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def features(draw_feature) -> list:
 
 
 def learn(model: TransformersModel, features: list, steps: int) -> list[float]:
-    """Take a few steps towards the same returns; return the losses."""
+    """Take training steps towards the same returns; return the losses."""
     losses: list[float] = []
     for _ in range(steps):
         losses.append(model.forward_backward(features, **TARGETS)['loss'])
@@ -43,12 +43,12 @@ def values(model: TransformersModel, features: list) -> np.ndarray:
 
 
 def head_of(model: TransformersModel) -> torch.Tensor:
-    """Return the weight of the only run's head."""
+    """Return the weight of the only adapter's value head."""
     return model.engine.adapter(model.chosen_adapter()).value_head.weight_1D
 
 
-def test_without_an_adapter_the_whole_model_is_a_critic(tiny_llama_dir, features):
-    """Values are 0 at first, the loss falls, every weight of the backbone moves, and they are put back at the end."""
+def test_critic_without_adapter_trains_the_whole_model(tiny_llama_dir, features):
+    """A critic without adapter trains all weights from initial values of 0, and removing it restores the model."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     before = {name: tensor.clone() for name, tensor in critic.engine.model.base_parameters.items()}
     critic.set_optimizer('AdamW', lr=1e-3)
@@ -64,8 +64,8 @@ def test_without_an_adapter_the_whole_model_is_a_critic(tiny_llama_dir, features
     assert all(torch.equal(before[name], tensor) for name, tensor in critic.engine.model.base_parameters.items())
 
 
-def test_the_full_critic_has_the_gradient_of_autograd(tiny_llama_dir, features):
-    """With a head that is not zero, the backbone's gradient is that of transformers' model and the same formula."""
+def test_full_critic_gradient(tiny_llama_dir, features):
+    """The backbone gradient with a nonzero head equals that of transformers with the same formula."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.set_optimizer('SGD', lr=0.0)
     critic.forward_only(features, **TARGETS)
@@ -86,8 +86,8 @@ def test_the_full_critic_has_the_gradient_of_autograd(tiny_llama_dir, features):
         torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-3, atol=1e-4 * count)
 
 
-def test_a_lora_critic_has_its_head_from_the_start(tiny_llama_dir, features):
-    """An adapter that is added first is the critic; a second run of the whole model is refused."""
+def test_lora_critic(tiny_llama_dir, features):
+    """A LoRA critic has a value head from the start and excludes full-parameter training."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)
@@ -101,8 +101,8 @@ def test_a_lora_critic_has_its_head_from_the_start(tiny_llama_dir, features):
 
 
 @pytest.mark.parametrize('config', [None, CONFIG], ids=['full', 'lora'])
-def test_a_critic_resumes_to_the_bit(tiny_llama_dir, tmp_path: Path, features, config):
-    """Of the whole model or of LoRA weights: saved in the middle and resumed elsewhere, it ends at the same bits."""
+def test_critic_resumes_bitwise(tiny_llama_dir, tmp_path: Path, features, config):
+    """A critic that is saved and resumed continues bitwise, for LoRA and full-parameter training."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', config, full_parameters=config is None)
@@ -117,8 +117,8 @@ def test_a_critic_resumes_to_the_bit(tiny_llama_dir, tmp_path: Path, features, c
 
 
 @pytest.mark.parametrize('config', [None, CONFIG], ids=['full', 'lora'])
-def test_the_weights_alone_bring_the_value_head(tiny_llama_dir, tmp_path: Path, features, config):
-    """Saved without an optimizer and loaded elsewhere, a critic gives the same values."""
+def test_value_head_is_loaded_without_optimizer(tiny_llama_dir, tmp_path: Path, features, config):
+    """A critic saved without optimizer gives the same values when it is loaded."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', config, full_parameters=config is None)
@@ -134,8 +134,8 @@ def test_the_weights_alone_bring_the_value_head(tiny_llama_dir, tmp_path: Path, 
         assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
 
 
-def test_a_head_in_the_trainers_part_alone_is_found(tiny_llama_dir, tmp_path: Path, features):
-    """As the checkpoint service saves it: weights that are loaded without the optimizer bring the same values."""
+def test_value_head_in_the_trainer_state_is_loaded(tiny_llama_dir, tmp_path: Path, features):
+    """A value head stored only in the trainer state, as by the checkpoint service, is loaded too."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', CONFIG)
@@ -148,8 +148,8 @@ def test_a_head_in_the_trainers_part_alone_is_found(tiny_llama_dir, tmp_path: Pa
     assert values(first, features).any()
 
 
-def test_a_checkpoint_that_does_not_fit_changes_no_critic(tiny_llama_dir, tmp_path: Path, features):
-    """A head of another width and a folder of another kind are refused; values stay as they were."""
+def test_mismatched_checkpoint_is_refused(tiny_llama_dir, tmp_path: Path, features):
+    """A head of another width and a checkpoint of another kind are refused and change no values."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)
@@ -167,8 +167,8 @@ def test_a_checkpoint_that_does_not_fit_changes_no_critic(tiny_llama_dir, tmp_pa
     assert np.array_equal(before, values(critic, features))
 
 
-def test_a_head_follows_into_an_adapter_without_one(tiny_llama_dir, tmp_path: Path, features):
-    """An adapter that begins from a critic's folder has its values once its loss learns them."""
+def test_value_head_of_an_initial_folder_is_loaded(tiny_llama_dir, tmp_path: Path, features):
+    """An adapter created from a critic's folder has the critic's values."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_loras=2)
     model.add_adapter_to_model('critic', CONFIG)
     model.set_loss('PPOValueLoss', adapter_name='critic')

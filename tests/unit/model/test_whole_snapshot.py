@@ -1,4 +1,4 @@
-"""A restored adapter goes on as if nothing had been, to the bit, from any point of any run."""
+"""Tests that an adapter restored from a whole snapshot continues bitwise, from any point of any run."""
 
 import random
 
@@ -17,8 +17,8 @@ CLOCK_VALUES = {
 }  # fmt: skip
 
 
-def everything_of(engine):
-    """Return all that an adapter is, as comparable values."""
+def state_of(engine):
+    """Return the entire state of an adapter as comparable values."""
     state = engine.adapter('a')
     tensors = [
         tensor.numpy(force=True).tobytes()
@@ -38,7 +38,7 @@ def everything_of(engine):
 
 
 def outcome_of(engine, operation):
-    """Run an operation; return its result, or its refusal, as a comparable value."""
+    """Run an operation; return its result or its error as a comparable value."""
     try:
         result = operation(engine)
     except (AdapterNotReady, InvalidComponentOptions) as error:
@@ -51,7 +51,7 @@ def outcome_of(engine, operation):
 
 
 def draw_operation(draw, draw_feature):
-    """Return a random verb as a function of the engine."""
+    """Return a random operation as a function of the engine."""
     batch = [draw_feature(draw.randint(3, 20), draw.randrange(99)) for _ in range(draw.randint(1, 3))]
     options = ForwardOptions(temperature=draw.choice((1.0, 0.8)))
     norm = draw.choice((0.1, 5.0))
@@ -81,8 +81,8 @@ def draw_operation(draw, draw_feature):
 
 
 @pytest.mark.parametrize('seed', range(8))
-def test_a_twin_restored_at_any_point_continues_to_the_bit(model, draw_feature, seed):
-    """Random verbs; after each a twin is made from a snapshot alone, and both run the rest."""
+def test_restored_adapter_continues_bitwise(model, draw_feature, seed):
+    """A copy restored from a snapshot between random operations gives bitwise the same further results."""
     draw = random.Random(seed)
     operations = [draw_operation(draw, draw_feature) for _ in range(12)]
     original = TrainerEngine(model)
@@ -94,10 +94,10 @@ def test_a_twin_restored_at_any_point_continues_to_the_bit(model, draw_feature, 
         points.append(original.snapshot('a'))
         outcomes.append(outcome_of(original, operation))
     for point in draw.sample(range(len(operations)), 4):
-        twin = TrainerEngine(model)
-        twin.restore_adapter('a', points[point])
-        assert [outcome_of(twin, operation) for operation in operations[point:]] == outcomes[point:]
-        assert everything_of(twin) == everything_of(original)
+        restored = TrainerEngine(model)
+        restored.restore_adapter('a', points[point])
+        assert [outcome_of(restored, operation) for operation in operations[point:]] == outcomes[point:]
+        assert state_of(restored) == state_of(original)
 
 
 OPTIONS = {
@@ -109,8 +109,8 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize('name', optimizer_names())
-def test_every_optimizer_comes_back_to_the_bit(model, draw_feature, name):
-    """With its state, in the middle of an accumulated step, value head included."""
+def test_every_optimizer_is_restored_bitwise(model, draw_feature, name):
+    """Every optimizer is restored bitwise in the middle of an accumulated step, with a value head."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.1, seed=1, target_modules=('q_proj',)))
     options = OPTIONS.get(name, {'lr': 1e-2})
@@ -126,14 +126,14 @@ def test_every_optimizer_comes_back_to_the_bit(model, draw_feature, name):
         engine.forward_backward('a', batch)
         engine.clip_grad_and_step('a')
     engine.forward_backward('a', features[3])
-    twin = TrainerEngine(model)
-    twin.restore_adapter('a', engine.snapshot('a'))
+    restored = TrainerEngine(model)
+    restored.restore_adapter('a', engine.snapshot('a'))
     for batch in features[4:]:
-        for each in (engine, twin):
+        for each in (engine, restored):
             each.forward_backward('a', batch)
             each.clip_grad_and_step('a')
-        assert everything_of(twin) == everything_of(engine)
-    assert float(twin.adapter('a').value_head.weight_1D.detach().abs().max()) > 0
+        assert state_of(restored) == state_of(engine)
+    assert float(restored.adapter('a').value_head.weight_1D.detach().abs().max()) > 0
 
 
 SCHEDULES = {
@@ -149,25 +149,25 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize('name', scheduler_names())
-def test_every_schedule_comes_back_to_the_bit(model, draw_feature, name):
-    """With its counters and what it did to momentum, from before its first move to after its third."""
+def test_every_schedule_is_restored_bitwise(model, draw_feature, name):
+    """Every schedule is restored bitwise, from before its first step to after its third."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=2, seed=1, target_modules=('q_proj',)))
     engine.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
     engine.set_lr_scheduler('a', name, **SCHEDULES[name])
     batch = [draw_feature(9)]
     for _ in range(4):
-        twin = TrainerEngine(model)
-        twin.restore_adapter('a', engine.snapshot('a'))
-        for each in (engine, twin):
+        restored = TrainerEngine(model)
+        restored.restore_adapter('a', engine.snapshot('a'))
+        for each in (engine, restored):
             for _ in range(2):
                 each.forward_backward('a', batch)
                 each.clip_grad_and_step('a')
-        assert everything_of(twin) == everything_of(engine)
+        assert state_of(restored) == state_of(engine)
 
 
-def test_a_value_head_that_joins_late_keeps_what_was_gathered(model, draw_feature):
-    """Optimizer and schedule go on for the weights; the head begins with neither a second optimizer nor a restart."""
+def test_added_value_head_preserves_the_optimizer(model, draw_feature):
+    """A value head that is added later does not change the optimizer and schedule of the other weights."""
     engines = [TrainerEngine(model) for _ in range(2)]
     feature = draw_feature(9, 1, returns=[0.3] * 9, old_values=[0.1] * 9)
     for engine in engines:
@@ -195,7 +195,7 @@ def test_a_value_head_that_joins_late_keeps_what_was_gathered(model, draw_featur
 
 
 def test_no_snapshot_while_a_forward_is_pending(engine, draw_feature):
-    """Activations are not kept; once they are used a snapshot is there again."""
+    """No snapshot can be taken while a forward pass is pending."""
     assert engine.snapshot('a') is not None
     engine.forward('a', [draw_feature()])
     assert engine.snapshot('a') is None
@@ -207,8 +207,8 @@ def test_no_snapshot_while_a_forward_is_pending(engine, draw_feature):
         engine.snapshot('ghost')
 
 
-def test_what_cannot_be_restored_is_refused_and_leaves_nothing(engine, model, draw_feature):
-    """A taken id, weights alone, a checkpoint, another model's layers and broken bytes."""
+def test_invalid_snapshots_are_refused(engine, model, draw_feature):
+    """An id in use, incomplete snapshots, other layers and malformed tensors are refused without changes."""
     engine.forward_backward('a', [draw_feature()])
     whole = engine.snapshot('a')
     with pytest.raises(AdapterExists):
@@ -228,20 +228,20 @@ def test_what_cannot_be_restored_is_refused_and_leaves_nothing(engine, model, dr
         assert engine.adapter_ids == ('a',)
 
 
-def test_a_loss_of_ones_own_has_no_name_to_be_restored_by(engine, model):
-    """The snapshot is refused where it is put back, by name; options that are no values where it is taken."""
+def test_unregistered_loss_cannot_be_restored(engine, model):
+    """A snapshot with an unregistered loss is refused when it is restored, with a message about the loss."""
     engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum()})
     with pytest.raises(SnapshotMismatch, match='loss'):
         TrainerEngine(model).restore_adapter('a', engine.snapshot('a'))
 
 
 def test_a_snapshot_is_a_copy(engine, model, draw_feature):
-    """What the adapter does after it changes nothing of it."""
+    """Later operations of the adapter do not change a snapshot."""
     engine.forward_backward('a', [draw_feature()])
     snapshot = engine.snapshot('a')
-    before = everything_of(engine)
+    before = state_of(engine)
     engine.clip_grad_and_step('a')
     engine.forward_backward('a', [draw_feature(9, 9)])
-    twin = TrainerEngine(model)
-    twin.restore_adapter('a', snapshot)
-    assert everything_of(twin) == before
+    restored = TrainerEngine(model)
+    restored.restore_adapter('a', snapshot)
+    assert state_of(restored) == before

@@ -1,4 +1,4 @@
-"""Trainers: the classes a training loop is written with. The engine they drive is `twinkle.model.engine`."""
+"""Trainer classes for training loops. Their engine is `twinkle.model.engine`."""
 
 from twinkle.model.base import TwinkleModel
 from twinkle.model.errors import (

@@ -1,4 +1,4 @@
-"""What every trainer offers, wherever it runs."""
+"""Interface of every trainer, local or remote."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ Inputs = InputFeature | Trajectory | Sequence[InputFeature] | Sequence[Trajector
 
 
 class TwinkleModel(ABC):
-    """A base model with adapters in training.
+    """Base model with adapters in training.
 
-    Every method takes `adapter_name`; it may be left out while there is one adapter.
+    Every method takes `adapter_name`, which is optional while there is exactly one adapter.
     """
 
     @abstractmethod
@@ -28,15 +28,15 @@ class TwinkleModel(ABC):
         """Add an adapter.
 
         Args:
-            adapter_name: not yet in use.
-            config_or_dir: a `LoraConfig` of ours or of peft, or a peft folder to begin from.
-            full_parameters: train the base model's own weights instead.
-            gradient_accumulation_steps: batches that make a step.
+            adapter_name: a new name.
+            config_or_dir: `LoraConfig` of this library or of peft, or a peft folder with initial weights.
+            full_parameters: whether to train the base model's weights instead.
+            gradient_accumulation_steps: number of batches per optimizer step.
         """
 
     @abstractmethod
     def set_optimizer(self, optimizer_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Replace the optimizer, given by name or class. The schedule must be set after it."""
+        """Replace the optimizer, given by name or class. This removes the schedule."""
 
     @abstractmethod
     def set_lr_scheduler(self, scheduler_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
@@ -52,21 +52,21 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Set what encodes inputs that are chats, given by name, class or instance."""
+        """Set the template that encodes chats, given by name, class or instance."""
 
     @abstractmethod
     def add_metric(
         self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
     ) -> None:
-        """Report one more metric of training, or of forward-only batches."""
+        """Add a metric of training, or of forward-only batches."""
 
     @abstractmethod
     def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return loss and log-probabilities; no gradient."""
+        """Return loss and log-probabilities without computing a gradient."""
 
     @abstractmethod
     def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return log-probabilities and keep what `calculate_loss` and `backward` need."""
+        """Return log-probabilities and store the activations for `calculate_loss` and `backward`."""
 
     @abstractmethod
     def calculate_loss(self, *, adapter_name: str | None = None) -> float:
@@ -74,17 +74,17 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def backward(self, *, logprob_gradients: Sequence[Any] | None = None, adapter_name: str | None = None) -> None:
-        """Add the gradient of the last `calculate_loss`, or of a loss of one's own, to the accumulated one."""
+        """Accumulate the gradient of the last `calculate_loss`, or of a custom loss."""
 
     @abstractmethod
     def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Do forward, calculate_loss and backward in one."""
+        """Run forward, calculate_loss and backward."""
 
     @abstractmethod
     def forward_backward_custom(
         self, inputs: Inputs, loss_fn: Any, *, adapter_name: str | None = None, **options: Any
     ) -> ModelOutput:
-        """Add the gradient of a function of the log-probabilities."""
+        """Accumulate the gradient of a function of the log-probabilities."""
 
     @abstractmethod
     def clip_grad_norm(
@@ -95,21 +95,21 @@ class TwinkleModel(ABC):
         max_grad_value: float | None = None,
         adapter_name: str | None = None,
     ) -> float | None:
-        """Limit the gradient's norm; return the norm before, None while accumulating."""
+        """Clip the gradient's norm; return the norm before clipping, or None while accumulating."""
 
     @abstractmethod
     def step(
         self, *, learning_rate: float | None = None, return_health: bool = False, adapter_name: str | None = None
     ) -> Any:
-        """Apply the accumulated gradient, once enough batches are in it."""
+        """Apply the accumulated gradient, once it has enough batches."""
 
     @abstractmethod
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Drop the accumulated gradient, once a step is due."""
+        """Clear the accumulated gradient, once a step is due."""
 
     @abstractmethod
     def lr_step(self, *, adapter_name: str | None = None) -> None:
-        """Move the schedule by one step, once a step is due."""
+        """Advance the schedule by one step, once a step is due."""
 
     @abstractmethod
     def clip_grad_and_step(
@@ -122,11 +122,11 @@ class TwinkleModel(ABC):
         adapter_name: str | None = None,
         **of_step: Any,
     ) -> Any:
-        """Do clip_grad_norm, step, zero_grad and lr_step in one; return what came of the step."""
+        """Run clip_grad_norm, step, zero_grad and lr_step; return the result of the step."""
 
     @abstractmethod
-    def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established name and place
-        """Return what was gathered since the last call, as numbers."""
+    def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established signature
+        """Return the metrics accumulated since the last call."""
 
     @abstractmethod
     def save(
@@ -139,7 +139,7 @@ class TwinkleModel(ABC):
         consumed_train_samples: int = 0,
         merge_lora: bool = False,
     ) -> str:
-        """Save a checkpoint; return where it is."""
+        """Save a checkpoint; return its location."""
 
     @abstractmethod
     def load(
@@ -150,13 +150,13 @@ class TwinkleModel(ABC):
         adapter_name: str | None = None,
         load_optimizer: bool = False,
     ) -> None:
-        """Replace the adapter's weights by a checkpoint's."""
+        """Replace the adapter's weights by those of a checkpoint."""
 
     @abstractmethod
     def resume_from_checkpoint(
         self, checkpoint_dir: str, *, resume_only_model: bool = False, adapter_name: str | None = None
     ) -> Mapping[str, int]:
-        """Go on from a checkpoint; return its counters."""
+        """Resume from a checkpoint; return its counters."""
 
     @abstractmethod
     def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, Any]:
@@ -164,4 +164,4 @@ class TwinkleModel(ABC):
 
     @abstractmethod
     def get_train_configs(self, *, adapter_name: str | None = None) -> str:
-        """Describe how the adapter is trained, for people."""
+        """Return a readable description of the adapter's training configuration."""

@@ -1,7 +1,7 @@
-"""A checkpoint as a folder: an adapter's two files of peft, or a whole model, and beside them what it takes to resume.
+"""A checkpoint as a folder: a peft adapter or a whole model, with additional files for resuming.
 
-`trainer_state.safetensors` is what the checkpoint service's store writes too, so a checkpoint
-saved by either can be resumed by the other. Nothing is pickled.
+The checkpoint service's store also writes `trainer_state.safetensors`, so a checkpoint saved by either can be resumed
+by the other. Nothing is pickled.
 """
 
 import os
@@ -26,9 +26,9 @@ from twinkle.model.errors import SnapshotMismatch
 from twinkle.nn import tensor_data_of, tensor_of
 
 TRAINER_STATE_FILE = 'trainer_state.safetensors'
-"""Optimizer, schedule, counters, random state and accumulated gradient."""
+"""File with optimizer, schedule, counters, random state and accumulated gradient."""
 VALUE_HEAD_FILE = 'value_head.safetensors'
-"""The value head of an adapter that has one: `value_head.weight` [1, D] and `value_head.bias` [1], float32."""
+"""File with an adapter's value head: `value_head.weight` [1, D] and `value_head.bias` [1], float32."""
 
 _HEAD = 'value_head.'
 
@@ -36,11 +36,11 @@ _HEAD = 'value_head.'
 def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str, base_folder: Path) -> None:
     """Write a checkpoint, replacing one of the same name.
 
-    The base model's own weights become a whole model folder in float32, as they are trained, so that a resumed run
-    has the same bits.
+    Full-parameter weights are written as a whole model folder in float32, their dtype in training, so that a resumed
+    run continues bitwise.
 
     Raises:
-        OSError: the disk refused.
+        OSError: writing failed.
     """
     if snapshot.lora_config is None:
         export_merged(base_folder, snapshot.adapter, None, folder, dtype='float32')
@@ -54,18 +54,18 @@ def read_checkpoint(folder: Path, *, whole: tuple[str, ...] | None = None) -> Ad
     """Read a checkpoint.
 
     Args:
-        folder: where it is.
-        whole: names of the base model's own weights to read, where they are what is trained. None: an adapter.
+        folder: folder of the checkpoint.
+        whole: names of the base model's weights to read for full-parameter training. None reads an adapter.
 
     Raises:
-        SnapshotMismatch: it is no checkpoint of that kind, or malformed.
+        SnapshotMismatch: the folder is malformed, or not a checkpoint of that kind.
     """
     try:
         weights, config = read_peft_folder(folder) if whole is None else (_read_model(folder, whole), None)
         head, trainer = _read(folder / VALUE_HEAD_FILE), _read(folder / TRAINER_STATE_FILE)
     except (InvalidPeftFolder, InvalidModelFolder) as error:
-        raise SnapshotMismatch(f'{folder} is no checkpoint: {error}') from error
-    # The checkpoint service keeps a head in the trainer's part alone.
+        raise SnapshotMismatch(f'{folder} is not a checkpoint: {error}') from error
+    # The checkpoint service stores a value head only in the trainer state.
     head = head or {name: data for name, data in (trainer or {}).items() if name.startswith(_HEAD)} or None
     targets = None if whole is None else ()
     snapshot = AdapterSnapshot(config, weights, trainer, 0, targets, head)
@@ -75,7 +75,7 @@ def read_checkpoint(folder: Path, *, whole: tuple[str, ...] | None = None) -> Ad
 
 
 def _read_model(folder: Path, names: tuple[str, ...]) -> dict[str, TensorData]:
-    """Return what there is of the named weights of a model folder."""
+    """Return the named weights that a model folder has."""
     found: dict[str, TensorData] = {}
     for shard in ModelFolder.open(folder).shards:
         own = {entry.name for entry in shard.entries} & set(names)
@@ -85,7 +85,7 @@ def _read_model(folder: Path, names: tuple[str, ...]) -> dict[str, TensorData]:
 
 
 def _write(path: Path, tensors: Mapping[str, TensorData] | None) -> None:
-    """Write a file whole, or see that there is none."""
+    """Write a file atomically, or remove it if there are no tensors."""
     if tensors is None:
         path.unlink(missing_ok=True)
         return

@@ -1,6 +1,6 @@
-"""The names under which Megatron's trainers will be; there is no backend for them yet.
+"""Names of Megatron trainers, which have no backend yet.
 
-Programs that only import them run; making one says what to use instead.
+Programs that only import them run; creating one raises an error that names the alternative.
 """
 
 from typing import Any, NoReturn
@@ -9,20 +9,20 @@ from twinkle.infra import NotSupportedYet
 
 
 class MegatronModel:
-    """A trainer on Megatron-core, which this release does not have."""
+    """Trainer on Megatron-core, which this release does not support."""
 
     def __new__(cls, *_args: Any, **_options: Any) -> NoReturn:
-        """Refuse, before anything is loaded.
+        """Raise before anything is loaded.
 
         Raises:
-            NotSupportedYet: always; the sentence names the trainer to use instead.
+            NotSupportedYet: always; the message names the trainer to use instead.
         """
-        instead = cls.__name__.replace('Megatron', 'Transformers')
+        alternative = cls.__name__.replace('Megatron', 'Transformers')
         raise NotSupportedYet(
-            f'{cls.__name__} needs the Megatron backend, which is not supported yet; use {instead} with the same '
+            f'{cls.__name__} needs the Megatron backend, which is not supported yet; use {alternative} with the same '
             f'arguments, without device_mesh, to train on one device'
         )
 
 
 class MultiLoraMegatronModel(MegatronModel):
-    """The same for several tenants, which this release does not have either."""
+    """Trainer on Megatron-core for several tenants, which this release does not support."""

@@ -1,4 +1,4 @@
-"""The trainer that several tenants of one process share."""
+"""Trainer shared by several tenants of one process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from twinkle.model.transformers_model import TransformersModel
 
 
 class MultiLoraTransformersModel(TransformersModel):
-    """A `TransformersModel` whose adapters are bounded in number, rank and length.
+    """`TransformersModel` with limits on the number, rank and length of adapters.
 
     Args:
-        model_id: a hub id or a folder.
-        max_loras: most adapters at a time, at least 1.
-        max_r: largest LoRA rank.
-        max_length: most tokens of one example; unset: what the model takes.
-        options: of `TransformersModel`.
+        model_id: hub id or folder.
+        max_loras: maximum number of adapters, at least 1.
+        max_r: maximum LoRA rank.
+        max_length: maximum number of tokens per example; None uses the model's limit.
+        options: arguments of `TransformersModel`.
     """
 
-    _may_train_whole_model = False
+    _supports_full_training = False
 
     def __init__(
         self, model_id: str, *, max_loras: int = 5, max_r: int = 32, max_length: int | None = None, **options: Any
@@ -33,7 +33,7 @@ class MultiLoraTransformersModel(TransformersModel):
 
     def _check_config(self, config: LoraConfig) -> None:
         if len(self.engine.adapter_ids) >= self._max_loras:
-            raise InvalidArgument(f'there are {self._max_loras} adapters already; remove one or raise max_loras')
+            raise InvalidArgument(f'there are already {self._max_loras} adapters; remove one or raise max_loras')
         rank = max([config.r, *config.rank_pattern.values()])
         if rank > self._max_r:
             raise InvalidArgument(f'the LoRA rank {rank} is above max_r {self._max_r}')

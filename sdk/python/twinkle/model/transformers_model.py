@@ -1,4 +1,4 @@
-"""The trainer of one process and one device."""
+"""Trainer of one process and one device."""
 
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,21 @@ _DTYPES = {'no': 'float32', 'bf16': 'bfloat16'}
 
 @remote_class()
 class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVerbs, SendingVerbs, TwinkleModel):
-    """Any causal language model of transformers, with adapters in training on one device.
+    """Causal language model of transformers with adapters in training on one device.
 
     Args:
-        model_id: a hub id or a folder.
-        device_mesh: of one device; unset means the same.
-        mixed_precision: 'no' holds the frozen weights in float32, 'bf16' in bfloat16; adapters are float32.
-        device: 'cpu', 'cuda' and so on; unset: 'cuda' where there is one.
-        activation_checkpointing: run each layer again in the backward pass instead of keeping its
-            activations: less memory, more time, the same bits.
-        max_pass_tokens: rows that run at once; larger batches run in parts.
-        unsupported: what other releases take; refused by name.
+        model_id: hub id or folder.
+        device_mesh: mesh of one device, or None.
+        mixed_precision: 'no' loads the frozen weights in float32, 'bf16' in bfloat16; adapters are float32.
+        device: torch device; None uses 'cuda' if it is available, else 'cpu'.
+        activation_checkpointing: whether to recompute activations in the backward pass, which needs less memory and
+            more time and gives bitwise the same results.
+        max_pass_tokens: maximum number of rows per pass; larger batches run in parts.
+        unsupported: options of other releases, which are refused by name.
 
     Raises:
-        NotSupportedYet: several devices, or an option of `unsupported`.
-        ModelNotFound: the id resolves to nothing.
+        NotSupportedYet: several devices, or an option in `unsupported`.
+        ModelNotFound: the id does not resolve to a model.
     """
 
     def __init__(

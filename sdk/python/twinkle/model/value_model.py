@@ -1,4 +1,4 @@
-"""The critic of one process and one device: a trainer whose runs learn values."""
+"""Critic of one process and one device: a trainer whose adapters learn values."""
 
 from typing import Any
 
@@ -7,22 +7,21 @@ from twinkle.model.verbs.handle import WHOLE_MODEL
 
 
 class TransformersValueModel(TransformersModel):
-    """A causal language model with a scalar value head: the critic of PPO.
+    """Causal language model with a scalar value head, the critic of PPO.
 
-    Without an adapter the whole model is trained, head included: the first verb that is about a run begins one by the
-    name 'default', to which the model is then leased. An adapter that is added before that is a critic of LoRA
-    weights. Either has `PPOValueLoss` from the start and a head that is zero, so that all values are 0 before it
-    learns; the backbone is not changed by the head alone. Values come with every forward verb.
+    Without an adapter the whole model is trained, including the head: the first method that needs a run creates one
+    with the name 'default', which leases the model. An adapter added before that is a critic of LoRA weights. Both
+    start with `PPOValueLoss` and a head of zeros, so all initial values are 0. Every forward method returns values.
 
-    A policy and a critic on one base model are cheaper: two adapters of a `MultiLoraTransformersModel`, one with
-    `set_loss('PPOValueLoss')`.
+    A policy and a critic on one base model need less memory as two adapters of a `MultiLoraTransformersModel`, one of
+    them with `set_loss('PPOValueLoss')`.
 
     Args:
-        model_id: a hub id or a folder.
-        options: of `TransformersModel`; the whole model can be trained with `mixed_precision='no'` alone.
+        model_id: hub id or folder.
+        options: arguments of `TransformersModel`; training the whole model requires `mixed_precision='no'`.
 
     Raises:
-        NotSupportedYet, ModelNotFound: as `TransformersModel`.
+        NotSupportedYet, ModelNotFound: see `TransformersModel`.
     """
 
     def add_adapter_to_model(
@@ -33,7 +32,7 @@ class TransformersValueModel(TransformersModel):
         full_parameters: bool = False,
         gradient_accumulation_steps: int = 1,
     ) -> None:
-        """Add a critic; arguments and errors as of `TransformersModel`."""
+        """Add a critic; for arguments and errors see `TransformersModel`."""
         super().add_adapter_to_model(
             adapter_name,
             config_or_dir,

@@ -1,7 +1,7 @@
-"""The dry run: what a training run would cost, before anything of it is allocated.
+"""Dry run: the cost of a training run, estimated before anything is allocated.
 
-`Probe` measures a model once, on small batches under a scratch adapter; `CostModel` is what it learned, and
-answers for any adapter and batch by arithmetic alone.
+`Probe` measures a model once, with small batches and a temporary adapter. The resulting `CostModel` estimates any
+adapter and batch by arithmetic.
 """
 
 from twinkle.model.dry_run.available_memory import available_bytes

@@ -1,4 +1,4 @@
-"""Memory that is free now."""
+"""Available memory of the device, the machine or its container."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ _CGROUP = Path('/sys/fs/cgroup')
 
 
 def available_bytes(device_type: str = 'cpu') -> int:
-    """Return how much memory more could be taken now, in bytes: of the device, or of this machine or its container.
+    """Return the memory that can be allocated now, in bytes.
 
     Args:
-        device_type: torch's name of the kind of device; anything but 'cuda' is the host's memory.
+        device_type: torch's name of the device type; any other than 'cuda' means the host's memory.
 
     Raises:
-        OSError: the operating system does not tell.
+        OSError: the operating system does not report it.
     """
     if device_type == 'cuda':
         free, _ = torch.cuda.mem_get_info()
@@ -28,11 +28,11 @@ def _host_bytes() -> int:
         name, _, rest = line.partition(':')
         if name == 'MemAvailable':
             return int(rest.split()[0]) * 1024
-    raise OSError(f'{_MEMINFO} does not tell the available memory')
+    raise OSError(f'{_MEMINFO} does not report the available memory')
 
 
 def _container_bytes() -> int:
-    """Return what the container's limit leaves; more than any machine has where there is no limit."""
+    """Return the memory left within the container's limit; without a limit, more than any machine has."""
     unlimited = 1 << 62
     try:
         limit = (_CGROUP / 'memory.max').read_text().strip()

@@ -1,9 +1,9 @@
-"""Time and memory of training as a small linear model whose terms are counted from shapes.
+"""Linear model of the time and memory of training, with terms computed from shapes.
 
-A pass of `n` sequences of `t` tokens costs a constant, a part for each row, one for each pair of rows of a
-sequence (attention), one for each label (the head), and one for each row and adapter parameter (LoRA). Five
-probes that differ in one term each give the five coefficients of time, and the same five those of memory,
-where the head counts by the rows of a block, since it is computed block by block.
+A pass of `n` sequences of `t` tokens costs a constant, a term per row, one per pair of rows of a sequence (attention),
+one per label (the head), and one per row and adapter parameter (LoRA). Five probes that each differ in one term give
+the five coefficients of time and of memory. For memory, the head's term is the rows of one block, because the head
+is computed block by block.
 """
 
 from collections.abc import Mapping
@@ -15,27 +15,27 @@ from twinkle.model.dry_run.trainable import TrainableSize
 from twinkle.nn.rows import block_rows
 
 _HEAD_ROWS = block_rows(torch.device('cpu'))
-"""Rows of one block of the head on the CPU, for which the estimates are held to what then happens."""
+"""Rows per block of the head on the CPU, the device on which the estimates are validated."""
 
 _FULL_BACKWARD = 1.5
-"""Passes that also compute the gradient of the base weights: three products a layer (output, input's and
-weight's gradient) where the adapters need two."""
+"""Cost of a pass with gradients of the base weights, relative to one with adapters: three matrix products per layer
+(output, input gradient, weight gradient) instead of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """The batch a run is to be trained on."""
+    """Shape of the batches of a training run."""
 
     batch_size: int
-    """Sequences."""
+    """Number of sequences."""
     sequence_tokens: int
-    """Tokens of each."""
+    """Number of tokens per sequence."""
     label_share: float = 1.0
-    """Share of the tokens whose label counts, in (0, 1]."""
+    """Fraction of tokens with a counted label, in (0, 1]."""
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """What the batch has of each term, without the adapter's own."""
+        """Value of each term for the batch, without those of the adapter."""
         rows = self.batch_size * self.sequence_tokens
         return {
             'pass': 1.0,
@@ -48,24 +48,24 @@ class BatchShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What one probe took."""
+    """Cost of one probe."""
 
     seconds: float
     peak_bytes: float
-    """Above what was there before it began."""
+    """Peak memory above the level before the probe."""
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Of one quantity."""
+    """Coefficients of time or memory."""
 
     by_term: Mapping[str, float]
-    """By the terms of `BatchShape`."""
+    """Coefficients of the terms of `BatchShape`."""
     adapted: float
-    """For each row and parameter of the adapter."""
+    """Coefficient per row and adapter parameter."""
 
     def of(self, shape: BatchShape, *, parameter_count: int) -> float:
-        """Return the quantity for one pass."""
+        """Return the time or memory of one pass."""
         terms = shape.terms
         plain = sum(coefficient * terms[name] for name, coefficient in self.by_term.items())
         return plain + self.adapted * terms['rows'] * parameter_count
@@ -73,32 +73,32 @@ class Coefficients:
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """What a run costs."""
+    """Estimated cost of a training run."""
 
     parameter_count: int
     adapter_bytes: int
-    """At rest: weights and the optimizer's state."""
+    """Memory of weights and optimizer state."""
     peak_bytes: int
-    """Most while a batch runs, `adapter_bytes` included."""
+    """Peak memory while a batch runs, including `adapter_bytes`."""
     step_seconds: float
-    """Of one forward_backward and step."""
+    """Duration of one forward_backward and step."""
     pass_count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What probes of a model have shown. A value: it may be kept, and used from any thread."""
+    """Measured costs of a model. Immutable, so it may be stored and used from any thread."""
 
     time: Coefficients
     memory: Coefficients
     memory_by_parameter: float
-    """Bytes of a pass for each parameter of the adapter: its gradient and what is made of it."""
+    """Bytes of a pass per adapter parameter: its gradient and copies of it."""
     step_seconds_by_parameter: float
-    """Of the optimizer."""
+    """Seconds of the optimizer step per parameter."""
     max_pass_tokens: int
 
     def estimate(self, size: TrainableSize, shape: BatchShape) -> CostEstimate:
-        """Return what training `size` on batches of `shape` costs."""
+        """Return the cost of training `size` on batches of `shape`."""
         per_pass = max(1, min(shape.batch_size, self.max_pass_tokens // shape.sequence_tokens))
         passes, rest = divmod(shape.batch_size, per_pass)
         widest = self._part(shape, per_pass)

@@ -1,4 +1,4 @@
-"""The most memory that tensors took while a block ran."""
+"""Peak memory of the tensors allocated in a block."""
 
 import weakref
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakBytes:
-    """What `peak_bytes` found; 0 until its block has ended."""
+    """Result of `peak_bytes`; 0 until the block ends."""
 
     def __init__(self) -> None:
         self.value = 0
-        """Bytes above what was there when the block began."""
+        """Peak in bytes above the level at the start of the block."""
 
 
 @contextmanager
 def peak_bytes(device: torch.device) -> Iterator[PeakBytes]:
-    """Measure the block's peak of memory: by CUDA's own count, or by following every tensor that is made."""
+    """Measure the peak memory of a block, from CUDA's statistics or by tracking every new tensor."""
     found = PeakBytes()
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)
@@ -34,7 +34,7 @@ def peak_bytes(device: torch.device) -> Iterator[PeakBytes]:
 
 
 class _LiveStorages(TorchDispatchMode):
-    """Counts the bytes of storages that operations make, until they are freed. Views count once."""
+    """Tracks the bytes of storages created by operations until they are freed. Views are counted once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,4 +64,4 @@ class _LiveStorages(TorchDispatchMode):
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 - the one identity a storage keeps while it lives
+    return tensor.untyped_storage()._cdata  # noqa: SLF001 - the only identity that is stable for a storage's lifetime

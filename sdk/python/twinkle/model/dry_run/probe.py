@@ -1,4 +1,4 @@
-"""Measures a model on small batches, so that larger ones can be told without running them."""
+"""Measurement of a model on small batches, from which the cost of larger ones is estimated."""
 
 import time
 
@@ -19,17 +19,17 @@ _FEW_LABELS = BatchShape(batch_size=8, sequence_tokens=32, label_share=0.125)
 _PROBES = ((_SHORT, _LOW_RANK), (_MANY, _LOW_RANK), (_LONG, _LOW_RANK), (_FEW_LABELS, _LOW_RANK), (_MANY, _HIGH_RANK))
 PROBE_COUNT = len(_PROBES)
 _REPEATS = 2
-"""Of each timing, the lower of which counts: what else the machine does can only add to it."""
+"""Number of timings per probe; the minimum counts, because other load on the machine only adds time."""
 
 
 class Probe:
-    """Measures one engine, in steps, so that other work can go between them.
+    """Measurement of one engine in steps, so that other work can run in between.
 
-    Each step makes a scratch adapter and deletes it again. Concurrency: in the engine's thread.
+    Each step creates a temporary adapter and deletes it. Concurrency: call it in the engine's thread.
 
     Args:
-        engine: to be measured; its adapters are left alone.
-        max_pass_tokens: of the engine.
+        engine: engine to measure; its adapters are not affected.
+        max_pass_tokens: maximum number of tokens per pass of the engine.
     """
 
     def __init__(self, engine: TrainerEngine, *, max_pass_tokens: int) -> None:
@@ -41,11 +41,11 @@ class Probe:
 
     @property
     def is_done(self) -> bool:
-        """Whether every step was made."""
+        """Whether all measurements were made."""
         return len(self._measured) == PROBE_COUNT
 
     def step(self) -> None:
-        """Make the next measurement; takes up to a few seconds."""
+        """Make the next measurement, which takes up to a few seconds."""
         shape, lora_rank = _PROBES[len(self._measured)]
         adapter = self._engine.create_adapter(_ADAPTER, LoraConfig(r=lora_rank, lora_alpha=lora_rank, seed=0))
         try:
@@ -55,7 +55,7 @@ class Probe:
             self._engine.delete_adapter(_ADAPTER)
 
     def cost_model(self) -> CostModel:
-        """Return what the measurements say; only once all are made."""
+        """Return the cost model of the measurements; requires `is_done`."""
         many, high = self._measured[1], self._measured[-1]
         low_count, high_count = self._parameter_counts[0], self._parameter_counts[-1]
         bytes_by_parameter, memory_adapted = _split_by_parameter(
@@ -93,7 +93,7 @@ class Probe:
         return Measurement(seconds=min(seconds), peak_bytes=peak.value)
 
     def _now(self) -> float:
-        """Return seconds of the device; on the CPU those of this thread, so that other processes do not count."""
+        """Return the device's time in seconds; on the CPU it is the thread's time, without other processes."""
         if self._engine.model.device.type != 'cuda':
             return time.thread_time()
         torch.cuda.synchronize(self._engine.model.device)
@@ -113,9 +113,9 @@ def _features(shape: BatchShape, *, vocab_size: int) -> list[InputFeature]:
 
 
 def _split_by_parameter(low: float, high: float, *, extra: int) -> tuple[float, float]:
-    """Tell what a pass keeps for each parameter from what it keeps for each row and parameter.
+    """Split the additional memory of a larger adapter into bytes per parameter and bytes per row and parameter.
 
-    Of a parameter it keeps the new gradient and the one accumulated; what is left is the rows' share.
+    A pass stores at most the new and the accumulated gradient of a parameter; the rest depends on the rows.
     """
     by_parameter = min(8.0, max(0.0, (high - low) / extra))
     left = max(0.0, high - low - by_parameter * extra)
@@ -125,7 +125,7 @@ def _split_by_parameter(low: float, high: float, *, extra: int) -> tuple[float, 
 def _fitted(
     values: list[float], parameter_counts: list[int], *, label_term: str, adapted: float | None = None
 ) -> Coefficients:
-    """Solve for the coefficients, each from the two probes that differ in its term; none is below 0."""
+    """Solve for the coefficients, each from the two probes that differ in its term; negative results become 0."""
     short, many, long, few, high = values
     rows = _MANY.terms['rows']
     if adapted is None:

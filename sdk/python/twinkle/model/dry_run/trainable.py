@@ -1,4 +1,4 @@
-"""How much there is to train, from a configuration alone."""
+"""Size of the trainable parameters, computed from a configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from twinkle.module import build_optimizer
 from twinkle.nn.targets import Layers, rank_of, select_layers
 
 _SAMPLE_SHAPE = (64, 64)
-"""Of the parameter that the optimizer's state is measured on: large enough that counters do not weigh."""
+"""Shape of the parameter used to measure the optimizer state, large enough that scalars do not matter."""
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainableSize:
-    """Trainable parameters, all float32, and what their optimizer keeps."""
+    """Number of trainable float32 parameters, and the size of their optimizer state."""
 
     parameter_count: int
     optimizer_bytes: int
@@ -25,7 +25,7 @@ class TrainableSize:
 
     @property
     def resting_bytes(self) -> int:
-        """Memory while no gradient is there: weights and the optimizer's state."""
+        """Memory of weights and optimizer state."""
         return self.parameter_count * _FLOAT_BYTES + self.optimizer_bytes
 
     @property
@@ -38,13 +38,13 @@ def lora_size(layers: Layers, config: LoraConfig, *, optimizer: Any, options: Ma
     """Return the size of an adapter.
 
     Args:
-        layers: of the base model.
+        layers: linear layers of the base model.
         config: ranks and targets.
-        optimizer: its name or class.
-        options: its arguments.
+        optimizer: name or class of the optimizer.
+        options: arguments of the optimizer.
 
     Raises:
-        UnknownTargetModules: the configuration names layers the model does not have.
+        UnknownTargetModules: the configuration names layers that the model does not have.
         UnknownComponent, InvalidComponentOptions: the optimizer cannot be built.
     """
     paths = select_layers(layers, config)
@@ -53,7 +53,7 @@ def lora_size(layers: Layers, config: LoraConfig, *, optimizer: Any, options: Ma
 
 
 def full_size(parameter_counts: Sequence[int], *, optimizer: Any, options: Mapping[str, Any]) -> TrainableSize:
-    """Return the size of full-parameter training of tensors of so many scalars; raises as `lora_size`."""
+    """Return the size of full-parameter training of tensors with these numbers of scalars; raises like `lora_size`."""
     count = sum(parameter_counts)
     return TrainableSize(
         parameter_count=count, optimizer_bytes=_optimizer_bytes(count, optimizer, options), is_full_parameter=True
@@ -62,7 +62,7 @@ def full_size(parameter_counts: Sequence[int], *, optimizer: Any, options: Mappi
 
 def _optimizer_bytes(parameter_count: int, optimizer: Any, options: Mapping[str, Any]) -> int:
     sample = torch.zeros(_SAMPLE_SHAPE, requires_grad=True)
-    # Groups are told by paths the sample does not have, and change no sizes.
+    # Groups need parameter paths, which the sample does not have, and do not change sizes.
     built = build_optimizer(optimizer, [sample], {name: value for name, value in options.items() if name != 'groups'})
     sample.grad = torch.zeros_like(sample)
     built.step()

@@ -1,4 +1,4 @@
-"""The trainer on one device: many adapters on one frozen model. Synchronous; drive it from one thread."""
+"""Trainer for many adapters on one frozen model and one device. Synchronous; call it from one thread."""
 
 from twinkle.data_format import ForwardResult, StepResult
 from twinkle.model.engine.adapter_state import AdapterState

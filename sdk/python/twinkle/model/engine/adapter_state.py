@@ -1,4 +1,4 @@
-"""One adapter in training: its weights and everything that belongs to it alone."""
+"""State of one adapter in training: its weights, optimizer, loss and everything else specific to it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,132 +23,132 @@ if TYPE_CHECKING:
 
 @dataclass
 class PendingForward:
-    """A forward pass whose activations are kept."""
+    """Forward pass with stored activations."""
 
     batch: PackedBatch
     outputs: 'SegmentOutputs'
-    """With gradient."""
+    """Outputs with gradient."""
     output: LossOutput | None = None
-    """Once the loss was calculated."""
+    """Loss, once it was calculated."""
 
 
 @dataclass(frozen=True)
-class MetricInUse:
-    """A metric and how it was asked for."""
+class ConfiguredMetric:
+    """Metric with the name and options it was built from."""
 
     metric: Metric
     choice: ComponentChoice
 
     @classmethod
-    def by_default(cls, metric: Metric) -> 'MetricInUse':
+    def by_default(cls, metric: Metric) -> 'ConfiguredMetric':
         """Return a metric built without options."""
         return cls(metric, ComponentChoice(type(metric).__name__, {}))
 
 
 @dataclass
 class AdapterState:
-    """Mutable; owned by the engine's one thread."""
+    """Mutable state, owned by the engine's thread."""
 
     adapter_id: str
     weights: LoraWeights | FullWeights
     optimization: Optimization
     value_head: ValueHead | None = None
-    """Once a loss that learns values was set."""
+    """Present after a loss that learns values was set."""
     loss: Loss = field(default_factory=CrossEntropyLoss)
     loss_choice: ComponentChoice = field(default_factory=lambda: ComponentChoice('CrossEntropyLoss', {}))
     processor: InputProcessor = field(default_factory=InputProcessor)
     processor_choice: ComponentChoice = field(default_factory=lambda: ComponentChoice('InputProcessor', {}))
     gradient_accumulation_steps: int = 1
     batch_count: int = 0
-    """Batches whose gradient is accumulated."""
+    """Number of batches in the accumulated gradient."""
     divisor: int = 0
-    """What the accumulated gradient is divided by at the step; 0 for not at all."""
+    """Divisor of the accumulated gradient at the step; 0 means no division."""
     step_count: int = 0
-    """Optimizer steps applied."""
+    """Number of applied optimizer steps."""
     grad_norm: float | None = None
-    """Norm of the accumulated gradient before clipping, since it was last clipped."""
+    """Norm of the accumulated gradient before the last clipping; None if it was not clipped."""
     pending: PendingForward | None = None
-    metrics_in_training: tuple[MetricInUse, ...] = field(
-        default_factory=lambda: (MetricInUse.by_default(LossMetric()), MetricInUse.by_default(TrainMetric()))
+    metrics_in_training: tuple[ConfiguredMetric, ...] = field(
+        default_factory=lambda: (ConfiguredMetric.by_default(LossMetric()), ConfiguredMetric.by_default(TrainMetric()))
     )
-    metrics_in_evaluation: tuple[MetricInUse, ...] = field(
-        default_factory=lambda: (MetricInUse.by_default(LossMetric()),)
+    metrics_in_evaluation: tuple[ConfiguredMetric, ...] = field(
+        default_factory=lambda: (ConfiguredMetric.by_default(LossMetric()),)
     )
 
     @classmethod
     def create(
         cls, adapter_id: str, weights: LoraWeights | FullWeights, *, gradient_accumulation_steps: int
     ) -> 'AdapterState':
-        """Return a new adapter's state: AdamW with torch's defaults, cross-entropy, no schedule."""
+        """Return a new adapter's state: AdamW with torch's defaults, cross-entropy and no schedule."""
         optimization = Optimization.begin(ComponentChoice('AdamW', {}), weights.named_parameters())
         return cls(adapter_id, weights, optimization, gradient_accumulation_steps=gradient_accumulation_steps)
 
     @property
     def config(self) -> LoraConfig | None:
-        """What the weights were made from, the seed included; None where they are the base model's own."""
+        """LoRA configuration, including the seed; None for full-parameter training."""
         return self.weights.config
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer of all parameters."""
+        """Optimizer of all parameters."""
         return self.optimization.optimizer
 
     @property
     def optimizer_choice(self) -> ComponentChoice:
-        """How the optimizer was asked for."""
+        """Name and options of the optimizer."""
         return self.optimization.optimizer_choice
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """The schedule of its rate."""
+        """Schedule of the learning rate."""
         return self.optimization.scheduler
 
     @property
     def scheduler_choice(self) -> ComponentChoice | None:
-        """How the schedule was asked for."""
+        """Name and options of the schedule."""
         return self.optimization.scheduler_choice
 
     @property
     def learning_rate(self) -> float:
-        """Of the first parameter group, as the schedule set it."""
+        """Current learning rate of the first parameter group."""
         return float(self.optimizer.param_groups[0]['lr'])
 
     def metrics(self, *, is_training: bool) -> list[Metric]:
-        """Return what reports batches of that kind."""
+        """Return the metrics of training, or of forward-only batches."""
         return self.train_metrics if is_training else self.eval_metrics
 
     @property
     def train_metrics(self) -> list[Metric]:
-        """What reports training."""
+        """Metrics of training."""
         return [used.metric for used in self.metrics_in_training]
 
     @property
     def eval_metrics(self) -> list[Metric]:
-        """What reports batches that are only run forward."""
+        """Metrics of forward-only batches."""
         return [used.metric for used in self.metrics_in_evaluation]
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether some, but not yet enough batches are accumulated for a step."""
+        """Whether at least one batch, but fewer than a step needs, are accumulated."""
         return 0 < self.batch_count < self.gradient_accumulation_steps
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """Return everything that is trained, in a fixed order: A and B of each layer, then the value head."""
+        """Return all trained tensors in a fixed order: A and B of each layer, then the value head."""
         head = {} if self.value_head is None else self.value_head.named_parameters()
         return {**self.weights.named_parameters(), **head}
 
     def parameters(self) -> list[Tensor]:
-        """Return what `named_parameters` returns, without the names."""
+        """Return the tensors of `named_parameters`."""
         return list(self.named_parameters().values())
 
     def add_value_head(self, head: ValueHead) -> None:
-        """Train a value head too; optimizer and schedule go on as they are for all else."""
-        self.optimization = self.optimization.over_more({**self.named_parameters(), **head.named_parameters()})
+        """Add a value head to the trained parameters; the state of optimizer and schedule is preserved."""
+        self.optimization = self.optimization.extended({**self.named_parameters(), **head.named_parameters()})
         self.value_head = head
 
     @contextmanager
-    def undoing_configuration(self) -> Iterator[None]:
-        """Put optimizer, schedule, loss, processor, metrics and accumulation back if the block fails."""
+    def restoring_configuration(self) -> Iterator[None]:
+        """Restore optimizer, schedule, loss, processor, metrics and accumulation if the block fails."""
         names = (
             'optimization', 'value_head', 'loss', 'loss_choice', 'processor', 'processor_choice',
             'gradient_accumulation_steps', 'metrics_in_training', 'metrics_in_evaluation',
@@ -164,7 +164,7 @@ class AdapterState:
             raise
 
     def drop_gradient(self) -> None:
-        """Forget the accumulated gradient and the pending forward pass."""
+        """Clear the accumulated gradient and the pending forward pass."""
         for parameter in self.parameters():
             parameter.grad = None
         self.batch_count, self.divisor, self.grad_norm, self.pending = 0, 0, None, None

@@ -1,4 +1,4 @@
-"""The adapters there are."""
+"""Table of the adapters on one model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +12,10 @@ from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM
 
 
 class AdapterTable:
-    """Makes, finds and forgets adapters on one frozen model.
+    """Creates, finds and deletes adapters on one frozen model.
 
     Args:
-        model: shared by all adapters.
+        model: model shared by all adapters.
     """
 
     def __init__(self, model: PackedCausalLM) -> None:
@@ -24,14 +24,14 @@ class AdapterTable:
 
     @property
     def adapter_ids(self) -> tuple[str, ...]:
-        """The adapters there are, oldest first."""
+        """Ids of all adapters, oldest first."""
         return tuple(self._adapters)
 
     def adapter(self, adapter_id: str) -> AdapterState:
-        """Return an adapter's state; to be read only.
+        """Return an adapter's state; callers must not modify it.
 
         Raises:
-            UnknownAdapter: there is none.
+            UnknownAdapter: the adapter does not exist.
         """
         try:
             return self._adapters[adapter_id]
@@ -41,13 +41,13 @@ class AdapterTable:
     def create_adapter(
         self, adapter_id: str, config: LoraConfig, *, gradient_accumulation_steps: int = 1
     ) -> AdapterState:
-        """Make an adapter with fresh weights, AdamW with torch's defaults, mean cross-entropy and no schedule.
+        """Create an adapter with new weights, AdamW with torch's defaults, mean cross-entropy and no schedule.
 
         Raises:
-            AdapterExists: the id is taken.
-            UnknownTargetModules: the configuration names layers the model does not have.
+            AdapterExists: the id is in use.
+            UnknownTargetModules: the configuration names layers that the model does not have.
             InvalidArgument: a number is out of range.
-            ModelLeased: a full-parameter adapter has the model for itself.
+            ModelLeased: a full-parameter adapter has leased the model.
         """
         self._check_free(adapter_id)
         check_accumulation(gradient_accumulation_steps)
@@ -62,17 +62,17 @@ class AdapterTable:
     def create_full_adapter(
         self, adapter_id: str, target_modules: Sequence[str] = (), *, gradient_accumulation_steps: int = 1
     ) -> AdapterState:
-        """Lease the model's own weights to a run; otherwise as `create_adapter`. Deleting it puts them back.
+        """Lease the model's weights to a full-parameter run. Deleting the run restores them.
 
         Args:
-            adapter_id: of the run, which has the model for itself.
-            target_modules: names matched against the dotted parts of each parameter's path; none for all.
-            gradient_accumulation_steps: batches that make a step.
+            adapter_id: id of the run, which must be the only adapter.
+            target_modules: names matched against the dotted parts of each parameter's path; empty selects all.
+            gradient_accumulation_steps: number of batches per optimizer step.
 
         Raises:
-            ModelLeased: another adapter is there.
-            AdapterExists, InvalidArgument: as `create_adapter`.
-            UnknownParameters: a name matches nothing.
+            ModelLeased: another adapter exists.
+            AdapterExists, InvalidArgument: see `create_adapter`.
+            UnknownParameters: a name matches no parameter.
             UnsupportedModel: the model was not loaded as float32.
         """
         self._check_free(adapter_id)
@@ -85,10 +85,10 @@ class AdapterTable:
         return state
 
     def delete_adapter(self, adapter_id: str) -> None:
-        """Forget an adapter; a lease of the model's weights ends, and they are as they were loaded.
+        """Delete an adapter; if it had leased the model's weights, they are restored.
 
         Raises:
-            UnknownAdapter: there is none.
+            UnknownAdapter: the adapter does not exist.
         """
         weights = self.adapter(adapter_id).weights
         del self._adapters[adapter_id]
@@ -103,10 +103,10 @@ class AdapterTable:
 
 
 def check_accumulation(steps: int) -> None:
-    """Refuse a number of batches that make no step.
+    """Validate a number of batches per step.
 
     Raises:
-        InvalidArgument: fewer than 1.
+        InvalidArgument: the number is below 1.
     """
     if steps < 1:
         raise InvalidArgument(f'gradient_accumulation_steps must be at least 1, got {steps}')

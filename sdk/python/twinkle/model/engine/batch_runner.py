@@ -1,7 +1,7 @@
-"""Runs batches of several adapters in shared passes, so that each gets the bits it would get alone.
+"""Execution of batches of several adapters in shared passes, bitwise equal to running each alone.
 
-Memory that runs out is met in three steps: the pass is run again by fewer adapters at a time, then a
-lone part by halves, and only what cannot be divided is refused.
+When memory runs out, a pass is split by adapters; a single part that does not fit is halved; a part that cannot be
+divided is refused.
 """
 
 from collections.abc import Sequence
@@ -22,37 +22,37 @@ from twinkle.nn import PackedCausalLM
 from twinkle.processor import InvalidFeatures
 
 _Outcome = list[PassResult] | Exception
-"""What came of one part: a result for each piece it ran in, or why the part was refused."""
+"""Result of one part: one `PassResult` per piece, or the error that refused the part."""
 
 
 @dataclass
 class ItemRun:
-    """One adapter's batch on its way through the passes."""
+    """Execution state of one adapter's batch."""
 
     purpose: Purpose
     parts: Sequence[Part]
     results: list[PassResult] = field(default_factory=list)
-    """In the order of the features."""
+    """Results in the order of the features."""
     gradient: Sequence[Tensor] | None = None
-    """Of the parts that ran, added up in their order."""
+    """Sum of the gradients of completed parts, in their order."""
     refusal: BaseException | None = None
 
     def __post_init__(self) -> None:
-        """Remember the random state, for a refusal."""
+        """Save the random state, which `refuse` restores."""
         self._draws = self.purpose.state.weights.dropout_generator.get_state()
 
     def refuse(self, error: BaseException) -> None:
-        """Give up, leaving the adapter as it was."""
+        """Abort the batch with an error and restore the adapter's random state."""
         self.refusal, self.gradient = error, None
         self.purpose.state.weights.dropout_generator.set_state(self._draws)
 
     @property
     def is_divided(self) -> bool:
-        """Whether a part ran in pieces."""
+        """Whether a part ran in several pieces."""
         return len(self.results) > len(self.parts)
 
     def take(self, outcome: _Outcome) -> None:
-        """Take in what came of the next part."""
+        """Add the result of the next part."""
         if isinstance(outcome, Exception):
             self.refuse(outcome)
             return
@@ -63,11 +63,11 @@ class ItemRun:
 
 
 class BatchRunner:
-    """Runs batches on one model.
+    """Executor of batches on one model.
 
     Args:
-        model: shared by all adapters.
-        max_pass_tokens: rows of a shared pass.
+        model: model shared by all adapters.
+        max_pass_tokens: maximum number of rows of a shared pass.
     """
 
     def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
@@ -76,9 +76,9 @@ class BatchRunner:
         self.cutter = BatchCutter(model, max_pass_tokens=max_pass_tokens)
 
     def run(self, runs: Sequence[ItemRun]) -> None:
-        """Run batches of different adapters to their end; what came of each is left in it.
+        """Run batches of different adapters to completion; each `ItemRun` gets its result.
 
-        No gradient is added to an adapter's yet. A defect that is raised leaves all adapters as they were.
+        Gradients are not yet added to the adapters. An unexpected exception leaves all adapters unchanged.
         """
         try:
             self._run_kinds(runs)
@@ -107,7 +107,7 @@ class BatchRunner:
         results = self._attempt(pieces)
         if results is not None:
             return [
-                _in_whole(result, piece) if isinstance(result, Exception) else [result]
+                _with_batch_index(result, piece) if isinstance(result, Exception) else [result]
                 for result, piece in zip(results, pieces, strict=True)
             ]
         for piece, draw in zip(pieces, draws, strict=True):
@@ -120,7 +120,7 @@ class BatchRunner:
         return first + self._run_pass(pieces[middle:])
 
     def _attempt(self, pieces: 'Sequence[_Piece]') -> list[PassResult | Exception] | None:
-        """Run a pass; return None where it must be run again in smaller ones."""
+        """Run a pass; return None if it must run again in smaller passes."""
         segments = [piece.segment for piece in pieces]
         try:
             return list(run_joint_pass(self._model, segments))
@@ -147,24 +147,24 @@ class BatchRunner:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part, or some of one, of an item."""
+    """A part of an item, or a piece of a part."""
 
     run: ItemRun
     part: Part
 
     @property
     def segment(self) -> Segment:
-        """What it brings to a pass."""
+        """Input of a pass."""
         return Segment(self.run.purpose, self.part.batch)
 
     @classmethod
     def of(cls, runs: Sequence[ItemRun], slot: Slot) -> '_Piece':
-        """Return the part a slot means."""
+        """Return the part of a slot."""
         return cls(runs[slot.item], runs[slot.item].parts[slot.part])
 
 
-def _in_whole(error: Exception, piece: _Piece) -> Exception:
-    """Return a refusal with the feature's index in the whole batch, where it names one."""
+def _with_batch_index(error: Exception, piece: _Piece) -> Exception:
+    """Return the error with the feature's index in the batch instead of its index in the part."""
     begin = piece.part.first_feature
     match error:
         case LossNotFinite(feature_index=int(index)):

@@ -1,7 +1,7 @@
-"""The accumulated gradient of an adapter: adding to it, clipping it, applying it.
+"""Accumulated gradient of an adapter: adding to it, clipping it, applying it.
 
-It is kept as the plain sum; what it is to be divided by is counted beside it, and the division
-is done for the step alone, so that batches may still be added after clipping or stepping.
+The gradient is stored as a sum with its divisor. Only the optimizer step divides it, so batches can still be added
+after clipping or stepping.
 """
 
 import math
@@ -18,30 +18,30 @@ from twinkle.module import GradientNotFinite, clip_by_norm, clip_by_value
 
 
 def sum_gradients(first: Sequence[Tensor] | None, second: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the sum of two gradients, the first of which may be none."""
+    """Return the sum of two gradients; None counts as zero."""
     if first is None:
         return second
     return [a + b for a, b in zip(first, second, strict=True)]
 
 
 def check_gradient(state: AdapterState, gradient: Sequence[Tensor]) -> None:
-    """Refuse a gradient that would poison the adapter.
+    """Refuse a gradient that would make the adapter's weights invalid.
 
     Raises:
-        LossNotFinite: an element is infinite or not a number.
+        LossNotFinite: an element is infinite or NaN.
     """
-    # The largest magnitude is finite where every element is: one answer from the device for all tensors.
+    # The largest magnitude is finite if and only if all elements are; this needs one transfer from the device.
     if not bool(torch.nn.utils.get_total_norm(gradient, norm_type=math.inf).isfinite()):
         raise LossNotFinite(state.adapter_id, None)
 
 
 def total_gradient(state: AdapterState, gradient: Sequence[Tensor], *, is_finite: bool = False) -> list[Tensor]:
-    """Return the accumulated gradient with one more batch's in it; `accumulate` puts it into use.
+    """Return the accumulated gradient plus that of one more batch; `accumulate` stores it.
 
     Args:
-        state: of the adapter; only read.
-        gradient: in the order of its parameters; not aliased.
-        is_finite: whether that of the gradient itself is known.
+        state: state of the adapter; not modified.
+        gradient: gradient of the batch, in the order of the parameters; not aliased.
+        is_finite: whether the gradient of the batch is known to be finite.
 
     Raises:
         LossNotFinite: the sum is not finite.
@@ -56,7 +56,7 @@ def total_gradient(state: AdapterState, gradient: Sequence[Tensor], *, is_finite
 
 
 def accumulate(state: AdapterState, totals: Sequence[Tensor], *, divisor: int) -> None:
-    """Put a `total_gradient` into use; `divisor` is what its batch adds to the number the sum is divided by."""
+    """Store a `total_gradient`; `divisor` is the batch's contribution to the divisor of the sum."""
     for parameter, total in zip(state.parameters(), totals, strict=True):
         parameter.grad = total
     state.batch_count += 1
@@ -64,7 +64,7 @@ def accumulate(state: AdapterState, totals: Sequence[Tensor], *, divisor: int) -
 
 
 def clip_gradient(state: AdapterState, limits: ClipOptions) -> float:
-    """Limit each element of the divided gradient, then its norm; return the norm between the two.
+    """Clip each element of the divided gradient, then its norm; return the norm after the first clipping.
 
     Raises:
         AdapterNotReady: the norm is not finite; nothing was changed.
@@ -76,17 +76,17 @@ def clip_gradient(state: AdapterState, limits: ClipOptions) -> float:
             clip_by_value(gradients, max_value=limits.max_grad_value, divisor=divisor)
         norm = clip_by_norm(gradients, max_norm=limits.max_grad_norm, norm_type=limits.norm_type, divisor=divisor)
     except GradientNotFinite as error:
-        raise AdapterNotReady(state.adapter_id, 'a gradient of finite norm: drop this one with zero_grad') from error
+        raise AdapterNotReady(state.adapter_id, 'a finite gradient; clear this one with zero_grad') from error
     state.grad_norm = norm
     return norm
 
 
 def apply_gradient(state: AdapterState, changes: Mapping[str, Any]) -> float:
-    """Step the optimizer with the divided gradient; return the learning rate used.
+    """Run an optimizer step with the divided gradient; return the learning rate that was used.
 
     Args:
-        state: of the adapter.
-        changes: values of every parameter group for this step alone, such as `lr`; see `step_changes`.
+        state: state of the adapter.
+        changes: values of every parameter group for this step only, such as `lr`; see `step_changes`.
     """
     parameters = state.parameters()
     sums = [parameter.grad for parameter in parameters]

@@ -1,7 +1,7 @@
-"""One pass of several adapters: forward once, each its own loss, backward once.
+"""One pass of several adapters: one forward pass, one loss per adapter, one backward pass.
 
-The losses are never added up: autograd is given all of them at once, and each reaches its own
-adapter's parameters alone, so that what is not finite in one is not seen by another.
+Losses are not summed: autograd differentiates all of them at once, and each reaches only its adapter's parameters.
+A value that is not finite in one loss therefore does not affect the others.
 """
 
 import time
@@ -29,43 +29,43 @@ from twinkle.nn.rows import padded_row_count
 from twinkle.processor import InvalidFeatures, PackedBatch
 
 _REFUSALS = (TrainerError, InvalidFeatures, InvalidLossInput)
-"""What a loss refuses in words made for its caller."""
+"""Errors with messages for the caller, raised by losses and validation."""
 LOSS_FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError, RuntimeError)
-"""What a loss that is wrong or unfit for its batch raises; memory that ran out is told apart from it."""
+"""Exceptions of a loss that is faulty or does not suit its batch; out-of-memory errors are separated from them."""
 
-_MOST_TOKENS = 1 << 40
-"""A loss may divide by this: added up over any number of batches, it still fits the machine's integers."""
+_MAX_DIVISOR = 1 << 40
+"""Limit of a loss's divisor; sums of it over any number of batches fit 64-bit integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassResult:
-    """What one pass gave one adapter."""
+    """Results of one pass for one adapter."""
 
     batch: PackedBatch
     facts: LabelFacts
     output: LossOutput
-    """Of numbers alone."""
+    """Output of the loss as plain numbers."""
     target_logps: npt.NDArray[np.float32]
-    """[R], or [R, K] where the loss has several targets in the place of a label."""
+    """[R], or [R, K] if candidates replace the label."""
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """Other outputs that were asked for."""
+    """Other requested outputs."""
     gradient: Sequence[Tensor] | None = None
-    """In the order of the adapter's parameters; None without training."""
+    """Gradient in the order of the adapter's parameters; None without training."""
     seconds: float = 0.0
-    """The adapter's share of the pass, by its tokens."""
+    """The adapter's share of the pass's duration, by tokens."""
     padding_token_count: int = 0
-    """Rows that were added to the pass; counted for its first adapter."""
+    """Number of padding rows of the pass, reported for its first adapter only."""
     adapter_count: int = 1
-    """Adapters in the pass."""
+    """Number of adapters in the pass."""
 
 
 class BackwardFailed(Exception):
-    """The backward pass of several adapters raised, and which of them is to blame is not known yet."""
+    """The joint backward pass of several adapters raised; the adapter at fault is unknown."""
 
 
 @dataclass
-class _Share:
-    """One adapter's progress through a pass."""
+class _SegmentRun:
+    """Progress of one adapter in a pass."""
 
     segment: Segment
     outputs: SegmentOutputs
@@ -75,30 +75,30 @@ class _Share:
 
 
 def run_joint_pass(model: PackedCausalLM, segments: Sequence[Segment]) -> list[PassResult | TrainerError | ValueError]:
-    """Run a pass, all of it for training or none; return each segment's result, or why it alone was refused.
+    """Run a pass, with all segments for training or none; return each segment's result or the error that refused it.
 
     Raises:
-        BackwardFailed: one of several losses raised as it was differentiated; run them apart.
-        RuntimeError: memory ran out, in torch's words.
+        BackwardFailed: the backward pass of several losses raised; run them separately.
+        RuntimeError: memory ran out.
     """
     begin = time.perf_counter()
     is_training = segments[0].purpose.is_training
     with torch.set_grad_enabled(is_training):
         outputs = forward_outputs(model, segments)
-        shares = [_Share(segment, own) for segment, own in zip(segments, outputs, strict=True)]
-        for share in shares:
-            _calculate(share)
+        runs = [_SegmentRun(segment, own) for segment, own in zip(segments, outputs, strict=True)]
+        for run in runs:
+            _calculate(run)
     if is_training:
-        _differentiate([share for share in shares if share.refusal is None and share.output['loss'].requires_grad])
-    # The finiteness of every gradient was read by now, so what the device was asked for is done.
+        _differentiate([run for run in runs if run.refusal is None and run.output['loss'].requires_grad])
+    # The check that gradients are finite synchronized with the device, so its work is complete.
     seconds = time.perf_counter() - begin
     widths = chain.from_iterable(model.layers.values())
     padded_count = padded_row_count(sum(segment.batch.token_count for segment in segments), widths)
-    return [share.refusal or _result_of(share, shares, seconds=seconds, padded_count=padded_count) for share in shares]
+    return [run.refusal or _result_of(run, runs, seconds=seconds, padded_count=padded_count) for run in runs]
 
 
 def has_loss(purpose: Purpose, batch: PackedBatch) -> bool:
-    """Whether a batch has all for the loss, and anything: labels that count, or features where it learns from those."""
+    """Return whether a batch has the required streams, and counted labels or features for the loss to learn from."""
     loss = purpose.loss
     if any(name not in batch.streams for name in loss.required_streams):
         return False
@@ -107,15 +107,15 @@ def has_loss(purpose: Purpose, batch: PackedBatch) -> bool:
 
 
 def loss_of(purpose: Purpose, batch: LossBatch) -> LossOutput:
-    """Return the loss of a batch, checked.
+    """Return the validated output of the loss.
 
     Raises:
-        LossNotFinite: names the first feature whose log-probabilities are not finite, if it is one.
-        LossFailed: the loss raised, or returned no number.
+        LossNotFinite: the loss is not finite; names the first feature with log-probabilities that are not finite.
+        LossFailed: the loss raised, or did not return a number.
         InvalidLossInput, InvalidFeatures: the loss refused its batch.
     """
     try:
-        # Labels of weight 0 are among the rows only where their log-probabilities were asked for.
+        # Rows include labels of weight 0 only if their log-probabilities were requested.
         output = purpose.loss(batch.counting() if bool((batch.weights_R == 0).any()) else batch)
         value = _checked_value(output)
         _check_numbers(output)
@@ -132,7 +132,7 @@ def loss_of(purpose: Purpose, batch: LossBatch) -> LossOutput:
 
 
 def plain_output(output: LossOutput) -> LossOutput:
-    """Return what a loss gave without the graph behind it."""
+    """Return the output of a loss as plain numbers, without the autograd graph."""
     return LossOutput(
         loss=float(output['loss'].detach()),
         num_tokens=int(output.get('num_tokens', 0)),
@@ -144,15 +144,15 @@ def plain_output(output: LossOutput) -> LossOutput:
 def gradients_of(
     states: Sequence[AdapterState], values: Sequence[Tensor], *, by_outputs: Sequence[Tensor] | None = None
 ) -> list[Sequence[Tensor]]:
-    """Return for each adapter the gradient of its own value by its parameters, in one backward pass.
+    """Return the gradient of each adapter's value by its parameters, from one backward pass.
 
     Args:
-        states: of the adapters, each once.
-        values: one for each.
-        by_outputs: gradients of something else by the values; unset: the values are scalars.
+        states: states of different adapters.
+        values: one value per adapter.
+        by_outputs: upstream gradients of the values; None for scalar values.
 
     Returns:
-        In the order of `AdapterState.parameters`; zeros for what a value does not depend on.
+        Gradients in the order of `AdapterState.parameters`; zeros where a value does not depend on a parameter.
     """
     parameters = [state.parameters() for state in states]
     flat = torch.autograd.grad(
@@ -169,62 +169,62 @@ def gradients_of(
 def _checked_value(output: LossOutput) -> Tensor:
     value = output['loss']
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise TypeError('it must return a scalar tensor as its loss')
+        raise TypeError('the loss must return a scalar tensor')
     if torch.is_grad_enabled() and not value.requires_grad:
-        raise TypeError('its value does not depend on what it was given')
+        raise TypeError('the loss does not depend on the outputs of the model')
     return value
 
 
 def _check_numbers(output: LossOutput) -> None:
-    """Refuse here, where it concerns one adapter alone, what would fail once all of a pass is summed up."""
-    if not 0 <= int(output.get('num_tokens', 0)) <= _MOST_TOKENS:
+    """Validate numbers per adapter that would otherwise fail when the results of the pass are combined."""
+    if not 0 <= int(output.get('num_tokens', 0)) <= _MAX_DIVISOR:
         raise ValueError('num_tokens must be from 0 to 2^40')
     plain_output(output)
 
 
-def _calculate(share: _Share) -> None:
-    if not has_loss(share.segment.purpose, share.segment.batch):
-        share.output = LossOutput(loss=share.outputs.loss_batch.logps_R.new_zeros(()), num_tokens=0)
+def _calculate(run: _SegmentRun) -> None:
+    if not has_loss(run.segment.purpose, run.segment.batch):
+        run.output = LossOutput(loss=run.outputs.loss_batch.logps_R.new_zeros(()), num_tokens=0)
         return
     try:
-        share.output = loss_of(share.segment.purpose, share.outputs.loss_batch)
+        run.output = loss_of(run.segment.purpose, run.outputs.loss_batch)
     except (TrainerError, ValueError) as error:
-        share.refusal = error
+        run.refusal = error
 
 
-def _differentiate(shares: Sequence[_Share]) -> None:
-    if not shares:
+def _differentiate(runs: Sequence[_SegmentRun]) -> None:
+    if not runs:
         return
-    states = [share.segment.purpose.state for share in shares]
+    states = [run.segment.purpose.state for run in runs]
     try:
-        gradients = gradients_of(states, [share.output['loss'] for share in shares])
+        gradients = gradients_of(states, [run.output['loss'] for run in runs])
     except LOSS_FAILURES as error:
         if is_out_of_memory(error):
             raise
-        if len(shares) > 1:
+        if len(runs) > 1:
             raise BackwardFailed from error
-        purpose = shares[0].segment.purpose
-        shares[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
+        purpose = runs[0].segment.purpose
+        runs[0].refusal = LossFailed(purpose.state.adapter_id, purpose.loss_name, str(error))
         return
-    for share, gradient in zip(shares, gradients, strict=True):
-        share.gradient = gradient
+    for run, gradient in zip(runs, gradients, strict=True):
+        run.gradient = gradient
         try:
-            check_gradient(share.segment.purpose.state, gradient)
+            check_gradient(run.segment.purpose.state, gradient)
         except LossNotFinite as error:
-            share.refusal = error
+            run.refusal = error
 
 
-def _result_of(share: _Share, shares: Sequence[_Share], *, seconds: float, padded_count: int) -> PassResult:
-    batch = share.segment.batch
-    token_count = sum(other.segment.batch.token_count for other in shares)
+def _result_of(run: _SegmentRun, runs: Sequence[_SegmentRun], *, seconds: float, padded_count: int) -> PassResult:
+    batch = run.segment.batch
+    token_count = sum(other.segment.batch.token_count for other in runs)
     return PassResult(
         batch=batch,
-        facts=label_facts(batch, share.outputs),
-        output=plain_output(share.output),
-        target_logps=target_logps(share.segment.purpose.loss, share.outputs),
-        more=more_outputs(share.segment.purpose.options.more_outputs, share.outputs),
-        gradient=share.gradient,
+        facts=label_facts(batch, run.outputs),
+        output=plain_output(run.output),
+        target_logps=target_logps(run.segment.purpose.loss, run.outputs),
+        more=more_outputs(run.segment.purpose.options.more_outputs, run.outputs),
+        gradient=run.gradient,
         seconds=seconds * batch.token_count / token_count,
-        padding_token_count=padded_count - token_count if share is shares[0] else 0,
-        adapter_count=len(shares),
+        padding_token_count=padded_count - token_count if run is runs[0] else 0,
+        adapter_count=len(runs),
     )

@@ -1,4 +1,4 @@
-"""What metrics read of a batch, label by label, without the graph behind it."""
+"""Results of a batch per label, for metrics, without the autograd graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _OPTIONAL = ('entropies_R', 'is_greedy_R', 'values_R', 'embeddings_FD')
 
 
 def label_facts(batch: PackedBatch, outputs: SegmentOutputs) -> LabelFacts:
-    """Return the facts of one pass."""
+    """Return the per-label results of one pass."""
     own = outputs.loss_batch
     return LabelFacts(
         logps_R=own.logps_R.numpy(force=True),
@@ -30,32 +30,32 @@ def label_facts(batch: PackedBatch, outputs: SegmentOutputs) -> LabelFacts:
 
 
 def more_outputs(names: Sequence[str], outputs: SegmentOutputs) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the outputs that the caller asked for, row by row, or for embeddings feature by feature."""
+    """Return the requested outputs: one entry per row, or per feature for embeddings."""
     own = outputs.loss_batch
-    there = {
+    available = {
         'embeddings': own.embeddings_FD, 'entropies': own.entropies_R, 'logits': own.logits_RV, 'values': own.values_R,
     }  # fmt: skip
-    return {name: _plain(there[name]) for name in names}
+    return {name: _plain(available[name]) for name in names}
 
 
 def target_logps(loss: Loss, outputs: SegmentOutputs) -> npt.NDArray[np.float32]:
-    """Return the log-probabilities that a batch is answered with: [R], or [R, K] of candidates that are targets."""
+    """Return the log-probabilities in a batch's result: [R], or [R, K] if candidates replace the label."""
     own = outputs.loss_batch
     candidates_RK = own.candidate_logps_RK if loss.are_candidates_targets else None
     return (own.logps_R if candidates_RK is None else candidates_RK).numpy(force=True)
 
 
 def by_feature(name: str, batch: PackedBatch, values: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
-    """Return an output as one array a feature."""
+    """Return an output as one array per feature."""
     return list(values) if name == 'embeddings' else batch.by_feature(values)
 
 
 def joined_facts(parts: Sequence[LabelFacts], feature_counts: Sequence[int]) -> LabelFacts:
-    """Return the facts of a batch that ran in several passes.
+    """Return the results of a batch that ran in several passes.
 
     Args:
-        parts: in the order of the features; at least one.
-        feature_counts: features of each.
+        parts: results of the parts, in the order of the features; at least one.
+        feature_counts: number of features of each part.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,7 +1,7 @@
-"""A batch, checked and cut into parts by itself alone.
+"""Validation of a batch and its division into parts.
 
-How a batch is cut depends on nothing but the batch, its loss and the size of a pass, so that its
-gradient is added up in the same order whoever shares the passes.
+The division depends only on the batch, its loss and the size of a pass, so gradients are always summed in the same
+order, independent of the other adapters in the passes.
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,25 @@ from twinkle.nn import PackedCausalLM
 from twinkle.processor import InputLimits, InvalidFeatures, PackedBatch
 
 _MAX_LOGITS = 2**26
-"""Most logits that a pass holds for a loss that reads all of them: 256 MiB as float32."""
+"""Maximum number of logits in a pass whose loss reads all of them: 256 MiB as float32."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A run of a batch's features, packed."""
+    """Consecutive features of a batch, packed."""
 
     features: Sequence[InputFeature]
     first_feature: int
-    """Index of the first of them in the whole batch."""
+    """Index of the first feature in the batch."""
     batch: PackedBatch
 
 
 class BatchCutter:
-    """Checks, packs and cuts batches for one model.
+    """Validates, packs and divides batches for one model.
 
     Args:
-        model: what the batches are for.
-        max_pass_tokens: largest part, unless features that must stay together are larger.
+        model: model that the batches are for.
+        max_pass_tokens: maximum tokens of a part, unless features that must stay together exceed it.
     """
 
     def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
@@ -46,12 +46,12 @@ class BatchCutter:
         )
 
     def pack(self, purpose: Purpose, features: Sequence[InputFeature]) -> PackedBatch:
-        """Check and pack a whole batch.
+        """Validate and pack a whole batch.
 
         Raises:
-            InvalidFeatures: names the feature, the field and the cure.
-            MissingStream: the loss needs what the features do not carry.
-            InvalidArgument: outputs are asked for that the adapter does not have.
+            InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
+            MissingStream: the features lack a stream that the loss requires.
+            InvalidArgument: an output was requested that the adapter does not have.
         """
         purpose.check()
         loss = purpose.loss
@@ -61,13 +61,13 @@ class BatchCutter:
             )
         batch = purpose.state.processor(features, self._limits, needs=purpose.feature_needs)
         missing = purpose.missing_streams(batch)
-        # Log-probabilities are often asked for to make such a stream of them.
+        # Forward-only batches often compute the log-probabilities that become such a stream.
         if missing and purpose.is_training:
             raise MissingStream(type(loss).__name__, missing[0])
         return batch
 
     def cut(self, purpose: Purpose, features: Sequence[InputFeature]) -> list[Part]:
-        """Check a whole batch and cut it into as many parts as it needs; raises as `pack`."""
+        """Validate a whole batch and divide it into as many parts as it needs; raises like `pack`."""
         whole = Part(features, 0, self.pack(purpose, features))
         limit = self._limit(purpose)
         if whole.batch.token_count <= limit or not purpose.loss.is_separable:
@@ -75,7 +75,7 @@ class BatchCutter:
         return self._parts(purpose, whole, _cuts(features, purpose.loss.group_size, max_tokens=limit))
 
     def halve(self, purpose: Purpose, part: Part) -> list[Part]:
-        """Cut a part into two of about as many groups; return none where it cannot be divided."""
+        """Divide a part into two with about the same number of groups; return an empty list if it is indivisible."""
         size = purpose.loss.group_size
         group_count = len(part.features) // size
         if group_count < 2 or not purpose.loss.is_separable:
@@ -95,14 +95,14 @@ class BatchCutter:
 
 
 def _cuts(features: Sequence[InputFeature], group_size: int, *, max_tokens: int) -> list[int]:
-    """Return where parts begin and the last one ends: as many groups in each as fit, at least one."""
-    cuts, room = [0], max_tokens
+    """Return the boundaries of the parts; each part has as many groups as fit, but at least one."""
+    cuts, free_tokens = [0], max_tokens
     for begin in range(0, len(features), group_size):
         tokens = sum(_token_count(feature) for feature in features[begin : begin + group_size])
-        if tokens > room and begin > cuts[-1]:
+        if tokens > free_tokens and begin > cuts[-1]:
             cuts.append(begin)
-            room = max_tokens
-        room -= tokens
+            free_tokens = max_tokens
+        free_tokens -= tokens
     return [*cuts, len(features)]
 
 

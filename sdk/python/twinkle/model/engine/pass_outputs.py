@@ -1,9 +1,9 @@
-"""One forward pass over rows of several adapters, and what their losses read of it.
+"""Forward pass over rows of several adapters, and the outputs that their losses read.
 
-Legend: T rows of the pass, R rows of one adapter whose label counts, F its features, D hidden size,
-V vocabulary, K candidates of a label.
+Legend: T rows of the pass, R rows of one adapter with a counted label, F its features, D hidden size, V vocabulary,
+K candidates of a label.
 
-Every number that a loss sees is computed row by row or from its own adapter's rows alone.
+All values of a loss are computed row by row, or only from rows of its adapter.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,18 +25,18 @@ from twinkle.processor import PackedBatch, join_positions
 
 @dataclass(frozen=True)
 class Segment:
-    """What one adapter brings to a pass."""
+    """Input of one adapter in a pass."""
 
     purpose: Purpose
     batch: PackedBatch
 
     @property
     def candidate_ids(self) -> npt.NDArray[np.int64] | None:
-        """int64 [R, K]: the ids whose log-probabilities the loss reads beside the labels'."""
+        """int64 [R, K]: ids whose log-probabilities the loss reads in addition to the labels'."""
         return self.batch.streams.get(self.purpose.loss.candidate_stream)
 
     def head_adapter(self, model: PackedCausalLM) -> HeadAdapter | None:
-        """Return what the adapter does at the head, its dropout drawn; None where it leaves the head alone."""
+        """Return the adapter's update of the head with its dropout, or None if it does not change the head."""
         if self.purpose.options.is_adapter_disabled:
             return None
         weights = self.purpose.state.weights
@@ -48,24 +48,24 @@ class Segment:
 
     @property
     def head_needs(self) -> tuple[bool, int]:
-        """What the output head must give: whether entropies, and how many candidates of each label."""
+        """Outputs that the head must compute: whether entropies, and the number of candidates per label."""
         ids_RK = self.candidate_ids
         return self.purpose.is_needed('entropies'), 0 if ids_RK is None else ids_RK.shape[1]
 
 
 @dataclass(frozen=True)
 class SegmentOutputs:
-    """What a pass gave one adapter."""
+    """Outputs of a pass for one adapter."""
 
     loss_batch: LossBatch
     is_greedy_R: Tensor | None
-    """Whether each label is the likeliest id; for metrics."""
+    """Whether each label is the most likely token, for metrics."""
 
 
 def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[SegmentOutputs]:
-    """Run a pass and return what each segment's loss and metrics may read. Gradients as torch's mode says.
+    """Run a pass and return each segment's outputs, with gradients according to torch's grad mode.
 
-    All segments are for training, or none.
+    Either all segments are for training, or none.
     """
     hidden_TD = _hidden(model, segments)
     mover = _mover(model)
@@ -74,7 +74,7 @@ def forward_outputs(model: PackedCausalLM, segments: Sequence[Segment]) -> list[
     hiddens = hidden_TD[mover(np.concatenate(rows))].split([len(own) for own in rows])
     results: dict[int, SegmentOutputs] = {}
     adapters = [segment.head_adapter(model) for segment in segments]
-    # Rows whose head gives the same outputs share it: the largest matrix of the model is read once.
+    # Segments that need the same outputs of the head share one call, so the model's largest matrix is read once.
     kinds = [
         (segment.head_needs, 0 if adapter is None else index + 1)
         for index, (segment, adapter) in enumerate(zip(segments, adapters, strict=True))
@@ -138,13 +138,13 @@ def _head_outputs(
         'entropies_R': outputs.entropies_R,
         'candidate_logps_RK': outputs.candidate_logps_RK,
     }
-    # Views of one split refuse to be written to, so no loss can reach another's rows.
+    # Views of one split refuse in-place writes, so a loss cannot modify another adapter's rows.
     parts = {name: tensor.split(counts) for name, tensor in named.items() if tensor is not None}
     return [{name: tensors[index] for name, tensors in parts.items()} for index in range(len(segments))]
 
 
 def _other_outputs(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, hidden_TD: Tensor) -> dict[str, Tensor]:
-    """Return the outputs that are computed from the segment's own rows."""
+    """Return the outputs that are computed per segment."""
     outputs: dict[str, Tensor] = {}
     if segment.purpose.is_needed('logits'):
         raw_RV = model.logits(hidden_RD, adapters=_whole_span(segment, len(hidden_RD)))
@@ -185,7 +185,7 @@ def _is_greedy(model: PackedCausalLM, segment: Segment, hidden_RD: Tensor, label
 
 
 def _whole_span(segment: Segment, row_count: int) -> list[AdapterSpan]:
-    """Return a span of the segment's adapter over rows that are all its own."""
+    """Return a span of the segment's adapter over all given rows."""
     weights = None if segment.purpose.options.is_adapter_disabled else segment.purpose.state.weights
     return [AdapterSpan(0, row_count, weights)] if row_count else []
 

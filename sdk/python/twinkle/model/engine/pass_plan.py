@@ -1,7 +1,7 @@
-"""Which parts of which items run together, as a pure queue.
+"""Queue that groups parts of different items into passes.
 
-A part is a run of one item's features that was cut off by the item alone. What is decided here
-changes how fast a batch runs and nothing else: an item's bits do not depend on its neighbours.
+An item is divided into parts independently of other items. The plan only affects speed: results of an item are
+bitwise independent of the other items in its passes.
 """
 
 from collections.abc import Sequence
@@ -16,45 +16,44 @@ class Slot(NamedTuple):
 
 
 class PassPlanner:
-    """Hands out passes of at most `max_tokens` rows, with at most one part of an item in each.
+    """Plans passes of at most `max_tokens` rows, with at most one part per item.
 
-    Parts of an item come in order. Items that are least far go first, so that every item's first
-    part has run before any item's second, as far as sizes allow. A part larger than a pass has one
-    for itself.
+    Parts of an item run in order. Items with the fewest completed parts go first, so every item's first part runs
+    before any second part if sizes permit. A part larger than `max_tokens` runs alone.
 
     Args:
-        max_tokens: rows of a pass, at least 1.
+        max_tokens: maximum number of rows of a pass, at least 1.
     """
 
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._waiting: dict[int, list[int]] = {}
-        """Item to the sizes of all its parts."""
+        self._queue: dict[int, list[int]] = {}
+        """Sizes of all parts by item."""
         self._next_part: dict[int, int] = {}
 
     def add(self, item: int, part_tokens: Sequence[int]) -> None:
-        """Queue an item, whose number is new, with the size of each of its parts, at least one."""
-        self._waiting[item] = list(part_tokens)
+        """Add a new item with the sizes of its parts, at least one."""
+        self._queue[item] = list(part_tokens)
         self._next_part[item] = 0
 
     def drop(self, item: int) -> None:
-        """Forget what is left of an item; nothing happens where nothing is."""
-        self._waiting.pop(item, None)
+        """Remove the remaining parts of an item, if there are any."""
+        self._queue.pop(item, None)
 
     def next_pass(self) -> list[Slot]:
-        """Take the next pass off the queue; empty when nothing is left."""
+        """Remove the next pass from the queue and return it; empty when the queue is empty."""
         slots: list[Slot] = []
-        room = self._max_tokens
-        for part, item in sorted((self._next_part[item], item) for item in self._waiting):
-            tokens = self._waiting[item][part]
-            if not slots or tokens <= room:
+        free_tokens = self._max_tokens
+        for part, item in sorted((self._next_part[item], item) for item in self._queue):
+            tokens = self._queue[item][part]
+            if not slots or tokens <= free_tokens:
                 slots.append(Slot(item, part))
-                room -= tokens
+                free_tokens -= tokens
         for slot in slots:
             self._advance(slot)
         return sorted(slots)
 
     def _advance(self, slot: Slot) -> None:
         self._next_part[slot.item] = slot.part + 1
-        if slot.part + 1 == len(self._waiting[slot.item]):
-            del self._waiting[slot.item]
+        if slot.part + 1 == len(self._queue[slot.item]):
+            del self._queue[slot.item]

@@ -1,4 +1,4 @@
-"""What one adapter runs a batch for, and what its loss and metrics therefore ask of it."""
+"""Purpose of a batch: its adapter, options and loss, and the outputs and streams that these need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,27 +13,27 @@ from twinkle.processor import FeatureNeeds, PackedBatch, ignored_streams
 
 @dataclass(frozen=True)
 class Purpose:
-    """An adapter, how its batch is run, and whether its gradient is wanted."""
+    """Adapter, options and mode of a batch."""
 
     state: AdapterState
     options: ForwardOptions
     is_training: bool
     own_loss: Loss | None = None
-    """The loss of this batch alone; None for the adapter's."""
+    """Loss of this batch only; None for the adapter's loss."""
 
     @property
     def loss(self) -> Loss:
-        """The loss of the batch."""
+        """Loss of the batch."""
         return self.state.loss if self.own_loss is None else self.own_loss
 
     @property
     def loss_name(self) -> str:
-        """What the loss is called."""
+        """Name of the loss."""
         return self.state.loss_choice.name if self.own_loss is None else LOSSES.name_of(self.own_loss)
 
     @property
     def feature_needs(self) -> FeatureNeeds:
-        """What the features are packed for."""
+        """Labels and streams to pack."""
         needs = FeatureNeeds.of_loss(
             self.loss,
             more_streams=self._metric_streams,
@@ -45,30 +45,30 @@ class Purpose:
         """Refuse outputs that the adapter does not have.
 
         Raises:
-            InvalidArgument: values without a value head.
+            InvalidArgument: the batch needs values and the adapter has no value head.
         """
         if 'values' in self.loss.required_outputs and self.state.value_head is None:
-            raise InvalidArgument(f'{self.loss_name} learns values; it has to be the loss of the adapter first')
+            raise InvalidArgument(f'{self.loss_name} learns values; call set_loss with it first')
         if 'values' in self.options.more_outputs and self.state.value_head is None:
-            raise InvalidArgument('there are no values before a loss that learns them was set')
+            raise InvalidArgument('the adapter has no value head; call set_loss with a loss that learns values first')
 
     def is_needed(self, output: str) -> bool:
-        """Whether the caller asked for that output of the pass, or the loss or a metric reads it."""
+        """Return whether the caller requested an output of the pass, or the loss or a metric reads it."""
         if output in self.options.more_outputs:
             return True
         readers = (self.loss, *self.state.metrics(is_training=self.is_training))
         return any(output in reader.required_outputs for reader in readers)
 
     def missing_streams(self, batch: PackedBatch) -> tuple[str, ...]:
-        """Return what the loss needs and the features do not carry."""
+        """Return the streams that the loss requires and the features do not have."""
         return tuple(name for name in self.loss.required_streams if name not in batch.streams)
 
     def warnings(self, features: Sequence[InputFeature], *, missing: Sequence[str] = ()) -> tuple[str, ...]:
-        """Say which streams of the features nothing reads, and for want of which others there is no loss."""
+        """Return warnings about streams that are not used, and about missing streams without which there is no loss."""
         loss = type(self.loss).__name__
         names = ignored_streams(features, self.loss, more_streams=self._metric_streams)
-        absent = tuple(f'no loss was calculated and no metric counts: {loss} needs {name}' for name in missing)
-        return (*absent, *(f'features[].{name}: {loss} does not read it' for name in names))
+        absent = tuple(f'no loss was calculated and metrics were not updated: {loss} needs {name}' for name in missing)
+        return (*absent, *(f'features[].{name} is ignored: {loss} does not read it' for name in names))
 
     @property
     def _metric_streams(self) -> list[str]:

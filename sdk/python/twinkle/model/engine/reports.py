@@ -1,4 +1,4 @@
-"""From what passes gave to what verbs answer."""
+"""Conversion of pass results to the results of engine methods."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ from twinkle.model.engine.label_facts import by_feature, joined_facts, label_fac
 from twinkle.model.engine.results import BatchResult
 from twinkle.model.errors import MetricFailed
 
-_DIVIDED = 'memory ran out: the batch ran in smaller pieces, which may change the last bits of its gradient'
+_DIVIDED = 'memory ran out: the batch ran in smaller pieces, so the last bits of its gradient may differ'
 
 
 def result_of_pending(pending: PendingForward, loss: Loss, *, more: Sequence[str] = ()) -> PassResult:
-    """Return a pending forward pass as a result; its loss is 0 before it was calculated."""
+    """Return a pending forward pass as a result; its loss is 0 until it is calculated."""
     output = LossOutput(loss=torch.zeros(())) if pending.output is None else pending.output
     return PassResult(
         batch=pending.batch,
@@ -37,10 +37,10 @@ def forward_result(
     warnings: tuple[str, ...] = (),
     is_divided: bool = False,
 ) -> BatchResult:
-    """Add up the passes of one batch, and let `metrics` take the batch in.
+    """Combine the passes of one batch and update the metrics.
 
     Raises:
-        MetricFailed: one of them raised; none took the batch in.
+        MetricFailed: a metric raised; no metric was updated.
     """
     loss_sum = sum(result.output['loss'] for result in results)
     divisor = sum(result.output['num_tokens'] for result in results)
@@ -55,7 +55,7 @@ def forward_result(
             [result.facts for result in results], [len(result.batch.feature_lengths) for result in results]
         ),
     )
-    _take_in(facts, metrics)
+    _update_metrics(facts, metrics)
     outputs = {
         name: [array for result in results for array in by_feature(name, result.batch, result.more[name])]
         for name in results[0].more
@@ -78,7 +78,7 @@ def forward_result(
     )
 
 
-def _take_in(facts: ForwardFacts, metrics: Sequence[Metric]) -> None:
+def _update_metrics(facts: ForwardFacts, metrics: Sequence[Metric]) -> None:
     before = [metric.state() for metric in metrics]
     for metric in metrics:
         try:
@@ -90,5 +90,5 @@ def _take_in(facts: ForwardFacts, metrics: Sequence[Metric]) -> None:
 
 
 def step_result(state: AdapterState, *, is_applied: bool) -> StepResult:
-    """Return where an adapter stands."""
+    """Return the current step count and learning rate of an adapter."""
     return StepResult(is_applied=is_applied, learning_rate=state.learning_rate, step_count=state.step_count)

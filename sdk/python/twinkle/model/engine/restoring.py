@@ -1,6 +1,6 @@
-"""An adapter's state put back from named tensors, as they came from a client or a disk.
+"""Restoration of an adapter's state from named tensors, which may come from a client or a disk.
 
-Everything is built over the adapter's own parameters and checked before anything of it is changed.
+The state is built over the adapter's parameters and validated before the adapter is changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from twinkle.data_format import TensorData
 from twinkle.loss import LOSSES
 from twinkle.metric import METRICS
-from twinkle.model.engine.adapter_state import AdapterState, MetricInUse
+from twinkle.model.engine.adapter_state import AdapterState, ConfiguredMetric
 from twinkle.model.engine.optimization import ComponentChoice, Optimization
 from twinkle.model.engine.snapshot import GRADIENT, OPTIMIZER, RANDOM_STATE, AdapterSnapshot, trainer_state
 from twinkle.model.engine.value_head import ValueHead
@@ -22,19 +22,19 @@ from twinkle.module import OptimizerState, load_optimizer_state, load_scheduler_
 from twinkle.nn import FullWeights, LoraWeights, PackedCausalLM, tensor_of
 from twinkle.processor import PROCESSORS
 
-_MOST = 1 << 53
-"""Of anything that is counted: what JSON and the wire hold."""
+_MAX_COUNT = 1 << 53
+"""Maximum of all counters, which JSON and the wire format can represent."""
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, ArithmeticError)
-"""What numbers and names raise that no trainer wrote."""
+"""Exceptions raised for malformed numbers and names."""
 
 
 def restore_snapshot(
     state: AdapterState, snapshot: AdapterSnapshot, *, is_optimizer_included: bool, hidden_size: int
 ) -> None:
-    """Load a checkpoint into an adapter that is configured: its weights, and where asked for what it takes to go on.
+    """Load a checkpoint into a configured adapter: its weights, and if requested the state for resuming.
 
     Raises:
-        SnapshotMismatch: the snapshot is of another configuration, malformed, or holds no trainer's part;
+        SnapshotMismatch: the snapshot has another configuration, is malformed, or lacks the state for resuming;
             nothing was changed.
     """
     _check_config(state, snapshot)
@@ -42,24 +42,24 @@ def restore_snapshot(
     if is_optimizer_included:
         part = _TrainerPart.build(state, snapshot, hidden_size=hidden_size)
     else:
-        head = _head_alone(state, snapshot, hidden_size)
+        head = _value_head_only(state, snapshot, hidden_size)
     state.weights.load_peft_state({name: tensor_of(data) for name, data in snapshot.adapter.items()})
     state.drop_gradient()
     if part is not None:
-        part.move_into(state)
+        part.apply_to(state)
     if head is not None:
-        _use_head(state, head)
+        _set_value_head(state, head)
 
 
 def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedCausalLM) -> AdapterState:
-    """Make an adapter from nothing but a whole snapshot.
+    """Create an adapter from a whole snapshot.
 
     Raises:
-        SnapshotMismatch: it is not whole, malformed, or of another model.
+        SnapshotMismatch: the snapshot is incomplete, malformed, or of another model.
     """
     numbers = trainer_state(snapshot)
     if 'configuration' not in numbers:
-        raise SnapshotMismatch('the snapshot does not say how the adapter is configured; load it as a checkpoint')
+        raise SnapshotMismatch('the snapshot does not include the configuration; load it as a checkpoint')
     weights = None
     try:
         weights = _weights(snapshot, model)
@@ -67,7 +67,7 @@ def restored_adapter(adapter_id: str, snapshot: AdapterSnapshot, model: PackedCa
             adapter_id, weights, gradient_accumulation_steps=int(numbers['gradient_accumulation_steps'])
         )
         _configure(state, numbers['configuration'])
-        _TrainerPart.build(state, snapshot, hidden_size=model.config.hidden_size).move_into(state)
+        _TrainerPart.build(state, snapshot, hidden_size=model.config.hidden_size).apply_to(state)
     except _MALFORMED as error:
         if isinstance(weights, FullWeights):
             weights.release()
@@ -102,12 +102,12 @@ def _configure(state: AdapterState, configuration: Mapping[str, Any]) -> None:
     state.metrics_in_evaluation = _metrics(configuration['eval_metrics'])
 
 
-def _metrics(saved: Sequence[Mapping[str, Any]]) -> tuple[MetricInUse, ...]:
-    used: list[MetricInUse] = []
+def _metrics(saved: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredMetric, ...]:
+    used: list[ConfiguredMetric] = []
     for entry in saved:
         metric = METRICS.build(entry['name'], entry['options'])
         metric.load_state(entry['state'])
-        used.append(MetricInUse(metric, _choice(entry)))
+        used.append(ConfiguredMetric(metric, _choice(entry)))
     return tuple(used)
 
 
@@ -121,14 +121,14 @@ def _check_config(state: AdapterState, snapshot: AdapterSnapshot) -> None:
     for name in ('lora_alpha', 'use_rslora', 'alpha_pattern'):
         if getattr(state.config, name) != getattr(snapshot.lora_config, name):
             raise SnapshotMismatch(
-                f'{name} of the checkpoint is {getattr(snapshot.lora_config, name)}, '
-                f'of the adapter {getattr(state.config, name)}; they must be equal'
+                f'{name} is {getattr(snapshot.lora_config, name)} in the checkpoint and '
+                f'{getattr(state.config, name)} in the adapter; they must be equal'
             )
 
 
 @dataclass(frozen=True)
 class _TrainerPart:
-    """What a trainer's part says, built over an adapter's parameters but not yet in use."""
+    """State for resuming, built over an adapter's parameters but not yet applied."""
 
     optimization: Optimization
     value_head: ValueHead | None
@@ -138,10 +138,10 @@ class _TrainerPart:
 
     @classmethod
     def build(cls, state: AdapterState, snapshot: AdapterSnapshot, *, hidden_size: int) -> '_TrainerPart':
-        """Build.
+        """Build the state of a snapshot.
 
         Raises:
-            SnapshotMismatch: there is no trainer's part, or it is malformed.
+            SnapshotMismatch: the snapshot lacks the state for resuming, or it is malformed.
         """
         numbers = trainer_state(snapshot)
         tensors = snapshot.trainer or {}
@@ -163,8 +163,8 @@ class _TrainerPart:
         except _MALFORMED as error:
             raise SnapshotMismatch(f'the trainer state does not fit the adapter: {error}') from error
 
-    def move_into(self, state: AdapterState) -> None:
-        """Put what was built into use."""
+    def apply_to(self, state: AdapterState) -> None:
+        """Apply the state to the adapter."""
         state.drop_gradient()
         state.optimization, state.value_head = self.optimization, self.value_head
         state.weights.dropout_generator.set_state(self.random_state)
@@ -175,8 +175,8 @@ class _TrainerPart:
 
 
 def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise ValueError(f'{name} must be a whole number from 0 to 2^53')
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f'{name} must be an integer from 0 to 2^53')
     return value
 
 
@@ -190,16 +190,16 @@ def _value_head(state: AdapterState, tensors: Mapping[str, TensorData], hidden_s
     return head
 
 
-def _head_alone(state: AdapterState, snapshot: AdapterSnapshot, hidden_size: int) -> ValueHead | None:
-    """Return the head of a checkpoint whose weights alone are loaded; None where it has none."""
+def _value_head_only(state: AdapterState, snapshot: AdapterSnapshot, hidden_size: int) -> ValueHead | None:
+    """Return the value head of a checkpoint that is loaded without optimizer, or None if it has none."""
     try:
         return _value_head(state, snapshot.value_head or {}, hidden_size)
     except _MALFORMED as error:
         raise SnapshotMismatch(f'the value head does not fit the adapter: {error}') from error
 
 
-def _use_head(state: AdapterState, head: ValueHead) -> None:
-    """Take over a head's numbers; what the optimizer gathered for a present one stays, as it does for the weights."""
+def _set_value_head(state: AdapterState, head: ValueHead) -> None:
+    """Set the weights of the adapter's value head; the optimizer state of an existing head is preserved."""
     if state.value_head is None:
         state.add_value_head(head)
         return
@@ -241,6 +241,6 @@ def _optimization(
 
 
 def _choice(saved: Mapping[str, Any], present: ComponentChoice | None = None) -> ComponentChoice:
-    # A class of the user's own has no registered name; where the same one is set already, it is used.
+    # A custom class has no registered name; if the adapter already uses a class of that name, it is reused.
     component = present.component if present is not None and present.name == saved['name'] else saved['name']
     return ComponentChoice(component, dict(saved['options']))

@@ -1,8 +1,8 @@
-"""An adapter's whole state as named tensors. Nothing is ever pickled. The way back is `restoring`.
+"""An adapter's state as named tensors, without pickle. `restoring` is the inverse.
 
-The trainer's part holds the optimizer's tensors, the random state, the accumulated gradient and the
-value head, and, as one uint8 tensor of JSON, the numbers and names beside them. A checkpoint leaves
-out how the adapter is configured, as it is loaded into one that is; a whole snapshot has that too.
+The trainer state consists of the optimizer's tensors, the random state, the accumulated gradient and the value head,
+and of one uint8 tensor with their numbers and names as JSON. A checkpoint omits the configuration, because it is
+loaded into a configured adapter; a whole snapshot includes it.
 """
 
 import json
@@ -13,58 +13,58 @@ from typing import Any
 from torch import Tensor
 
 from twinkle.data_format import LoraConfig, TensorData
-from twinkle.model.engine.adapter_state import AdapterState, MetricInUse
+from twinkle.model.engine.adapter_state import AdapterState, ConfiguredMetric
 from twinkle.model.engine.optimization import ComponentChoice
 from twinkle.model.errors import AdapterNotReady, SnapshotMismatch
 from twinkle.module import optimizer_state, scheduler_state
 from twinkle.nn import FullWeights, tensor_data_of
 
 STATE_TENSOR = 'trainer_state'
-"""Name of the tensor that holds the JSON."""
+"""Name of the tensor with the JSON."""
 RANDOM_STATE = 'dropout_generator'
-"""Name of the tensor that holds the random state of dropout."""
+"""Name of the tensor with the random state of dropout."""
 GRADIENT, OPTIMIZER = 'gradient.', 'optimizer.'
-"""Prefixes of the accumulated gradient's tensors and of the optimizer's."""
+"""Name prefixes of the accumulated gradient's and the optimizer's tensors."""
 FORMAT = 2
-"""Of what is written; 1 is read too."""
+"""Version of the written format; version 1 can be read too."""
 
 
 @dataclass(frozen=True)
 class AdapterSnapshot:
-    """An immutable copy."""
+    """Immutable copy of an adapter's state."""
 
     lora_config: LoraConfig | None
-    """None for the base model's own weights."""
+    """LoRA configuration; None for full-parameter training."""
     adapter: Mapping[str, TensorData]
-    """By peft's names, or by the base model's own."""
+    """Weights by peft's names, or by the base model's parameter names."""
     trainer: Mapping[str, TensorData] | None
-    """What it takes to resume; None for the weights alone."""
+    """State for resuming; None for a snapshot of only the weights."""
     step_count: int
     full_parameters: tuple[str, ...] | None = None
-    """Names that chose the parameters of the base model, none for all; None for LoRA."""
+    """Names that selected the base model's parameters, empty for all; None for LoRA."""
     value_head: Mapping[str, TensorData] | None = None
-    """Of an adapter that has one; it is in the trainer's part too, where there is one."""
+    """Value head, if the adapter has one; the trainer state contains it too."""
 
 
 def take_snapshot(
     state: AdapterState, *, is_optimizer_included: bool, extra: Mapping[str, int] | None = None
 ) -> AdapterSnapshot:
-    """Copy what a checkpoint holds.
+    """Copy the contents of a checkpoint.
 
     Args:
-        state: only read.
-        is_optimizer_included: optimizer, schedule, counters, random state and accumulated gradient too.
-        extra: counters of the caller's own, such as `consumed_train_samples`.
+        state: state of the adapter; not modified.
+        is_optimizer_included: whether to include optimizer, schedule, counters, random state and gradient.
+        extra: additional counters, such as `consumed_train_samples`.
     """
     trainer = _trainer_tensors(state, {'extra': dict(extra or {})}) if is_optimizer_included else None
     return _snapshot_of(state, trainer)
 
 
 def take_whole_snapshot(state: AdapterState) -> AdapterSnapshot:
-    """Copy everything, so that the adapter can be made from nothing.
+    """Copy the entire state, from which the adapter can be created again.
 
     Raises:
-        AdapterNotReady: a component was given with options that are no plain values.
+        AdapterNotReady: a component has options that are not plain values.
     """
     configuration = {
         'loss': _choice_json(state.loss_choice),
@@ -80,19 +80,19 @@ def take_whole_snapshot(state: AdapterState) -> AdapterSnapshot:
 
 
 def trainer_state(snapshot: AdapterSnapshot) -> dict[str, Any]:
-    """Return the numbers and names of a snapshot's trainer part, whatever its format, as of `FORMAT`.
+    """Return the numbers and names of a snapshot's trainer state, converted to the current `FORMAT`.
 
     Raises:
-        SnapshotMismatch: it has none, or it is malformed.
+        SnapshotMismatch: the snapshot has no trainer state, or it is malformed.
     """
     if not snapshot.trainer or STATE_TENSOR not in snapshot.trainer:
-        raise SnapshotMismatch('the checkpoint holds no optimizer state; it was saved without')
+        raise SnapshotMismatch('the checkpoint has no optimizer state; it was saved without it')
     try:
         numbers = json.loads(bytes(snapshot.trainer[STATE_TENSOR].data))
     except (ValueError, RecursionError) as error:
         raise SnapshotMismatch(f'the trainer state is not JSON: {error}') from None
     if not isinstance(numbers, dict) or numbers.get('format') not in (1, FORMAT):
-        raise SnapshotMismatch(f'the trainer state is not of format 1 or {FORMAT}')
+        raise SnapshotMismatch(f'the trainer state must have format 1 or {FORMAT}')
     return _from_format_1(numbers) if numbers['format'] == 1 else numbers
 
 
@@ -136,7 +136,7 @@ def _choice_json(choice: ComponentChoice) -> dict[str, Any]:
     return {'name': choice.name, 'options': dict(choice.options)}
 
 
-def _metrics_json(used: Sequence[MetricInUse]) -> list[dict[str, Any]]:
+def _metrics_json(used: Sequence[ConfiguredMetric]) -> list[dict[str, Any]]:
     return [{**_choice_json(item.choice), 'state': item.metric.state()} for item in used]
 
 

@@ -1,4 +1,4 @@
-"""The verbs that use what was accumulated: clip, step, move the schedule, report."""
+"""Engine methods that use the accumulated gradient: clip, step, advance the schedule, report metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,13 +18,13 @@ from twinkle.model.errors import AdapterNotReady, InvalidArgument, InvalidStepOp
 from twinkle.module import measure_health, rehearse_step, step_changes
 
 _LARGEST_RATE = torch.finfo(torch.float32).max
-"""Optimizers multiply float32 weights by the rate; torch raises in the middle of a step for more."""
-_USUAL_RATE = 1e3
-"""Beyond it a step is tried before it is taken: with some options torch raises at far less than the largest rate."""
+"""Maximum learning rate. Optimizers multiply float32 weights by it, and torch raises mid-step for larger ones."""
+_SAFE_RATE = 1e3
+"""Learning rate above which a step is tried on dummy parameters first; torch may raise for some options."""
 
 
 class Stepping(AdapterTable):
-    """Clips and applies gradients. Until `gradient_accumulation_steps` batches are in one, nothing is done."""
+    """Clips and applies gradients. Methods do nothing until `gradient_accumulation_steps` batches are accumulated."""
 
     def clip_grad_norm(
         self,
@@ -37,17 +37,17 @@ class Stepping(AdapterTable):
         """Scale the gradient so that its norm is at most `max_grad_norm`.
 
         Args:
-            adapter_id: the adapter.
+            adapter_id: id of the adapter.
             max_grad_norm: positive; infinity only measures.
-            norm_type: the p of the p-norm, at least 1.
-            max_grad_value: first limit each element to plus or minus this; unset: not limited.
+            norm_type: p of the p-norm, at least 1.
+            max_grad_value: limit of each element's magnitude, applied first; None disables it.
 
         Returns:
-            The norm before it was scaled, of the gradient as the step will use it; None while accumulating.
+            The norm of the divided gradient before scaling, or None while accumulating.
 
         Raises:
             InvalidArgument: a number is out of range.
-            AdapterNotReady: there is no gradient, or none of finite norm.
+            AdapterNotReady: there is no gradient, or its norm is not finite.
         """
         limits = ClipOptions(max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value)
         state = self._with_gradient(adapter_id)
@@ -61,18 +61,18 @@ class Stepping(AdapterTable):
         optimizer_options: Mapping[str, Any] | None = None,
         is_health_returned: bool = False,
     ) -> StepResult:
-        """Apply the accumulated gradient, which stays until `zero_grad`.
+        """Apply the accumulated gradient, which remains until `zero_grad`.
 
         Args:
-            adapter_id: the adapter.
-            learning_rate: for this step alone, at least 0. Unset: as the schedule says.
-            optimizer_options: others for this step alone, by name; see `twinkle.module.step_option_names`.
-            is_health_returned: measure every layer; costs a copy of the weights.
+            adapter_id: id of the adapter.
+            learning_rate: learning rate of this step only, at least 0. None uses that of the schedule.
+            optimizer_options: other options of this step only, by name; see `twinkle.module.step_option_names`.
+            is_health_returned: whether to measure every layer, which copies the weights.
 
         Raises:
-            AdapterNotReady: there is no gradient, or the schedule left no finite learning rate.
+            AdapterNotReady: there is no gradient, or the schedule's learning rate is not finite.
             InvalidArgument: the learning rate is negative or not finite as float32.
-            InvalidStepOptions: an option is unknown, shapes the optimizer's state, or is out of range.
+            InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
         options = StepOptions(learning_rate=learning_rate, optimizer_options=optimizer_options or {})
         changes = _changes(self.adapter(adapter_id), options)
@@ -83,24 +83,24 @@ class Stepping(AdapterTable):
         return _step(state, changes, gradients=gradients)
 
     def zero_grad(self, adapter_id: str) -> None:
-        """Drop the gradient, unless it is still accumulating."""
+        """Clear the gradient, unless it is still accumulating."""
         state = self.adapter(adapter_id)
         if not state.is_accumulating:
             state.drop_gradient()
 
     def lr_step(self, adapter_id: str) -> StepResult:
-        """Move the schedule by one step, unless the gradient is still accumulating.
+        """Advance the schedule by one step, unless the gradient is still accumulating.
 
         Raises:
-            AdapterNotReady: there is no schedule, or all its moves were made.
+            AdapterNotReady: there is no schedule, or it has no steps left.
         """
         state = self.adapter(adapter_id)
         if state.scheduler is None:
             raise AdapterNotReady(adapter_id, 'a schedule: call set_lr_scheduler')
         is_applied = not state.is_accumulating
         if is_applied:
-            _check_moves(state)
-            state.optimization.move()
+            _check_schedule(state)
+            state.optimization.advance()
         return step_result(state, is_applied=is_applied)
 
     def clip_grad_and_step(
@@ -113,10 +113,10 @@ class Stepping(AdapterTable):
         step_options: StepOptions | None = None,
         is_health_returned: bool = False,
     ) -> StepResult:
-        """Do clip_grad_norm, step, zero_grad and, where there is a schedule, lr_step; arguments as theirs.
+        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step, with the same arguments.
 
         Raises:
-            InvalidArgument, InvalidStepOptions, AdapterNotReady: as they do, before any of them has changed anything.
+            InvalidArgument, InvalidStepOptions, AdapterNotReady: see these methods; nothing was changed.
         """
         own = step_options or StepOptions()
         limits = ClipOptions(max_grad_norm=max_grad_norm, norm_type=norm_type, max_grad_value=max_grad_value)
@@ -126,17 +126,17 @@ class Stepping(AdapterTable):
             return step_result(state, is_applied=False)
         if own.learning_rate is None:
             _check_rate(state)
-        _check_moves(state)
+        _check_schedule(state)
         gradients = _gradients(state) if is_health_returned else None
         clip_gradient(state, limits)
         result = _step(state, changes, gradients=gradients)
         state.drop_gradient()
         if state.scheduler is not None:
-            state.optimization.move()
+            state.optimization.advance()
         return result
 
     def calculate_metric(self, adapter_id: str, *, is_training: bool = True) -> dict[str, float]:
-        """Return what the metrics gathered since the last call, and begin anew."""
+        """Return the metrics accumulated since the last call, and reset them."""
         state = self.adapter(adapter_id)
         values: dict[str, float] = {}
         for metric in state.train_metrics if is_training else state.eval_metrics:
@@ -154,7 +154,7 @@ class Stepping(AdapterTable):
 def _step(
     state: AdapterState, changes: Mapping[str, Any], *, gradients: Mapping[str, Tensor | None] | None
 ) -> StepResult:
-    """Apply the gradient; measure the layers where `gradients`, from before they were clipped, are given."""
+    """Apply the gradient; measure the layers if unclipped `gradients` are given."""
     if state.is_accumulating:
         return step_result(state, is_applied=False)
     before = None if gradients is None else _copies(state)
@@ -182,37 +182,37 @@ def _copies(state: AdapterState) -> dict[str, Tensor]:
 
 def _check_rate(state: AdapterState) -> None:
     rates = [abs(float(group['lr'])) for group in state.optimizer.param_groups]
-    is_usual = all(rate <= _USUAL_RATE for rate in rates) and not getattr(state.scheduler, 'cycle_momentum', False)
+    is_safe = all(rate <= _SAFE_RATE for rate in rates) and not getattr(state.scheduler, 'cycle_momentum', False)
     try:
         if not all(rate <= _LARGEST_RATE for rate in rates):
-            raise ValueError('float32 holds no such rate')
-        if not is_usual:
+            raise ValueError('the learning rate exceeds float32')
+        if not is_safe:
             rehearse_step(state.optimizer)
     except ValueError as error:
         raise AdapterNotReady(
-            state.adapter_id, 'a finite learning rate and momentum: set the optimizer or the schedule anew'
+            state.adapter_id, 'a finite learning rate and momentum: set the optimizer or the schedule again'
         ) from error
 
 
 def _changes(state: AdapterState, options: StepOptions) -> dict[str, Any]:
-    """Return what a step changes in the parameter groups, checked.
+    """Return the validated changes of a step to the parameter groups.
 
     Raises:
-        InvalidArgument, InvalidStepOptions: as `Stepping.step`.
+        InvalidArgument, InvalidStepOptions: see `Stepping.step`.
     """
     rate = options.learning_rate
     if rate is not None and not 0.0 <= rate <= _LARGEST_RATE:
         raise InvalidArgument(f'learning_rate must be at least 0 and finite as float32, got {rate}')
-    if not options.optimizer_options and (rate is None or rate <= _USUAL_RATE):
+    if not options.optimizer_options and (rate is None or rate <= _SAFE_RATE):
         return {} if rate is None else {'lr': rate}
     try:
         return step_changes(state.optimizer, options.optimizer_options, learning_rate=rate)
     except InvalidComponentOptions as error:
         if not options.optimizer_options:
-            raise InvalidArgument(f'learning_rate {rate} is more than the optimizer can take') from error
+            raise InvalidArgument(f'learning_rate {rate} is too large for the optimizer') from error
         raise InvalidStepOptions(error.problem) from error
 
 
-def _check_moves(state: AdapterState) -> None:
+def _check_schedule(state: AdapterState) -> None:
     if state.optimization.is_at_end:
-        raise AdapterNotReady(state.adapter_id, 'a schedule with moves left: set a new one')
+        raise AdapterNotReady(state.adapter_id, 'a schedule with steps left: set a new one')

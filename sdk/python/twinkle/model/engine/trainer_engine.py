@@ -1,26 +1,25 @@
-"""The trainer on one device: all its verbs in one class. Each room of them is a module of its own."""
+"""Trainer on one device, composed of classes that each implement some of its methods."""
 
 from twinkle.model.engine.configuring import Configuring
-from twinkle.model.engine.keeping import Keeping
+from twinkle.model.engine.persistence import Persistence
 from twinkle.model.engine.stepping import Stepping
 from twinkle.model.engine.training import Training
 from twinkle.nn import PackedCausalLM
 
 
-class TrainerEngine(Configuring, Training, Stepping, Keeping):
+class TrainerEngine(Configuring, Training, Stepping, Persistence):
     """Many adapters on one frozen model, each with its own optimizer, schedule, loss and metrics.
 
-    Every verb either does all of its work or raises and changes nothing. An accumulated gradient is
-    applied once `gradient_accumulation_steps` batches are in it: until then clip_grad_norm, step,
-    zero_grad and lr_step do nothing.
+    Every method completes, or raises and changes nothing. An accumulated gradient is applied once it has
+    `gradient_accumulation_steps` batches; until then clip_grad_norm, step, zero_grad and lr_step do nothing.
 
     Args:
-        model: shared by all adapters.
-        max_pass_tokens: rows of one pass. Batches of several adapters share it; a batch of more tokens
-            runs in several whose gradients are added up, where its loss is a sum over features. Bounds
-            memory. How a batch is cut into passes depends on this and the batch alone.
+        model: model shared by all adapters.
+        max_pass_tokens: maximum number of rows of one pass, which bounds memory. Batches of several adapters share a
+            pass. A larger batch whose loss is a sum over features runs in several passes with summed gradients. The
+            division of a batch depends only on this number and the batch.
 
-    Concurrency: drive it from one thread.
+    Concurrency: call it from one thread.
     """
 
     def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int = 1024) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that run the model: batches of one adapter or several, forward and backward."""
+"""Engine methods that run the model: forward and backward passes of one or several adapters."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,11 +32,11 @@ from twinkle.processor import InvalidFeatures, PackedBatch
 
 
 class Training(AdapterTable):
-    """Runs batches and gathers their gradients.
+    """Runs batches and accumulates their gradients.
 
     Args:
-        model: shared by all adapters.
-        max_pass_tokens: rows of one pass.
+        model: model shared by all adapters.
+        max_pass_tokens: maximum number of rows of one pass.
     """
 
     def __init__(self, model: PackedCausalLM, *, max_pass_tokens: int) -> None:
@@ -44,33 +44,33 @@ class Training(AdapterTable):
         self._runner = BatchRunner(model, max_pass_tokens=max_pass_tokens)
 
     def check_features(self, adapter_id: str, features: Sequence[InputFeature]) -> PackedBatch:
-        """Check a batch as the verbs would, without running it.
+        """Validate a batch as a training method would, without running it.
 
         Raises:
-            InvalidFeatures: names the feature, the field and the cure.
-            InvalidLossInput: the loss needs what the features do not carry.
+            InvalidFeatures: a feature is invalid; the error names the feature, the field and the fix.
+            InvalidLossInput: the features lack a stream that the loss requires.
         """
         return self._runner.cutter.pack(Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True), features)
 
     def run_batch(self, items: Sequence[BatchItem]) -> list[BatchResult | Exception]:
-        """Run batches of several adapters in shared passes: each gets the very bits it would get alone.
+        """Run batches of several adapters in shared passes; results are bitwise those of running each alone.
 
         Args:
-            items: at most one for each adapter.
+            items: batches of different adapters.
 
         Returns:
-            In the order of `items`: the result, or why that item alone was refused; what
-            `forward_only` and `forward_backward` raise, as values. A refused item changed nothing.
+            For each item, in order, the result or the error that refused it: an exception that `forward_only` or
+            `forward_backward` would raise. A refused item changed nothing.
 
         Raises:
-            InvalidArgument: two items are of one adapter.
+            InvalidArgument: two items have the same adapter.
         """
         if len({item.adapter_id for item in items}) < len(items):
             raise InvalidArgument('items must be of different adapters')
-        begun = [self._begin(item) for item in items]
-        self._runner.run([run for run in begun if isinstance(run, ItemRun)])
+        runs = [self._begin(item) for item in items]
+        self._runner.run([run for run in runs if isinstance(run, ItemRun)])
         return [
-            run if isinstance(run, Exception) else _finish(run, item) for run, item in zip(begun, items, strict=True)
+            run if isinstance(run, Exception) else _finish(run, item) for run, item in zip(runs, items, strict=True)
         ]
 
     def forward_only(
@@ -81,21 +81,21 @@ class Training(AdapterTable):
         options: ForwardOptions | None = None,
         loss: Loss | None = None,
     ) -> BatchResult:
-        """Return losses and log-probabilities; changes nothing but the evaluation metrics.
+        """Return losses and log-probabilities; only the evaluation metrics are changed.
 
-        Where the features lack a stream the loss needs, such as the reference's log-probabilities that
-        this call is made for, the loss is 0, no metric counts the batch, and a warning says so.
+        If the features lack a stream that the loss requires, such as the reference log-probabilities that this call
+        computes, the loss is 0, metrics are not updated, and the result has a warning.
 
         Args:
-            adapter_id: the adapter.
-            features: at least one; only read.
-            options: how the pass is run.
-            loss: of this batch alone. Unset: the adapter's.
+            adapter_id: id of the adapter.
+            features: at least one feature; not modified.
+            options: options of the pass.
+            loss: loss of this batch only. None uses the adapter's loss.
 
         Raises:
-            InvalidFeatures, InvalidLossInput: as `check_features`.
-            InvalidArgument: the loss learns values, and the adapter has no head for them.
-            LossNotFinite: the model gave no finite loss.
+            InvalidFeatures, InvalidLossInput: see `check_features`.
+            InvalidArgument: the loss learns values, and the adapter has no value head.
+            LossNotFinite: the loss is not finite.
             LossFailed: the loss raised.
             BatchTooLarge: memory ran out.
         """
@@ -112,13 +112,13 @@ class Training(AdapterTable):
         options: ForwardOptions | None = None,
         loss: Loss | None = None,
     ) -> BatchResult:
-        """Return losses and log-probabilities, and add the loss's gradient to the accumulated one.
+        """Return losses and log-probabilities, and accumulate the gradient of the loss.
 
-        The batches of one step may have losses of their own. Arguments as of `forward_only`.
+        Batches of one step may have different losses. For arguments see `forward_only`.
 
         Raises:
-            InvalidFeatures, InvalidLossInput, LossNotFinite, LossFailed, BatchTooLarge: as
-                `forward_only`, or no label counts; no gradient was added.
+            InvalidFeatures, InvalidLossInput, LossNotFinite, LossFailed, BatchTooLarge: see `forward_only`, or the
+                batch has no counted label; no gradient was accumulated.
         """
         item = BatchItem(
             adapter_id=adapter_id, features=features, options=options or ForwardOptions(), is_training=True, loss=loss
@@ -128,10 +128,10 @@ class Training(AdapterTable):
     def forward(
         self, adapter_id: str, features: Sequence[InputFeature], *, options: ForwardOptions | None = None
     ) -> BatchResult:
-        """Run a batch in one pass, keep its activations, and return its log-probabilities; the loss is 0 as yet.
+        """Run a batch in one pass, store its activations, and return log-probabilities with a loss of 0.
 
         Raises:
-            InvalidFeatures, InvalidLossInput, BatchTooLarge: as `forward_backward`.
+            InvalidFeatures, InvalidLossInput, BatchTooLarge: see `forward_backward`.
         """
         purpose = Purpose(self.adapter(adapter_id), options or ForwardOptions(), is_training=True)
         batch = self._runner.cutter.pack(purpose, features)
@@ -139,7 +139,7 @@ class Training(AdapterTable):
         generator = purpose.state.weights.dropout_generator
         draws = generator.get_state()
         try:
-            with torch.enable_grad(), _memory_named(batch):
+            with torch.enable_grad(), _convert_out_of_memory(batch):
                 outputs = forward_outputs(self.model, [Segment(purpose, batch)])[0]
         except BaseException:
             generator.set_state(draws)
@@ -152,30 +152,30 @@ class Training(AdapterTable):
         """Return the loss of the last `forward`.
 
         Raises:
-            AdapterNotReady: there is none.
-            LossNotFinite: the model gave no finite loss.
+            AdapterNotReady: there is no pending forward pass.
+            LossNotFinite: the loss is not finite.
             InvalidLossInput, LossFailed: the loss refused the batch, or raised.
         """
         purpose = Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True)
         pending = self._pending(purpose.state)
-        with torch.enable_grad(), _memory_named(pending.batch):
+        with torch.enable_grad(), _convert_out_of_memory(pending.batch):
             pending.output = loss_of(purpose, pending.outputs.loss_batch)
         return forward_result((), [result_of_pending(pending, purpose.loss)], metrics=())
 
     def backward(
         self, adapter_id: str, *, logprob_gradients: Sequence[npt.NDArray[np.float32]] | None = None
     ) -> BatchResult:
-        """Add the gradient of the last `forward` to the accumulated one, and drop its activations.
+        """Accumulate the gradient of the last `forward`, and discard its activations.
 
         Args:
-            adapter_id: the adapter.
-            logprob_gradients: float32 [T] for each feature: gradient of the caller's own loss by each
-                label's log-probability. Unset: the gradient of the last `calculate_loss`.
+            adapter_id: id of the adapter.
+            logprob_gradients: float32 [T] for each feature: gradient of a custom loss by each label's
+                log-probability. None uses the loss of the last `calculate_loss`.
 
         Raises:
-            AdapterNotReady: there was no forward, or no calculate_loss.
-            InvalidFeatures: the given gradients do not fit the batch.
-            LossNotFinite: no gradient was added; the activations are gone.
+            AdapterNotReady: `forward` or `calculate_loss` was not called.
+            InvalidFeatures: the given gradients do not match the batch.
+            LossNotFinite: no gradient was accumulated; the activations are discarded.
         """
         state = self.adapter(adapter_id)
         pending = self._pending(state)
@@ -187,7 +187,7 @@ class Training(AdapterTable):
             raise AdapterNotReady(adapter_id, 'calculate_loss before backward')
         result = result_of_pending(pending, state.loss)
         state.pending = None
-        with _memory_named(pending.batch):
+        with _convert_out_of_memory(pending.batch):
             gradient = gradients_of([state], [values], by_outputs=by_outputs)[0]
         totals = total_gradient(state, gradient)
         answer = forward_result((), [result], metrics=state.train_metrics)
@@ -195,7 +195,7 @@ class Training(AdapterTable):
         return answer
 
     def drop_forward(self, adapter_id: str) -> None:
-        """Forget the last `forward` and its activations; nothing happens where there is none."""
+        """Discard the last `forward` and its activations, if there is one."""
         self.adapter(adapter_id).pending = None
 
     def _run_alone(self, item: BatchItem) -> BatchResult:
@@ -205,7 +205,7 @@ class Training(AdapterTable):
         return result
 
     def _begin(self, item: BatchItem) -> ItemRun | Exception:
-        """Return the item checked and cut, or why it is refused."""
+        """Return the validated and divided item, or the error that refuses it."""
         try:
             purpose = Purpose(self.adapter(item.adapter_id), item.options, item.is_training, item.loss)
             parts = self._runner.cutter.cut(purpose, item.features)
@@ -226,7 +226,7 @@ class Training(AdapterTable):
 
 
 def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
-    """Add the gradient, let the metrics take the batch in, and return the result."""
+    """Accumulate the gradient, update the metrics, and return the result."""
     if run.refusal is not None:
         return run.refusal
     state, totals = run.purpose.state, None
@@ -235,7 +235,7 @@ def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
     warnings = run.purpose.warnings(item.features, missing=missing)
     try:
         if run.gradient is not None:
-            # That of a lone pass was checked with it; sums may overflow.
+            # The gradient of a single pass was already checked; sums may overflow.
             totals = total_gradient(state, run.gradient, is_finite=len(run.results) == 1)
         result = forward_result(
             item.features, run.results, metrics=metrics, warnings=warnings, is_divided=run.is_divided
@@ -249,27 +249,27 @@ def _finish(run: ItemRun, item: BatchItem) -> BatchResult | Exception:
 
 
 def _check_trainable(purpose: Purpose, batches: Sequence[PackedBatch]) -> None:
-    """Refuse a batch from which nothing can be learned.
+    """Refuse a batch without anything to learn from.
 
     Raises:
         InvalidArgument: the adapter is disabled.
         InvalidFeatures: no label counts.
     """
     if purpose.options.is_adapter_disabled:
-        raise InvalidArgument('is_adapter_disabled is for forward_only; without the adapter nothing is learned')
+        raise InvalidArgument('is_adapter_disabled applies only to forward_only; training needs the adapter')
     if not any(has_loss(purpose, batch) for batch in batches):
-        raise InvalidFeatures('have no label that counts: each is masked or weighs 0', field='labels')
+        raise InvalidFeatures('have no counted label: each is masked or has weight 0', field='labels')
 
 
 def _logprob_gradient(pending: PendingForward, gradients: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
-    """Return float32 [R] from one array [T] for each feature of a pending forward pass.
+    """Return float32 [R] from one array [T] per feature of a pending forward pass.
 
     Raises:
-        InvalidFeatures: they are not as many, as long, or not finite.
+        InvalidFeatures: the number or length of the arrays is wrong, or a value is not finite.
     """
     lengths = pending.batch.feature_lengths
     if len(gradients) != len(lengths):
-        raise InvalidFeatures(f'of the last forward were {len(lengths)}, got {len(gradients)} gradients')
+        raise InvalidFeatures(f'of the last forward were {len(lengths)}, but got {len(gradients)} gradients')
     for index, (values, length) in enumerate(zip(gradients, lengths, strict=True)):
         if np.shape(values) != (length,) or not np.isfinite(values).all():
             raise InvalidFeatures(f'must be {length} finite numbers', index=index, field='logprob_gradients')
@@ -277,7 +277,7 @@ def _logprob_gradient(pending: PendingForward, gradients: Sequence[npt.NDArray[n
 
 
 @contextmanager
-def _memory_named(batch: PackedBatch) -> Iterator[None]:
+def _convert_out_of_memory(batch: PackedBatch) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:

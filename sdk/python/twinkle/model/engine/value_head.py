@@ -1,4 +1,4 @@
-"""The scalar head of an adapter whose loss learns values."""
+"""Scalar value head of an adapter whose loss learns values."""
 
 import torch
 from torch import Tensor
@@ -6,11 +6,11 @@ from torch.nn.functional import linear
 
 
 class ValueHead:
-    """`v = w h + b` of each row's hidden state, in float32; zero before it learns, so that it needs no seed.
+    """`v = w h + b` of each row's hidden state, in float32; initialized to zero, so it needs no seed.
 
     Args:
-        hidden_size: D.
-        device: where it lives.
+        hidden_size: size D of the hidden states.
+        device: device of the weights.
     """
 
     def __init__(self, hidden_size: int, *, device: torch.device) -> None:
@@ -18,7 +18,7 @@ class ValueHead:
         self.bias_1 = torch.zeros(1, device=device, requires_grad=True)
 
     def __call__(self, hidden_RD: Tensor) -> Tensor:
-        """Return float32 [R]."""
+        """Return float32 [R], the value of each row."""
         return linear(hidden_RD.float(), self.weight_1D, self.bias_1)[:, 0]
 
     def named_parameters(self) -> dict[str, Tensor]:

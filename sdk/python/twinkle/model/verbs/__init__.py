@@ -1,4 +1,4 @@
-"""The verbs of `TransformersModel`, by what they do. Each drives `twinkle.model.engine` under the names users type."""
+"""Methods of `TransformersModel` in groups. They call `twinkle.model.engine` under the established public names."""
 
 from twinkle.model.verbs.configuring import ConfiguringVerbs
 from twinkle.model.verbs.saving import SavingVerbs

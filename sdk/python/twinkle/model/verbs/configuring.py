@@ -1,4 +1,4 @@
-"""Verbs that say what is trained and how."""
+"""Methods that configure what is trained and how."""
 
 import os
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from twinkle.template import Template, build_template
 
 
 class ConfiguringVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant. What is refused changed nothing."""
+    """Configuration methods. `adapter_name` is optional for a single adapter. A refused call changes nothing."""
 
     def add_adapter_to_model(
         self,
@@ -28,19 +28,19 @@ class ConfiguringVerbs(ModelHandle):
         """Add an adapter.
 
         Args:
-            adapter_name: not yet in use.
-            config_or_dir: a `LoraConfig` of ours or of peft, or a peft folder to begin from, which any
-                tool may have written. Unset: a `LoraConfig` with every default.
-            full_parameters: train the base model's own weights, all of them, instead of an adapter's. The model is
-                then leased to that run alone, until `remove_adapter` puts the weights back.
-            gradient_accumulation_steps: batches that make a step, at least 1.
+            adapter_name: a new name.
+            config_or_dir: `LoraConfig` of this library or of peft, or a peft folder of any origin with initial weights.
+                None uses a `LoraConfig` with default values.
+            full_parameters: whether to train all of the base model's weights instead of an adapter. The model is then
+                leased to this run until `remove_adapter` restores the weights.
+            gradient_accumulation_steps: number of batches per optimizer step, at least 1.
 
         Raises:
             AdapterExists: the name is in use.
             InvalidArgument: a configuration is given with `full_parameters`.
-            ModelLeased: a run of the base model's own weights has the model, or is to have one that adapters use.
-            UnknownTargetModules: the configuration names layers the model does not have.
-            SnapshotMismatch: the folder is no adapter of this model.
+            ModelLeased: a full-parameter run has leased the model, or cannot lease it because of other adapters.
+            UnknownTargetModules: the configuration names layers that the model does not have.
+            SnapshotMismatch: the folder is not an adapter of this model.
         """
         if full_parameters:
             if config_or_dir is not None:
@@ -61,10 +61,10 @@ class ConfiguringVerbs(ModelHandle):
             raise
 
     def remove_adapter(self, adapter_name: str) -> None:
-        """Forget an adapter.
+        """Delete an adapter.
 
         Raises:
-            UnknownAdapter: there is none of that name.
+            UnknownAdapter: the adapter does not exist.
         """
         self.engine.delete_adapter(adapter_name)
         self._templates.pop(adapter_name, None)
@@ -72,46 +72,46 @@ class ConfiguringVerbs(ModelHandle):
     def set_optimizer(self, optimizer_cls: Any = 'AdamW', *, adapter_name: str | None = None, **options: Any) -> None:
         """Replace the optimizer.
 
-        Where no adapter was added, this begins to train the model itself, as `add_adapter_to_model` does with
-        `full_parameters=True`; the run is called 'default'.
+        If there is no adapter, this starts full-parameter training in a run with the name 'default', like
+        `add_adapter_to_model` with `full_parameters=True`.
 
         Args:
-            optimizer_cls: a name that `twinkle.module` knows, or a class.
-            adapter_name: may be left out while there is one adapter.
-            options: of its constructor, such as `lr`, and `groups` of parameters with options of their own.
+            optimizer_cls: name known to `twinkle.module`, or a class.
+            adapter_name: optional while there is one adapter.
+            options: arguments of its constructor, such as `lr`, and parameter `groups` with other options.
 
         Raises:
-            UnknownComponent: the name is not known.
+            UnknownComponent: the name is unknown.
             InvalidComponentOptions: an option is unknown or out of range.
         """
         with ExitStack() as undo:
-            if adapter_name is None and not self.engine.adapter_ids and self._may_train_whole_model:
-                get_logger().info('no adapter was added: the weights of %s itself are trained', self.model_id)
+            if adapter_name is None and not self.engine.adapter_ids and self._supports_full_training:
+                get_logger().info('no adapter was added: training the weights of %s', self.model_id)
                 self.add_adapter_to_model(WHOLE_MODEL, full_parameters=True)
                 undo.callback(self.remove_adapter, WHOLE_MODEL)
             self.engine.set_optimizer(self._adapter(adapter_name), optimizer_cls, **options)
             undo.pop_all()
 
     def set_lr_scheduler(self, scheduler_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Replace the schedule, given by name or class; arguments and errors as `set_optimizer`."""
+        """Replace the schedule, given by name or class; for arguments and errors see `set_optimizer`."""
         self.engine.set_lr_scheduler(self._adapter(adapter_name), scheduler_cls, **options)
 
     def set_loss(self, loss_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Replace the loss, given by name, class, instance or function; errors as `set_optimizer`.
+        """Replace the loss, given by name, class, instance or function; for errors see `set_optimizer`.
 
-        A loss that learns values gives the adapter a value head.
+        A loss that learns values adds a value head to the adapter.
         """
         self.engine.set_loss(self._adapter(adapter_name), loss_cls, **options)
 
     def set_processor(self, processor_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Replace the input processor, given by name, class or instance; errors as `set_optimizer`."""
+        """Replace the input processor, given by name, class or instance; for errors see `set_optimizer`."""
         self.engine.set_processor(self._adapter(adapter_name), processor_cls, **options)
 
     def set_template(self, template_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
-        """Set what encodes inputs that are chats.
+        """Set the template that encodes chats, given by name, class or instance.
 
         Raises:
-            UnknownTemplate: the name is not known.
+            UnknownTemplate: the name is unknown.
         """
         name = self._adapter(adapter_name)
         if not isinstance(template_cls, Template):
@@ -121,30 +121,32 @@ class ConfiguringVerbs(ModelHandle):
     def add_metric(
         self, metric_cls: Any, *, is_training: bool = True, adapter_name: str | None = None, **options: Any
     ) -> None:
-        """Report one more metric; errors as `set_optimizer`."""
+        """Add a metric; for errors see `set_optimizer`."""
         self.engine.add_metric(self._adapter(adapter_name), metric_cls, is_training=is_training, **options)
 
     def apply_patch(self, patch: Any, **options: Any) -> Patch:
-        """Change the base model, before there are adapters on it, and return the patch, to be undone with `unpatch`.
+        """Patch the base model before adapters are added, and return the patch, which `unpatch` undoes.
 
-        A sampler that is to agree has to load the model with the same patch.
+        A sampler must load the model with the same patch to agree with the trainer.
 
         Args:
-            patch: a name that `twinkle.patch` knows, a class or an instance.
-            options: of its constructor.
+            patch: name known to `twinkle.patch`, a class or an instance.
+            options: arguments of its constructor.
 
         Raises:
-            UnknownComponent: the name is not known.
+            UnknownComponent: the name is unknown.
             InvalidComponentOptions: an option is unknown or out of range.
-            PatchError: the model is none this patch is for, or there are adapters, which were made for it as it is.
+            PatchError: the patch does not support the model, or adapters of the unpatched model exist.
         """
         if self.engine.adapter_ids:
             name = patch if isinstance(patch, str) else getattr(patch, '__name__', type(patch).__name__)
-            raise PatchError(name, f'there are adapters already ({", ".join(self.engine.adapter_ids)}); patch before')
+            raise PatchError(
+                name, f'adapters already exist ({", ".join(self.engine.adapter_ids)}); patch the model first'
+            )
         return apply_patch(self.engine.model.backbone, patch, **options)
 
     def get_train_configs(self, *, adapter_name: str | None = None) -> str:
-        """Describe how the adapter is trained, for people."""
+        """Return a readable description of the adapter's training configuration."""
         name = self._adapter(adapter_name)
         state = self.engine.adapter(name)
         lines = [
@@ -166,7 +168,7 @@ class ConfiguringVerbs(ModelHandle):
 
 
 def _weights_lines(config: LoraConfig | None) -> list[str]:
-    """Return lines about what is trained; without a configuration it is the base model itself."""
+    """Return the lines about the trained weights; without a configuration they are the base model's."""
     if config is None:
         return ["weights: the base model's own"]
     return [

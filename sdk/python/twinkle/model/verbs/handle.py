@@ -1,4 +1,4 @@
-"""What all verbs share: the engine, and which adapter is meant."""
+"""Base of all method groups: the engine, and the selection of the adapter."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ from twinkle.model.errors import AdapterNotReady, InvalidArgument
 from twinkle.template import Template
 
 WHOLE_MODEL = 'default'
-"""What the run is called that trains the model itself because nobody added an adapter."""
+"""Name of the full-parameter run that is created when no adapter was added."""
 
 
 class ModelHandle:
-    """An engine, the templates of its adapters, and the folder of its base model."""
+    """Engine with the templates of its adapters and the folder of its base model."""
 
-    _may_train_whole_model = True
-    """Whether an optimizer without an adapter is for the model itself; not where several tenants share it."""
+    _supports_full_training = True
+    """Whether setting an optimizer without an adapter starts full-parameter training; not for several tenants."""
 
     def __init__(self, engine: TrainerEngine, *, model_id: str, folder: Path) -> None:
         self.engine = engine
@@ -28,17 +28,17 @@ class ModelHandle:
         self._templates: dict[str, Template] = {}
 
     def _adapter(self, adapter_name: str | None) -> str:
-        """Return the adapter that is meant: the named one, or the only one."""
+        """Return the named adapter, or the only one if no name is given."""
         if adapter_name is not None:
             self.engine.adapter(adapter_name)
             return adapter_name
         names = self.engine.adapter_ids
         if not names:
             raise NotSupportedYet(
-                'there is no adapter; call add_adapter_to_model first: with full_parameters=True for the model itself'
+                'there is no adapter; call add_adapter_to_model first (full_parameters=True trains the whole model)'
             )
         if len(names) > 1:
-            raise InvalidArgument(f'there are the adapters {list(names)}; say which with adapter_name=')
+            raise InvalidArgument(f'there are several adapters {list(names)}; choose one with adapter_name=')
         return names[0]
 
     def _features(self, name: str, inputs: Inputs) -> Sequence[InputFeature]:
@@ -51,4 +51,4 @@ class ModelHandle:
         return self._templates[name].batch_encode(examples)
 
     def _check_config(self, config: LoraConfig) -> None:
-        """Refuse an adapter the model has no room for; here there is always room."""
+        """Refuse a configuration beyond the trainer's limits; by default there are no limits."""

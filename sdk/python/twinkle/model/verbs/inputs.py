@@ -1,4 +1,4 @@
-"""What is given to a forward verb beside its examples: options, and numbers for the labels."""
+"""Arguments of forward methods besides the examples: options, and numbers for the labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -12,40 +12,40 @@ from twinkle.model.engine import ForwardOptions
 from twinkle.model.errors import InvalidArgument
 
 PER_LABEL = ('loss_weights', *(name for name, spec in STREAMS.items() if not spec.is_wide))
-"""What may be given beside the features, one entry for each of them."""
+"""Streams that may be given as arguments, one entry per example."""
 WIDE = tuple(name for name, spec in STREAMS.items() if spec.is_wide)
-"""The same with several columns: one array [T, K] for each feature."""
+"""Streams with several columns, one array [T, K] per example."""
 _OPTIONS = ('temperature', 'disable_lora', 'return_logits', 'task', 'micro_batch_size')
 _TASKS = ('causal_lm', 'embedding')
 
 
 def own_loss(given: dict[str, Any]) -> Loss | None:
-    """Take the loss of one batch out of the options of a forward verb; None where there is none.
+    """Remove the loss of one batch from the options of a forward method and return it, or None.
 
     Raises:
-        InvalidArgument: there are options of a loss, and no loss.
-        UnknownComponent, InvalidComponentOptions: there is no such loss, or an option of it is of no use.
+        InvalidArgument: there are options of a loss, but no loss.
+        UnknownComponent, InvalidComponentOptions: the loss or one of its options is unknown or invalid.
     """
     loss, options = given.pop('loss', None), given.pop('loss_options', None) or {}
     if loss is None and options:
-        raise InvalidArgument('loss_options are of `loss`, which is not given')
+        raise InvalidArgument('loss_options require `loss`, which is not given')
     return None if loss is None else build_loss(loss, **options)
 
 
 def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> ForwardOptions:
-    """Return the options of a forward verb.
+    """Return the options of a forward method.
 
     Args:
-        given: `temperature`, `disable_lora`, `return_logits`, `task`: 'causal_lm' or 'embedding';
-            `micro_batch_size` is a hint that has no effect, since batches are packed by tokens.
-        learns_values: whether the adapter has a value head, whose values are returned then.
+        given: `temperature`, `disable_lora`, `return_logits` and `task` ('causal_lm' or 'embedding');
+            `micro_batch_size` is accepted without effect, because batches are packed by tokens.
+        learns_values: whether the adapter has a value head, whose values are then returned.
 
     Raises:
-        InvalidArgument: an option is unknown, or no task.
+        InvalidArgument: an option or the task is unknown.
     """
     unknown = sorted(set(given) - {*_OPTIONS, *PER_LABEL, *WIDE})
     if unknown:
-        raise InvalidArgument(f'unknown options {unknown}; there are {sorted({*_OPTIONS, *PER_LABEL, *WIDE})}')
+        raise InvalidArgument(f'unknown options {unknown}; use {sorted({*_OPTIONS, *PER_LABEL, *WIDE})}')
     task = given.get('task', 'causal_lm')
     if task not in _TASKS:
         raise InvalidArgument(f'task must be one of {_TASKS}, got {task!r}')
@@ -58,15 +58,15 @@ def forward_options(given: Mapping[str, Any], *, learns_values: bool) -> Forward
 
 
 def with_streams(features: Sequence[InputFeature], given: Mapping[str, Any]) -> list[InputFeature]:
-    """Return copies of features that carry what was given beside them.
+    """Return copies of features with the streams that were given as arguments.
 
     Args:
-        features: only read.
-        given: of `PER_LABEL`, one entry a feature: a number for all its labels, one number a label, or one a
-            token; a sampler's `logprobs` are understood. Of `WIDE`, an array [T, K] a feature.
+        features: features; not modified.
+        given: for names in `PER_LABEL` one entry per feature: a number for all its labels, one number per label, or
+            one per token; `logprobs` of a sampler are accepted. For names in `WIDE` an array [T, K] per feature.
 
     Raises:
-        InvalidArgument: they do not fit the features.
+        InvalidArgument: the arguments do not match the features.
     """
     streams = {name: given[name] for name in (*PER_LABEL, *WIDE) if given.get(name) is not None}
     for name, values in streams.items():
@@ -80,7 +80,7 @@ def with_streams(features: Sequence[InputFeature], given: Mapping[str, Any]) -> 
 
 
 def with_labels(features: Sequence[InputFeature]) -> list[InputFeature]:
-    """Return features for a task without labels: those that have none get labels that do not count."""
+    """Return features for a task without labels: features without labels get ignored ones."""
     return [
         cast(InputFeature, {'labels': np.full(len(feature['input_ids']), IGNORE_INDEX), **feature})
         for feature in features
@@ -91,22 +91,23 @@ def _fitted(name: str, value: Any, feature: InputFeature, index: int) -> npt.NDA
     if name in WIDE:
         return np.asarray(value)
     labels = np.asarray(feature.get('labels', ()))
-    places = np.flatnonzero(labels != IGNORE_INDEX)
+    positions = np.flatnonzero(labels != IGNORE_INDEX)
     numbers = np.asarray(_numbers(value), np.float32)
     if numbers.ndim == 1 and len(numbers) == len(labels):
         return numbers
-    if numbers.ndim > 1 or (numbers.ndim == 1 and len(numbers) != len(places)):
+    if numbers.ndim > 1 or (numbers.ndim == 1 and len(numbers) != len(positions)):
         raise InvalidArgument(
-            f'{name}[{index}] must be a number, {len(places)} numbers, one a label, or {len(labels)}, one a token'
+            f'{name}[{index}] must be a number, {len(positions)} numbers (one per label) '
+            f'or {len(labels)} (one per token)'
         )
     fitted = np.zeros(len(labels), np.float32)
-    fitted[places] = numbers
+    fitted[positions] = numbers
     return fitted
 
 
 def _numbers(value: Any) -> Any:
-    """Return a sampler's log-probabilities as plain numbers, and anything else as it is."""
+    """Return a sampler's log-probabilities as plain numbers; other values are returned unchanged."""
     if isinstance(value, Sequence) and value and isinstance(value[0], Sequence):
-        # For each token a list of (token id, log-probability), the sampled token's first.
+        # A sampler gives a list of (token id, log-probability) per token, the sampled token first.
         return [float(candidates[0][1]) for candidates in value]
     return value

@@ -1,4 +1,4 @@
-"""Verbs about an adapter's state: saved, loaded, resumed."""
+"""Methods that save, load, resume and upload an adapter's state."""
 
 import os
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from twinkle.model.errors import InvalidArgument
 from twinkle.model.verbs.handle import ModelHandle
 
 SAVE_DIR_VARIABLE = 'TWINKLE_DEFAULT_SAVE_DIR'
-"""Environment variable: where checkpoints go unless `output_dir` says otherwise; unset: ./output."""
+"""Environment variable with the default of `output_dir`; ./output if it is unset."""
 
 
 class SavingVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant."""
+    """Checkpoint methods. `adapter_name` is optional while there is one adapter."""
 
     def save(
         self,
@@ -34,26 +34,25 @@ class SavingVerbs(ModelHandle):
     ) -> str:
         """Save a checkpoint, replacing one of the same name: a peft folder, or a whole model.
 
-        A value head goes with it, in a file of its own. Where the base model's own weights are trained, the folder is
-        a whole model in float32.
+        A value head is saved in a separate file. A full-parameter run is saved as a whole model in float32.
 
         Args:
-            name: of the folder.
-            output_dir: where it goes. Unset: `TWINKLE_DEFAULT_SAVE_DIR`, else ./output.
-            adapter_name: may be left out while there is one adapter.
-            save_optimizer: keep what it takes to resume, too.
-            consumed_train_samples: the data cursor, kept with it where the optimizer is.
-            merge_lora: write the base model with the adapter merged in, which any tool loads; it cannot
-                be resumed.
+            name: name of the folder.
+            output_dir: parent folder. None uses `TWINKLE_DEFAULT_SAVE_DIR`, or ./output if that is unset.
+            adapter_name: optional while there is one adapter.
+            save_optimizer: whether to save the state for resuming too.
+            consumed_train_samples: position in the data, saved with the optimizer.
+            merge_lora: whether to save the base model with the merged adapter, which any tool can load; it cannot be
+                resumed.
 
         Returns:
-            The folder.
+            Path of the folder.
 
         Raises:
-            InvalidArgument: the name is none, or a merged model is to keep an optimizer.
+            InvalidArgument: the name is invalid, or an optimizer is requested for a merged model.
         """
         if merge_lora and save_optimizer:
-            raise InvalidArgument('a merged model keeps no optimizer; save it twice, or leave out save_optimizer')
+            raise InvalidArgument('a merged model has no optimizer state; save twice, or leave out save_optimizer')
         snapshot = self.engine.export_state(
             self._adapter(adapter_name),
             is_optimizer_included=save_optimizer,
@@ -74,16 +73,16 @@ class SavingVerbs(ModelHandle):
         adapter_name: str | None = None,
         load_optimizer: bool = False,
     ) -> None:
-        """Replace the adapter's weights by a checkpoint's, and its value head where the checkpoint has one.
+        """Replace the adapter's weights by those of a checkpoint, including its value head if it has one.
 
         Args:
-            name: of the folder.
-            output_dir: where it is, as in `save`.
-            adapter_name: may be left out while there is one adapter.
-            load_optimizer: go on with optimizer, schedule, counters and random state too.
+            name: name of the folder.
+            output_dir: parent folder, see `save`.
+            adapter_name: optional while there is one adapter.
+            load_optimizer: whether to restore optimizer, schedule, counters and random state too.
 
         Raises:
-            SnapshotMismatch: it does not fit the adapter; nothing was changed.
+            SnapshotMismatch: the checkpoint does not match the adapter; nothing was changed.
         """
         adapter = self._adapter(adapter_name)
         snapshot = self._read(adapter, _checkpoint_folder(name, output_dir))
@@ -92,18 +91,18 @@ class SavingVerbs(ModelHandle):
     def resume_from_checkpoint(
         self, checkpoint_dir: str, *, resume_only_model: bool = False, adapter_name: str | None = None
     ) -> Mapping[str, int]:
-        """Go on from a checkpoint saved with its optimizer.
+        """Resume from a checkpoint that was saved with its optimizer.
 
         Args:
-            checkpoint_dir: the folder.
-            resume_only_model: load the weights alone and return no counters.
-            adapter_name: may be left out while there is one adapter.
+            checkpoint_dir: folder of the checkpoint.
+            resume_only_model: whether to load only the weights and return no counters.
+            adapter_name: optional while there is one adapter.
 
         Returns:
             `cur_step`, `gradient_accumulation_steps` and `consumed_train_samples` as saved.
 
         Raises:
-            SnapshotMismatch: it does not fit the adapter, or was saved without its optimizer.
+            SnapshotMismatch: the checkpoint does not match the adapter, or was saved without its optimizer.
         """
         name = self._adapter(adapter_name)
         snapshot = self._read(name, Path(checkpoint_dir))
@@ -122,26 +121,26 @@ class SavingVerbs(ModelHandle):
         checkpoint_dir: str,
         hub_model_id: str,
         hub_token: str | None = None,
-        async_upload: bool = True,  # noqa: FBT001, FBT002 - an established name and place
+        async_upload: bool = True,  # noqa: FBT001, FBT002 - an established signature
         *,
         adapter_name: str | None = None,
     ) -> Future[Uploaded]:
-        """Upload a checkpoint that was saved: its weights and configuration, without what it takes to resume.
+        """Upload the weights and the configuration of a saved checkpoint, without the state for resuming.
 
         Args:
-            checkpoint_dir: the folder that `save` returned. It must stay as it is until the upload is done.
-            hub_model_id: `hf://org/name` or `ms://org/name`; a repository that is made there is private.
-            hub_token: of someone who may write there. Unset: `HF_TOKEN`, or `MODELSCOPE_API_TOKEN` for `ms://`.
-            async_upload: return at once, and upload in the background; a program that ends waits for it.
-            adapter_name: makes no difference here, but must be known.
+            checkpoint_dir: folder returned by `save`; it must not change until the upload is done.
+            hub_model_id: `hf://org/name` or `ms://org/name`; a new repository is created as private.
+            hub_token: token with write access. None uses `HF_TOKEN`, or `MODELSCOPE_API_TOKEN` for `ms://`.
+            async_upload: whether to upload in the background; the program waits for it before it exits.
+            adapter_name: has no effect, but must exist.
 
         Returns:
-            What gives `.done()`, and by `.result()` where it went; done already without `async_upload`.
+            Future of the uploaded location; already done without `async_upload`.
 
         Raises:
-            HubError: the id names no repository, there is no token, or the folder has nothing to upload.
-            UploadRefused: the hub does not take it; with `async_upload`, `.result()` raises this.
-            HubUnreachable: the hub did not answer; with `async_upload`, `.result()` raises this.
+            HubError: the id is invalid, there is no token, or the folder has nothing to upload.
+            UploadRefused: the hub refused the upload; with `async_upload`, `.result()` raises it.
+            HubUnreachable: the hub did not respond; with `async_upload`, `.result()` raises it.
         """
         if adapter_name is not None:
             self._adapter(adapter_name)
@@ -163,5 +162,5 @@ class SavingVerbs(ModelHandle):
 
 def _checkpoint_folder(name: str, output_dir: str | None) -> Path:
     if not name or Path(name).name != name:
-        raise InvalidArgument(f'name must be the name of a folder, without separators, got {name!r}')
+        raise InvalidArgument(f'name must be a folder name without separators, got {name!r}')
     return Path(output_dir or os.environ.get(SAVE_DIR_VARIABLE) or 'output') / name

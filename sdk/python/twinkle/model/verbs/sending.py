@@ -1,4 +1,4 @@
-"""Verbs that give weights out in memory, for samplers."""
+"""Methods that export weights in memory, for samplers."""
 
 from twinkle.checkpoint_engine import BaseSource, PackedState, pack_state
 from twinkle.model.verbs.handle import ModelHandle
@@ -6,35 +6,36 @@ from twinkle.nn import FullWeights, merged_parameters, tensor_view_of
 
 
 class SendingVerbs(ModelHandle):
-    """What `twinkle.checkpoint_engine.CheckpointEngineManager` asks of a trainer."""
+    """Export methods, as `twinkle.checkpoint_engine.CheckpointEngineManager` requires of a trainer."""
 
     @property
     def base_source(self) -> BaseSource:
-        """Where the frozen base weights come from."""
+        """Source of the frozen base weights."""
         return BaseSource(model_folder=str(self._folder.resolve()), dtype=self.engine.model.dtype_name)
 
     def chosen_adapter(self, *, adapter_name: str | None = None) -> str:
-        """Return the adapter that is meant: the named one, or the only one.
+        """Return the named adapter, or the only one if no name is given.
 
         Raises:
-            UnknownAdapter: there is none of that name.
-            InvalidArgument: there are several and none is named.
+            UnknownAdapter: the adapter does not exist.
+            InvalidArgument: there are several adapters and no name was given.
         """
         return self._adapter(adapter_name)
 
     def export_weights(self, *, adapter_name: str | None = None, merge_lora: bool = False) -> PackedState:
-        """Copy an adapter's weights as they are now.
+        """Copy the current weights of an adapter.
 
         Args:
-            adapter_name: may be left out while there is one adapter.
-            merge_lora: the base model's weights with the adapter merged in, instead of the adapter. A run that
-                trains the base model's own weights gives those in any case.
+            adapter_name: optional while there is one adapter.
+            merge_lora: whether to export the base model with the merged adapter. A full-parameter run always exports
+            the
+                base model's weights.
 
         Returns:
-            The state; its bytes are a copy.
+            The weights as a packed state; its bytes are a copy.
 
         Raises:
-            UnknownAdapter: there is none of that name.
+            UnknownAdapter: the adapter does not exist.
         """
         weights = self.engine.adapter(self._adapter(adapter_name)).weights
         if isinstance(weights, FullWeights):
@@ -47,6 +48,6 @@ class SendingVerbs(ModelHandle):
         return pack_state(views, base_model=self.model_id, lora_config=config)
 
     def export_base(self) -> PackedState:
-        """Copy the base model's own weights as they are now, all of them, tied ones once."""
+        """Copy all current weights of the base model, tied ones once."""
         views = {name: tensor_view_of(tensor) for name, tensor in self.engine.model.base_parameters.items()}
         return pack_state(views, base_model=self.model_id, lora_config=None)

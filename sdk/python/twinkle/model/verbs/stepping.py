@@ -1,4 +1,4 @@
-"""Verbs that use the accumulated gradient."""
+"""Methods that use the accumulated gradient."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from twinkle.model.verbs.handle import ModelHandle
 
 
 class SteppingVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant."""
+    """Step methods. `adapter_name` is optional while there is one adapter."""
 
     def clip_grad_norm(
         self,
@@ -18,13 +18,13 @@ class SteppingVerbs(ModelHandle):
         max_grad_value: float | None = None,
         adapter_name: str | None = None,
     ) -> float | None:
-        """Limit the gradient's norm; return the norm before, None while accumulating.
+        """Clip the gradient's norm; return the norm before clipping, or None while accumulating.
 
         Args:
             max_grad_norm: positive.
-            norm_type: the p of the p-norm, at least 1.
-            max_grad_value: first limit each element to plus or minus this; unset: not limited.
-            adapter_name: may be left out while there is one adapter.
+            norm_type: p of the p-norm, at least 1.
+            max_grad_value: limit of each element's magnitude, applied first; None disables it.
+            adapter_name: optional while there is one adapter.
 
         Raises:
             AdapterNotReady: there is no gradient.
@@ -45,17 +45,17 @@ class SteppingVerbs(ModelHandle):
         return_health: bool = False,
         adapter_name: str | None = None,
     ) -> StepResult:
-        """Apply the accumulated gradient, once enough batches are in it.
+        """Apply the accumulated gradient, once it has enough batches.
 
         Args:
-            learning_rate: of this step alone. Unset: as the schedule says.
-            optimizer_options: other arguments of the optimizer for this step alone, such as `betas`.
-            return_health: report each layer's gradient, weights and change.
-            adapter_name: may be left out while there is one adapter.
+            learning_rate: learning rate of this step only. None uses that of the schedule.
+            optimizer_options: other arguments of the optimizer for this step only, such as `betas`.
+            return_health: whether to report each layer's gradient, weights and update.
+            adapter_name: optional while there is one adapter.
 
         Raises:
             AdapterNotReady: there is no gradient.
-            InvalidStepOptions: an option is unknown, shapes the optimizer's state, or is out of range.
+            InvalidStepOptions: an option is unknown, determines the optimizer's state, or is out of range.
         """
         return self.engine.step(
             self._adapter(adapter_name),
@@ -65,14 +65,14 @@ class SteppingVerbs(ModelHandle):
         )
 
     def zero_grad(self, *, adapter_name: str | None = None) -> None:
-        """Drop the accumulated gradient, once a step is due."""
+        """Clear the accumulated gradient, once a step is due."""
         self.engine.zero_grad(self._adapter(adapter_name))
 
     def lr_step(self, *, adapter_name: str | None = None) -> None:
-        """Move the schedule by one step, once a step is due.
+        """Advance the schedule by one step, once a step is due.
 
         Raises:
-            AdapterNotReady: there is no schedule, or all its moves were made.
+            AdapterNotReady: there is no schedule, or it has no steps left.
         """
         self.engine.lr_step(self._adapter(adapter_name))
 
@@ -86,19 +86,19 @@ class SteppingVerbs(ModelHandle):
         adapter_name: str | None = None,
         **of_step: Any,
     ) -> StepResult:
-        """Do clip_grad_norm, step, zero_grad and, where there is a schedule, lr_step.
+        """Run clip_grad_norm, step, zero_grad and, if there is a schedule, lr_step.
 
         Args:
             max_grad_norm: positive; infinity only measures.
-            norm_type: as of clip_grad_norm.
-            max_grad_value: as of clip_grad_norm.
-            return_health: as of step.
-            adapter_name: may be left out while there is one adapter.
-            of_step: `learning_rate` and `optimizer_options`, as of step.
+            norm_type: see clip_grad_norm.
+            max_grad_value: see clip_grad_norm.
+            return_health: see step.
+            adapter_name: optional while there is one adapter.
+            of_step: `learning_rate` and `optimizer_options`, see step.
 
         Raises:
-            AdapterNotReady, InvalidArgument: as they do, before any of them has changed anything.
-            TypeError: there is no such argument.
+            AdapterNotReady, InvalidArgument: see these methods; nothing was changed.
+            TypeError: an argument is unknown.
         """
         return self.engine.clip_grad_and_step(
             self._adapter(adapter_name),
@@ -109,6 +109,6 @@ class SteppingVerbs(ModelHandle):
             is_health_returned=return_health,
         )
 
-    def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established name and place
-        """Return what was gathered since the last call, as numbers."""
+    def calculate_metric(self, is_training: bool = True, *, adapter_name: str | None = None) -> dict[str, float]:  # noqa: FBT001, FBT002 - an established signature
+        """Return the metrics accumulated since the last call."""
         return self.engine.calculate_metric(self._adapter(adapter_name), is_training=is_training)

@@ -1,4 +1,4 @@
-"""Verbs that run the model."""
+"""Methods that run the model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,25 +14,25 @@ from twinkle.model.verbs.inputs import forward_options, own_loss, with_labels, w
 
 
 class TrainingVerbs(ModelHandle):
-    """Each takes `adapter_name`; without it the only adapter is meant.
+    """Training methods. `adapter_name` is optional while there is one adapter.
 
-    `options` of the forward verbs: `temperature` divides the logits; `advantages`, `old_logps`,
-    `ref_logps`, `returns`, `loss_weights` and whatever else the loss reads, one entry an example: a number
-    for all its labels, one a label, or one a token; `return_logits`; `task='embedding'`. `forward_only` and
-    `forward_backward` take `loss`, a name, class or instance, and `loss_options`, for this batch alone.
+    `options` of forward methods: `temperature` divides the logits; `advantages`, `old_logps`, `ref_logps`, `returns`,
+    `loss_weights` and other streams of the loss, with one entry per example: a number for all its labels, one per
+    label, or one per token; `return_logits`; `task='embedding'`. `forward_only` and `forward_backward` also take
+    `loss`, a name, class or instance, and `loss_options`, for this batch only.
     """
 
     def forward_only(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return loss and log-probabilities; changes nothing but the evaluation metrics.
+        """Return loss and log-probabilities; only the evaluation metrics are changed.
 
         Args:
             inputs: one example or several.
-            adapter_name: may be left out while there is one adapter.
-            options: of the class, and `disable_lora` to run the base model without the adapter.
+            adapter_name: optional while there is one adapter.
+            options: see the class; `disable_lora` runs the base model without the adapter.
 
         Raises:
-            InvalidFeatures: names the feature, the field and the cure.
-            InvalidArgument: an option is unknown or does not fit.
+            InvalidFeatures: an example is invalid; the error names the feature, the field and the fix.
+            InvalidArgument: an option is unknown or does not match the examples.
             BatchTooLarge: memory ran out.
         """
         loss = own_loss(options)
@@ -40,7 +40,7 @@ class TrainingVerbs(ModelHandle):
         return _model_output(self.engine.forward_only(name, features, options=chosen, loss=loss))
 
     def forward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return log-probabilities and keep what `calculate_loss` and `backward` need; errors as `forward_only`."""
+        """Return log-probabilities and store the activations for `backward`; for errors see `forward_only`."""
         name, features, chosen = self._prepare(adapter_name, inputs, options)
         return _model_output(self.engine.forward(name, features, options=chosen), is_loss_known=False)
 
@@ -48,17 +48,17 @@ class TrainingVerbs(ModelHandle):
         """Return the loss of the last `forward`.
 
         Raises:
-            AdapterNotReady: there is none.
-            LossNotFinite: the model gave no finite loss.
+            AdapterNotReady: there is no pending forward pass.
+            LossNotFinite: the loss is not finite.
         """
         return self.engine.calculate_loss(self._adapter(adapter_name)).loss
 
     def backward(self, *, logprob_gradients: Sequence[Any] | None = None, adapter_name: str | None = None) -> None:
-        """Add the gradient of the last `calculate_loss`, or of a loss of one's own; errors as `calculate_loss`.
+        """Accumulate the gradient of the last `calculate_loss` or of a custom loss; for errors see `calculate_loss`.
 
         Args:
-            logprob_gradients: float [T] for each example: the own loss's gradient by each label's log-probability.
-            adapter_name: may be left out while there is one adapter.
+            logprob_gradients: float [T] for each example: gradient of a custom loss by each label's log-probability.
+            adapter_name: optional while there is one adapter.
         """
         gradients = None
         if logprob_gradients is not None:
@@ -66,12 +66,12 @@ class TrainingVerbs(ModelHandle):
         self.engine.backward(self._adapter(adapter_name), logprob_gradients=gradients)
 
     def forward_backward(self, inputs: Inputs, *, adapter_name: str | None = None, **options: Any) -> ModelOutput:
-        """Return loss and log-probabilities, and add the gradient to the accumulated one.
+        """Return loss and log-probabilities, and accumulate the gradient.
 
         Raises:
-            InvalidFeatures: names the feature, the field and the cure.
-            InvalidArgument: an option is unknown or does not fit.
-            LossNotFinite, BatchTooLarge: no gradient was added.
+            InvalidFeatures: an example is invalid; the error names the feature, the field and the fix.
+            InvalidArgument: an option is unknown or does not match the examples.
+            LossNotFinite, BatchTooLarge: no gradient was accumulated.
         """
         loss = own_loss(options)
         name, features, chosen = self._prepare(adapter_name, inputs, options)
@@ -80,17 +80,17 @@ class TrainingVerbs(ModelHandle):
     def forward_backward_custom(
         self, inputs: Inputs, loss_fn: CustomLoss, *, adapter_name: str | None = None, **options: Any
     ) -> ModelOutput:
-        """Add the gradient of a function of the log-probabilities to the accumulated one.
+        """Accumulate the gradient of a function of the log-probabilities.
 
         Args:
             inputs: one example or several, with labels.
             loss_fn: `(features, logps) -> loss` or `-> (loss, metrics)`; see `twinkle.loss.CustomLoss`.
-            adapter_name: may be left out while there is one adapter.
-            options: as of `forward_backward`.
+            adapter_name: optional while there is one adapter.
+            options: see `forward_backward`.
 
         Raises:
-            InvalidLossInput: the function returned no finite scalar that depends on the log-probabilities; no
-                gradient was added.
+            InvalidLossInput: the function did not return a finite scalar that depends on the log-probabilities; no
+                gradient was accumulated.
         """
         name, features, chosen = self._prepare(adapter_name, inputs, options)
         result = self.engine.forward(name, features, options=chosen)
@@ -130,7 +130,7 @@ def _model_output(result: BatchResult, *, is_loss_known: bool = True) -> ModelOu
 
 
 def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return one array [N, T, ...], zeros after the end of the shorter ones."""
+    """Return the arrays as one array [N, T, ...], with zeros after the end of shorter ones."""
     longest = max(len(array) for array in arrays)
     padded = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), np.float32)
     for row, array in zip(padded, arrays, strict=True):

@@ -1,4 +1,4 @@
-"""The verbs that copy an adapter's state out and put it back."""
+"""Engine methods that save and restore the state of an adapter."""
 
 from twinkle.model.engine.adapter_state import AdapterState
 from twinkle.model.engine.adapters import AdapterTable
@@ -7,20 +7,20 @@ from twinkle.model.engine.snapshot import AdapterSnapshot, take_snapshot, take_w
 from twinkle.model.errors import ModelLeased
 
 
-class Keeping(AdapterTable):
+class Persistence(AdapterTable):
     """Exports, imports, snapshots and restores adapters."""
 
     def export_state(self, adapter_id: str, *, is_optimizer_included: bool, **extra: int) -> AdapterSnapshot:
-        """Copy what a checkpoint holds; `extra` are counters of the caller's own, such as a data cursor."""
+        """Copy the contents of a checkpoint; `extra` are additional counters, such as the position in the data."""
         return take_snapshot(self.adapter(adapter_id), is_optimizer_included=is_optimizer_included, extra=extra)
 
     def import_state(self, adapter_id: str, snapshot: AdapterSnapshot, *, is_optimizer_included: bool) -> None:
-        """Replace an adapter's weights and, where asked for, everything else it needs to go on.
+        """Replace an adapter's weights and, if requested, its optimizer, schedule, counters and random state.
 
-        Loss, processor and metrics stay as they are set.
+        Loss, processor and metrics are unchanged.
 
         Raises:
-            SnapshotMismatch: it does not fit; nothing was changed.
+            SnapshotMismatch: the snapshot does not match the adapter; nothing was changed.
         """
         restore_snapshot(
             self.adapter(adapter_id),
@@ -30,25 +30,25 @@ class Keeping(AdapterTable):
         )
 
     def snapshot(self, adapter_id: str) -> AdapterSnapshot | None:
-        """Copy everything an adapter is, its configuration included.
+        """Copy the entire state of an adapter, including its configuration.
 
         Returns:
-            None while a `forward` is pending: activations are not kept.
+            None while a `forward` is pending, because activations cannot be saved.
 
         Raises:
-            UnknownAdapter: there is none.
-            AdapterNotReady: a component was given with options that are no plain values.
+            UnknownAdapter: the adapter does not exist.
+            AdapterNotReady: a component has options that are not plain values.
         """
         state = self.adapter(adapter_id)
         return None if state.pending is not None else take_whole_snapshot(state)
 
     def restore_adapter(self, adapter_id: str, snapshot: AdapterSnapshot) -> AdapterState:
-        """Make an adapter that goes on from a `snapshot` as if nothing had been, to the bit.
+        """Create an adapter that continues bitwise from a `snapshot`.
 
         Raises:
-            AdapterExists: the id is taken.
-            ModelLeased: as `create_adapter` and `create_full_adapter`.
-            SnapshotMismatch: the snapshot is not whole, malformed, or of another model.
+            AdapterExists: the id is in use.
+            ModelLeased: see `create_adapter` and `create_full_adapter`.
+            SnapshotMismatch: the snapshot is incomplete, malformed, or of another model.
         """
         self._check_free(adapter_id)
         if snapshot.full_parameters is not None and self._adapters:
