@@ -1,4 +1,4 @@
-"""What the suites of the trainer's port share."""
+"""Fixtures of the trainer port's contract suites."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from services.model.ports import TrainerBackend
 
 @pytest.fixture(params=['fake', 'local'])
 async def backend(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[TrainerBackend]:
-    """Each implementation in turn."""
+    """Each implementation of the trainer port."""
     options = LoadOptions(base_model=str(tiny_llama_dir), thread_count=1, pass_tokens=64)
     made = FakeTrainer() if request.param == 'fake' else await LocalBackend.load(options)
     yield made

@@ -1,4 +1,4 @@
-"""What every source of batches behind the model service does, the fake of the tests included."""
+"""Contract of batch sources, for the data service's client and the fake."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ TEXTS = ['a', 'two words', 'and three words', 'four', 'five and no more']
 
 @dataclass
 class Opened:
-    """A source, and a loader of alice's over five examples, two at a time."""
+    """A source, with alice's loader over five examples in batches of two."""
 
     source: BatchSource
     loader_id: str
     examples: Sequence[list[int]]
 
     async def load(self, cursor: LoaderCursor | None = None, caller: Caller = ALICE) -> tuple[object, LoaderCursor]:
-        """Return the token ids of a batch's examples, and the position behind it."""
+        """Return the token ids of a batch's examples, and the cursor after it."""
         with acting_for(caller):
             loaded = await self.source.load(BatchReference(loader_id=self.loader_id, cursor=cursor))
         batch = FeatureBatch.FromString(loaded.content)
@@ -42,7 +42,7 @@ class Opened:
 
 @pytest.fixture(params=['fake', 'data-service'])
 async def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Opened]:
-    """Each implementation in turn."""
+    """Each implementation of the port."""
     if request.param == 'fake':
         examples = [[index] * (index + 2) for index in range(5)]
         features = [InputFeature(input_ids=np.array(ids), labels=np.array(ids)) for ids in examples]
@@ -61,7 +61,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_llama_dir:
 
 
 async def test_cursors_lead_through_the_whole_loader(opened: Opened) -> None:
-    """Each batch tells where the next one begins, and all of them are the examples in their order."""
+    """Following the cursors reads all examples in order."""
     read: list[object] = []
     cursor = None
     for _ in range(3):
@@ -73,7 +73,7 @@ async def test_cursors_lead_through_the_whole_loader(opened: Opened) -> None:
 
 
 async def test_same_place_is_the_same_batch(opened: Opened) -> None:
-    """Asking again, or with the count alone, gives the same examples and position."""
+    """Repeated loads of a reference, also by count alone, return the same examples and cursor."""
     _, cursor = await opened.load()
     first = await opened.load(cursor)
     assert await opened.load(cursor) == first
@@ -81,14 +81,14 @@ async def test_same_place_is_the_same_batch(opened: Opened) -> None:
 
 
 async def test_end_is_an_error_that_names_the_place(opened: Opened) -> None:
-    """Behind the last batch there is none."""
+    """Loading after the last batch raises LoaderAtEnd with the position."""
     with pytest.raises(LoaderAtEnd) as refusal:
         await opened.load(LoaderCursor(consumed_rows=5))
     assert refusal.value.metadata() == {'loaderId': opened.loader_id, 'consumedRows': '5'}
 
 
 async def test_foreign_loader_is_as_an_unknown_one(opened: Opened) -> None:
-    """Whose it is, is not told."""
+    """Another tenant's loader raises the same error as an unknown one."""
     unknown = Opened(opened.source, 'ld-nothing', [])
     for asked, caller in ((opened, BOB), (unknown, ALICE)):
         with pytest.raises(DomainError) as refusal:
@@ -98,14 +98,14 @@ async def test_foreign_loader_is_as_an_unknown_one(opened: Opened) -> None:
 
 @pytest.mark.parametrize('cursor', [LoaderCursor(consumed_rows=1), LoaderCursor(consumed_rows=2, state=b'forged')])
 async def test_cursor_of_another_reading_is_refused(opened: Opened, cursor: LoaderCursor) -> None:
-    """A reference where no batch begins, or of another loader, is named as the operation names it."""
+    """A cursor that is not between two batches, or belongs to another loader, is refused by its field."""
     with pytest.raises(InvalidField) as refusal:
         await opened.load(cursor)
     assert refusal.value.violations[0].field.startswith('batch.loader.cursor')
 
 
 async def test_service_that_is_away_is_tried_again(tmp_path: Path) -> None:
-    """Nobody at the address is UNAVAILABLE, with a time to try again."""
+    """An unreachable data service is UNAVAILABLE with a retry time."""
     async with open_channel(f'unix:{tmp_path}/nobody', service='data') as channel:
         with pytest.raises(DomainError) as refusal, acting_for(ALICE):
             await DataClient(channel).load(BatchReference(loader_id='ld-1'))
@@ -114,7 +114,7 @@ async def test_service_that_is_away_is_tried_again(tmp_path: Path) -> None:
 
 
 async def test_batch_that_is_too_large_is_refused(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """The transport's limit keeps it out of memory, and the refusal says what to do."""
+    """A batch above the size limit is refused with an explanation, before it is in memory."""
     async with (
         serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as data,
         open_channel(data.address, service='data', message_bytes=64) as channel,

@@ -1,4 +1,4 @@
-"""What every journal does, the one in memory and the one on disk; the one on disk also after it was opened again."""
+"""Contract of journals, for the one in memory and the one on disk; the latter also after reopening."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -16,12 +16,12 @@ from services.model.domain.result import PublishResult
 from services.model.ports import Journal, Snapshot
 
 Reopen = Callable[[], Awaitable[Journal]]
-"""Gives a journal as the next process would find it."""
+"""Returns the journal as the next process would open it."""
 
 
 @pytest.fixture(params=['memory', 'sqlite', 'sqlite-reopened'])
 async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Reopen]:
-    """Each journal in turn: the same one again, or opened anew at each call."""
+    """Each implementation; the journal on disk is reopened at each call."""
     opened: list[Journal] = []
 
     async def give() -> Journal:
@@ -39,7 +39,7 @@ async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 async def test_an_adapter_and_its_creation_come_back(reopen):
-    """Tenant, configuration and the request that made it are what was recorded."""
+    """Tenant, configuration and creation request of an adapter are returned unchanged."""
     journal = await reopen()
     adapter = await add(journal, make_adapter(user_metadata={'team': 'red'}))
     journal = await reopen()
@@ -49,7 +49,7 @@ async def test_an_adapter_and_its_creation_come_back(reopen):
 
 
 async def test_a_removed_adapter_leaves_only_its_request(reopen):
-    """Nothing of it can be restored, and the request that made it is still known."""
+    """A removed adapter cannot be restored, but its creation request is still known."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -68,7 +68,7 @@ async def test_a_removed_adapter_leaves_only_its_request(reopen):
 
 @pytest.mark.parametrize('length', [12, 20_000], ids=['small', 'large'])
 async def test_accepted_operations_come_back_in_order(reopen, length):
-    """Whatever their size, they are what was accepted, and unsettled until their outcomes are noted."""
+    """Accepted operations of any size are returned unchanged, and are unsettled until their outcomes are recorded."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     operations = [batch_operation(number, length=length, seed=number) for number in (1, 2, 3)]
@@ -84,7 +84,7 @@ async def test_accepted_operations_come_back_in_order(reopen, length):
 
 
 async def test_a_noted_outcome_comes_back_to_the_bit(reopen):
-    """Log-probabilities, errors and the adapter after them are what was noted."""
+    """A recorded outcome is bitwise unchanged, including errors and the adapter after it."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     first, second = batch_operation(1), batch_operation(2)
@@ -105,7 +105,7 @@ async def test_a_noted_outcome_comes_back_to_the_bit(reopen):
 
 
 async def test_a_revoked_number_is_free_again(reopen):
-    """Nothing is left of the operation, and another one may have its number."""
+    """A revoked operation is deleted, and another one may use its number."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -118,7 +118,7 @@ async def test_a_revoked_number_is_free_again(reopen):
 
 
 async def test_an_operation_takes_the_place_of_one_that_was_never_noted(reopen):
-    """The last one that was accepted under a number counts."""
+    """The last operation accepted under a number replaces an earlier one without outcome."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1, length=20_000))
@@ -129,7 +129,7 @@ async def test_an_operation_takes_the_place_of_one_that_was_never_noted(reopen):
 
 
 async def test_a_settled_verb_is_on_record_and_passed_over(reopen):
-    """A state verb that changed nothing in the engine answers repeats, and is no entry."""
+    """A state verb that did not change the engine answers repeats and is not replayed."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -145,7 +145,7 @@ async def test_a_settled_verb_is_on_record_and_passed_over(reopen):
 
 
 async def test_a_late_note_does_not_turn_an_adapter_back(reopen):
-    """What the adapter is after its newest operation stays, whenever older outcomes are noted."""
+    """Recording an older outcome late does not change the adapter's newer record."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in (1, 2):
@@ -159,7 +159,7 @@ async def test_a_late_note_does_not_turn_an_adapter_back(reopen):
 
 
 async def test_an_amendment_comes_back_unless_a_later_operation_did(reopen):
-    """What was learnt of an adapter between two operations stays; what is older than the record changes nothing."""
+    """An amendment is returned unless a later operation is on record."""
     journal = await reopen()
     adapter = await add(journal, make_adapter(session_id='ses-1'))
     saved = replace(adapter, checkpoint_path='twinkle://ad-1/weights/a')
@@ -178,7 +178,7 @@ async def test_an_amendment_comes_back_unless_a_later_operation_did(reopen):
 
 
 async def test_a_restore_begins_from_the_newest_snapshot(reopen):
-    """Snapshots come back whole; before the first one there is the adapter as it was asked for."""
+    """The newest snapshot is returned unchanged; before the first one, it is the adapter as requested."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     first = await journal.snapshot_before('ad-1')
@@ -195,7 +195,7 @@ async def test_a_restore_begins_from_the_newest_snapshot(reopen):
 
 
 async def test_an_adapter_that_began_from_a_checkpoint_has_a_snapshot_of_it(reopen):
-    """It is never made afresh."""
+    """An adapter created from a checkpoint has a snapshot and is never created with fresh weights."""
     journal = await reopen()
     await add(journal, make_adapter(), state_of(4))
     journal = await reopen()
@@ -204,7 +204,7 @@ async def test_an_adapter_that_began_from_a_checkpoint_has_a_snapshot_of_it(reop
 
 
 async def test_what_no_restore_needs_is_dropped_and_the_rest_is_kept(reopen):
-    """After many snapshots a restore begins from either of the last two, and from nothing older."""
+    """A restore can start from either of the last two snapshots and from no older one."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 13):
@@ -224,7 +224,7 @@ async def test_what_no_restore_needs_is_dropped_and_the_rest_is_kept(reopen):
 
 
 async def test_steps_can_be_undone_as_far_as_was_promised(reopen):
-    """The last two applied steps are known, and the state before each can be made."""
+    """The last two applied steps are reported, and the state before each can be restored."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 21):
@@ -240,7 +240,7 @@ async def test_steps_can_be_undone_as_far_as_was_promised(reopen):
 
 
 async def test_an_undone_step_is_gone(reopen):
-    """Steps that an undo took back are no steps any more, and a restore begins from the undo."""
+    """Undone steps are no longer reported, and a restore starts from the undo."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 7):
@@ -258,7 +258,7 @@ async def test_an_undone_step_is_gone(reopen):
 
 
 async def test_a_step_from_before_the_undo_can_be_undone_again_and_again(reopen):
-    """Undo after undo goes on into the past, and what was undone takes no room."""
+    """Repeated undos go further back, and undone operations use no space."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     await _noted(journal, adapter, 1)

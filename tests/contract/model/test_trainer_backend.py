@@ -1,4 +1,4 @@
-"""What every trainer behind the model service's port does, the fake of the tests included."""
+"""Contract of trainers, for the local engine and the fake."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ from twinkle.data_format import ForwardResult, LoraConfig, StepResult
 
 
 async def test_facts_name_one_trainable_model(backend):
-    """Callers learn what to ask for and how large token ids may be."""
+    """The facts name the base model and the upper bound of token ids."""
     (model,) = backend.facts().base_models
     assert model.is_trainable
     assert (model.vocabulary_size, model.context_tokens) == (320, 512)
@@ -36,7 +36,7 @@ async def test_facts_name_one_trainable_model(backend):
 
 
 async def test_an_adapter_is_described_with_every_default(backend):
-    """Seed, optimizer, loss and accumulation are told as they are in use."""
+    """The description contains the seed, optimizer, loss and accumulation in use."""
     made = await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
     assert made.lora_config.seed is not None
     assert made.training_config.optimizer.name == 'AdamW'
@@ -46,7 +46,7 @@ async def test_an_adapter_is_described_with_every_default(backend):
 
 
 async def test_deleting_what_is_not_there_is_no_error(backend):
-    """Clean-up may be repeated."""
+    """Deleting an unknown adapter is not an error."""
     await backend.delete_adapter('ghost')
     await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
     await backend.delete_adapter('a')
@@ -54,7 +54,7 @@ async def test_deleting_what_is_not_there_is_no_error(backend):
 
 
 async def test_verbs_answer_in_the_order_of_the_batch(backend):
-    """Each example gets its own log-probabilities; steps are counted."""
+    """Each example gets its own log-probabilities, in order, and steps are counted."""
     await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
     features = [draw_example(8), draw_example(5, 1)]
     for verb in (ForwardOnly(features=features), ForwardBackward(features=features)):
@@ -67,7 +67,7 @@ async def test_verbs_answer_in_the_order_of_the_batch(backend):
 
 
 async def test_state_goes_out_and_in(backend):
-    """With its trainer's part an adapter goes on counting where it was; without it has none."""
+    """An imported state continues the step count only with the trainer's state."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig())
     await backend.run('a', ForwardBackward(features=[draw_example()]))
     await backend.run('a', ClipGradAndStep())
@@ -82,7 +82,7 @@ async def test_state_goes_out_and_in(backend):
 
 
 async def test_a_checkpoint_brings_its_data_cursor(backend):
-    """With the trainer's part it comes back, where there was one; with the weights alone nothing of it is told."""
+    """A saved data cursor is returned with the trainer's state only."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig(gradient_accumulation_steps=2))
     await backend.create_adapter('b', LoraConfig(r=2, seed=1), TrainingConfig())
     for consumed in (None, 0, 7):
@@ -94,7 +94,7 @@ async def test_a_checkpoint_brings_its_data_cursor(backend):
 
 
 async def test_loading_drops_what_waits_for_its_backward(backend):
-    """Activations of the weights before are of no use; the adapter goes on like one that never had them."""
+    """Loading drops a pending Forward, and the adapter then behaves like one without it."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
     for is_trainer_included in (False, True):
@@ -111,12 +111,12 @@ BATCHES = {
     'b': [draw_example(17, 3)],
     'c': [draw_example(30, 4), draw_example(30, 5), draw_example(30, 6)],
 }
-"""The last one takes several passes of 64 tokens."""
+"""The last batch takes several passes of 64 tokens."""
 NOTHING_COUNTS = [{**draw_example(8), 'labels': np.full(8, -100)}]
 
 
 async def trained_alone(backend, adapter_id):
-    """Train one adapter by `run` in a backend; return what each verb gave and where it ended."""
+    """Train one adapter by `run`; return the result of each verb and the final state."""
     await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     runs = [
         await backend.run(adapter_id, verb(features=BATCHES[adapter_id])) for verb in (ForwardBackward, ForwardOnly)
@@ -129,12 +129,12 @@ LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=
 
 
 def together(verb, *adapter_ids):
-    """Return parts of these adapters, each over its own batch."""
+    """Return the parts of these adapters, each with its own batch."""
     return [BatchPart(adapter_id=adapter_id, verb=verb(features=BATCHES[adapter_id])) for adapter_id in adapter_ids]
 
 
 def assert_same_forward(own, other):
-    """Assert that two results are the same to the bit."""
+    """Assert that two results are bitwise equal."""
     assert isinstance(own, VerbRun)
     assert (own.outcome.loss, own.outcome.num_tokens) == (other.outcome.loss, other.outcome.num_tokens)
     for values, others in zip(own.outcome.logps, other.outcome.logps, strict=True):
@@ -142,7 +142,7 @@ def assert_same_forward(own, other):
 
 
 async def test_together_each_gets_what_it_would_alone_to_the_bit(backend):
-    """Losses, log-probabilities, gradients and weights do not depend on the neighbours, nor on their order."""
+    """Losses, log-probabilities, gradients and weights do not depend on the other parts of a batch."""
     alone = {}
     for adapter_id in BATCHES:
         alone[adapter_id] = await trained_alone(backend, adapter_id)
@@ -159,7 +159,7 @@ async def test_together_each_gets_what_it_would_alone_to_the_bit(backend):
 
 
 async def test_a_batch_tells_that_it_was_shared(backend):
-    """Each run names the passes it took part in and how many adapters shared them."""
+    """Each result contains its number of passes and of adapters in them."""
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     for run in await backend.run_batch(together(ForwardBackward, 'a', 'b')):
@@ -169,8 +169,8 @@ async def test_a_batch_tells_that_it_was_shared(backend):
     assert alone.pass_adapter_count == 1
 
 
-async def test_one_that_fails_leaves_the_others_as_they_are(backend):
-    """Refusals come as values in their places; the neighbours' results and state are those of a run without them."""
+async def test_a_failing_part_does_not_affect_the_others(backend):
+    """Errors are returned in order, and the results and states of other parts are unaffected."""
     _, expected = await trained_alone(backend, 'a')
     await backend.delete_adapter('a')
     for adapter_id in ('a', 'b'):
@@ -192,8 +192,8 @@ async def test_one_that_fails_leaves_the_others_as_they_are(backend):
     assert await backend.export_state('a', is_trainer_included=True) == expected
 
 
-async def test_what_run_raises_run_batch_returns(backend):
-    """The same refusal either way."""
+async def test_run_batch_returns_the_errors_of_run(backend):
+    """`run` raises and `run_batch` returns the same error."""
     await backend.create_adapter('b', LORA['b'], TrainingConfig())
     verb = ForwardBackward(features=NOTHING_COUNTS)
     with pytest.raises(DomainError) as caught:
@@ -216,14 +216,14 @@ REST = (
 
 
 def bits_of(state):
-    """Return everything in a state but what the clock said."""
+    """Return everything in a state except the times."""
     tensors = {name: bytes(tensor.data) for name, tensor in {**state.adapter, **state.trainer}.items()}
     return state.lora_config, {name: re.sub(rb'"elapsed_seconds": [^,}]*', b'', data) for name, data in tensors.items()}
 
 
 async def play(backend, adapter_id, verbs):
-    """Run verbs; return what they gave, as text that is the same only for the same bits."""
-    told = []
+    """Run verbs; return their results in a form that is equal only if they are bitwise equal."""
+    results = []
     for verb in verbs:
         outcome = (await backend.run(adapter_id, verb)).outcome
         arrays = [values.tobytes() for values in getattr(outcome, 'logps', ())]
@@ -231,12 +231,12 @@ async def play(backend, adapter_id, verbs):
             outcome = replace(outcome, logps=())
         if isinstance(outcome, MetricResult):
             outcome = {name: value for name, value in outcome.values.items() if 'second' not in name}
-        told.append((repr(outcome), arrays))
-    return told
+        results.append((repr(outcome), arrays))
+    return results
 
 
 async def test_a_restored_adapter_goes_on_to_the_bit(backend):
-    """Gradient, optimizer, dropout, metrics and configuration: whatever follows a snapshot comes out the same."""
+    """A restored adapter continues bitwise: gradient, optimizer, dropout, metrics and configuration."""
     await backend.create_adapter('a', LORA['b'], CONFIG)
     await play(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
     await play(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
@@ -253,7 +253,7 @@ async def test_a_restored_adapter_goes_on_to_the_bit(backend):
 
 
 async def test_a_snapshot_is_a_copy(backend):
-    """Training on does not change what was taken."""
+    """Further training does not change a snapshot."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     await play(backend, 'a', [ForwardBackward(features=BATCHES['a'])])
     snapshot = await backend.snapshot('a')
@@ -263,7 +263,7 @@ async def test_a_snapshot_is_a_copy(backend):
 
 
 async def test_there_is_no_snapshot_while_activations_are_kept(backend):
-    """Between Forward and Backward there is none; after it there is."""
+    """There is no snapshot between Forward and Backward."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     await backend.run('a', Forward(features=BATCHES['a']))
     assert await backend.snapshot('a') is None
@@ -273,7 +273,7 @@ async def test_there_is_no_snapshot_while_activations_are_kept(backend):
 
 
 async def test_a_malformed_snapshot_changes_nothing(backend):
-    """What is there stays; what is not there is not made."""
+    """A malformed snapshot neither replaces nor creates an adapter."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     snapshot = await backend.snapshot('a')
     broken = AdapterState(lora_config=snapshot.lora_config, adapter=snapshot.adapter)
@@ -286,7 +286,7 @@ async def test_a_malformed_snapshot_changes_nothing(backend):
 
 
 async def test_a_change_of_configuration_is_told_and_kept(backend):
-    """What was not named stays; a snapshot brings it back."""
+    """A change leaves other settings unchanged and is part of a snapshot."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     run = await backend.run('a', Configure(training_config=TrainingConfig(gradient_accumulation_steps=2)))
     assert run.training_config.gradient_accumulation_steps == 2
@@ -296,7 +296,7 @@ async def test_a_change_of_configuration_is_told_and_kept(backend):
 
 
 async def test_full_parameters_have_the_replica_for_themselves(backend):
-    """Neither beside another adapter nor another beside it; when it ends, the base model is as it was."""
+    """A full-parameter adapter excludes all others, and deleting it restores the base model."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     before = await play(backend, 'a', [ForwardOnly(features=BATCHES['a'])])
     with pytest.raises(ReplicaLeased):

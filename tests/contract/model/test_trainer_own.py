@@ -1,4 +1,4 @@
-"""Batches with a loss of their own and steps with options of theirs, behind every trainer of the port."""
+"""Contract of trainers: losses of single batches and options of single steps."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=
 
 
 def assert_same_forward(own, other):
-    """Assert that two results are the same to the bit."""
+    """Assert that two results are bitwise equal."""
     assert (own.outcome.loss, own.outcome.num_tokens) == (other.outcome.loss, other.outcome.num_tokens)
     for values, others in zip(own.outcome.logps, other.outcome.logps, strict=True):
         np.testing.assert_array_equal(values, others)
@@ -25,7 +25,7 @@ OWN_LOSS = LossChoice(name='CrossEntropyLoss', is_mean=False)
 
 
 async def test_a_batch_has_the_loss_it_brings(backend):
-    """As if the adapter had been set to it; the next batch has the adapter's again."""
+    """A batch with its own loss behaves as if it were the adapter's; the next batch uses the adapter's again."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig(loss=OWN_LOSS))
     plain = await backend.run('a', ForwardBackward(features=BATCHES['a']))
@@ -47,7 +47,7 @@ async def test_a_batch_has_the_loss_it_brings(backend):
 )
 @pytest.mark.parametrize('verb', [ForwardBackward, ForwardOnly])
 async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, error, field):
-    """It is refused by name, alone or among others, and the neighbour goes on."""
+    """An unknown loss of a batch is refused by name and does not affect other parts."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LORA[name], TrainingConfig())
     before = await backend.export_state('a', is_trainer_included=True)
@@ -63,7 +63,7 @@ async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, e
 
 
 async def test_a_step_has_the_options_it_brings_and_they_pass(backend):
-    """What is decayed for one step alone is not at the next, as if there had been none."""
+    """Options of one step, such as weight decay, do not apply to the next step."""
     weights = {}
     for name, options in (('a', {}), ('b', {'weight_decay': 0.5, 'betas': [0.9, 0.95], 'eps': 1e-12})):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
@@ -82,7 +82,7 @@ async def test_a_step_has_the_options_it_brings_and_they_pass(backend):
 @pytest.mark.parametrize('options', [{'amsgrad': True}, {'momentum': 0.9}, {'groups': []}])
 @pytest.mark.parametrize('verb', [Step, ClipGradAndStep])
 async def test_options_that_are_not_for_one_step_change_nothing(backend, verb, options):
-    """Unknown ones, and those that say which state the optimizer has."""
+    """Unknown options, and options that define the optimizer's state, are refused."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig())
     await backend.run('a', ForwardBackward(features=BATCHES['a']))
     before = await backend.export_state('a', is_trainer_included=True)
@@ -93,7 +93,7 @@ async def test_options_that_are_not_for_one_step_change_nothing(backend, verb, o
 
 
 async def test_a_snapshot_after_a_step_of_its_own_goes_on_to_the_bit(backend):
-    """What a step alone had is not in the state."""
+    """The options of a single step are not part of a snapshot."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
     for name in ('a', 'b'):

@@ -1,4 +1,4 @@
-"""What every weight store behind the model service's port does, the fake of the tests included."""
+"""Contract of weight stores, for the checkpoint service's client and the fake."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -29,7 +29,7 @@ STATE = AdapterState(
 
 @pytest.fixture(params=['fake', 'checkpoint-service', 'shared-memory'])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[WeightStore]:
-    """Each implementation in turn, acting for a tenant."""
+    """Each implementation, acting on behalf of a tenant."""
     with acting_for(checkpoint_service.ALICE):
         if request.param == 'fake':
             yield FakeStore()
@@ -41,7 +41,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_a_saved_state_comes_back_whole(store):
-    """Weights, configuration, trainer's part and step count are what was saved."""
+    """Weights, configuration, trainer's state and step count are returned unchanged."""
     save = Save(name='one', is_optimizer_included=True)
     saved = await store.save('ad-1', STATE, base_model='org/tiny', save=save, request_id='ad-1:1:f')
     assert saved.checkpoint_path == 'twinkle://ad-1/weights/one'
@@ -53,7 +53,7 @@ async def test_a_saved_state_comes_back_whole(store):
 
 
 async def test_a_checkpoint_of_another_base_model_is_refused_by_name(tmp_path):
-    """Tensors of the same shapes would be loaded without a word, and mean nothing."""
+    """A checkpoint of another base model is refused, even if the shapes match."""
     async with checkpoint_service.serving(tmp_path) as running:
         with acting_for(checkpoint_service.ALICE):
             saving = CheckpointClient(running.channel, base_model='org/tiny')
@@ -69,14 +69,14 @@ async def test_a_checkpoint_of_another_base_model_is_refused_by_name(tmp_path):
 
 
 async def test_an_absent_checkpoint_is_not_found(store):
-    """Loading what was never saved names it."""
+    """Loading an unknown checkpoint raises CheckpointNotFound."""
     with pytest.raises(DomainError) as refusal:
         await store.fetch('twinkle://ad-1/weights/none', is_trainer_included=False)
     assert (refusal.value.code, refusal.value.reason) == (Code.NOT_FOUND, 'CHECKPOINT_NOT_FOUND')
 
 
 async def test_saving_again_is_harmless_for_the_same_request_alone(store):
-    """The same request with the same state is answered the same; another one finds the name taken."""
+    """Repeating a save with the same state gives the same answer; another request finds the name taken."""
     save = Save(name='two')
     weights = replace(STATE, trainer={})
     first, second = [
@@ -89,7 +89,7 @@ async def test_saving_again_is_harmless_for_the_same_request_alone(store):
 
 
 async def test_publishing_again_is_harmless(store):
-    """The same version with the same state is answered the same."""
+    """Publishing the same version with the same state again gives the same answer."""
     weights = replace(STATE, trainer={})
     results = [
         await store.publish_version('ad-1', weights, base_model='org/tiny', version=1, is_pinned=False)

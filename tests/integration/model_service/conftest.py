@@ -1,4 +1,4 @@
-"""A running model service."""
+"""Fixture of a running model service."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +10,6 @@ from fixtures.model_service import RunningModel, serving_model
 
 @pytest.fixture
 async def service(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[RunningModel]:
-    """Serve a tiny Llama; operations wait for missing ones for a fifth of a second."""
+    """A service with a tiny Llama; operations wait 0.2 seconds for missing ones."""
     async with serving_model(tiny_llama_dir, tmp_path, gap_seconds=0.2) as running:
         yield running

@@ -1,4 +1,4 @@
-"""Batches that go from the data service to the model service: the same bits as inline, however often either dies."""
+"""Batches from the data service train bitwise like inline ones, across crashes of either service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,10 +37,10 @@ LORA = {'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 3}
 
 
 class Trainer:
-    """Calls a model service as a tenant."""
+    """A tenant's client of the model service."""
 
     def __init__(self, address: str, base_model: Path) -> None:
-        """Connect; the channel is closed by `close`."""
+        """Connect; `close` closes the channel."""
         self._channel = open_channel(address)
         self.close = self._channel.close
         self._adapters = adapter_service_pb2_grpc.AdapterServiceStub(self._channel)
@@ -48,7 +48,7 @@ class Trainer:
         self._base_model = str(base_model)
 
     async def create(self, name: str) -> str:
-        """Return the id of the adapter of a name."""
+        """Return the id of the adapter with this name."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=name, base_model=self._base_model, lora_config=LORA
         )
@@ -60,7 +60,7 @@ class Trainer:
         return self._training.Execute(_request(adapter_id, number, forward_backward=verb))
 
     async def train(self, adapter_id: str, batches: list[operation_pb2.Batch]) -> list[Any]:
-        """Return what each batch, and the step after it, came to."""
+        """Train; return the results of each batch and of the step after it."""
         found: list[Any] = []
         for index, batch in enumerate(batches):
             verb = operation_pb2.ForwardBackward(batch=batch)
@@ -80,7 +80,7 @@ def _request(adapter_id: str, number: int, **verb: Any) -> training_service_pb2.
 
 
 async def _insist(method: Any, request: Any) -> Any:
-    """Return the answer; while the service is away, ask again."""
+    """Return the answer; retry while the service is down."""
     while True:
         try:
             return await method(request)
@@ -99,7 +99,7 @@ async def data(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[RunningDat
 
 
 async def _open(data: RunningData, base_model: Path) -> tuple[str, list[dataset_pb2.Cursor | None], list[Any]]:
-    """Return a shuffled loader of two epochs over five chats, and each batch with the position before it."""
+    """Open a shuffled loader of two epochs over five chats; return each batch with the cursor before it."""
     source = chats(*(chat('question', 'word ' * (count + 1)) for count in range(5)))
     dataset = await data.create(source, set_template(base_model), ENCODE)
     loader = await data.open(dataset.dataset_id, 2, shuffle_seed=1, epoch_count=2)
@@ -108,8 +108,8 @@ async def _open(data: RunningData, base_model: Path) -> tuple[str, list[dataset_
 
 
 def _handles(loader_id: str, cursors: list[dataset_pb2.Cursor | None]) -> list[operation_pb2.Batch]:
-    places = [operation_pb2.LoaderBatch(loader_id=loader_id, cursor=cursor) for cursor in cursors]
-    return [operation_pb2.Batch(loader=place) for place in places]
+    loaders = [operation_pb2.LoaderBatch(loader_id=loader_id, cursor=cursor) for cursor in cursors]
+    return [operation_pb2.Batch(loader=loader) for loader in loaders]
 
 
 async def _close(data: RunningData, loader_id: str) -> None:
@@ -120,7 +120,7 @@ async def _close(data: RunningData, loader_id: str) -> None:
 async def test_handles_train_as_their_batches_do_across_kills(
     data: RunningData, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """Losses, log-probabilities and norms are those of the batches sent inline; replay and repeats need no loader."""
+    """Losses, log-probabilities and norms equal those of inline batches; replay and repeats need no loader."""
     loader_id, cursors, batches = await _open(data, tiny_llama_dir)
     inline = [operation_pb2.Batch(features=batch) for batch in batches]
     (tmp_path / 'model').mkdir()
@@ -153,7 +153,7 @@ async def test_handles_train_as_their_batches_do_across_kills(
 async def test_restart_replays_without_the_data_service(
     data: RunningData, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """A service that comes back in a deployment whose data service is away trains on to the same bits."""
+    """A restarted service continues bitwise while the data service is down."""
     loader_id, cursors, batches = await _open(data, tiny_llama_dir)
     handles, inline = _handles(loader_id, cursors), [operation_pb2.Batch(features=batch) for batch in batches]
     with acting_for(ALICE):
@@ -176,7 +176,7 @@ async def test_restart_replays_without_the_data_service(
 async def test_refusals_name_what_is_wrong_with_the_handle(
     data: RunningData, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """Another tenant's loader is not found, the end says where it is, and a wrong cursor is a wrong field."""
+    """Another tenant's loader is not found, the end reports its position, and a wrong cursor is an invalid field."""
     loader_id, cursors, _ = await _open(data, tiny_llama_dir)
     end = dataset_pb2.Cursor(consumed_rows=10)
     forged = dataset_pb2.Cursor(consumed_rows=2, state=b'x')

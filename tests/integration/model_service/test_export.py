@@ -1,4 +1,4 @@
-"""Base and adapter merged, from a running service."""
+"""Export of merged models from a running service."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 
 
 async def test_a_merged_model_is_written_below_the_state_folder(service, tmp_path):
-    """It is a plain model folder whose adapted weights differ from the base's; a repeat is answered from the record."""
+    """ExportMerged writes a plain model folder with changed adapted weights; a repeat is answered from the record."""
     adapter = await service.create(lora_config={'lora_rank': 4})
     await service.result(adapter.adapter_id, 1, forward_backward=forward_backward([draw_example()]))
     await service.result(adapter.adapter_id, 2, clip_grad_and_step=wire.ClipGradAndStep())

@@ -1,4 +1,4 @@
-"""Full-parameter training and the dry run, over sockets with a real engine."""
+"""Full-parameter training and estimates over sockets with a real engine."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}
 
 
 async def test_base_is_trained_exported_and_put_back(tmp_path: Path) -> None:
-    """The loss falls, the exported folder computes the trained loss, and afterwards adapters see the old base."""
+    """The loss falls, the exported model has the trained loss, and later adapters use the original base model."""
     folder = build_tiny_model(tmp_path / 'model')
     async with serving_model(folder, tmp_path / 'state') as running:
         lora = (await running.create(request_id='lora', lora_config={'seed': 3})).adapter_id
@@ -47,7 +47,7 @@ async def test_base_is_trained_exported_and_put_back(tmp_path: Path) -> None:
 
 
 async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
-    """Each version is the whole model, trained or not, and a sampler's base gives the trainer's bits with it."""
+    """Each published version is a full model with which a sampler gets bitwise the same log-probabilities."""
     folder = build_tiny_model(tmp_path / 'model')
     sampler = TorchSampler(str(folder))
     async with serving_model(folder, tmp_path / 'state') as running:
@@ -72,7 +72,7 @@ async def test_published_weights_are_served_as_a_base(tmp_path: Path) -> None:
 
 
 async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
-    """The replica has one lease; who asks for another is told so."""
+    """A second full-parameter adapter is refused while the replica is leased."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
         made = await running.create(request_id='one', full_parameters={'target_modules': ['mlp']})
         assert not made.HasField('lora_config')
@@ -86,7 +86,7 @@ async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_dry_run_allocates_nothing_and_counts_right(tmp_path: Path) -> None:
-    """Parameters and resting memory are those of the adapter that is then made; what cannot fit does not."""
+    """Estimated parameters and memory equal those of the created adapter, and a plan that is too large does not fit."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
         ask = adapter_service_pb2.EstimateRequest(
             base_model=running.base_model,

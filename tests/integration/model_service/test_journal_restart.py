@@ -1,4 +1,4 @@
-"""The engine itself, with its journal on disk, ended and started again in the middle of a training run."""
+"""Restarts of the real engine with a journal on disk during training."""
 
 import shutil
 import sqlite3
@@ -28,16 +28,16 @@ async def _train(model, adapter_id, numbers):
     return results
 
 
-def _said(results):
-    """Return what the results say of the adapter, without what they say of the run."""
-    said = []
+def _adapter_facts(results):
+    """Return the serialized results without the facts that describe the run."""
+    facts = []
     for result in results:
         copy = type(result)()
         copy.CopyFrom(result)
         for name in ('receipt', 'adapter_id', 'is_replayed'):
             copy.ClearField(name)
-        said.append(copy.SerializeToString(deterministic=True))
-    return said
+        facts.append(copy.SerializeToString(deterministic=True))
+    return facts
 
 
 async def _saved_weights(model, adapter_id, number):
@@ -54,7 +54,7 @@ CONFIG = {'lora_config': {'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 11}}
 
 @pytest.mark.parametrize('snapshot_operations', [3, 256])
 async def test_a_restart_in_the_middle_changes_no_bit(tiny_llama_dir, tmp_path, snapshot_operations):
-    """Results, repeats and the saved weights with their optimizer are those of a run without a restart."""
+    """Results, repeats and saved weights after a restart are bitwise those of an uninterrupted run."""
     async with serving_model(tiny_llama_dir, tmp_path / 'one') as model:
         adapter = await model.create(**CONFIG)
         expected = await _train(model, adapter.adapter_id, range(1, 2 * STEPS + 1))
@@ -68,12 +68,12 @@ async def test_a_restart_in_the_middle_changes_no_bit(tiny_llama_dir, tmp_path, 
     async with serving_model(tiny_llama_dir, tmp_path / 'two', **bounds) as model:
         repeats = await _train(model, adapter_id, range(1, 2 * STEPS + 1))
         assert await _saved_weights(model, adapter_id, 2 * STEPS + 1) == weights
-    assert _said(found) == _said(expected) == _said(repeats)
+    assert _adapter_facts(found) == _adapter_facts(expected) == _adapter_facts(repeats)
     assert all(result.is_replayed for result in repeats)
 
 
 async def test_the_replay_tool_agrees_with_a_true_journal_and_names_what_is_wrong(tiny_llama_dir, tmp_path):
-    """A copied journal is the same to the bit on another engine; a wrong record is named, with both values."""
+    """The replay tool confirms a correct copy of a journal, and reports a wrong record with both values."""
     async with serving_model(tiny_llama_dir, tmp_path / 'one', snapshot_operations=3) as model:
         adapter = await model.create(**CONFIG)
         await _train(model, adapter.adapter_id, range(1, 10))

@@ -1,4 +1,4 @@
-"""A model service that is killed -9 while it parks an adapter: saved once, and it trains on to the same bits."""
+"""kill -9 of a model service while it parks an adapter."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ KILLS = [Kill(failpoint='park.saved'), Kill(failpoint='page_out.recorded')]
 
 
 async def _insist(method: Any, request: Any) -> Any:
-    """Return the answer; while the service is away, ask again."""
+    """Return the answer; retry while the service is down."""
     while True:
         try:
             return await method(request)
@@ -59,7 +59,7 @@ async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
 
 
 async def test_a_death_while_an_adapter_is_parked_loses_and_doubles_nothing(tiny_llama_dir, tmp_path):
-    """Once right after its checkpoint was made, once right before it left the memory."""
+    """An adapter is saved once and continues bitwise if the service is killed after the save or before the eviction."""
     (tmp_path / 'model').mkdir()
     async with serving(tmp_path / 'checkpoint') as checkpoints:
         settings = {

@@ -1,4 +1,4 @@
-"""Many tenants and operations at once over real sockets: order, shared passes, overload, cancelling, following."""
+"""Many tenants and operations over real sockets: order, shared passes, overload, cancellation and watching."""
 
 import asyncio
 from contextlib import suppress
@@ -24,7 +24,7 @@ QUEUED, RUNNING, DONE = (
 
 @pytest.fixture
 async def fake(tmp_path):
-    """Serve the fake trainer with the usual bounds."""
+    """A service with the fake trainer and default limits."""
     async with serving_fake(tmp_path) as running:
         yield running
 
@@ -35,7 +35,7 @@ def train(seed=0, length=12):
 
 
 async def stream(service, tenant, operations):
-    """Send operations by one stream; return the results."""
+    """Send operations in one stream; return the results."""
 
     async def requests():
         for operation in operations:
@@ -45,13 +45,13 @@ async def stream(service, tenant, operations):
 
 
 async def find(service, adapter_id, number, *, tenant='alice'):
-    """Look an operation up."""
+    """Look up an operation."""
     request = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=number)
     return await service.training.GetOperation(request, metadata=as_tenant(tenant))
 
 
 async def until(service, adapter_id, number, state, *, tenant='alice'):
-    """Return once an operation is in a state, as its record tells."""
+    """Wait until an operation's record has this state."""
     while True:
         with suppress(grpc.aio.AioRpcError):
             found = await find(service, adapter_id, number, tenant=tenant)
@@ -60,12 +60,12 @@ async def until(service, adapter_id, number, state, *, tenant='alice'):
 
 
 def call(service, adapter_id, number, *, tenant='alice', **verb):
-    """Begin an Execute."""
+    """Start a call of Execute."""
     return asyncio.ensure_future(service.result(adapter_id, number, tenant=tenant, **verb))
 
 
 async def test_streams_of_two_tenants_share_passes(fake):
-    """What both have ready runs together; each stream gets its own results in order."""
+    """Ready operations of two tenants share passes, and each stream gets its own results in order."""
     sent = {}
     for tenant in ('alice', 'bob'):
         ids = [(await fake.create(tenant=tenant, request_id=f'r{index}')).adapter_id for index in range(4)]
@@ -84,7 +84,7 @@ async def test_streams_of_two_tenants_share_passes(fake):
 
 
 async def test_a_step_passes_a_long_queue_of_batches(fake):
-    """A tenant's step runs next, though another one has fifty large batches waiting."""
+    """A tenant's step runs next, although another tenant has fifty large batches waiting."""
     busy = [(await fake.create(request_id=f'r{index}')).adapter_id for index in range(50)]
     quick = (await fake.create(tenant='carol')).adapter_id
     fake.trainer.gate.clear()
@@ -102,7 +102,7 @@ async def test_a_step_passes_a_long_queue_of_batches(fake):
 
 
 async def test_a_thousand_pipelined_operations_of_twenty_adapters_keep_their_order(fake):
-    """Five streams of four adapters each; every operation runs once, in the order of its number."""
+    """Five streams of four adapters each run every operation once, in the order of the numbers."""
     groups = [
         [(await fake.create(request_id=f'r{group}-{index}')).adapter_id for index in range(4)] for group in range(5)
     ]
@@ -129,7 +129,7 @@ def rate_of(verb):
 
 
 async def test_overload_is_refused_with_a_time_or_waits_as_asked(tmp_path):
-    """RESOURCE_EXHAUSTED with RetryInfo, or a place once one is free; another tenant notices nothing."""
+    """A full queue is RESOURCE_EXHAUSTED with RetryInfo, or the call waits; another tenant is unaffected."""
     async with serving_fake(tmp_path, queue=QueueLimits(operation_count=3, request_bytes=1 << 20)) as fake:
         adapter_id, foreign = (await fake.create()).adapter_id, (await fake.create(tenant='bob')).adapter_id
         fake.trainer.gate.clear()
@@ -151,7 +151,7 @@ async def test_overload_is_refused_with_a_time_or_waits_as_asked(tmp_path):
 
 
 async def test_a_cancelled_operation_ends_as_cancelled_and_frees_its_number(fake):
-    """Its caller is told, what waits behind it runs after another with its number, what runs is not stopped."""
+    """A cancelled operation frees its number, and a running operation is not stopped."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     fake.trainer.gate.clear()
     running = call(fake, busy, 1, **train())
@@ -177,19 +177,19 @@ async def test_a_cancelled_operation_ends_as_cancelled_and_frees_its_number(fake
 
 
 async def test_a_watcher_sees_every_result_in_order_until_the_adapter_goes(fake):
-    """From the record, then as they come."""
+    """A watcher receives all results in order, first from the record, until the adapter is deleted."""
     adapter_id = (await fake.create()).adapter_id
     for number in (1, 2, 3):
         await fake.result(adapter_id, number, lr_step=LR_STEP)
     request = training_service_pb2.WatchOperationsRequest(adapter_id=adapter_id, after_sequence_number=1)
     watch = aiter(fake.training.WatchOperations(request, metadata=as_tenant('alice')))
-    told = [(await anext(watch)).result.sequence_number for _ in range(2)]
+    received = [(await anext(watch)).result.sequence_number for _ in range(2)]
     results = await stream(
         fake, 'alice', [operation_of(adapter_id, number, lr_step=LR_STEP) for number in range(4, 20)]
     )
     assert len(results) == 16
-    told += [(await anext(watch)).result.sequence_number for _ in range(16)]
-    assert told == list(range(2, 20))
+    received += [(await anext(watch)).result.sequence_number for _ in range(16)]
+    assert received == list(range(2, 20))
     delete = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
     await fake.adapters.DeleteAdapter(delete, metadata=as_tenant('alice'))
     failure = await failure_of(anext(watch))
@@ -197,7 +197,7 @@ async def test_a_watcher_sees_every_result_in_order_until_the_adapter_goes(fake)
 
 
 async def test_a_service_that_stops_leaves_nobody_waiting(fake):
-    """Watchers end at once; what waits is told to come back; what runs is answered."""
+    """A shutdown ends watches at once, refuses waiting operations with a retry time, and answers running ones."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     request = training_service_pb2.WatchOperationsRequest(adapter_id=busy)
     watch = aiter(fake.training.WatchOperations(request, metadata=as_tenant('alice')))

@@ -1,4 +1,4 @@
-"""Far more adapters than the memory holds: all train, each comes back as it was, and reading brings none back."""
+"""Many more adapters than fit in memory."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ BATCH = forward_backward([draw_example(8)])
 
 
 async def test_three_hundred_adapters_train_in_memory_for_sixteen(tiny_llama_dir, tmp_path):
-    """A batch and a step, and again for some: what an adapter gets does not depend on how often it was parked."""
+    """Adapters train the same however often they are parked, and reading an adapter does not load it."""
     async with serving_model(tiny_llama_dir, tmp_path, max_resident_adapters=RESIDENT) as model:
         most = 0
 

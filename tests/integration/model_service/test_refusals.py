@@ -1,4 +1,4 @@
-"""Bad input over the wire: a clear status with reason and field, and no change of state."""
+"""Invalid input over the wire: status, reason and field of the refusal, and unchanged state."""
 
 import math
 
@@ -16,14 +16,14 @@ GOOD = forward_backward([draw_example()])
 
 
 def broken(field, tensor):
-    """Return forward_backward over two examples, the second of which has this tensor."""
+    """Return forward_backward over two examples, with this tensor in the second."""
     verb = forward_backward([draw_example(), draw_example(12, 1)])
     getattr(verb.batch.features.features[1], field).CopyFrom(tensor)
     return {'forward_backward': verb}
 
 
 def extra(name, values):
-    """Return forward_backward over one example with a stream beside its labels."""
+    """Return forward_backward over one example with an extra tensor."""
     verb = forward_backward([draw_example()])
     verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor_to_proto(values))
     return {'forward_backward': verb}
@@ -35,12 +35,12 @@ def example(**fields):
 
 
 def configured(**fields):
-    """Return a change of configuration."""
+    """Return a change of the configuration."""
     return {'configure': operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(**fields))}
 
 
 def loader_batch():
-    """Return a batch that lies in the data service."""
+    """Return a batch by loader."""
     return operation_pb2.Batch(loader=operation_pb2.LoaderBatch(loader_id='x'))
 
 
@@ -138,7 +138,7 @@ BAD_OPERATIONS = {
 
 
 async def test_bad_operations_are_refused_and_leave_their_number_free(service):
-    """Each refusal names reason and field; the adapter and its next number stay as they were."""
+    """Each refusal has a reason and a field, and the adapter and its next number are unchanged."""
     adapter_id = (await service.create()).adapter_id
     for name, (verb, reason, field) in BAD_OPERATIONS.items():
         failure = await failure_of(service.execute(adapter_id, 1, **verb))
@@ -153,7 +153,7 @@ async def test_bad_operations_are_refused_and_leave_their_number_free(service):
 
 
 async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
-    """The refusal tells both numbers, and the number stays free."""
+    """The refusal contains the size and the limit, and the number stays free."""
     async with serving_model(tiny_llama_dir, tmp_path, max_batch_tokens=20) as service:
         adapter_id = (await service.create()).adapter_id
         large = forward_backward([draw_example(12), draw_example(9)])
@@ -189,7 +189,7 @@ BAD_ADAPTERS = {
 
 @pytest.mark.parametrize('name', BAD_ADAPTERS)
 async def test_bad_adapters_are_refused(service, name):
-    """Nothing is made, and the request id stays free."""
+    """No adapter is created, and the request id stays free."""
     fields, reason, field = BAD_ADAPTERS[name]
     request = {'request_id': 'r1', 'base_model': service.base_model, **fields}
     call = service.adapters.CreateAdapter(
@@ -204,7 +204,7 @@ async def test_bad_adapters_are_refused(service, name):
 
 
 async def test_seed_beyond_torch_is_refused_or_used(service):
-    """Every int64 seed gives an adapter; the same seed the same weights."""
+    """Every int64 seed is accepted, and equal seeds give equal weights."""
     for index, seed in enumerate((0, -1, 2**63 - 1, -(2**63))):
         config = training_config_pb2.LoraConfig(lora_rank=1, seed=seed)
         adapter = await service.create(request_id=f's{index}', lora_config=config)
@@ -212,7 +212,7 @@ async def test_seed_beyond_torch_is_refused_or_used(service):
 
 
 async def test_another_tenants_adapter_is_like_one_that_never_was(service):
-    """Every way to name it answers the same as for an id that does not exist."""
+    """Every call with another tenant's adapter fails like one with an unknown id."""
     adapter_id = (await service.create()).adapter_id
     bob = as_tenant('bob')
     for named in (adapter_id, 'ad-none'):
@@ -233,7 +233,7 @@ async def test_another_tenants_adapter_is_like_one_that_never_was(service):
 
 
 async def test_order_repeats_and_gaps(service):
-    """A repeat is answered from the record, changed content is aborted, a gap waits and then fails."""
+    """A repeat is answered from the record, changed content is aborted, and a gap waits and then fails."""
     adapter_id = (await service.create()).adapter_id
     first = await service.result(adapter_id, 1, forward_backward=GOOD)
     again = await service.result(adapter_id, 1, forward_backward=GOOD)
@@ -250,7 +250,7 @@ async def test_order_repeats_and_gaps(service):
 
 
 async def test_a_verb_without_what_it_needs_uses_its_number_up(service):
-    """A step without a gradient fails, and stays the outcome of its number."""
+    """A step without a gradient fails, and the failure is recorded under its number."""
     adapter_id = (await service.create()).adapter_id
     for _ in range(2):
         failure = await failure_of(service.execute(adapter_id, 1, step=operation_pb2.Step()))
@@ -259,7 +259,7 @@ async def test_a_verb_without_what_it_needs_uses_its_number_up(service):
 
 
 async def test_a_configuration_changes_whole_or_not_at_all(service):
-    """Where one part is refused, the parts before it are put back."""
+    """If one setting is refused, the other settings of the change are reverted."""
     adapter_id = (await service.create()).adapter_id
     change = training_config_pb2.TrainingConfig(
         optimizer=training_config_pb2.OptimizerConfig(name='SGD', learning_rate=0.5),
@@ -273,7 +273,7 @@ async def test_a_configuration_changes_whole_or_not_at_all(service):
 
 
 async def test_a_refused_operation_of_a_stream_fails_alone(service):
-    """The stream reports it and goes on with what does not wait for it."""
+    """The stream returns the failure and continues with independent operations."""
     adapter_id = (await service.create()).adapter_id
 
     async def operations():
@@ -289,7 +289,7 @@ async def test_a_refused_operation_of_a_stream_fails_alone(service):
 
 
 async def test_the_watch_is_for_services_alone(service):
-    """A client is refused; a service sees what is there, that this was all, and what changes."""
+    """A client is refused; a service receives the existing adapters, the synced marker and then the changes."""
     request = adapter_service_pb2.WatchAdaptersRequest()
     refused = await failure_of(service.adapters.WatchAdapters(request, metadata=as_tenant('alice')))
     assert refused.code == 'PERMISSION_DENIED'
@@ -304,7 +304,7 @@ async def test_the_watch_is_for_services_alone(service):
 
 
 async def test_a_deleted_adapter_is_gone(service):
-    """Deleting again is not found, and so is training it."""
+    """Training or deleting a deleted adapter is NOT_FOUND."""
     adapter_id = (await service.create()).adapter_id
     request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
     await service.adapters.DeleteAdapter(request, metadata=as_tenant('alice'))

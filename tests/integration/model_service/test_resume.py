@@ -1,4 +1,4 @@
-"""A run that stopped is taken up by another adapter, in another process: same bits, same place in the data."""
+"""Resuming a run with another adapter in another process."""
 
 from pathlib import Path
 
@@ -23,24 +23,24 @@ BATCHES = [[draw_example(9 + step, step), draw_example(14, step + 20)] for step 
 
 
 async def train(model, adapter_id, batches, *, first):
-    """Run steps; return what each said: loss, norm and rate."""
-    said = []
+    """Run steps; return the loss, norm and learning rate of each."""
+    results = []
     for number, batch in enumerate(batches):
         own = first + 2 * number
         passed = await model.result(adapter_id, own, forward_backward=forward_backward(batch))
         step = await model.result(adapter_id, own + 1, clip_grad_and_step=wire.ClipGradAndStep())
-        said.append((passed.forward.loss, step.step.grad_norm, step.step.learning_rate, step.step.step_count))
-    return said
+        results.append((passed.forward.loss, step.step.grad_norm, step.step.learning_rate, step.step.step_count))
+    return results
 
 
 async def test_another_adapter_takes_a_run_up_after_a_restart(tiny_llama_dir, tmp_path):
-    """Losses, norms, rates and counters are those of the run that went on; the data cursor comes back."""
+    """Losses, norms, learning rates and counters equal those of the uninterrupted run."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = await model.create(lora_config=LORA, training_config=TRAINING)
         await train(model, first.adapter_id, BATCHES[:3], first=1)
         save = wire.Save(name='third', is_optimizer_included=True, consumed_train_samples=6)
         saved = (await model.result(first.adapter_id, 7, save=save)).save
-        # What the library saves and resumes in process has the counters in the same place.
+        # The library reads and writes the counters at the same place in process.
         numbers = trainer_state(read_checkpoint(Path(saved.folder)))
         assert (numbers['step_count'], numbers['extra']) == (3, {'consumed_train_samples': 6})
         path = saved.checkpoint_path
@@ -62,7 +62,7 @@ async def test_another_adapter_takes_a_run_up_after_a_restart(tiny_llama_dir, tm
 
 
 async def test_a_checkpoint_without_a_cursor_gives_none(service):
-    """Nor does one loaded without its optimizer; its weights alone leave the counters as they are."""
+    """There is no cursor without the optimizer, and loading only the weights leaves the counters unchanged."""
     adapter = await service.create(lora_config=LORA)
     await train(service, adapter.adapter_id, BATCHES[:1], first=1)
     paths = []
@@ -75,14 +75,16 @@ async def test_a_checkpoint_without_a_cursor_gives_none(service):
         wire.Load(checkpoint_path=paths[1], is_optimizer_included=True),
         wire.Load(checkpoint_path=paths[1]),
     ]
-    told = [(await service.result(adapter.adapter_id, number, load=load)).load for number, load in enumerate(loads, 7)]
-    assert [result.HasField('consumed_train_samples') for result in told] == [False, True, False]
-    assert [result.HasField('gradient_accumulation_steps') for result in told] == [True, True, False]
-    assert [result.step_count for result in told] == [1, 1, 1]
+    loaded = [
+        (await service.result(adapter.adapter_id, number, load=load)).load for number, load in enumerate(loads, 7)
+    ]
+    assert [result.HasField('consumed_train_samples') for result in loaded] == [False, True, False]
+    assert [result.HasField('gradient_accumulation_steps') for result in loaded] == [True, True, False]
+    assert [result.step_count for result in loaded] == [1, 1, 1]
 
 
 async def test_a_cursor_without_an_optimizer_is_refused(service):
-    """It would be forgotten; the field is named and the number stays free."""
+    """A cursor without the optimizer is refused with its field's name, because it would not be saved."""
     adapter = await service.create(lora_config=LORA)
     with pytest.raises(grpc.aio.AioRpcError, match='consumed_train_samples') as refusal:
         await service.execute(adapter.adapter_id, 1, save=wire.Save(name='a', consumed_train_samples=3))
@@ -91,7 +93,7 @@ async def test_a_cursor_without_an_optimizer_is_refused(service):
 
 
 async def test_load_drops_a_forward_that_waits(service):
-    """Its activations are of other weights: a Backward finds none, and training goes on."""
+    """A load drops a pending Forward; its Backward fails, and training continues."""
     adapter = await service.create(lora_config=LORA)
     saved = await service.result(adapter.adapter_id, 1, save=wire.Save(name='begin'))
     await service.result(adapter.adapter_id, 2, forward=wire.Forward(batch=forward_backward(BATCHES[0]).batch))

@@ -1,4 +1,4 @@
-"""Training over the wire: what is computed, saved and published is what the engine computes."""
+"""Training over the wire gives the same results as the engine in process."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ async def train(service, adapter_id, batches, *, first=1):
 
 
 async def test_the_wire_changes_no_bit(service, tiny_llama_dir):
-    """Losses, log-probabilities and published weights are those of the engine in process."""
+    """Losses, log-probabilities and published weights are bitwise those of the engine in process."""
     engine, expected = train_in_process(tiny_llama_dir)
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     losses, number = await train(service, adapter.adapter_id, BATCHES)
@@ -69,7 +69,7 @@ async def test_the_wire_changes_no_bit(service, tiny_llama_dir):
 
 
 async def test_receipts_and_metrics_tell_what_was_done(service):
-    """Tokens, bytes, times and numbers come back with the results."""
+    """Results contain tokens, bytes and times; metrics contain their numbers."""
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     result = await service.result(adapter.adapter_id, 1, forward_backward=forward_backward(BATCHES[0]))
     assert result.receipt.token_count == 27
@@ -86,7 +86,7 @@ async def test_receipts_and_metrics_tell_what_was_done(service):
 
 
 async def test_the_default_loss_is_the_sum(service):
-    """Without a configuration the contract's defaults hold: AdamW, and cross-entropy summed."""
+    """The defaults are AdamW and the sum of the cross-entropy."""
     adapter = await service.create()
     assert adapter.training_config.optimizer.name == 'AdamW'
     assert adapter.training_config.loss.reduction == training_config_pb2.LOSS_REDUCTION_SUM
@@ -97,7 +97,7 @@ async def test_the_default_loss_is_the_sum(service):
 
 
 async def test_saved_checkpoint_resumes_to_the_bit(service, tiny_llama_dir):
-    """Saved with its optimizer after two steps, begun from in a new adapter, it ends like the undisturbed run."""
+    """An adapter created from a checkpoint with its optimizer ends bitwise like the uninterrupted run."""
     engine, expected = train_in_process(tiny_llama_dir)
     first = await service.create(lora_config=LORA, training_config=TRAINING)
     losses, number = await train(service, first.adapter_id, BATCHES[:2])
@@ -118,7 +118,7 @@ async def test_saved_checkpoint_resumes_to_the_bit(service, tiny_llama_dir):
 
 
 async def test_load_replaces_the_weights(service):
-    """Loading an own checkpoint brings back its losses; another tenant's is not found."""
+    """Loading a checkpoint restores its losses; another tenant's is not found."""
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     forward = operation_pb2.ForwardOnly(batch=batch_of(BATCHES[0]))
     before = await service.result(adapter.adapter_id, 1, forward_only=forward)
@@ -131,7 +131,7 @@ async def test_load_replaces_the_weights(service):
 
 
 async def test_configure_changes_the_run(service):
-    """Optimizer, schedule and accumulation change together, and the adapter tells what is in use."""
+    """Optimizer, schedule and accumulation change together, and the adapter reports them."""
     adapter = await service.create(lora_config=LORA)
     schedule = training_config_pb2.SchedulerConfig(name='CosineWarmupScheduler')
     schedule.options.update({'num_warmup_steps': 2, 'num_training_steps': 10})
@@ -157,7 +157,7 @@ async def test_configure_changes_the_run(service):
 
 
 async def test_a_stream_is_pipelined_and_answers_in_order(service):
-    """Many operations of two adapters are sent at once; each adapter's results come in order."""
+    """Operations of two adapters are sent at once, and the results of each arrive in order."""
     adapters = [
         (await service.create(request_id=f'r{index}', lora_config=LORA, training_config=TRAINING)).adapter_id
         for index in range(2)
@@ -178,7 +178,7 @@ async def test_a_stream_is_pipelined_and_answers_in_order(service):
 
 
 async def test_adapters_train_side_by_side_to_the_bit(service, tiny_llama_dir):
-    """Two tenants that train at the same time each get what they would get alone."""
+    """Two tenants that train at the same time get bitwise the results that each gets alone."""
     _, expected = train_in_process(tiny_llama_dir)
     runs = []
     for tenant in ('alice', 'bob'):

@@ -1,4 +1,4 @@
-"""A critic through the model service: its values come back, and its head is saved, parked and resumed with it."""
+"""Value heads in the model service: values, checkpoints, parking and restarts."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ STEP = wire.ClipGradAndStep()
 
 
 async def learn(model, adapter_id: str, *, first: int, steps: int) -> list[list[np.ndarray]]:
-    """Take steps towards the same returns; return the values that each saw."""
+    """Take steps towards the same returns; return the values of each."""
     seen = []
     for number in range(first, first + 2 * steps, 2):
         result = await model.result(adapter_id, number, forward_backward=forward_fields(FEATURES, TARGETS))
@@ -36,7 +36,7 @@ async def learn(model, adapter_id: str, *, first: int, steps: int) -> list[list[
 
 
 def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
-    """Do the same with the library alone; return the padded values."""
+    """Take the same steps with the library in process; return the padded values."""
     model = MultiLoraTransformersModel(str(folder))
     model.add_adapter_to_model('critic', LoraConfig(r=4, seed=3))
     model.set_loss('PPOValueLoss')
@@ -49,7 +49,7 @@ def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
 
 
 async def test_values_come_back_as_in_process(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """0 at first, then the library's own to the bit; none where nobody asked, nor of an adapter without a head."""
+    """Values are zero at first and then bitwise the library's; they are omitted unless requested and without a head."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         critic = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         seen = await learn(model, critic, first=1, steps=4)
@@ -65,7 +65,7 @@ async def test_values_come_back_as_in_process(tiny_llama_dir: Path, tmp_path: Pa
 
 
 async def test_a_critic_goes_on_from_its_checkpoint_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Another adapter has the same values to the bit; what was answered before is answered from the record."""
+    """An adapter created from a checkpoint has bitwise the same values, and repeats are answered from the record."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         before = await learn(model, first, first=1, steps=3)

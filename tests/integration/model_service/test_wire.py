@@ -1,4 +1,4 @@
-"""The trainer's newer verbs over a real socket: uploads, streams, groups, health, undo, watching, estimates."""
+"""Uploads, streams, groups, health, undo, watches and estimates over a real socket."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ BATCH = [draw_example(10, 1), draw_example(17, 2)]
 
 
 def parts(data: bytes, *, begin: int = 0, end: int | None = None, upload_id: str = 'up', digest: str = ''):
-    """Yield the messages of an upload, or of a stretch of it."""
+    """Yield the messages of an upload, or of a part of it."""
     header = training_service_pb2.BatchHeader(
         upload_id=upload_id, size_bytes=len(data), digest=digest or blake3(data).hexdigest()
     )
@@ -31,20 +31,20 @@ def parts(data: bytes, *, begin: int = 0, end: int | None = None, upload_id: str
 
 
 async def logprobs_of(service, adapter_id: str, number: int) -> list[bytes]:
-    """Return what the adapter says of the batch."""
+    """Return the adapter's log-probabilities of the batch."""
     verb = operation_pb2.ForwardOnly(batch=batch_of(BATCH))
     result = await service.result(adapter_id, number, forward_only=verb)
     return [tensor.data for tensor in result.forward.logprobs]
 
 
 async def test_uploaded_batch_trains_like_an_inline_one(service):
-    """Cut and resumed, it gives the same loss; the operation needs it no longer once accepted."""
+    """An upload that was interrupted and resumed gives the same loss, and can expire once the operation is accepted."""
     adapter_id = (await service.create()).adapter_id
     data = batch_of(BATCH).features.SerializeToString(deterministic=True)
     first = await service.training.UploadBatch(parts(data, end=150), metadata=ALICE)
     assert first.committed_bytes == 150
-    asked = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
-    whole = await service.training.UploadBatch(parts(data, begin=asked.committed_bytes), metadata=ALICE)
+    answer = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
+    whole = await service.training.UploadBatch(parts(data, begin=answer.committed_bytes), metadata=ALICE)
     assert whole.committed_bytes == len(data)
     verb = operation_pb2.ForwardBackward(batch=operation_pb2.Batch(upload_id='up'))
     uploaded = await service.result(adapter_id, 1, forward_backward=verb)
@@ -53,7 +53,7 @@ async def test_uploaded_batch_trains_like_an_inline_one(service):
 
 
 async def test_upload_is_its_tenant_s_alone(service):
-    """Another tenant finds nothing under that id, and its adapter is as it was."""
+    """Another tenant cannot use the upload, and its adapter is unchanged."""
     data = batch_of(BATCH).features.SerializeToString()
     await service.training.UploadBatch(parts(data), metadata=ALICE)
     adapter_id = (await service.create(tenant='bob')).adapter_id
@@ -75,25 +75,25 @@ async def test_upload_is_its_tenant_s_alone(service):
     ],
 )
 async def test_hostile_upload_is_refused(service, messages, reason):
-    """Each says why, and nothing of it can be used."""
+    """Each invalid upload is refused with a reason and cannot be used."""
     data = batch_of(BATCH).features.SerializeToString()
     failure = await failure_of(service.training.UploadBatch(iter(messages(data)), metadata=ALICE))
     assert failure.reason == reason
 
 
 async def test_damaged_chunk_is_told_where(service):
-    """What came before it is kept."""
+    """The refusal of a damaged chunk has its offset, and earlier chunks are stored."""
     data = batch_of(BATCH).features.SerializeToString()
     messages = list(parts(data))
     messages[2].chunk.data = b'x' * 100
     failure = await failure_of(service.training.UploadBatch(iter(messages), metadata=ALICE))
     assert (failure.reason, failure.metadata['offset']) == ('CHUNK_CORRUPT', '100')
-    asked = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
-    assert asked.committed_bytes == 100
+    answer = await service.training.UploadBatch(parts(data, end=0), metadata=ALICE)
+    assert answer.committed_bytes == 100
 
 
 async def test_streams_reach_their_loss(service):
-    """A loss that asks for a teacher's likeliest ids is given them; without them it is refused."""
+    """A distillation loss gets the teacher's top ids, and is refused without them."""
     config = training_config_pb2.TrainingConfig(
         loss=training_config_pb2.LossConfig(name='GKDLoss'),
     )
@@ -109,7 +109,7 @@ async def test_streams_reach_their_loss(service):
 
 
 async def test_policy_loss_takes_its_own_scaling(service):
-    """A loss that offers no choice of reduction is set by name alone, and refuses to be averaged."""
+    """A loss without configurable reduction is set by name only, and refuses the mean."""
     adapter_id = (await service.create()).adapter_id
     loss = training_config_pb2.LossConfig(name='GRPOLoss')
     verb = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))
@@ -121,7 +121,7 @@ async def test_policy_loss_takes_its_own_scaling(service):
 
 
 async def test_sum_without_effect_is_a_warning_and_not_told_as_in_use(service):
-    """Asked of a loss that scales itself, when it is made and later; one that offers the choice says what it does."""
+    """A sum without effect gives a warning at creation and later, and is not reported as in use."""
     plain, own = (
         training_config_pb2.LossConfig(name='CrossEntropyLoss'),
         training_config_pb2.LossConfig(name='GRPOLoss'),
@@ -148,33 +148,33 @@ async def test_sum_without_effect_is_a_warning_and_not_told_as_in_use(service):
 
 
 async def test_evaluation_metrics_gather_forward_only_batches(service):
-    """One that is added for evaluation is told there, kept, and not reported of training."""
+    """An evaluation metric reports forward-only batches and not training batches."""
     adapter_id = (await service.create()).adapter_id
     config = training_config_pb2.TrainingConfig(evaluation_metrics=[{'name': 'Accuracy'}])
     await service.result(adapter_id, 1, configure=operation_pb2.Configure(training_config=config))
     batch = batch_of([draw_example()])
     await service.result(adapter_id, 2, forward_only=operation_pb2.ForwardOnly(batch=batch))
     await service.result(adapter_id, 3, forward_backward=operation_pb2.ForwardBackward(batch=batch))
-    told = [
+    evaluated = [
         (
             await service.result(adapter_id, number, calculate_metric=operation_pb2.CalculateMetric(is_training=flag))
         ).metric
         for number, flag in ((4, False), (5, True))
     ]
-    assert ['accuracy' in metric.values for metric in told] == [True, False]
+    assert ['accuracy' in metric.values for metric in evaluated] == [True, False]
     get = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
     adapter = (await service.adapters.GetAdapter(get, metadata=ALICE)).adapter
     assert 'Accuracy' in [metric.name for metric in adapter.training_config.evaluation_metrics]
 
 
 async def test_groups_are_told_as_they_are_used(service):
-    """A group's rate and pattern come back in the adapter; one that matches nothing is refused."""
+    """The adapter reports a group's learning rate and pattern; a pattern without matches is refused."""
     group = training_config_pb2.ParameterGroup(pattern='lora_B', learning_rate=0.016)
     optimizer = training_config_pb2.OptimizerConfig(learning_rate=0.001, groups=[group])
     config = training_config_pb2.TrainingConfig(optimizer=optimizer)
     adapter = await service.create(training_config=config)
-    (told,) = adapter.training_config.optimizer.groups
-    assert (told.pattern, told.learning_rate) == ('lora_B', 0.016)
+    (group,) = adapter.training_config.optimizer.groups
+    assert (group.pattern, group.learning_rate) == ('lora_B', 0.016)
     config.optimizer.groups[0].pattern = 'lora_C'
     verb = operation_pb2.Configure(training_config=config)
     failure = await failure_of(service.execute(adapter.adapter_id, 1, configure=verb))
@@ -182,20 +182,20 @@ async def test_groups_are_told_as_they_are_used(service):
 
 
 async def test_step_reports_its_layers_on_request(service):
-    """Every adapted layer is there with finite figures; unasked there is none."""
+    """A step returns finite figures of every adapted layer on request only."""
     adapter_id = (await service.create()).adapter_id
     await service.result(adapter_id, 1, forward_backward=forward_backward(BATCH))
-    asked = await service.result(
+    answer = await service.result(
         adapter_id, 2, clip_grad_and_step=operation_pb2.ClipGradAndStep(max_grad_value=0.1, is_health_returned=True)
     )
-    assert asked.step.layers
-    assert all(np.isfinite(layer.grad_norm) and not layer.non_finite_location for layer in asked.step.layers)
+    assert answer.step.layers
+    assert all(np.isfinite(layer.grad_norm) and not layer.non_finite_location for layer in answer.step.layers)
     await service.result(adapter_id, 3, forward_backward=forward_backward(BATCH))
     assert not (await service.result(adapter_id, 4, step=operation_pb2.Step())).step.layers
 
 
 async def test_undo_brings_the_bits_back(service):
-    """After two steps back the adapter says what it said before them; further back is refused."""
+    """Undoing two steps restores the log-probabilities bitwise; going back further is refused."""
     adapter_id = (await service.create()).adapter_id
     before = await logprobs_of(service, adapter_id, 1)
     for number in (2, 4):
@@ -210,7 +210,7 @@ async def test_undo_brings_the_bits_back(service):
 
 
 async def test_watch_goes_on_behind_a_number(service):
-    """A watcher that broke gets what it has not seen, then what comes; another tenant sees nothing."""
+    """A watch resumes after a number; another tenant receives nothing."""
     adapter_id = (await service.create()).adapter_id
     for number in range(1, 4):
         await service.result(adapter_id, number, zero_grad=operation_pb2.ZeroGrad())
@@ -227,7 +227,7 @@ async def test_watch_goes_on_behind_a_number(service):
 
 
 async def test_operation_that_waits_is_told_and_can_be_cancelled(service):
-    """One that came early is queued; cancelled, it ends so, and its number is free."""
+    """An early operation is queued, and cancelling it frees its number."""
     adapter_id = (await service.create()).adapter_id
     waiting = asyncio.ensure_future(failure_of(service.execute(adapter_id, 2, zero_grad=operation_pb2.ZeroGrad())))
     record = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=2)
@@ -247,7 +247,7 @@ async def test_operation_that_waits_is_told_and_can_be_cancelled(service):
 
 
 async def test_estimate_makes_nothing(service):
-    """It tells of the plan alone, and more tokens cost more."""
+    """An estimate creates no adapter, and more tokens cost more."""
     requests = [
         adapter_service_pb2.EstimateRequest(base_model=service.base_model, batch_size=2, sequence_tokens=tokens)
         for tokens in (16, 128)
@@ -261,7 +261,7 @@ async def test_estimate_makes_nothing(service):
 
 
 async def test_the_adapters_of_a_session_are_listed_by_it(service):
-    """Each says where it was made; a page of one session's list goes on in that list alone."""
+    """Each adapter reports its session, and the pages of a session's list contain only its adapters."""
     for place in range(3):
         session_id = 'ss-1' if place < 2 else 'ss-2'
         request = adapter_service_pb2.CreateAdapterRequest(

@@ -1,4 +1,4 @@
-"""Places of tenants: bounded in number and bytes, given first come first served, refused with a time that fits."""
+"""Slots of tenants: limits on number and bytes, order of granting, and the retry time of refusals."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -12,8 +12,8 @@ from services.kit.errors import QueueFull
 from services.model.application.admission import Admission, QueueLimits
 
 
-class Admitting:
-    """An admission, and those that hold places."""
+class Harness:
+    """An admission and the operations that have slots."""
 
     def __init__(self, *, operation_count: int = 2, request_bytes: int = 1000) -> None:
         self.clock = FakeClock()
@@ -23,15 +23,15 @@ class Admitting:
         self.held: list[AsyncExitStack] = []
 
     async def hold(self, *, tenant: str = 'alice', size_bytes: int = 0, is_urgent: bool = False) -> AsyncExitStack:
-        """Take a place at once; it is given back by `aclose`."""
+        """Take a slot at once; `aclose` of the result releases it."""
         stack = AsyncExitStack()
         self.held.append(stack)
-        place = self.admission.slot(tenant, size_bytes=size_bytes, is_waiting_allowed=False, is_urgent=is_urgent)
-        await stack.enter_async_context(place)
+        slot = self.admission.slot(tenant, size_bytes=size_bytes, is_waiting_allowed=False, is_urgent=is_urgent)
+        await stack.enter_async_context(slot)
         return stack
 
     def wait(self, name: str, *, size_bytes: int = 0) -> 'asyncio.Task[None]':
-        """Begin to wait for a place; `order` tells when it came, and it is kept until cancelled."""
+        """Start waiting for a slot; `order` records when it is granted. The slot is released on cancellation."""
 
         async def waiting() -> None:
             async with self.admission.slot('alice', size_bytes=size_bytes, is_waiting_allowed=True):
@@ -47,80 +47,80 @@ async def _end(*tasks: 'asyncio.Task[None]') -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_place_too_many_is_refused_and_other_tenants_have_their_own() -> None:
-    """A tenant's overload is its own."""
-    admitting = Admitting()
-    held = [await admitting.hold(), await admitting.hold()]
+async def test_a_full_queue_refuses_its_tenant_only() -> None:
+    """A full queue of one tenant refuses its next operation and leaves other tenants unaffected."""
+    harness = Harness()
+    held = [await harness.hold(), await harness.hold()]
     with pytest.raises(QueueFull) as caught:
-        await admitting.hold()
+        await harness.hold()
     assert (caught.value.queue_length, caught.value.queue_limit) == (2, 2)
-    await admitting.hold(tenant='bob')
+    await harness.hold(tenant='bob')
     await held[0].aclose()
-    await admitting.hold()
+    await harness.hold()
 
 
 async def test_bytes_are_bounded_too() -> None:
-    """Few large requests fill the queue as many small ones do; one alone may be of any size."""
-    admitting = Admitting(operation_count=100)
-    first = await admitting.hold(size_bytes=900)
+    """A few large requests fill the queue like many small ones; a single request may have any size."""
+    harness = Harness(operation_count=100)
+    first = await harness.hold(size_bytes=900)
     with pytest.raises(QueueFull):
-        await admitting.hold(size_bytes=101)
-    await admitting.hold(size_bytes=100)
+        await harness.hold(size_bytes=101)
+    await harness.hold(size_bytes=100)
     await first.aclose()
-    await admitting.hold(size_bytes=900)
-    other = Admitting()
+    await harness.hold(size_bytes=900)
+    other = Harness()
     await other.hold(size_bytes=5000)
     with pytest.raises(QueueFull):
         await other.hold(size_bytes=1)
 
 
-async def test_places_are_given_in_the_order_of_asking() -> None:
-    """Neither a newcomer nor a smaller request overtakes one that waits."""
-    admitting = Admitting(operation_count=3)
-    held = [await admitting.hold(size_bytes=400), await admitting.hold(size_bytes=400)]
-    waiting = [admitting.wait('large', size_bytes=900), admitting.wait('small', size_bytes=10)]
+async def test_slots_are_granted_in_order_of_arrival() -> None:
+    """A later or smaller request does not overtake a waiting one."""
+    harness = Harness(operation_count=3)
+    held = [await harness.hold(size_bytes=400), await harness.hold(size_bytes=400)]
+    waiting = [harness.wait('large', size_bytes=900), harness.wait('small', size_bytes=10)]
     await let_others_run()
     with pytest.raises(QueueFull):
-        await admitting.hold(size_bytes=10)
+        await harness.hold(size_bytes=10)
     await held[0].aclose()
     await let_others_run()
-    assert admitting.order == []
+    assert harness.order == []
     await held[1].aclose()
     await let_others_run()
-    assert admitting.order == ['large', 'small']
+    assert harness.order == ['large', 'small']
     await _end(*waiting)
 
 
-async def test_one_place_wakes_one_waiter() -> None:
-    """The others sleep on."""
-    admitting = Admitting(operation_count=1)
-    held = await admitting.hold()
-    waiting = [admitting.wait('first')]
+async def test_a_released_slot_wakes_one_waiter() -> None:
+    """Releasing one slot wakes exactly one waiter."""
+    harness = Harness(operation_count=1)
+    held = await harness.hold()
+    waiting = [harness.wait('first')]
     await let_others_run()
     await held.aclose()
     await let_others_run()
-    later = admitting.wait('second')
+    later = harness.wait('second')
     await let_others_run()
-    assert admitting.order == ['first']
+    assert harness.order == ['first']
     await _end(*waiting)
     await let_others_run()
-    assert admitting.order == ['first', 'second']
+    assert harness.order == ['first', 'second']
     await _end(later)
 
 
-async def test_what_waits_is_bounded_as_well() -> None:
-    """As much may wait as may be under way; then even the patient are refused, so that memory is bounded."""
-    admitting = Admitting(operation_count=2)
-    held = [await admitting.hold(), await admitting.hold()]
-    waiting = [admitting.wait('a'), admitting.wait('b')]
+async def test_waiting_operations_are_bounded() -> None:
+    """Waiting operations are limited too; beyond the limit even callers that accept waiting are refused."""
+    harness = Harness(operation_count=2)
+    held = [await harness.hold(), await harness.hold()]
+    waiting = [harness.wait('a'), harness.wait('b')]
     await let_others_run()
     with pytest.raises(QueueFull):
-        async with admitting.admission.slot('alice', is_waiting_allowed=True):
+        async with harness.admission.slot('alice', is_waiting_allowed=True):
             pass
     await _end(*waiting)
     for stack in held:
         await stack.aclose()
-    large = Admitting(operation_count=10, request_bytes=100)
+    large = Harness(operation_count=10, request_bytes=100)
     await large.hold(size_bytes=100)
     patient = large.wait('c', size_bytes=90)
     await let_others_run()
@@ -131,58 +131,58 @@ async def test_what_waits_is_bounded_as_well() -> None:
 
 
 @pytest.mark.parametrize('is_place_coming', [False, True])
-async def test_who_leaves_takes_no_place_along(*, is_place_coming: bool) -> None:
-    """Also one that leaves in the moment its place comes: the next one gets it, and in the end none is taken."""
-    admitting = Admitting(operation_count=2)
-    held, other = await admitting.hold(), await admitting.hold()
-    leaving, next_one = admitting.wait('leaving'), admitting.wait('next')
+async def test_a_cancelled_waiter_releases_its_slot(*, is_place_coming: bool) -> None:
+    """A cancelled waiter releases its slot, even if the slot was granted at the same moment."""
+    harness = Harness(operation_count=2)
+    held, other = await harness.hold(), await harness.hold()
+    leaving, next_one = harness.wait('leaving'), harness.wait('next')
     await let_others_run()
     if not is_place_coming:
         leaving.cancel()
-    # Nothing else runs while the place is given on.
+    # No other task runs between the grant and the cancellation.
     await held.aclose()
     leaving.cancel()
     await let_others_run()
-    assert admitting.order == ['next']
+    assert harness.order == ['next']
     await _end(leaving, next_one)
     await other.aclose()
     for _ in range(2):
-        await admitting.hold()
+        await harness.hold()
     with pytest.raises(QueueFull):
-        await admitting.hold()
+        await harness.hold()
 
 
-async def test_an_urgent_one_gets_in_beyond_the_limit() -> None:
-    """What the others wait for is not refused; it counts while it is there."""
-    admitting = Admitting(operation_count=1)
-    await admitting.hold()
-    urgent = await admitting.hold(is_urgent=True)
+async def test_an_urgent_operation_is_admitted_beyond_the_limit() -> None:
+    """An urgent operation is admitted beyond the limit and counts towards it while it runs."""
+    harness = Harness(operation_count=1)
+    await harness.hold()
+    urgent = await harness.hold(is_urgent=True)
     with pytest.raises(QueueFull) as caught:
-        await admitting.hold()
+        await harness.hold()
     assert caught.value.queue_length == 2
     await urgent.aclose()
 
 
 async def test_the_retry_time_follows_the_pace_of_the_queue() -> None:
-    """Places that come free every two seconds, and one caller before: in four seconds it may be one's turn."""
-    admitting = Admitting(operation_count=1)
+    """If a slot is released every two seconds and one caller waits, the retry time is four seconds."""
+    harness = Harness(operation_count=1)
     for _ in range(20):
-        held = await admitting.hold()
-        waiting = admitting.wait('next')
+        held = await harness.hold()
+        waiting = harness.wait('next')
         await let_others_run()
-        admitting.clock.advance(timedelta(seconds=2))
+        harness.clock.advance(timedelta(seconds=2))
         await held.aclose()
         await let_others_run()
-        admitting.clock.advance(timedelta(seconds=2))
-        held = admitting.wait('last')
+        harness.clock.advance(timedelta(seconds=2))
+        held = harness.wait('last')
         await let_others_run()
         await _end(waiting)
         with pytest.raises(QueueFull) as caught:
-            await admitting.hold()
-        ahead = admitting.wait('ahead')
+            await harness.hold()
+        ahead = harness.wait('ahead')
         await let_others_run()
         with pytest.raises(QueueFull) as behind:
-            async with admitting.admission.slot('alice', is_waiting_allowed=False):
+            async with harness.admission.slot('alice', is_waiting_allowed=False):
                 pass
         assert caught.value.retry_after == timedelta(seconds=2)
         assert behind.value.retry_after == timedelta(seconds=4)
@@ -190,21 +190,21 @@ async def test_the_retry_time_follows_the_pace_of_the_queue() -> None:
 
 
 async def test_the_retry_time_is_bounded() -> None:
-    """Neither at once nor in hours, whatever was measured."""
+    """The retry time stays between its minimum and maximum for any measured interval."""
     for seconds in (0.0, 1e6):
-        admitting = Admitting(operation_count=1)
-        held = await admitting.hold()
-        waiting = [admitting.wait('a')]
+        harness = Harness(operation_count=1)
+        held = await harness.hold()
+        waiting = [harness.wait('a')]
         await let_others_run()
         await held.aclose()
         await let_others_run()
-        waiting.append(admitting.wait('b'))
+        waiting.append(harness.wait('b'))
         await let_others_run()
-        admitting.clock.advance(timedelta(seconds=seconds))
+        harness.clock.advance(timedelta(seconds=seconds))
         await _end(waiting[0])
         await let_others_run()
         with pytest.raises(QueueFull) as caught:
-            await admitting.hold()
+            await harness.hold()
         assert caught.value.retry_after is not None
         assert timedelta(milliseconds=50) <= caught.value.retry_after <= timedelta(minutes=5)
         await _end(*waiting)

@@ -1,4 +1,4 @@
-"""Adapters whose ids their callers chose."""
+"""Adapters with ids chosen by their callers."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ CHOSEN = '0b5c:train:0'
 
 
 async def create(service: Service, caller: Caller = ALICE, request_id: str = 'r1', *, content: str = 'c') -> Adapter:
-    """Return the adapter that a request for the chosen id makes, or made."""
+    """Request an adapter with the chosen id; return the new or existing adapter."""
     command = CreateAdapterRequest(
         request_id=request_id,
         base_model=BASE_MODEL,
@@ -35,7 +35,7 @@ async def create(service: Service, caller: Caller = ALICE, request_id: str = 'r1
 
 
 async def test_the_adapter_has_the_id_and_trains():
-    """It is in every respect like one whose id the service chose."""
+    """An adapter with a chosen id behaves like any other adapter."""
     service = await start(MemoryJournal(), StrictStore())
     assert (await create(service)).adapter_id == CHOSEN
     result = await service.execute(journals.step_operation(1, CHOSEN))
@@ -43,7 +43,7 @@ async def test_the_adapter_has_the_id_and_trains():
 
 
 async def test_clients_choose_no_ids():
-    """Whether the id is another tenant's, the caller's own or nobody's: the refusal is one, and nothing is made."""
+    """A client that chooses an id gets the same refusal whether the id exists or not, and no adapter is created."""
     service = await start(MemoryJournal(), StrictStore())
     refusals: set[str] = set()
     for tenant_id in ('alice', 'bob'):
@@ -59,7 +59,7 @@ async def test_clients_choose_no_ids():
 
 
 async def test_the_same_request_finds_the_same_adapter_after_a_restart():
-    """As it is by then; other content under the request id is refused."""
+    """A repeated request returns the adapter's current state after a restart; other content under its id is refused."""
     journal = MemoryJournal()
     service = await start(journal, StrictStore())
     await create(service)
@@ -71,8 +71,8 @@ async def test_the_same_request_finds_the_same_adapter_after_a_restart():
 
 
 @pytest.mark.parametrize(('caller', 'request_id'), [(ALICE, 'r2'), (BOB, 'r1')], ids=['mine', "another's"])
-async def test_an_id_is_used_once_by_whoever(caller: Caller, request_id: str):
-    """Also after its adapter was deleted, and after a restart."""
+async def test_an_id_cannot_be_used_twice(caller: Caller, request_id: str):
+    """An id cannot be used again by any tenant, even after its adapter was deleted and after a restart."""
     journal = MemoryJournal()
     service = await start(journal, StrictStore())
     await create(service)
@@ -86,15 +86,15 @@ async def test_an_id_is_used_once_by_whoever(caller: Caller, request_id: str):
         await create(service)
 
 
-async def test_of_two_at_once_one_gets_the_id():
-    """The other is told that it is taken."""
+async def test_one_of_two_concurrent_requests_gets_the_id():
+    """If two requests choose the same id at once, one adapter is created and the other request is refused."""
     service = await start(MemoryJournal(), StrictStore())
     made = await asyncio.gather(create(service), create(service, BOB), return_exceptions=True)
     assert sorted(type(one).__name__ for one in made) == ['Adapter', 'AdapterIdTaken']
 
 
 async def test_a_creation_that_fails_leaves_the_id_free():
-    """Nothing is remembered of it."""
+    """A failed creation leaves its chosen id available."""
     journal = MemoryJournal()
     service = await start(journal, StrictStore())
     add = journal.add_adapter
@@ -109,8 +109,8 @@ async def test_a_creation_that_fails_leaves_the_id_free():
     assert (await create(service, BOB)).tenant_id == 'bob'
 
 
-async def test_ids_that_the_service_drew_are_used_up_as_well(tmp_path: Path):
-    """On the disk, for as long as the journal is there."""
+async def test_generated_ids_cannot_be_chosen(tmp_path: Path):
+    """Generated ids cannot be chosen later, as long as the journal exists."""
     journal = await journals.open_journal(tmp_path)
     adapter = await journals.add(journal, journals.make_adapter('ad-7'))
     await journal.remove_adapter('ad-7')

@@ -1,4 +1,4 @@
-"""Requests for adapters from the wire."""
+"""Conversion of requests for adapters."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def request(**fields):
 
 
 def test_full_parameters_unset_is_not_all_of_them():
-    """An empty message asks for every parameter; none asks for LoRA."""
+    """An empty FullParameterConfig selects all parameters; an unset one selects LoRA."""
     assert create_request_from_proto(request()).full_parameters is None
     assert create_request_from_proto(request(full_parameters={})).full_parameters == ()
     some = create_request_from_proto(request(full_parameters={'target_modules': ['mlp', 'norm']}))
@@ -32,7 +32,7 @@ def test_full_parameters_unset_is_not_all_of_them():
     ],
 )
 def test_contradiction_is_named(fields, field):
-    """What cannot be meant is refused by its field."""
+    """A contradictory request is refused with the path of its field."""
     with pytest.raises(InvalidField) as refusal:
         create_request_from_proto(request(**fields))
     assert refusal.value.field == field
@@ -50,15 +50,15 @@ def test_contradiction_is_named(fields, field):
     ],
     ids=['labels', 'name', 'value', 'targets', 'pattern', 'parameters'],
 )
-def test_what_is_kept_with_an_adapter_is_bounded(fields, field):
-    """Adapters cost memory for as long as they are there, so nothing of a request that is kept may be long."""
+def test_data_stored_with_an_adapter_is_bounded(fields, field):
+    """Everything stored with an adapter has a size limit, because it stays in memory."""
     with pytest.raises(InvalidField) as refusal:
         create_request_from_proto(request(**fields))
     assert refusal.value.field == field
 
 
 def test_the_session_is_kept_and_no_longer_than_may_be():
-    """An adapter knows the session it was made in."""
+    """An adapter stores its session id, which has a length limit."""
     assert create_request_from_proto(request(session_id='ss-1')).session_id == 'ss-1'
     with pytest.raises(InvalidField) as refusal:
         create_request_from_proto(request(session_id='s' * 129))
@@ -66,15 +66,15 @@ def test_the_session_is_kept_and_no_longer_than_may_be():
 
 
 @pytest.mark.parametrize('prefix', ['a/b', '.', '-', 'x' * 65, 'a b'])
-def test_what_a_checkpoint_is_named_after_is_a_name(prefix):
-    """Anything else is refused before an adapter is looked for."""
+def test_a_malformed_save_prefix_is_refused(prefix):
+    """A malformed prefix of a checkpoint's name is refused before the adapter is looked up."""
     with pytest.raises(InvalidField):
         save_prefix_from_proto(prefix)
     assert save_prefix_from_proto('session-expired') == 'session-expired'
 
 
 def test_how_many_adapters_there_are_is_no_part_of_what_is_asked_for():
-    """The same request is the same one, whether the gateway finds the tenant at its limit or not."""
+    """The gateway's adapter limit is not part of the request's fingerprint."""
     plain, full = create_request_from_proto(request()), create_request_from_proto(request(adapters_limit=0))
     assert (plain.adapters_limit, full.adapters_limit) == (None, 0)
     assert plain.fingerprint == full.fingerprint

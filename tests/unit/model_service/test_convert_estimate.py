@@ -1,4 +1,4 @@
-"""Questions of what a run would cost, from the wire and back."""
+"""Conversion of estimate requests and results."""
 
 from datetime import timedelta
 
@@ -13,14 +13,14 @@ GOOD = {'base_model': 'tiny', 'batch_size': 4, 'sequence_tokens': 128}
 
 
 def test_unset_parts_are_the_contract_s_defaults():
-    """LoRA of rank 8, AdamW, and every label counts."""
+    """Unset fields mean LoRA of rank 8, AdamW, and a label share of 1."""
     plan = estimate_request_from_proto(wire.EstimateRequest(**GOOD)).plan
     assert (plan.lora_config.r, plan.optimizer.name, plan.label_share) == (8, 'AdamW', 1.0)
     assert plan.full_parameters is None
 
 
-def test_what_is_asked_arrives():
-    """Rank, optimizer, share and full parameters are taken."""
+def test_requested_plan_is_converted():
+    """Rank, optimizer, label share and full parameters are converted."""
     request = wire.EstimateRequest(
         **GOOD, lora_config={'lora_rank': 4}, optimizer={'name': 'SGD', 'learning_rate': 0.5}, label_share=0.25
     )
@@ -46,8 +46,8 @@ def test_what_is_asked_arrives():
         ({'optimizer': {'learning_rate': -1.0}}, 'optimizer.learning_rate'),
     ],
 )
-def test_question_without_an_answer_is_named(fields, field):
-    """What could not be run is refused by its field."""
+def test_an_impossible_plan_is_refused(fields, field):
+    """A plan that cannot be run is refused with the path of its field."""
     with pytest.raises(InvalidField) as refusal:
         estimate_request_from_proto(wire.EstimateRequest(**{**GOOD, **fields}))
     assert refusal.value.field == field
@@ -55,7 +55,7 @@ def test_question_without_an_answer_is_named(fields, field):
 
 @pytest.mark.parametrize('available', [99, 100])
 def test_cost_travels(available):
-    """Every figure is in the message; it fits where the peak does."""
+    """All figures are converted, and a plan fits if its peak memory does."""
     cost = PlanCost(
         parameter_count=7, adapter_bytes=28, peak_bytes=100, step_time=timedelta(seconds=1.5), available_bytes=available
     )

@@ -1,4 +1,4 @@
-"""Operations from the wire: what is meant arrives, and what cannot be meant is named."""
+"""Conversion of operations: valid fields are converted, invalid ones are refused with their path."""
 
 import math
 
@@ -26,13 +26,13 @@ VOCABULARY = 50
 
 
 def converted(**verb):
-    """Return the verb of an operation with this one."""
+    """Convert an operation with this verb; return the converted verb."""
     message = wire.Operation(adapter_id='a', sequence_number=1, **verb)
     return operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY).verb
 
 
 def refused_field(**verb):
-    """Return the path of the field that is refused."""
+    """Return the path of the refused field."""
     with pytest.raises(InvalidField) as refusal:
         converted(**verb)
     return refusal.value.field
@@ -49,7 +49,7 @@ def trained(**extra):
 
 
 def test_limits_of_the_gradient_arrive():
-    """Set limits are taken; those unset are the domain's own defaults."""
+    """Gradient limits are converted; unset ones have the domain's defaults."""
     verb = converted(clip_grad_norm=wire.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf))
     assert verb == domain.ClipGradNorm(max_grad_value=0.5, norm_type=math.inf)
     verb = converted(clip_grad_and_step=wire.ClipGradAndStep(max_grad_norm=2.0, is_health_returned=True))
@@ -59,7 +59,7 @@ def test_limits_of_the_gradient_arrive():
 
 
 def test_a_step_brings_options_of_its_own():
-    """Rate and options arrive by both verbs that step, and infinity is a norm that limits nothing."""
+    """Step and ClipGradAndStep convert the learning rate and options, and accept an infinite maximum norm."""
     options = {'betas': [0.9, 0.95], 'eps': 1e-12, 'weight_decay': 0}
     fields = {'learning_rate': 1e-4, 'optimizer_options': struct_of(options)}
     values = {'learning_rate': 1e-4, 'optimizer_options': options}
@@ -78,13 +78,13 @@ def test_a_step_brings_options_of_its_own():
     ],
 )
 def test_a_malformed_option_of_a_step_is_named(verb, fields, field):
-    """By whichever verb it came."""
+    """A malformed option is refused with its path for both verbs that step."""
     kinds = {'step': wire.Step, 'clip_grad_and_step': wire.ClipGradAndStep}
     assert refused_field(**{verb: kinds[verb](**fields)}) == f'operation.{verb}.{field}'
 
 
 def test_a_batch_brings_its_loss():
-    """By both verbs that compute one; unset it is the adapter's."""
+    """Both verbs that compute a loss accept a loss for the batch; unset means the adapter's."""
     loss = training_config_pb2.LossConfig(name='ppo', options=struct_of({'clip_low_threshold': 0.9}))
     chosen = LossChoice(name='ppo', options={'clip_low_threshold': 0.9})
     batch = trained().batch
@@ -98,27 +98,27 @@ def test_a_batch_brings_its_loss():
     [('max_grad_norm', value) for value in (0.0, -1.0, math.nan)]
     + [('max_grad_value', value) for value in (0.0, -1.0, math.inf, math.nan)],
 )
-def test_limit_that_is_none_is_named(name, value):
-    """Zero, negative and undefined limits are refused by name, and an element's that is infinite."""
+def test_an_invalid_limit_is_refused(name, value):
+    """Zero, negative and undefined limits are refused by name, as is an infinite limit for elements."""
     assert refused_field(clip_grad_norm=wire.ClipGradNorm(**{name: value})) == f'operation.clip_grad_norm.{name}'
 
 
 @pytest.mark.parametrize('count', [0, -3])
 def test_undo_goes_back(count):
-    """Going back by nothing or forward is refused."""
+    """An undo of fewer than one step is refused."""
     assert refused_field(undo=wire.Undo(step_count=count)) == 'operation.undo.step_count'
     assert converted(undo=wire.Undo(step_count=2)) == domain.Undo(step_count=2)
 
 
 @pytest.mark.parametrize('name', ['', '../up', 'a/b', 'x' * 129])
 def test_export_has_a_name_that_is_no_path(name):
-    """What could leave the folder of exports is refused."""
+    """A name that could leave the folder of exports is refused."""
     assert refused_field(export_merged=wire.ExportMerged(name=name)) == 'operation.export_merged.name'
     assert converted(export_merged=wire.ExportMerged(name='merged-1')) == domain.ExportMerged(name='merged-1')
 
 
 def test_extra_streams_arrive_by_name():
-    """Numbers and ids beside the labels come in the form their loss declares."""
+    """Extra tensors of numbers and ids are converted to the form that their stream declares."""
     ids = np.arange(8, dtype=np.int64).reshape(4, 2)
     logps = -np.ones((4, 2), np.float32)
     verb = converted(
@@ -147,7 +147,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize('case', HOSTILE)
 def test_hostile_extra_tensor_is_named(case):
-    """A stream that no loss could read is refused with its name in the path."""
+    """A stream that no loss can read is refused with its name in the path."""
     name, value, suffix = HOSTILE[case]
     path = f'operation.forward_backward.batch.features.features[0].extra_tensors[{name!r}]'
     assert refused_field(forward_backward=trained(**{name: value})) == path + suffix
@@ -155,7 +155,7 @@ def test_hostile_extra_tensor_is_named(case):
 
 @given(st.binary(max_size=64), st.lists(st.integers(-(2**62), 2**62), max_size=3), st.sampled_from(list(EXTRA_STREAMS)))
 def test_no_bytes_break_the_conversion(data, shape, name):
-    """Whatever bytes and sizes come as a stream, the answer is a refusal that names it, never a crash."""
+    """Arbitrary bytes and shapes of a stream are refused with its path and never cause a crash."""
     verb = trained()
     tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=shape, data=data)
     verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor)
@@ -168,7 +168,7 @@ def test_no_bytes_break_the_conversion(data, shape, name):
 
 
 def test_payload_makes_the_operation_again():
-    """What the journal keeps converts to the same operation, with the same fingerprint."""
+    """A payload from the journal converts to the same operation with the same fingerprint."""
     message = wire.Operation(adapter_id='a', sequence_number=3, undo=wire.Undo(step_count=1))
     operation = operation_from_proto(message, 'operation', vocabulary_size=VOCABULARY)
     again = operation_from_proto(wire.Operation.FromString(operation.payload), 'x', vocabulary_size=VOCABULARY)
@@ -176,7 +176,7 @@ def test_payload_makes_the_operation_again():
 
 
 def test_parameter_groups_survive_the_trip():
-    """Patterns, rates and options of groups come back as they went."""
+    """Patterns, learning rates and options of parameter groups survive a round trip."""
     groups = [{'pattern': 'lora_B', 'lr': 0.0}, {'pattern': 'layers.0', 'weight_decay': 0.1, 'betas': [0.9, 0.95]}]
     config = TrainingConfig(
         optimizer=Component(name='AdamW', options={'lr': 0.01, 'groups': groups}),
@@ -197,20 +197,20 @@ def test_parameter_groups_survive_the_trip():
     ],
 )
 def test_malformed_group_is_named(group, field):
-    """A group that says nothing, or says it twice, is refused by its index."""
+    """A group without effect, or with a repeated setting, is refused by its index."""
     config = {'optimizer': {'groups': [{'pattern': 'good', 'learning_rate': 0.1}, group]}}
     verb = wire.Configure(training_config=config)
     assert refused_field(configure=verb) == f'operation.configure.training_config.optimizer.groups[1].{field}'
 
 
 def test_groups_are_no_option():
-    """Groups given among the options would skip their checks."""
+    """Groups inside the options are refused, because they would bypass validation."""
     config = {'optimizer': {'options': {'groups': []}}}
     assert refused_field(configure=wire.Configure(training_config=config)).endswith('optimizer.options.groups')
 
 
 def test_health_and_receipt_travel():
-    """Every figure of a step and of what it cost is in the message."""
+    """All figures of a step and of its receipt are converted."""
     layer = LayerHealth(
         path='q', grad_norm=1.0, weight_norm=2.0, relative_update=0.5, non_finite_location='lora_A[0, 1]'
     )
@@ -227,7 +227,7 @@ def test_health_and_receipt_travel():
 
 
 def test_a_data_cursor_goes_with_the_optimizer():
-    """It arrives as it is, zero included; below zero, or without the optimizer, it is refused by name."""
+    """A data cursor is converted, including zero; a negative one, or one without the optimizer, is refused."""
     for consumed in (0, 2**62):
         saved = converted(save=wire.Save(name='a', is_optimizer_included=True, consumed_train_samples=consumed))
         assert saved.consumed_train_samples == consumed
@@ -238,7 +238,7 @@ def test_a_data_cursor_goes_with_the_optimizer():
 
 
 def test_metrics_of_training_and_of_evaluation_are_told_apart():
-    """Each arrives in its own list and is told so again; one without a name is refused where it stands."""
+    """Training and evaluation metrics survive a round trip in separate lists; one without a name is refused."""
     message = training_config_pb2.TrainingConfig(
         metrics=[{'name': 'LossMetric'}], evaluation_metrics=[{'name': 'Accuracy'}]
     )

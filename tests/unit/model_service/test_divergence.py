@@ -1,4 +1,4 @@
-"""When two outcomes are the same to the bit, and what is said where they are not."""
+"""Bitwise comparison of outcomes, and the reported location of a difference."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ FORWARD = forward_result(batch_operation(1))
 STEP = step_result(step_operation(1))
 
 
-def test_what_is_the_same_is_the_same():
-    """NaN is itself; receipts, warnings and time are no part of it."""
+def test_equal_outcomes_have_no_difference():
+    """NaN equals itself, and receipts, warnings and time metrics are ignored."""
     nan = replace(FORWARD, outcome=replace(FORWARD.outcome, loss=float('nan')), warnings=('slow',))
     assert first_difference(nan, replace(nan, warnings=(), is_replayed=True)) is None
     one, other = (
@@ -25,8 +25,8 @@ def test_what_is_the_same_is_the_same():
     assert first_difference(LossNotFinite('ad-1', 1), LossNotFinite('ad-1', 2)) is None
 
 
-def test_values_are_compared_where_they_are_on_record():
-    """Journals from before results had them are no other than what is found; one that has them has to agree."""
+def test_values_are_compared_if_recorded():
+    """Values are compared only if recorded, because older journals lack them."""
     critic = replace(FORWARD, outcome=replace(FORWARD.outcome, values=[np.zeros(12, np.float32)]))
     other = replace(FORWARD, outcome=replace(FORWARD.outcome, values=[np.full(12, -0.0, np.float32)]))
     assert first_difference(FORWARD, critic) is None
@@ -48,15 +48,15 @@ def test_values_are_compared_where_they_are_on_record():
         ({'metrics': {'accuracy': -0.0}}, "outcome.metrics['accuracy']"),
     ],
 )
-def test_the_last_bit_is_told_with_its_place(change, path):
-    """Both values are named."""
+def test_a_difference_in_the_last_bit_is_located(change, path):
+    """A difference in the last bit is reported with its location and both values."""
     recorded = replace(FORWARD, outcome=replace(FORWARD.outcome, metrics={'accuracy': 0.0}))
     found = replace(recorded, outcome=replace(recorded.outcome, **change))
     assert first_difference(recorded, found).startswith(f'{path}: recorded ')
 
 
 def test_errors_and_results_are_never_the_same():
-    """Nor are errors of other kinds."""
+    """A result never equals an error, and errors of different kinds are not equal."""
     assert 'LOSS_NOT_FINITE' in first_difference(LossNotFinite('ad-1'), STEP)
     assert first_difference(STEP, AdapterNotReady('ad-1', 'x')) is not None
     assert first_difference(LossNotFinite('ad-1'), AdapterNotReady('ad-1', 'x')) is not None

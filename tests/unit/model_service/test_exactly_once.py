@@ -1,4 +1,4 @@
-"""Whenever the service dies, a client that asks again finds what it would have found: nothing lost or doubled."""
+"""Crashes at any moment do not change a client's results: repeated requests are neither lost nor applied twice."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
 
 Verb = Callable[[str, int], Any]
-"""Makes an operation of an adapter, from its number."""
+"""Creates an operation from an adapter id and a sequence number."""
 
 
 def _verb(**fields: Callable[[str], Any]) -> Verb:
@@ -74,7 +74,7 @@ STORY = [
 
 
 class _Run:
-    """A client that sends a story to a service, and asks again whenever the service died."""
+    """A client that sends a sequence of operations and repeats requests after each crash."""
 
     def __init__(
         self, journal: Any, story: Sequence[str], deaths: Sequence[int], bounds: dict[str, Any], *, adapters: int = 1
@@ -87,7 +87,7 @@ class _Run:
         self.outcomes: list[Any] = []
 
     async def to_its_end(self) -> tuple[list[Any], Any]:
-        """Return every outcome, and what the engine holds at the end."""
+        """Return all outcomes and the final state of the engine."""
         ids = [
             await self._insist(lambda service, seed=seed: create(service, f'r{seed}', seed=seed))
             for seed in range(1, self._adapters + 1)
@@ -138,7 +138,7 @@ def _assert_same(one: tuple[list[Any], Any], other: tuple[list[Any], Any], where
 
 
 def _of_one_adapter(outcome: Any) -> Any:
-    """Leave out what names the adapter, whose id is drawn anew in every run."""
+    """Remove the adapter's id, which is random in every run."""
     path = getattr(getattr(outcome, 'outcome', None), 'checkpoint_path', '')
     return replace(outcome, outcome=None) if path else outcome
 
@@ -149,8 +149,8 @@ async def _undisturbed(story: Sequence[str], bounds: dict[str, Any]) -> tuple[tu
 
 
 @pytest.mark.parametrize(('snapshot_operations', 'stride'), [(1, 4), (3, 1), (256, 1)])
-async def test_a_death_at_any_moment_changes_nothing(snapshot_operations, stride):
-    """At each moment between two calls of the journal: every outcome and the final state are as undisturbed."""
+async def test_a_crash_at_any_moment_changes_nothing(snapshot_operations, stride):
+    """A crash between any two journal calls does not change the outcomes or the final state."""
     bounds = {'snapshot_operations': snapshot_operations}
     expected, moments = await _undisturbed(STORY, bounds)
     assert moments > 2 * len(STORY)
@@ -159,8 +159,8 @@ async def test_a_death_at_any_moment_changes_nothing(snapshot_operations, stride
         _assert_same(expected, await run.to_its_end(), f'death at moment {death}')
 
 
-async def test_the_journal_on_disk_survives_the_same_deaths(tmp_path: Path):
-    """As above, twice in a row, over files."""
+async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
+    """Two crashes in a row do not change the outcomes with the journal on disk."""
     bounds = {'snapshot_operations': 3}
     expected, moments = await _undisturbed(STORY, bounds)
     for death in range(1, moments + 1, 7):
@@ -179,8 +179,8 @@ async def test_the_journal_on_disk_survives_the_same_deaths(tmp_path: Path):
     snapshot_operations=st.integers(1, 8),
     adapters=st.integers(1, 3),
 )
-def test_any_story_survives_any_deaths(story, deaths, snapshot_operations, adapters):
-    """Random operations, refused and failing ones among them, several deaths, and room for one adapter at a time."""
+def test_random_operations_survive_random_crashes(story, deaths, snapshot_operations, adapters):
+    """Random operations, including refused and failing ones, survive several crashes."""
 
     async def compare() -> None:
         undisturbed = await _Run(MemoryJournal(), story, (), {}, adapters=adapters).to_its_end()

@@ -1,19 +1,19 @@
-"""Callers that go away at the worst moment, and leases that nobody ends: nothing is left behind, nobody hangs."""
+"""Callers that disconnect at the worst moment and leases that are never released block no other caller."""
 
 import asyncio
 
 import pytest
 
-from fixtures.model_verbs import ALICE, BOB, FakeWorld, create_command, execute, let_others_run, training
+from fixtures.model_verbs import ALICE, BOB, FakePorts, create_request, execute, let_others_run, training
 from services.kit.errors import AdapterNotFound, Draining
 from services.model.domain.operation import Step
 
 
 async def test_a_deletion_goes_on_without_its_caller() -> None:
-    """A caller that hangs up while an operation runs leaves no adapter in the journal, and no lease."""
-    ports = FakeWorld()
+    """A deletion completes after its caller disconnects: the journal has no adapter and the lease is free."""
+    ports = FakePorts()
     verbs = ports.verbs()
-    full = await verbs.create_adapter(ALICE, create_command('full', full_parameters=()))
+    full = await verbs.create_adapter(ALICE, create_request('full', full_parameters=()))
     ports.trainer.gate.clear()
     running = asyncio.ensure_future(execute(verbs, full, 1, training()))
     await let_others_run()
@@ -26,15 +26,15 @@ async def test_a_deletion_goes_on_without_its_caller() -> None:
     await let_others_run()
     assert not await ports.journal.adapters()
     assert not ports.trainer.adapters
-    await verbs.create_adapter(BOB, create_command('next'))
+    await verbs.create_adapter(BOB, create_request('next'))
     await verbs.close()
 
 
 async def test_the_end_of_the_service_waits_for_a_deletion_without_its_caller() -> None:
-    """What has begun is durable before the journal closes."""
-    ports = FakeWorld()
+    """A shutdown waits for a deletion whose caller disconnected, before the journal closes."""
+    ports = FakePorts()
     verbs = ports.verbs()
-    adapter = await verbs.create_adapter(ALICE, create_command())
+    adapter = await verbs.create_adapter(ALICE, create_request())
     ports.trainer.gate.clear()
     running = asyncio.ensure_future(execute(verbs, adapter, 1, training()))
     await let_others_run()
@@ -51,10 +51,10 @@ async def test_the_end_of_the_service_waits_for_a_deletion_without_its_caller() 
 
 
 async def test_an_adapter_that_waits_for_a_lease_can_be_deleted() -> None:
-    """Its operations end as NOT_FOUND at once, though somebody else has the replica for hours."""
-    verbs = FakeWorld().verbs()
-    adapter = await verbs.create_adapter(ALICE, create_command())
-    full = await verbs.create_adapter(BOB, create_command('full', full_parameters=()))
+    """Operations that wait for another adapter's lease end as NOT_FOUND when their adapter is deleted."""
+    verbs = FakePorts().verbs()
+    adapter = await verbs.create_adapter(ALICE, create_request())
+    full = await verbs.create_adapter(BOB, create_request('full', full_parameters=()))
     waiting = [asyncio.ensure_future(execute(verbs, adapter, number, Step())) for number in (1, 2)]
     await let_others_run()
     await verbs.delete_adapter(ALICE, adapter.adapter_id)
@@ -66,10 +66,10 @@ async def test_an_adapter_that_waits_for_a_lease_can_be_deleted() -> None:
 
 
 async def test_a_lease_does_not_hold_up_the_end_of_the_service() -> None:
-    """What waits for it is told to come again, with its number free."""
-    verbs = FakeWorld().verbs()
-    adapter = await verbs.create_adapter(ALICE, create_command())
-    await verbs.create_adapter(BOB, create_command('full', full_parameters=()))
+    """A shutdown refuses operations that wait for a lease, and their numbers stay free."""
+    verbs = FakePorts().verbs()
+    adapter = await verbs.create_adapter(ALICE, create_request())
+    await verbs.create_adapter(BOB, create_request('full', full_parameters=()))
     waiting = asyncio.ensure_future(execute(verbs, adapter, 1, training()))
     await let_others_run()
     closing = asyncio.ensure_future(verbs.close())
@@ -81,8 +81,8 @@ async def test_a_lease_does_not_hold_up_the_end_of_the_service() -> None:
 
 @pytest.mark.parametrize('full_parameters', [None, ()], ids=['lora', 'full'])
 async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(full_parameters) -> None:
-    """What is durable is known, and the same request again returns it: no adapter that only a restart shows."""
-    ports = FakeWorld()
+    """A creation completes after its caller disconnects, and repeating the request returns the adapter."""
+    ports = FakePorts()
     verbs = ports.verbs()
     add_adapter, is_free = ports.journal.add_adapter, asyncio.Event()
 
@@ -91,7 +91,7 @@ async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(ful
         await is_free.wait()
 
     ports.journal.add_adapter = add_slowly
-    command = create_command('r1', full_parameters=full_parameters)
+    command = create_request('r1', full_parameters=full_parameters)
     creating = asyncio.ensure_future(verbs.create_adapter(ALICE, command))
     await let_others_run()
     creating.cancel()
@@ -105,8 +105,8 @@ async def test_a_caller_that_goes_away_leaves_an_adapter_whole_or_not_at_all(ful
 
 
 async def test_a_slow_checkpoint_holds_up_nobody_else() -> None:
-    """One tenant's creation waits for its checkpoint; another tenant's does not, and a repeat makes no second one."""
-    ports = FakeWorld()
+    """A slow checkpoint delays only its own creation, and a repeated request creates no second adapter."""
+    ports = FakePorts()
     verbs = ports.verbs()
     is_free = asyncio.Event()
 
@@ -115,13 +115,13 @@ async def test_a_slow_checkpoint_holds_up_nobody_else() -> None:
         await is_free.wait()
         return state
 
-    adapter = await verbs.create_adapter(ALICE, create_command('origin'))
+    adapter = await verbs.create_adapter(ALICE, create_request('origin'))
     state = await ports.trainer.export_state(adapter.adapter_id, is_trainer_included=True)
     ports.store.fetch = fetch_slowly
-    command = create_command('r1', checkpoint_path='twinkle://a/weights/b')
+    command = create_request('r1', checkpoint_path='twinkle://a/weights/b')
     slow = [asyncio.ensure_future(verbs.create_adapter(ALICE, command)) for _ in range(2)]
     await let_others_run()
-    await asyncio.wait_for(verbs.create_adapter(BOB, create_command('quick')), 5)
+    await asyncio.wait_for(verbs.create_adapter(BOB, create_request('quick')), 5)
     is_free.set()
     first, second = await asyncio.gather(*slow)
     assert first.adapter_id == second.adapter_id

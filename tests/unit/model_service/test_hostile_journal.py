@@ -1,4 +1,4 @@
-"""Damage inside the database, which keeps its structure in order and not what is in it, and a database that is gone."""
+"""Damaged values in the journal's database, and a missing database."""
 
 import sqlite3
 from pathlib import Path
@@ -41,7 +41,7 @@ async def _two_adapters(folder: Path) -> None:
 
 
 async def test_a_changed_payload_is_never_replayed(tmp_path: Path):
-    """A small batch stands in the database; another label would train as well, and silently be another adapter."""
+    """A changed payload in the database is detected, because replaying it would silently train another adapter."""
     await _two_adapters(tmp_path)
     _damage(tmp_path, 'payload', 'operations')
     journal = await open_journal(tmp_path)
@@ -52,8 +52,8 @@ async def test_a_changed_payload_is_never_replayed(tmp_path: Path):
 
 
 @pytest.mark.parametrize('column', ['payload', 'outcome'])
-async def test_what_cannot_be_read_damages_its_adapter_alone(tmp_path: Path, column: str):
-    """It is a fact about that adapter, told as such; the other one is served."""
+async def test_unreadable_data_damages_its_adapter_only(tmp_path: Path, column: str):
+    """Unreadable data raises AdapterDamaged for its adapter only."""
     await _two_adapters(tmp_path)
     _destroy(tmp_path, column, 'operations')
     journal = await open_journal(tmp_path)
@@ -68,7 +68,7 @@ async def test_what_cannot_be_read_damages_its_adapter_alone(tmp_path: Path, col
 
 
 async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_starting(tmp_path: Path):
-    """The other adapter is found."""
+    """An unreadable record does not hide the other adapters."""
     await _two_adapters(tmp_path)
     _destroy(tmp_path, 'record', 'adapters')
     journal = await open_journal(tmp_path)
@@ -78,7 +78,7 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_starting(tmp_
 
 @pytest.mark.parametrize('harm', ['lose', 'empty'])
 async def test_a_lost_database_takes_no_files_with_it(tmp_path: Path, harm: str):
-    """A new one would know of no adapter and sweep their snapshots; the operator is asked to put it back."""
+    """A missing or empty database is refused while snapshot files exist, so that they are not deleted."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.add_snapshot(Snapshot(sequence_number=0, adapter=adapter, state=state_of(1)))
@@ -94,8 +94,8 @@ async def test_a_lost_database_takes_no_files_with_it(tmp_path: Path, harm: str)
     assert list((tmp_path / 'snapshots').iterdir())
 
 
-async def test_a_folder_in_its_place_is_refused_in_words(tmp_path: Path):
-    """It says what cannot be opened."""
+async def test_a_folder_in_place_of_the_database_is_refused(tmp_path: Path):
+    """A folder in place of the database is refused."""
     (tmp_path / 'journal.sqlite').mkdir()
     with pytest.raises(JournalRefused):
         await open_journal(tmp_path)

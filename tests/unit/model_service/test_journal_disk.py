@@ -1,4 +1,4 @@
-"""What the journal on disk makes of disks that refuse, tear, flip bits or are full, and of what a crash left."""
+"""The journal on disk with failing, full and corrupting disks, and after crashes."""
 
 import asyncio
 import os
@@ -15,25 +15,24 @@ from services.model.domain.errors import AdapterDamaged, JournalUnavailable
 from services.model.ports import Snapshot
 
 LARGE = 20_000
-"""Tokens of a batch whose payload is a file."""
+"""Number of tokens in a batch whose payload is stored as a file."""
 
 
 class Disk:
-    """Syncs, until told to refuse."""
+    """A disk whose sync can be made to fail."""
 
     def __init__(self) -> None:
-        """Begin in order."""
         self.is_broken = False
 
     def sync(self, descriptor: int) -> None:
-        """Sync, or fail as a disk does."""
+        """Sync a descriptor, or raise OSError."""
         if self.is_broken:
             raise OSError(5, 'input/output error')
         os.fsync(descriptor)
 
 
 async def test_an_operation_whose_payload_cannot_be_synced_is_not_accepted(tmp_path: Path):
-    """It says so, nothing of it is left, and the next one is taken once the disk is well again."""
+    """If a payload cannot be synced, the operation is refused and leaves no file; a later one succeeds."""
     disk = Disk()
     journal = await open_journal(tmp_path, sync=disk.sync)
     await add(journal, make_adapter())
@@ -51,7 +50,7 @@ async def test_an_operation_whose_payload_cannot_be_synced_is_not_accepted(tmp_p
 
 
 async def test_a_snapshot_that_cannot_be_synced_is_none(tmp_path: Path):
-    """What was there stays, and no half file with it."""
+    """If a snapshot cannot be synced, the earlier one remains and no partial file is left."""
     disk = Disk()
     journal = await open_journal(tmp_path, sync=disk.sync)
     adapter = await add(journal, make_adapter())
@@ -64,7 +63,7 @@ async def test_a_snapshot_that_cannot_be_synced_is_none(tmp_path: Path):
 
 
 async def test_a_full_disk_refuses_an_operation_and_keeps_every_note(tmp_path: Path):
-    """What was noted meanwhile is written once there is room; other adapters' rows are as they were."""
+    """A full disk refuses an operation; recorded outcomes are written once there is space."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -78,7 +77,7 @@ async def test_a_full_disk_refuses_an_operation_and_keeps_every_note(tmp_path: P
 
 
 async def test_the_same_payload_is_kept_once_and_while_anything_needs_it(tmp_path: Path):
-    """Two operations with one content share a file; it goes when both are gone."""
+    """Operations with equal payloads share a file, which is deleted with the last of them."""
     journal = await open_journal(tmp_path)
     for name in ('ad-1', 'ad-2'):
         await add(journal, make_adapter(name))
@@ -95,7 +94,7 @@ async def test_the_same_payload_is_kept_once_and_while_anything_needs_it(tmp_pat
 
 
 async def test_files_go_with_the_operations_and_snapshots_that_needed_them(tmp_path: Path):
-    """After many snapshots there are two, and the payloads after the older one."""
+    """Old snapshots and payloads are deleted: two snapshots and the payloads after the older one remain."""
     journal = await open_journal(tmp_path, undo_steps=0)
     adapter = await add(journal, make_adapter())
     for number in range(1, 7):
@@ -110,8 +109,8 @@ async def test_files_go_with_the_operations_and_snapshots_that_needed_them(tmp_p
 
 
 @pytest.mark.parametrize('folder', ['payloads', 'snapshots'])
-async def test_what_a_crash_left_half_written_is_swept(tmp_path: Path, folder: str):
-    """Files that no row names are gone after the next start."""
+async def test_partial_files_are_deleted_at_the_next_start(tmp_path: Path, folder: str):
+    """The next start deletes files that no row names."""
     await (await open_journal(tmp_path)).close()
     (tmp_path / folder / '.half-abc').write_bytes(b'torn')
     (tmp_path / folder / 'unknown').write_bytes(b'whole, and never recorded')
@@ -120,7 +119,7 @@ async def test_what_a_crash_left_half_written_is_swept(tmp_path: Path, folder: s
 
 
 async def test_a_damaged_snapshot_costs_a_longer_replay(tmp_path: Path):
-    """A flipped bit is seen, and the restore begins from the snapshot before."""
+    """A damaged snapshot is detected, and the restore starts from the previous one."""
     journal = await open_journal(tmp_path)
     await _with_snapshots(journal, 2, 4)
     _flip_newest(tmp_path / 'snapshots')
@@ -131,7 +130,7 @@ async def test_a_damaged_snapshot_costs_a_longer_replay(tmp_path: Path):
 
 
 async def test_an_adapter_whose_snapshots_are_all_damaged_is_damaged_alone(tmp_path: Path):
-    """It says so; another adapter is restored."""
+    """An adapter without any intact snapshot is reported as damaged; other adapters are restored."""
     journal = await open_journal(tmp_path, undo_steps=0)
     await _with_snapshots(journal, 1, 2, 3)
     for path in _files(tmp_path / 'snapshots'):
@@ -146,7 +145,7 @@ async def test_an_adapter_whose_snapshots_are_all_damaged_is_damaged_alone(tmp_p
 
 @pytest.mark.parametrize('harm', ['flip', 'tear', 'lose'])
 async def test_a_damaged_payload_is_seen(tmp_path: Path, harm: str):
-    """What is not what was written is never replayed."""
+    """A damaged payload is detected and never replayed."""
     journal = await open_journal(tmp_path)
     await add(journal, make_adapter())
     operation = batch_operation(1, length=LARGE)
@@ -155,14 +154,14 @@ async def test_a_damaged_payload_is_seen(tmp_path: Path, harm: str):
     {'flip': _flip, 'tear': lambda file: os.truncate(file, 100), 'lose': Path.unlink}[harm](path)
     with pytest.raises(AdapterDamaged):
         await journal.entries('ad-1', after=0)
-    # Sent again, it is written again.
+    # Storing the same payload again repairs the file.
     await journal.accept(operation)
     assert len(await journal.entries('ad-1', after=0)) == 1
     await journal.close()
 
 
 async def test_two_services_cannot_have_one_journal(tmp_path: Path):
-    """The second one is told so, and can have it when the first has ended."""
+    """A second process cannot open the journal until the first one closes it."""
     journal = await open_journal(tmp_path)
     with pytest.raises(JournalRefused):
         await open_journal(tmp_path)
@@ -171,7 +170,7 @@ async def test_two_services_cannot_have_one_journal(tmp_path: Path):
 
 
 async def test_a_journal_of_another_engine_or_version_is_refused(tmp_path: Path):
-    """Replay on another base model would be another adapter; an empty journal is anybody's."""
+    """A journal with adapters of another engine, or of another schema version, is refused."""
     journal = await open_journal(tmp_path, engine='one')
     await journal.close()
     journal = await open_journal(tmp_path, engine='two')
@@ -187,7 +186,7 @@ async def test_a_journal_of_another_engine_or_version_is_refused(tmp_path: Path)
 
 
 async def test_a_journal_of_the_first_version_is_brought_up(tmp_path: Path):
-    """Its adapters are there, and the ids on record are used up."""
+    """A journal of version 1 is upgraded with its adapters, and its recorded ids count as used."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.close()
@@ -204,7 +203,7 @@ async def test_a_journal_of_the_first_version_is_brought_up(tmp_path: Path):
 
 
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
-    """Nothing of it is overwritten."""
+    """A file that is not a database is refused and not overwritten."""
     (tmp_path / 'journal.sqlite').write_bytes(b'something else' * 100)
     with pytest.raises(JournalRefused):
         await open_journal(tmp_path)
@@ -212,7 +211,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
 
 
 async def test_many_operations_at_once_share_their_writes(tmp_path: Path):
-    """All are durable once they return, in fewer transactions than operations."""
+    """Concurrent operations are durable once they return, in fewer transactions than operations."""
     journal = await open_journal(tmp_path)
     names = [f'ad-{index}' for index in range(40)]
     for name in names:

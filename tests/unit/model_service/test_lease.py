@@ -1,4 +1,4 @@
-"""The lease of a replica: a full-parameter run has it for itself until it ends."""
+"""The lease of a replica: a full-parameter adapter uses it exclusively until it is deleted."""
 
 import asyncio
 from dataclasses import replace
@@ -40,7 +40,7 @@ FULL = replace(LORA, request_id='full', full_parameters=())
 
 @pytest.fixture
 def ports() -> Ports:
-    """Fakes, and a journal in memory."""
+    """Ports with fakes and a journal in memory."""
     return Ports(
         backend=FakeTrainer(),
         estimator=FakeEstimator(),
@@ -60,7 +60,7 @@ async def _execute(verbs: ModelService, caller: Caller, adapter_id: str, number:
 
 
 async def test_others_leave_and_wait_until_the_lease_ends(ports: Ports) -> None:
-    """An adapter that was there goes out, its operations wait, and it goes on when the lease ends."""
+    """A lease evicts other adapters, whose operations wait and continue when the lease ends."""
     verbs = make_service(ports, LIMITS)
     lora = await verbs.create_adapter(ALICE, LORA)
     await _execute(verbs, ALICE, lora.adapter_id, 1, ZeroGrad())
@@ -76,7 +76,7 @@ async def test_others_leave_and_wait_until_the_lease_ends(ports: Ports) -> None:
 
 
 async def test_no_adapter_is_made_beside_a_lease(ports: Ports) -> None:
-    """While the replica is leased, creating any other adapter is refused; afterwards it is not."""
+    """No other adapter can be created while the replica is leased."""
     verbs = make_service(ports, LIMITS)
     full = await verbs.create_adapter(ALICE, FULL)
     for command in (LORA, replace(FULL, request_id='another')):
@@ -88,7 +88,7 @@ async def test_no_adapter_is_made_beside_a_lease(ports: Ports) -> None:
 
 
 async def test_failed_creation_leaves_no_lease(ports: Ports) -> None:
-    """Where the engine refuses, the replica is free again."""
+    """If the engine refuses a full-parameter adapter, the replica is not leased."""
     verbs = make_service(ports, LIMITS)
 
     async def refuse(*_args: object, **_options: object) -> None:
@@ -103,7 +103,7 @@ async def test_failed_creation_leaves_no_lease(ports: Ports) -> None:
 
 
 async def test_lease_holds_after_a_restart(ports: Ports) -> None:
-    """A service that takes up the journal of a leased replica keeps others out, and lets its holder go on."""
+    """The lease still excludes other adapters after a restart, and its holder continues."""
     verbs = make_service(ports, LIMITS)
     full = await verbs.create_adapter(ALICE, FULL)
     await _execute(verbs, ALICE, full.adapter_id, 1, ZeroGrad())
@@ -117,7 +117,7 @@ async def test_lease_holds_after_a_restart(ports: Ports) -> None:
 
 
 async def test_weights_of_the_base_are_not_saved_as_an_adapter(ports: Ports) -> None:
-    """What the checkpoint service cannot hold yet says so, naming the verb that can."""
+    """Save is refused for full-parameter adapters."""
     verbs = make_service(ports, LIMITS)
     full = await verbs.create_adapter(ALICE, FULL)
     with pytest.raises(NotBuiltYet):

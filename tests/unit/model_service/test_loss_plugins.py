@@ -1,4 +1,4 @@
-"""Losses of other packages, only where the operator named them."""
+"""Losses of other packages are available only if the operator names them."""
 
 from pathlib import Path
 
@@ -11,19 +11,19 @@ from twinkle.plugin import PluginRefused, allowed_plugins, keep_plugins_out
 
 
 def test_no_plugin_is_allowed_unless_it_is_named():
-    """The default is none."""
+    """No plugin is allowed by default."""
     assert ModelConfig.model_fields['loss_plugins'].default == ()
     assert LoadOptions(base_model='any').loss_plugins == ()
 
 
 def test_a_plugin_that_nobody_offers_stops_the_service_from_starting():
-    """Before the model is loaded: the name in the configuration is wrong, or the package is missing."""
+    """A configured plugin that is not installed stops the service before the model is loaded."""
     with pytest.raises(UnknownComponent):
         load_engine(LoadOptions(base_model='none/such', loss_plugins=('no-package-offers-this',)))
 
 
 def test_a_plugin_whose_code_is_another_stops_the_service_before_it_runs(tmp_path: Path):
-    """What the operator listed goes through the loader of plugins, digest and all, in a process that keeps them out."""
+    """A plugin whose digest differs from the configured one stops the service."""
     ran = tmp_path / 'ran'
     (tmp_path / 'loss').mkdir()
     (tmp_path / 'loss' / '__init__.py').write_text(f"open({str(ran)!r}, 'w').close()\n")

@@ -1,4 +1,4 @@
-"""Where a merged model cannot be written."""
+"""Merged models that cannot be written."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from twinkle.data_format import LoraConfig
 
 
 async def test_a_disk_that_refuses_is_told_as_what_may_pass(tiny_llama_dir, tmp_path):
-    """The number stays free, and the same export may be tried again."""
+    """A failing disk raises ExportUnavailable, so the same export can be retried."""
     (tmp_path / 'exports').write_bytes(b'a file where a folder should be')
     folders = MergedFolders(tmp_path / 'exports', base_model=str(tiny_llama_dir))
     state = AdapterState(lora_config=LoraConfig(), adapter={}, full_parameters=())

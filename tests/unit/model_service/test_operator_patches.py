@@ -1,4 +1,4 @@
-"""What an operator's configuration changes about the base model, in the trainer and in the sampler."""
+"""Patches of the base model in the trainer and in the sampler."""
 
 import asyncio
 from itertools import chain
@@ -24,12 +24,12 @@ PATCHES = {'RopeScalingPatch': {'factor': 2.0}}
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a tiny model's folder."""
+    """Folder of a tiny model."""
     return str(build_tiny_model(tmp_path / 'model'))
 
 
 async def test_trainer_and_sampler_serve_the_longer_context(folder):
-    """Both load the patched model."""
+    """Trainer and sampler both load the patched model with its longer context."""
     assert (
         load_engine(LoadOptions(base_model=folder, patches=PATCHES)).model.max_position_embeddings == 2 * MAX_POSITIONS
     )
@@ -41,7 +41,7 @@ async def test_trainer_and_sampler_serve_the_longer_context(folder):
 
 
 async def test_trainer_and_sampler_tell_their_patches(folder):
-    """Name, options and order are on the wire, so that a difference can be seen."""
+    """Trainer and sampler report the names, options and order of their patches."""
     options = LoadOptions(base_model=folder, patches=PATCHES)
     trained = facts_of(options, load_engine(options).model)
     engine = TorchEngine(TorchEngineOptions(base_model='m', folder=folder, patches=PATCHES))
@@ -60,7 +60,7 @@ async def test_trainer_and_sampler_tell_their_patches(folder):
     [({'NoSuchPatch': {}}, UnknownComponent), ({'RopeScalingPatch': {'factor': 0.5}}, InvalidComponentOptions)],
 )
 def test_a_patch_that_cannot_be_applied_stops_the_start(folder, patches, refusal):
-    """Rather than serving another model than was asked for."""
+    """A patch that cannot be applied stops the start."""
     with pytest.raises(refusal):
         load_engine(LoadOptions(base_model=folder, patches=patches))
 
@@ -71,12 +71,12 @@ def _config(*assignments):
 
 
 def test_patches_can_be_set_from_the_command_line():
-    """Options are numbers there, too."""
+    """Patches can be set on the command line, with numeric options."""
     assert _config('patches.RopeScalingPatch.factor=4.0').patches == {'RopeScalingPatch': {'factor': 4.0}}
 
 
 async def test_a_journal_of_another_patched_model_is_refused(tmp_path):
-    """Its adapters were trained on another model: replaying them here would make others of them."""
+    """A journal with adapters of a differently patched model is refused."""
     plain, patched = engine_name(_config()), engine_name(_config('patches.RopeScalingPatch.factor=4.0'))
     journal = await journals.open_journal(tmp_path, engine=plain)
     await journals.add(journal, journals.make_adapter())
@@ -86,7 +86,7 @@ async def test_a_journal_of_another_patched_model_is_refused(tmp_path):
 
 
 async def test_the_replay_tool_loads_the_model_that_the_service_loads(folder, tmp_path):
-    """A journal is replayed on the patched model, or the tool says that it could not load one."""
+    """The replay tool loads the patched model, or reports that it cannot."""
     arguments = ['--journal', str(tmp_path), '--set', f'base_model={folder}', '--set', 'checkpoint_address=x']
     with pytest.raises(UnknownComponent):
         await asyncio.to_thread(replay.main, [*arguments, '--set', 'patches.NoSuchPatch.factor=2.0'])

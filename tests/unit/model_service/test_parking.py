@@ -1,4 +1,4 @@
-"""Adapters of sessions that are over: saved once, out of memory, and back as they were."""
+"""Parking adapters of ended sessions: saved once, removed from memory, and restored unchanged."""
 
 import asyncio
 from contextlib import suppress
@@ -23,10 +23,10 @@ PREFIX = 'session-expired'
 
 
 class PoliteStore(StrictStore):
-    """A store that refuses a name that is taken as the checkpoint service does."""
+    """A store that refuses a taken name like the checkpoint service."""
 
     async def save(self, adapter_id, state, *, base_model, save, request_id):
-        """Save, or refuse."""
+        """Save a state, or raise AlreadyExists."""
         known = self.checkpoints.get(f'twinkle://{adapter_id}/weights/{save.name}')
         if known is not None and known[0] != request_id:
             raise CheckpointExists(f'{adapter_id}/weights/{save.name}')
@@ -35,13 +35,13 @@ class PoliteStore(StrictStore):
 
 @pytest.fixture
 def journal() -> MemoryJournal:
-    """A journal that outlives the service."""
+    """Journal that outlives the service."""
     return MemoryJournal()
 
 
 @pytest.fixture
 def store() -> StrictStore:
-    """A store that outlives the service."""
+    """Store that outlives the service."""
     return PoliteStore()
 
 
@@ -58,7 +58,7 @@ def _park(service, adapter_id, prefix=PREFIX):
 
 
 async def test_unsaved_steps_are_saved_and_the_memory_is_free(journal, store):
-    """The checkpoint has the optimizer and says the step; nothing is left in the engine."""
+    """Parking saves a checkpoint with the optimizer and step count, and frees the engine's memory."""
     service = await start(journal, store)
     adapter_id = await _trained(service, steps=2)
     weights = service.trainer.adapters[adapter_id].weights.tobytes()
@@ -75,7 +75,7 @@ async def test_unsaved_steps_are_saved_and_the_memory_is_free(journal, store):
 
 
 async def test_it_trains_on_as_one_that_was_never_parked(journal, store):
-    """In the middle of everything: a gradient that waits for its step, a Forward that waits for its Backward."""
+    """A parked adapter continues bitwise, even with a pending gradient or a pending Forward."""
     service, twin = await start(journal, store), await start(MemoryJournal(), StrictStore())
     adapter_id, twin_id = await create(service), await create(twin)
     story = [
@@ -94,8 +94,8 @@ async def test_it_trains_on_as_one_that_was_never_parked(journal, store):
     assert service.trainer.adapters[adapter_id].weights.tobytes() == twin.trainer.adapters[twin_id].weights.tobytes()
 
 
-async def test_what_is_saved_already_is_not_saved_again(journal, store):
-    """Nor what was never trained, and what was loaded; a step or an undo after it is."""
+async def test_a_saved_adapter_is_not_saved_again(journal, store):
+    """Saved, untrained and loaded adapters are not saved again; after a step or an undo they are."""
     service = await start(journal, store)
     adapter_id = await create(service)
     assert (await _park(service, adapter_id)).checkpoint_path == ''
@@ -121,7 +121,7 @@ async def test_what_is_saved_already_is_not_saved_again(journal, store):
     ids=['without optimizer', 'for a while'],
 )
 async def test_a_save_that_is_not_all_or_not_for_good_does_not_count(journal, store, save):
-    """Its steps are saved all the same."""
+    """A checkpoint without the optimizer, or with an expiry time, does not count as saved."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     await service.execute(journals.operation(3, adapter_id, save=save))
@@ -129,7 +129,7 @@ async def test_a_save_that_is_not_all_or_not_for_good_does_not_count(journal, st
 
 
 async def test_another_state_of_the_same_step_has_a_name_of_its_own(journal, store):
-    """Undone and trained otherwise, the first one stays as it was saved."""
+    """Another state at the same step, reached after an undo, is saved under another name."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     first = (await _park(service, adapter_id)).checkpoint_path
@@ -142,7 +142,7 @@ async def test_another_state_of_the_same_step_has_a_name_of_its_own(journal, sto
 
 
 async def test_it_stays_while_an_operation_of_it_runs(journal, store):
-    """Nothing waits for the other; the next attempt parks it."""
+    """An adapter with a running operation is not parked; the next attempt parks it."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     service.trainer.gate.clear()
@@ -159,7 +159,7 @@ async def test_it_stays_while_an_operation_of_it_runs(journal, store):
 
 
 async def test_an_operation_that_comes_while_it_is_saved_goes_on_and_nothing_of_it_is_lost(journal, store):
-    """The client is back: the checkpoint is of before, and the step after it is not taken for saved."""
+    """If an operation arrives during the save, its step still counts as unsaved."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     gate, reached, save = asyncio.Event(), asyncio.Event(), store.save
@@ -183,8 +183,8 @@ async def test_an_operation_that_comes_while_it_is_saved_goes_on_and_nothing_of_
 
 
 @pytest.mark.parametrize('is_saved_by_client', [False, True])
-async def test_what_is_saved_is_known_after_a_restart(journal, store, is_saved_by_client):
-    """Nothing is saved twice, also where the last operation's outcome has to be found again by replay."""
+async def test_a_saved_adapter_is_not_saved_again_after_a_restart(journal, store, is_saved_by_client):
+    """A saved adapter is not saved again after a restart, even if its last outcome is found by replay."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     if is_saved_by_client:
@@ -200,7 +200,7 @@ async def test_what_is_saved_is_known_after_a_restart(journal, store, is_saved_b
 
 
 async def test_two_that_park_at_once_save_once(journal, store):
-    """Two gateways may have seen the session expire."""
+    """Two concurrent calls save the adapter once."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     saves, save = [], store.save
@@ -216,8 +216,8 @@ async def test_two_that_park_at_once_save_once(journal, store):
     assert len(saves) == 1
 
 
-async def test_a_store_that_is_away_leaves_the_adapter_as_it_is(journal, store):
-    """It is not parked without what was asked for; the next attempt does both."""
+async def test_a_failed_save_does_not_park_the_adapter(journal, store):
+    """If saving fails, the adapter is not parked; the next attempt does both."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     save = store.save
@@ -233,8 +233,8 @@ async def test_a_store_that_is_away_leaves_the_adapter_as_it_is(journal, store):
     assert (await _park(service, adapter_id)).checkpoint_path
 
 
-async def test_one_that_is_on_disk_already_is_saved_and_parked_again(journal, store):
-    """Idle adapters left by themselves, with unsaved steps."""
+async def test_an_evicted_adapter_is_saved(journal, store):
+    """An idle adapter that was already evicted is still saved."""
     service = await start(journal, store, resident_adapters=2)
     first, second, third = [await _trained(service, f'r{place}') for place in range(3)]
     assert not service.verbs.is_resident(first)
@@ -244,7 +244,7 @@ async def test_one_that_is_on_disk_already_is_saved_and_parked_again(journal, st
 
 
 async def test_a_full_parameter_run_stays_and_holds_up_only_what_must_be_saved(journal, store):
-    """It has the replica for itself; others wait on disk anyway."""
+    """A full-parameter adapter is not parked, and others wait for its lease only if they must be saved."""
     service = await start(journal, store)
     trained, fresh = await _trained(service), await create(service, 'r2')
     full = CreateAdapterRequest(
@@ -259,7 +259,7 @@ async def test_a_full_parameter_run_stays_and_holds_up_only_what_must_be_saved(j
 
 
 async def test_only_services_park_and_only_what_is_the_tenants(journal, store):
-    """A client's key is refused, and another tenant's adapter is as absent as none."""
+    """A client cannot park adapters, and another tenant's adapter is not found."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     with pytest.raises(ScopeMissing):
@@ -270,8 +270,8 @@ async def test_only_services_park_and_only_what_is_the_tenants(journal, store):
 
 
 @pytest.mark.parametrize('is_forward_first', [False, True], ids=['after a step', 'while a Forward waits'])
-async def test_whenever_the_service_dies_it_is_saved_once_and_trains_on_the_same(is_forward_first):
-    """Every moment of training, parking and coming back is tried; the weights are those of an undisturbed run."""
+async def test_a_crash_while_parking_changes_nothing(is_forward_first):
+    """A crash at any moment of training, parking and loading does not change the final weights."""
     weights, moments = set(), 1
     death = 0
     while death <= moments:
@@ -288,7 +288,7 @@ async def test_whenever_the_service_dies_it_is_saved_once_and_trains_on_the_same
 
 
 async def _lived_through(journal, store, *, is_forward_first, death):
-    """Return the service after the story, in which it died once."""
+    """Run the story with one crash; return the restarted service."""
     for lives in (death, float('inf')):
         with suppress(Died):
             service = await start(journal, store, lives=lives)

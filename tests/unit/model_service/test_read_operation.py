@@ -1,4 +1,4 @@
-"""Operations whose batch was uploaded are the operations they would be with the batch inside."""
+"""An operation with an uploaded batch equals the operation with the batch inline."""
 
 import numpy as np
 import pytest
@@ -18,14 +18,14 @@ VOCABULARY = 50
 PLACE = BatchReference(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, state=b's'))
 
 
-class Shelf:
-    """Holds uploads of alice."""
+class UploadedBatches:
+    """Stores uploads of alice."""
 
     def __init__(self, **uploads: bytes) -> None:
         self.uploads = uploads
 
     async def __call__(self, caller: Caller, upload_id: str) -> bytes:
-        """Return what lies there."""
+        """Return an upload."""
         if caller is not ALICE or upload_id not in self.uploads:
             raise UploadNotFound(upload_id)
         return self.uploads[upload_id]
@@ -38,7 +38,7 @@ def features(length: int = 4, token: int = 3) -> input_feature_pb2.FeatureBatch:
 
 
 def operation(**source) -> operation_pb2.Operation:
-    """Return forward_backward over a batch that lies there."""
+    """Return forward_backward over an uploaded batch."""
     batch = operation_pb2.Batch(**source)
     return operation_pb2.Operation(
         adapter_id='a', sequence_number=1, forward_backward=operation_pb2.ForwardBackward(batch=batch)
@@ -47,9 +47,9 @@ def operation(**source) -> operation_pb2.Operation:
 
 @pytest.mark.parametrize('length', [4, 500_000])
 async def test_uploaded_batch_is_the_inline_one(length):
-    """Fingerprint, payload and examples are the same; nothing of the upload's id is left."""
+    """An uploaded batch gives the same fingerprint, payload and examples as an inline one."""
     content = features(length)
-    read = OperationReader(Shelf(up=content.SerializeToString()), vocabulary_size=VOCABULARY)
+    read = OperationReader(UploadedBatches(up=content.SerializeToString()), vocabulary_size=VOCABULARY)
     uploaded = await read(ALICE, operation(upload_id='up'), 'operation')
     inline = operation_from_proto(operation(features=content), 'operation', vocabulary_size=VOCABULARY)
     assert (uploaded.fingerprint, uploaded.payload) == (inline.fingerprint, inline.payload)
@@ -57,8 +57,8 @@ async def test_uploaded_batch_is_the_inline_one(length):
 
 
 async def test_other_tenant_s_upload_is_not_found():
-    """An id is of no use to whom it does not belong."""
-    read = OperationReader(Shelf(up=features().SerializeToString()), vocabulary_size=VOCABULARY)
+    """Another tenant's upload is not found."""
+    read = OperationReader(UploadedBatches(up=features().SerializeToString()), vocabulary_size=VOCABULARY)
     with pytest.raises(UploadNotFound):
         await read(BOB, operation(upload_id='up'), 'operation')
 
@@ -76,52 +76,58 @@ async def test_other_tenant_s_upload_is_not_found():
     ],
 )
 async def test_batch_of_no_use_is_named(source, field):
-    """What was uploaded is checked like what came inside."""
-    shelf = Shelf(garbage=b'\xff' * 9, hostile=features(token=VOCABULARY).SerializeToString())
+    """An uploaded batch is validated like an inline one."""
+    uploads = UploadedBatches(garbage=b'\xff' * 9, hostile=features(token=VOCABULARY).SerializeToString())
     with pytest.raises(InvalidField) as refusal:
-        await OperationReader(shelf, vocabulary_size=VOCABULARY)(ALICE, operation(**source), 'operation')
+        await OperationReader(uploads, vocabulary_size=VOCABULARY)(ALICE, operation(**source), 'operation')
     assert refusal.value.field == f'operation.forward_backward.{field}'
 
 
 async def test_batches_of_the_sampler_are_listed_as_not_built():
-    """A sampler's batch is in the contract alone."""
-    read = OperationReader(Shelf(), vocabulary_size=VOCABULARY)
+    """Batches of the sampler are refused as not supported yet."""
+    read = OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY)
     with pytest.raises(NotBuiltYet):
         await read(ALICE, operation(samples={'sequence_ids': ['x']}), 'operation')
 
 
 async def test_loader_s_batch_is_fetched_later():
-    """The operation says where its batch is, and keeps its fingerprint once the batch is in it."""
-    read, codec = OperationReader(Shelf(), vocabulary_size=VOCABULARY), ProtoRecordCodec(vocabulary_size=VOCABULARY)
+    """The operation refers to its loader's batch, and has the same fingerprint with the batch."""
+    read, codec = (
+        OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
+        ProtoRecordCodec(vocabulary_size=VOCABULARY),
+    )
     handle = {'loader_id': 'ld', 'cursor': {'consumed_rows': 2, 'state': b's'}}
-    asked = await read(ALICE, operation(loader=handle), 'operation')
-    assert (asked.batch_reference, asked.is_batch_missing) == (PLACE, True)
+    converted = await read(ALICE, operation(loader=handle), 'operation')
+    assert (converted.batch_reference, converted.is_batch_missing) == (PLACE, True)
     loaded = LoadedBatch(content=features().SerializeToString(), next_cursor=LoaderCursor(consumed_rows=3))
-    filled = codec.with_batch(asked, loaded)
+    filled = codec.with_batch(converted, loaded)
     np.testing.assert_array_equal(filled.verb.features[0]['input_ids'], [3] * 4)
     kept = codec.operation_from_bytes(filled.payload)
     for item in (filled, kept):
         assert (item.fingerprint, item.batch_reference, item.next_cursor) == (
-            asked.fingerprint,
+            converted.fingerprint,
             PLACE,
             loaded.next_cursor,
         )
-    assert kept.payload == filled.payload != asked.payload
+    assert kept.payload == filled.payload != converted.payload
 
 
 async def test_loader_s_tokens_are_checked_as_inline_ones():
-    """A dataset of another tokenizer is named by the example, and no crash of the engine."""
-    read, codec = OperationReader(Shelf(), vocabulary_size=VOCABULARY), ProtoRecordCodec(vocabulary_size=VOCABULARY)
-    asked = await read(ALICE, operation(loader={'loader_id': 'ld'}), 'operation')
+    """Token ids of a loader's batch are validated like inline ones."""
+    read, codec = (
+        OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
+        ProtoRecordCodec(vocabulary_size=VOCABULARY),
+    )
+    converted = await read(ALICE, operation(loader={'loader_id': 'ld'}), 'operation')
     content = features(token=VOCABULARY).SerializeToString()
     with pytest.raises(InvalidField) as refusal:
-        codec.with_batch(asked, LoadedBatch(content=content, next_cursor=LoaderCursor(consumed_rows=1)))
+        codec.with_batch(converted, LoadedBatch(content=content, next_cursor=LoaderCursor(consumed_rows=1)))
     field = 'operation.forward_backward.batch.loader.loaded.features.features[0].input_ids'
     assert refusal.value.field == field
 
 
 async def test_operation_without_a_verb_is_refused():
-    """Reading the batch of nothing is no crash."""
-    read = OperationReader(Shelf(), vocabulary_size=VOCABULARY)
+    """An operation without a verb is refused."""
+    read = OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY)
     with pytest.raises(InvalidField):
         await read(ALICE, operation_pb2.Operation(adapter_id='a', sequence_number=1), 'operation')

@@ -1,4 +1,4 @@
-"""What the journal keeps comes back as it was."""
+"""Round trips of the journal's records."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -38,7 +38,7 @@ OUTCOMES = [
 
 @pytest.mark.parametrize('outcome', OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 def test_an_outcome_comes_back(outcome):
-    """To the bit, receipt and warnings included."""
+    """An outcome is bitwise unchanged after a round trip, including receipt and warnings."""
     receipt = Receipt(
         token_count=7,
         padding_token_count=1,
@@ -59,14 +59,14 @@ def test_an_outcome_comes_back(outcome):
 
 @pytest.mark.parametrize('error', [UndoTooFar('ad-1', 5, 2), InvalidField('a.b', 'is wrong'), Internal('')])
 def test_an_error_says_the_same_again(error):
-    """Code, reason, facts, fields and words."""
+    """An error has the same code, reason, metadata, fields and message after a round trip."""
     back = CODEC.outcome_from_bytes(CODEC.outcome_to_bytes(error))
     assert (back.code, back.reason, str(back)) == (error.code, error.reason, str(error))
     assert (dict(back.metadata()), back.violations) == (dict(error.metadata()), error.violations)
 
 
 def test_an_adapter_comes_back():
-    """Tenant, configuration, counters, labels and times."""
+    """An adapter has the same tenant, configuration, counters, labels and times after a round trip."""
     config = TrainingConfig(
         optimizer=Component(name='AdamW', options={'lr': 1e-4, 'betas': [0.9, 0.95]}),
         lr_scheduler=Component(name='CosineWarmup', options={'warmup_steps': 5}),
@@ -85,12 +85,12 @@ def test_an_adapter_comes_back():
         user_metadata={'team': 'red'},
     )
     assert CODEC.adapter_from_bytes(CODEC.adapter_to_bytes(adapter)) == adapter
-    asked = make_adapter(training_config=TrainingConfig())
-    assert CODEC.adapter_from_bytes(CODEC.adapter_to_bytes(asked)).training_config == TrainingConfig()
+    requested = make_adapter(training_config=TrainingConfig())
+    assert CODEC.adapter_from_bytes(CODEC.adapter_to_bytes(requested)).training_config == TrainingConfig()
 
 
 def test_an_operation_comes_back_with_its_fingerprint():
-    """A repeat after a restart is known as one."""
+    """An operation has the same fingerprint after a round trip, so repeats are recognized after a restart."""
     for made in (batch_operation(3, length=40), operation(4, undo={'step_count': 2})):
         back = CODEC.operation_from_bytes(made.payload)
         assert (back.fingerprint, back.payload, back.request_id) == (made.fingerprint, made.payload, made.request_id)

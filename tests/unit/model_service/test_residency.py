@@ -1,4 +1,4 @@
-"""How adapters come into the engine and leave it."""
+"""Loading adapters into the engine and evicting them."""
 
 import asyncio
 from dataclasses import replace
@@ -17,12 +17,12 @@ from twinkle.api.model.v1 import operation_pb2 as wire
 
 @pytest.fixture
 def journal() -> MemoryJournal:
-    """A journal that outlives the service."""
+    """Journal that outlives the service."""
     return MemoryJournal()
 
 
-async def test_no_more_are_resident_than_may_be_and_all_train_on(journal):
-    """Eight adapters take turns in an engine for three; each comes back as it was."""
+async def test_resident_adapters_are_limited_and_all_train(journal):
+    """Eight adapters train in an engine for three, and each is restored unchanged."""
     service = await start(journal, StrictStore(), resident_adapters=3)
     ids = [await create(service, f'r{index}', seed=index + 1) for index in range(8)]
     for number in (1, 2, 3):
@@ -33,8 +33,8 @@ async def test_no_more_are_resident_than_may_be_and_all_train_on(journal):
             assert len(service.trainer.adapters) <= 3
 
 
-async def test_the_one_used_least_lately_leaves(journal):
-    """Those in use stay."""
+async def test_the_least_recently_used_adapter_is_evicted(journal):
+    """The least recently used adapter is evicted, and those in use stay."""
     service = await start(journal, StrictStore(), resident_adapters=2)
     first, second = [await create(service, f'r{index}') for index in range(2)]
     await service.execute(journals.step_operation(1, second))
@@ -44,7 +44,7 @@ async def test_the_one_used_least_lately_leaves(journal):
 
 
 async def test_one_in_the_middle_of_something_leaves_last_and_loses_nothing(journal):
-    """A Forward that waits for its Backward is run again where its adapter had to leave after all."""
+    """An adapter with a pending Forward is evicted last, and its Forward is run again."""
     service = await start(journal, StrictStore(), resident_adapters=2)
     first, second = [await create(service, f'r{index}') for index in range(2)]
     await service.execute(journals.forward_operation(1, first))
@@ -58,8 +58,8 @@ async def test_one_in_the_middle_of_something_leaves_last_and_loses_nothing(jour
     assert isinstance(result, OperationResult)
 
 
-async def test_many_who_want_one_adapter_bring_it_in_once(journal):
-    """A repeat, a look-up and the next operation at the same time make it again once."""
+async def test_concurrent_requests_load_an_adapter_once(journal):
+    """Concurrent requests for one adapter load it once."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     first = await create(service, 'r1')
     for number in (1, 2):
@@ -82,8 +82,8 @@ async def test_many_who_want_one_adapter_bring_it_in_once(journal):
     assert made == [first]
 
 
-async def test_what_is_idle_leaves_by_itself_with_its_queue(journal):
-    """Nothing of it stays in memory but its place in the directory; a repeat is still answered from the record."""
+async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
+    """An idle adapter and its queue are removed from memory, and repeats are still answered from the record."""
     service = await start(journal, StrictStore(), idle_seconds=60.0)
     adapter_id = await create(service)
     first = await service.execute(journals.batch_operation(1, adapter_id))
@@ -100,7 +100,7 @@ async def test_what_is_idle_leaves_by_itself_with_its_queue(journal):
 
 
 async def test_an_operation_that_cannot_be_made_durable_leaves_no_trace(journal):
-    """What it did to the engine is dropped; sent again, it is applied once."""
+    """If an operation cannot be made durable, its effect is dropped; sent again, it is applied once."""
     service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, twin_id = await create(service), await create(twin)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -122,7 +122,7 @@ async def test_an_operation_that_cannot_be_made_durable_leaves_no_trace(journal)
 
 
 async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(journal):
-    """What it left behind is dropped, also when the adapter is made again later."""
+    """A defect uses up the number, and its effect is dropped, also in later restores."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -139,7 +139,7 @@ async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(jou
 
 @pytest.mark.parametrize('error', [RuntimeError('a defect'), AdapterDamaged('ad-1', 'bytes that changed')])
 async def test_an_adapter_that_could_not_come_in_once_leaves_no_gap(journal, error):
-    """The number is used up in the journal, too: later operations, and a restart after them, find all of it."""
+    """If an adapter cannot be loaded, the operation's number is used up in the journal too."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -161,7 +161,7 @@ async def test_an_adapter_that_could_not_come_in_once_leaves_no_gap(journal, err
 
 
 async def test_an_operation_that_meets_a_defect_again_does_not_keep_its_adapter_away(journal):
-    """One that the last process died of is passed over; what comes after it is applied, now and after a restart."""
+    """An operation that hits a defect again during the restore is skipped, and later ones are applied."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -180,7 +180,7 @@ async def test_an_operation_that_meets_a_defect_again_does_not_keep_its_adapter_
 
 
 async def test_memory_that_runs_out_in_the_middle_of_a_step_tears_nothing(journal):
-    """What the step had done by then is dropped; sent again, it is applied once."""
+    """If memory runs out during a step, its effect is dropped; sent again, the step is applied once."""
     service, twin = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, twin_id = await create(service), await create(twin)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -203,7 +203,7 @@ async def test_memory_that_runs_out_in_the_middle_of_a_step_tears_nothing(journa
 
 
 async def test_a_load_that_cannot_be_made_durable_changes_nothing(journal):
-    """What was loaded is dropped where no snapshot of it could be taken."""
+    """If the state after a load cannot be snapshotted, the load is dropped."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     await service.execute(journals.operation(1, adapter_id, save=wire.Save(name='s')))
@@ -225,7 +225,7 @@ async def test_a_load_that_cannot_be_made_durable_changes_nothing(journal):
 
 
 async def test_a_divergence_is_counted_and_training_goes_on(journal):
-    """A replay that does not come out as on record is told, not hidden."""
+    """A replay that differs from the record is counted, and training continues."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -238,7 +238,7 @@ async def test_a_divergence_is_counted_and_training_goes_on(journal):
 
 
 async def test_a_creation_is_known_after_a_restart(journal):
-    """The same request again returns the same adapter, also from another process."""
+    """A repeated request returns the same adapter after a restart."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     service = await start(journal, StrictStore())

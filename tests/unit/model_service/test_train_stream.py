@@ -1,4 +1,4 @@
-"""A stream pipelines, tells results in order, fails fast behind a refusal, and reads no faster than it may."""
+"""A stream pipelines operations, returns results in order, fails fast after a refusal, and applies back-pressure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.model_verbs import (
     ALICE,
-    FakeWorld,
-    create_command,
+    FakePorts,
+    create_request,
     execute,
     let_others_run,
     numbers_of,
@@ -27,7 +27,7 @@ from services.model.domain.operation import LrStep, Operation, PublishVersion, S
 
 
 class Sender:
-    """Operations of a stream, sent when a test says so."""
+    """Operations of a stream, sent on request of a test."""
 
     def __init__(self, verbs: ModelService) -> None:
         self._queue: asyncio.Queue[Operation | OperationFailure | None] = asyncio.Queue()
@@ -50,11 +50,11 @@ class Sender:
 
 
 async def _adapters(verbs: ModelService, count: int) -> list[Adapter]:
-    return [await verbs.create_adapter(ALICE, create_command(f'r{index}')) for index in range(count)]
+    return [await verbs.create_adapter(ALICE, create_request(f'r{index}')) for index in range(count)]
 
 
 async def _sent(verbs: ModelService, operations: Iterable[Operation | OperationFailure]) -> list[Any]:
-    """Return every result of a stream of these."""
+    """Send the operations in one stream; return the results."""
     sender = Sender(verbs)
     sender.send(*operations, None)
     return [result async for result in sender.results]
@@ -65,8 +65,8 @@ def _errors(results: Iterable[Any]) -> dict[int, DomainError]:
 
 
 async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> None:
-    """Whatever runs together, each adapter's operations run and are told by their numbers."""
-    ports = FakeWorld()
+    """A thousand operations of twenty adapters run, and return results, in the order of each adapter's numbers."""
+    ports = FakePorts()
     verbs = ports.verbs()
     adapters = await _adapters(verbs, 20)
     cycle = [training(8), training(3), Step(), ZeroGrad(), LrStep()]
@@ -80,9 +80,9 @@ async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> No
     assert max(map(len, ports.trainer.batches)) > 5
 
 
-async def test_what_is_behind_a_refusal_fails_at_once() -> None:
-    """Neither what waits already nor what comes later waits for a number that will not come; nothing of it runs."""
-    ports = FakeWorld()
+async def test_operations_after_a_refusal_fail_at_once() -> None:
+    """Operations after a refused one fail at once, whether they wait already or arrive later, and do not run."""
+    ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
     sender = Sender(verbs)
@@ -107,8 +107,8 @@ async def test_what_is_behind_a_refusal_fails_at_once() -> None:
 
 
 async def test_other_adapters_of_the_stream_go_on() -> None:
-    """A refusal is one adapter's."""
-    ports = FakeWorld()
+    """A refusal does not affect other adapters of the stream."""
+    ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
     broken, good = await _adapters(verbs, 2)
     malformed = OperationFailure(broken.adapter_id, 1, InvalidField('operation.verb', 'must be set'))
@@ -120,8 +120,8 @@ async def test_other_adapters_of_the_stream_go_on() -> None:
 
 
 async def test_a_malformed_operation_is_told_in_its_turn() -> None:
-    """Results of one adapter come by their numbers, the failure of an unreadable one too."""
-    ports = FakeWorld()
+    """The failure of a malformed operation is returned in the order of the numbers."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
@@ -135,8 +135,8 @@ async def test_a_malformed_operation_is_told_in_its_turn() -> None:
 
 
 async def test_a_failure_that_uses_its_number_up_holds_up_nothing() -> None:
-    """What comes after a step that failed runs."""
-    ports = FakeWorld()
+    """Operations after a failed one run if it used up its number."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.failures.append(LossNotFinite(adapter.adapter_id, 0))
@@ -145,9 +145,9 @@ async def test_a_failure_that_uses_its_number_up_holds_up_nothing() -> None:
     assert list(_errors(results)) == [1]
 
 
-async def test_behind_a_passing_refusal_the_others_wait() -> None:
-    """What may work in a moment is tried again by the sender, and what is behind it runs then."""
-    ports = FakeWorld()
+async def test_operations_after_a_temporary_refusal_wait() -> None:
+    """Operations after a temporary refusal wait for the sender to retry."""
+    ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
     ports.store.failures.append(ServiceUnreachable('checkpoint'))
@@ -160,9 +160,9 @@ async def test_behind_a_passing_refusal_the_others_wait() -> None:
     assert (numbers_of(results, adapter), _errors(results)) == ([1, 2], {})
 
 
-async def test_a_number_that_came_otherwise_ends_the_gap() -> None:
-    """The missing operation may come by another call; the stream sees that it did."""
-    ports = FakeWorld()
+async def test_a_number_sent_by_another_call_closes_the_gap() -> None:
+    """A missing operation that arrives by another call closes the gap."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.failures.append(InvalidField('x', 'is bad'))
@@ -177,8 +177,8 @@ async def test_a_number_that_came_otherwise_ends_the_gap() -> None:
 
 
 async def test_a_full_queue_slows_the_stream_down() -> None:
-    """One operation beyond the tenant's places is read, and no more; nothing is refused, nothing lost."""
-    ports = FakeWorld()
+    """One operation beyond the tenant's slots is read, and the stream then waits without refusing any."""
+    ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=5, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
@@ -193,8 +193,8 @@ async def test_a_full_queue_slows_the_stream_down() -> None:
 
 
 async def test_bytes_slow_the_stream_down_too() -> None:
-    """Large requests are read one at a time where two of them are too much."""
-    ports = FakeWorld()
+    """Large requests are read one at a time if two exceed the byte limit."""
+    ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=100, request_bytes=1000))
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
@@ -202,15 +202,15 @@ async def test_bytes_slow_the_stream_down_too() -> None:
     sender.send(*(operation_of(adapter, number, LrStep(), payload=bytes(600)) for number in range(1, 11)), None)
     reading = asyncio.ensure_future(sender.take(10))
     await let_others_run(500)
-    # The first runs; the next one is the one all others wait for, so it is let in; the third waits for a place.
+    # The first runs; the second is next and therefore urgent, so it is admitted; the third waits for a slot.
     assert sender.read_count <= 3
     ports.trainer.gate.set()
     assert numbers_of(await reading, adapter) == list(range(1, 11))
 
 
 async def test_a_slow_reader_slows_the_stream_down() -> None:
-    """Results that nobody takes are as many as the window and its queue hold."""
-    ports = FakeWorld()
+    """The window and its queue limit the number of pending results of a slow reader."""
+    ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=1000, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
     sender = Sender(verbs)
@@ -222,9 +222,9 @@ async def test_a_slow_reader_slows_the_stream_down() -> None:
     assert numbers_of(results, adapter) == list(range(2, 401))
 
 
-async def test_a_stream_that_is_left_runs_nothing_more_than_what_began() -> None:
-    """Whoever goes away takes what waits along; every place is free again."""
-    ports = FakeWorld()
+async def test_a_disconnected_stream_withdraws_waiting_operations() -> None:
+    """If the caller disconnects, waiting operations are withdrawn and all slots are released."""
+    ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=4, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
@@ -243,9 +243,9 @@ async def test_a_stream_that_is_left_runs_nothing_more_than_what_began() -> None
     assert [result.sequence_number for result in await asyncio.gather(*results)] == [2, 3, 4, 5]
 
 
-async def test_a_call_beside_a_full_queue_is_refused_or_waits_as_asked() -> None:
-    """Who does not wait gets a time to come back; who waits gets a place when one is free."""
-    ports = FakeWorld()
+async def test_a_call_to_a_full_queue_is_refused_or_waits() -> None:
+    """A call to a full queue is refused with a retry time, or waits for a slot if allowed."""
+    ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=2, request_bytes=1 << 20))
     busy, other = await _adapters(verbs, 2)
     ports.trainer.gate.clear()
@@ -255,7 +255,7 @@ async def test_a_call_beside_a_full_queue_is_refused_or_waits_as_asked() -> None
         await execute(verbs, busy, 3, LrStep())
     assert caught.value.retry_after is not None
     patient = asyncio.ensure_future(execute(verbs, busy, 3, LrStep(), is_waiting_allowed=True))
-    # The next number of an adapter is what its others wait for: it is never refused.
+    # The next number of an adapter is urgent and never refused.
     urgent = asyncio.ensure_future(execute(verbs, other, 1, Step()))
     await let_others_run()
     assert not patient.done()

@@ -1,4 +1,4 @@
-"""What an adapter is said to have trained, for whoever counts it, and saves that a quota forbids."""
+"""The trained token count of an adapter, and saves beyond the storage quota."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ LENGTHS = (3, 5, 8)
 
 
 async def create(service: Service) -> None:
-    """Make the adapter, unless a process before did."""
+    """Create the adapter, or return the existing one."""
     command = CreateAdapterRequest(
         request_id='r1',
         base_model=BASE_MODEL,
@@ -32,12 +32,12 @@ async def create(service: Service) -> None:
 
 
 def counted(service: Service) -> int:
-    """Return what is said."""
+    """Return the adapter's trained token count."""
     return service.verbs.directory.get(ALICE, ADAPTER).trained_token_count
 
 
 def script() -> list[Any]:
-    """Return operations that train, step, look and go back: the tokens of all are computed."""
+    """Return operations that train, step, evaluate and undo; the tokens of all of them count."""
     batches = [journals.batch_operation(2 * index + 1, ADAPTER, length=size) for index, size in enumerate(LENGTHS)]
     steps = [journals.step_operation(2 * index + 2, ADAPTER) for index in range(len(LENGTHS))]
     both = [operation for pair in zip(batches, steps, strict=True) for operation in pair]
@@ -49,7 +49,7 @@ TOTAL = sum(len(f['input_ids']) for item in script() for f in getattr(item.verb,
 
 
 async def test_every_token_is_counted_once_whenever_the_service_dies(tmp_path: Path):
-    """Through an undo, repeats and a death at every moment: what counts is what was computed for its operations."""
+    """Every token is counted once across an undo, repeats and a crash at any moment."""
     moment, deaths = 1, 0
     while True:
         journal, store = MemoryJournal(), StrictStore()
@@ -73,7 +73,7 @@ async def test_every_token_is_counted_once_whenever_the_service_dies(tmp_path: P
 
 
 async def test_a_refused_operation_counts_for_nothing():
-    """Nor does one that failed, though it used up its number."""
+    """Refused and failed operations do not count."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)
     first = journals.batch_operation(1, ADAPTER, length=3)
@@ -86,7 +86,7 @@ async def test_a_refused_operation_counts_for_nothing():
 
 
 async def test_a_save_beyond_the_quota_is_refused_and_leaves_its_number():
-    """One that is on record is answered from there, however full the storage is by then."""
+    """A save beyond the quota is refused with its number free; a recorded save is answered from the record."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)
     free = journals.operation(1, ADAPTER, save=wire.Save(name='a'))

@@ -1,4 +1,4 @@
-"""Operations that wait can be found, waited for, followed and cancelled; queues come back with their record."""
+"""Waiting operations can be looked up, awaited, watched and cancelled; queues are restored with their record."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixtures.model_verbs import ALICE, BOB, FakeWorld, create_command, execute, let_others_run, training
+from fixtures.model_verbs import ALICE, BOB, FakePorts, create_request, execute, let_others_run, training
 from services.kit.errors import AdapterNotFound, Cancelled, Draining, InvalidField
 from services.model.application.operations import OperationState
 from services.model.application.service import ModelService
@@ -25,7 +25,7 @@ LONG = timedelta(seconds=1000)
 
 
 async def _adapters(verbs: ModelService, count: int) -> list[Adapter]:
-    return [await verbs.create_adapter(ALICE, create_command(f'r{index}')) for index in range(count)]
+    return [await verbs.create_adapter(ALICE, create_request(f'r{index}')) for index in range(count)]
 
 
 def _start(verbs: ModelService, adapter: Adapter, number: int, verb: Verb) -> 'asyncio.Future[OperationResult]':
@@ -36,12 +36,12 @@ async def _state(verbs: ModelService, adapter: Adapter, number: int) -> Operatio
     return (await verbs.operations.find(ALICE, adapter.adapter_id, number)).state
 
 
-# Finding
+# Looking up
 
 
 async def test_queued_running_done_and_failed_are_told_apart() -> None:
-    """At the scheduler, behind its own adapter's operations, and behind a gap an operation is queued."""
-    ports = FakeWorld()
+    """An operation is queued in the scheduler, behind its adapter's operations, and behind a gap."""
+    ports = FakePorts()
     verbs = ports.verbs()
     first, second = await _adapters(verbs, 2)
     ports.trainer.gate.clear()
@@ -66,8 +66,8 @@ async def test_queued_running_done_and_failed_are_told_apart() -> None:
 
 
 async def test_the_place_in_the_queue_counts_what_is_before() -> None:
-    """Of the own adapter and of the others; the time follows from what earlier ones took."""
-    ports = FakeWorld()
+    """The position counts operations of the same adapter and of others, and the wait follows from earlier durations."""
+    ports = FakePorts()
     verbs = ports.verbs(pass_tokens=64)
     adapters = await _adapters(verbs, 3)
     ports.trainer.gate.clear()
@@ -93,8 +93,8 @@ async def test_the_place_in_the_queue_counts_what_is_before() -> None:
 
 
 async def test_waiting_ends_with_the_operation() -> None:
-    """Who waits is told when it is done, whether it was queued or ran; a refused one is not found."""
-    ports = FakeWorld()
+    """A wait ends with the operation, whether it was queued or running; a refused operation is not found."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
@@ -127,8 +127,8 @@ async def _wait(verbs: ModelService, adapter: Adapter, number: int) -> Any:
 
 
 async def test_cancel_at_the_scheduler_frees_the_number() -> None:
-    """The operation never runs, its caller is told, and another takes its number; those behind it run after that."""
-    ports = FakeWorld()
+    """An operation cancelled in the scheduler never runs and frees its number for another one."""
+    ports = FakePorts()
     verbs = ports.verbs()
     busy, adapter = await _adapters(verbs, 2)
     ports.trainer.gate.clear()
@@ -153,8 +153,8 @@ async def test_cancel_at_the_scheduler_frees_the_number() -> None:
 
 
 async def test_cancel_of_an_early_number() -> None:
-    """What waits for its number is dropped; it may be sent again, with other content."""
-    ports = FakeWorld()
+    """A cancelled early operation may be sent again with other content."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     early = _start(verbs, adapter, 2, Step())
@@ -167,9 +167,9 @@ async def test_cancel_of_an_early_number() -> None:
     assert [verb for _, verb in ports.trainer.ran] == [Step(), ZeroGrad()]
 
 
-async def test_cancel_comes_too_late_for_what_runs_or_ran() -> None:
-    """It says so, and changes nothing; what was never sent is not found."""
-    ports = FakeWorld()
+async def test_cancel_has_no_effect_on_running_or_finished_operations() -> None:
+    """Cancelling a running or finished operation has no effect; an unknown one is not found."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
@@ -186,8 +186,8 @@ async def test_cancel_comes_too_late_for_what_runs_or_ran() -> None:
 
 
 async def test_a_cancelled_operation_is_not_in_the_journal() -> None:
-    """No restart brings it back."""
-    ports = FakeWorld()
+    """A cancelled operation is not in the journal, so a restart does not revive it."""
+    ports = FakePorts()
     verbs = ports.verbs()
     busy, adapter = await _adapters(verbs, 2)
     ports.trainer.gate.clear()
@@ -209,14 +209,14 @@ async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
 
 
 async def test_watch_tells_the_record_and_then_what_comes() -> None:
-    """From any number on, each outcome once, failures in their places, refusals not at all."""
-    ports = FakeWorld()
+    """A watch returns each outcome after a number once, including failures but not refusals."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     for number in (1, 2):
         await execute(verbs, adapter, number, LrStep())
     watch = verbs.operations.watch(ALICE, adapter.adapter_id, after=1)
-    told = await _take(watch, 1)
+    received = await _take(watch, 1)
     following = asyncio.ensure_future(_take(watch, 3))
     await let_others_run()
     ports.trainer.failures += [InvalidField('x', 'is bad'), LossNotFinite(adapter.adapter_id, 0)]
@@ -226,15 +226,15 @@ async def test_watch_tells_the_record_and_then_what_comes() -> None:
         await execute(verbs, adapter, 3, Step())
     for number in (4, 5):
         await execute(verbs, adapter, number, LrStep())
-    told += await following
-    assert [result.sequence_number for result in told] == [2, 3, 4, 5]
-    assert [isinstance(result, OperationFailure) for result in told] == [False, True, False, False]
+    received += await following
+    assert [result.sequence_number for result in received] == [2, 3, 4, 5]
+    assert [isinstance(result, OperationFailure) for result in received] == [False, True, False, False]
     await watch.aclose()
 
 
-async def test_watch_says_where_it_lost_something() -> None:
-    """A watcher that is too slow is told, and holds no memory meanwhile."""
-    ports = FakeWorld()
+async def test_a_slow_watcher_gets_an_error() -> None:
+    """A watcher that falls behind the record gets OperationNotFound, and uses no memory."""
+    ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
     await execute(verbs, adapter, 1, LrStep())
@@ -247,8 +247,8 @@ async def test_watch_says_where_it_lost_something() -> None:
 
 
 async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
-    """Neither a deleted adapter nor a service that drains leaves a watcher waiting."""
-    ports = FakeWorld()
+    """A deleted adapter or a draining service ends its watches."""
+    ports = FakePorts()
     verbs = ports.verbs()
     first, second = await _adapters(verbs, 2)
     watches = [verbs.operations.watch(ALICE, adapter.adapter_id, after=0) for adapter in (first, second)]
@@ -268,8 +268,8 @@ async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
 
 
 async def test_each_waits_its_own_time_for_a_gap() -> None:
-    """One that comes later is not refused with the first; once the missing one came, nobody is."""
-    ports = FakeWorld()
+    """Each operation has its own timeout for a gap, and none is refused once the missing one arrived."""
+    ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.05)
     (adapter,) = await _adapters(verbs, 1)
     early = _start(verbs, adapter, 3, Step())
@@ -283,14 +283,14 @@ async def test_each_waits_its_own_time_for_a_gap() -> None:
 
 
 async def test_a_long_run_is_no_gap() -> None:
-    """While an operation runs, those behind it wait without a limit."""
-    ports = FakeWorld()
+    """Operations behind a running one wait without a limit."""
+    ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.01)
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
     calls = [_start(verbs, adapter, number, LrStep()) for number in (1, 2)]
     with pytest.raises(TimeoutError):
-        # Longer than the timeout for gaps, which must not count here.
+        # Longer than the gap timeout, which must not apply here.
         await asyncio.wait_for(asyncio.shield(calls[1]), 0.05)
     ports.trainer.gate.set()
     await asyncio.gather(*calls)
@@ -309,7 +309,7 @@ def _result(number: int, size_bytes: int = 0) -> OperationResult:
 
 
 def test_a_restored_sequence_goes_on_where_it_was() -> None:
-    """Repeats are answered, changed ones refused, the next number is next."""
+    """A restored sequence answers repeats, refuses changed ones and continues with the next number."""
     entries = [
         RecordEntry(sequence_number=7, fingerprint='f7', outcome=_result(7)),
         RecordEntry(sequence_number=8, fingerprint='f8', outcome=LossNotFinite('a')),
@@ -326,7 +326,7 @@ def test_a_restored_sequence_goes_on_where_it_was() -> None:
 
 
 def test_a_restored_sequence_may_have_no_record() -> None:
-    """Only the last number is known then."""
+    """A sequence can be restored from its last number only."""
     sequence = OperationSequence.restored('a', [], 5)
     assert sequence.action_for(_operation(6, Step(), 'f')) is Action.RUN
     with pytest.raises(OperationNotFound):
@@ -334,7 +334,7 @@ def test_a_restored_sequence_may_have_no_record() -> None:
 
 
 def test_the_record_is_bounded_in_bytes() -> None:
-    """Large results push old ones out; the newest stays whatever its size."""
+    """Large results remove old ones from the record; the newest always stays."""
     sequence = OperationSequence('a')
     for number in range(1, 11):
         sequence.begin(_operation(number, Step(), f'f{number}'))
