@@ -31,7 +31,7 @@ from services.gateway.forwarding.wiring import ModelServices, kind_of, model_ser
 from services.gateway.futures.grpc_trainer import GrpcTrainer
 from services.gateway.futures.limits import LimitedTrainer
 from services.gateway.futures.verbs import FutureVerbs
-from services.gateway.futures.wiring import OpenFutures, Sampling, open_futures
+from services.gateway.futures.wiring import FutureSampling, OpenFutures, open_futures
 from services.gateway.http.open import open_http
 from services.gateway.http.server import HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
@@ -50,7 +50,7 @@ from services.gateway.quotas.wiring import (
 )
 from services.gateway.sampling.limits import SamplingGate
 from services.gateway.sampling.open import open_sampling
-from services.gateway.sampling.sampling_verbs import SamplingVerbs
+from services.gateway.sampling.sampling import Sampling
 from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
 from services.gateway.sessions.create_session import CreateSession
 from services.gateway.sessions.finish_session import FinishSession
@@ -135,10 +135,7 @@ class _Upstreams:
     """The fleet of samplers."""
     channels: ReplicaChannels
     sampler_facts: GrpcFleetFacts
-    sampling: SamplingVerbs
-    """Sampling without quotas."""
-    limited_sampling: SamplingVerbs
-    """Sampling within quotas."""
+    sampling: Sampling
     sampling_gate: SamplingGate
     models: ModelServices
     quotas: OpenQuotas
@@ -205,7 +202,7 @@ def _server(
         get_usage=upstreams.quotas.get_usage,
     )
     fleet_servicer = FleetServicer(open_replicas(config, upstreams.membership))
-    samplers = SamplerHandlers(SamplerServicer(upstreams.limited_sampling))
+    samplers = SamplerHandlers(SamplerServicer(upstreams.sampling))
     facts = _facts(config, upstreams, clock=clock)
     server = RpcServer(
         config,
@@ -249,9 +246,7 @@ def _http_server(
 ) -> HttpServer | None:
     if not config.http_listen:
         return None
-    samplers = FleetSamplers(
-        upstreams.limited_sampling, upstreams.membership, describe=upstreams.sampler_facts.describe
-    )
+    samplers = FleetSamplers(upstreams.sampling, upstreams.membership, describe=upstreams.sampler_facts.describe)
     return open_http(
         config,
         authenticator=KeyAuthenticator(accounts.verifier),
@@ -278,9 +273,9 @@ def _trainer(config: GatewayConfig, upstreams: _Upstreams) -> LimitedTrainer | N
     return LimitedTrainer(trainer, limits.gate, limits.new_adapters, requests=limits.requests)
 
 
-def _sampling(upstreams: _Upstreams) -> Sampling:
+def _sampling(upstreams: _Upstreams) -> FutureSampling:
     weights = GrpcWeightFacts(upstreams.models.lookups)
-    return Sampling(verbs=upstreams.sampling, gate=upstreams.sampling_gate, weights=weights)
+    return FutureSampling(verbs=upstreams.sampling, gate=upstreams.sampling_gate, weights=weights)
 
 
 def _tinker_needs(futures: OpenFutures, upstreams: _Upstreams) -> TinkerNeeds:

@@ -3,16 +3,15 @@
 from collections import OrderedDict
 
 from services.gateway.futures.room import UNBOUNDED, Room
-from services.gateway.futures.rules import Future, FutureState
+from services.gateway.futures.rules import Bounds, Future, FutureState
 from services.gateway.futures.trainer_ports import Trainer
 from services.gateway.quotas.meter import UsageMeter
 from services.gateway.quotas.new_adapters import NewAdapters
 from services.gateway.quotas.requests import QuotaRequests
 from services.gateway.quotas.training import TrainingGate
 from services.gateway.quotas.usage import Work
-from services.gateway.sampling.fair_queue import Places
-from services.gateway.sampling.limits import SamplePlaces, SamplingGate, work_of
-from services.gateway.sampling.rules import BatchOrder, PromptAnswer
+from services.gateway.sampling.limits import SamplingGate, work_of
+from services.gateway.sampling.rules import BatchRequest, PromptResult
 
 SAMPLE_KIND = 'sample'
 """Kind of the futures that are samples."""
@@ -29,7 +28,7 @@ class SampleTally:
         self._works: OrderedDict[str, tuple[str, Work]] = OrderedDict()
         """By future: the run, and what it took."""
 
-    def note(self, future: Future, order: BatchOrder, answer: PromptAnswer) -> None:
+    def note(self, future: Future, order: BatchRequest, answer: PromptResult) -> None:
         """Note what came of a future; what it came to before counts for nothing."""
         self._works[future.future_id] = order.keys[0].run_id, work_of(answer)
         if len(self._works) > _MOST_UNSETTLED:
@@ -47,11 +46,10 @@ class SampleTally:
 class QuotaRoom(Room):
     """A room that holds samples to their tenants' quotas, before anything of them is kept."""
 
-    def __init__(self, places: Places, *, sizes: Places = UNBOUNDED, gate: SamplingGate, samples: SamplePlaces) -> None:
-        """Begin empty; `gate` lets samples in, and those that are in have places among `samples`."""
+    def __init__(self, places: Bounds, *, sizes: Bounds = UNBOUNDED, gate: SamplingGate) -> None:
+        """Begin empty; `gate` admits samples and counts them."""
         super().__init__(places, sizes=sizes)
         self._gate = gate
-        self._samples = samples
 
     def enter(self, future: Future, size_bytes: int = 0) -> None:
         """Let a new future in; one that is in already is never refused.
@@ -68,13 +66,13 @@ class QuotaRoom(Room):
         """Let a future in that was accepted before this process began."""
         super().enter_anyway(future, size_bytes)
         if future.kind == SAMPLE_KIND:
-            self._samples.enter(future.tenant_id, future.future_id)
+            self._gate.enter(future.tenant_id, future.future_id)
 
     def leave(self, future: Future) -> None:
         """Let a future out, for one of those who hold it."""
         super().leave(future)
         if future.kind == SAMPLE_KIND:
-            self._samples.leave(future.tenant_id, future.future_id)
+            self._gate.leave(future.tenant_id, future.future_id)
 
 
 class LimitedTrainer:

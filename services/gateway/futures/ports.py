@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.futures.rules import Future, FutureRequest
 
 
 class FutureStore(Protocol):
@@ -112,7 +112,7 @@ class Executor(Protocol):
 class Futures(Protocol):
     """The verbs of futures, as the APIs use them."""
 
-    async def submit(self, order: FutureOrder) -> Future:
+    async def submit(self, order: FutureRequest) -> Future:
         """Accept a request of the current caller, durably; the same key again returns the same future.
 
         Raises:

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from services.gateway.futures.rules import Future
-from services.gateway.sampling.fair_queue import Places
+from services.gateway.futures.rules import Bounds, Future
 from services.kit.errors import BytesFull, QueueFull
 
-UNBOUNDED = Places(tenant=1 << 62, total=1 << 62)
+UNBOUNDED = Bounds(per_tenant=1 << 62, total=1 << 62)
 
 
 @dataclass
@@ -23,7 +22,7 @@ class Room:
     Whoever enters a future leaves it again; it is counted until the last one has.
     """
 
-    def __init__(self, places: Places, *, sizes: Places = UNBOUNDED) -> None:
+    def __init__(self, places: Bounds, *, sizes: Bounds = UNBOUNDED) -> None:
         """Begin empty.
 
         Args:
@@ -82,8 +81,8 @@ class Room:
         return known.size_bytes if known else 0
 
 
-def _check(own: int, more: int, of_all: int, limits: Places, refusal: type[QueueFull]) -> None:
-    if own + more > limits.tenant:
-        raise refusal(queue_length=own, queue_limit=limits.tenant)
+def _check(own: int, more: int, of_all: int, limits: Bounds, refusal: type[QueueFull]) -> None:
+    if own + more > limits.per_tenant:
+        raise refusal(queue_length=own, queue_limit=limits.per_tenant)
     if of_all + more > limits.total:
         raise refusal(queue_length=of_all, queue_limit=limits.total)

@@ -15,6 +15,14 @@ NOTE_LENGTH = 4096
 """Most characters of a note."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Upper bounds of a resource that tenants share."""
+
+    per_tenant: int
+    total: int
+
+
 class FutureTaken(Exception):
     """Another gateway carries the future out now: this one was taken for dead. What it does to it has no effect."""
 
@@ -31,7 +39,7 @@ class FutureState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FutureOrder:
+class FutureRequest:
     """What is asked to be carried out."""
 
     kind: str
@@ -90,7 +98,7 @@ class Future:
     """The gateway that carries it out, of several on one database; empty: there is but one."""
 
     @classmethod
-    def accepted(cls, order: FutureOrder, *, tenant_id: str, moment: datetime) -> 'Future':
+    def accepted(cls, order: FutureRequest, *, tenant_id: str, moment: datetime) -> 'Future':
         """Return the future of an order that was just accepted."""
         return cls(
             future_id=future_id_of(tenant_id, order.key),
@@ -149,7 +157,7 @@ def future_id_of(tenant_id: str, key: str) -> str:
     return 'fu-' + hashlib.blake2s(f'{tenant_id}\0{key}'.encode(), digest_size=20).hexdigest()
 
 
-def fingerprint_of(order: FutureOrder) -> str:
+def fingerprint_of(order: FutureRequest) -> str:
     """Return a digest of all that an order asks for."""
     digest = hashlib.blake2b(digest_size=20)
     note = '' if order.is_note_free else order.note

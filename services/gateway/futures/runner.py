@@ -17,10 +17,10 @@ from services.gateway.errors import PayloadLost, PositionMissing, PositionPassed
 from services.gateway.futures.lane import Place
 from services.gateway.futures.lanes import Lanes
 from services.gateway.futures.ports import Executor
-from services.gateway.futures.rules import Future, FutureTaken
+from services.gateway.futures.queue import FutureQueue, never
+from services.gateway.futures.rules import Bounds, Future, FutureTaken
 from services.gateway.futures.world import World
-from services.gateway.sampling.fair_queue import Places, equal_weight, nobody
-from services.gateway.sampling.fair_queues import FairQueues
+from services.gateway.sampling.slots import equal_weight
 from services.kit.errors import Cancelled, DomainError, Internal, NotSupportedHere
 from services.kit.failpoints import reach
 
@@ -33,12 +33,12 @@ Outcome = bytes | DomainError
 class RunnerLimits:
     """How much runs at a time of each base model, and how long a lane waits for what is missing."""
 
-    lanes: Places
-    unordered: Places
+    lanes: Bounds
+    unordered: Bounds
     patience: timedelta
     weight_of: Callable[[str], float] = equal_weight
     """Of a tenant, in both."""
-    is_held: Callable[[str], bool] = nobody
+    is_held: Callable[[str], bool] = never
     """Whether futures of a tenant's lanes begin later: they hold neither places nor memory until then."""
     look: timedelta = timedelta(seconds=1)
     """Between two looks whether tenants are still held."""
@@ -60,8 +60,8 @@ class Runner:
         self._lanes = Lanes(
             world.store, world.persistence, patience=limits.patience, is_shared=world.peers is not None, turns=self
         )
-        self._ordered = FairQueues(limits.lanes, weight_of=limits.weight_of, is_held=limits.is_held)
-        self._unordered = FairQueues(limits.unordered, weight_of=limits.weight_of)
+        self._ordered = FutureQueue(limits.lanes, weight_of=limits.weight_of, is_held=limits.is_held)
+        self._unordered = FutureQueue(limits.unordered, weight_of=limits.weight_of)
         self._known: dict[str, Future] = {}
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._cancelled: set[str] = set()
@@ -117,7 +117,7 @@ class Runner:
             return
         self._cancelled.add(future_id)
         task = self._running.get(future_id)
-        if task is None and self._unordered.drop(future):
+        if task is None and self._unordered.remove(future):
             self._do(self._settle_apart(future, Cancelled()))
         if task is not None and await self._executors[future.kind].stop(future):
             task.cancel()
@@ -168,7 +168,7 @@ class Runner:
 
     def _plan_look(self) -> None:
         """See to it that those begin who are held now: nothing tells when they no longer are."""
-        if self._next_look is None and self._ordered.is_anybody_held:
+        if self._next_look is None and self._ordered.has_held:
             self._next_look = asyncio.get_running_loop().call_later(self._limits.look.total_seconds(), self._look)
 
     def _look(self) -> None:
@@ -211,7 +211,7 @@ class Runner:
     async def _settle_in_turn(self, future: Future, outcome: Outcome) -> None:
         await self._settle(future, outcome)
         queue = self._ordered if future.lane else self._unordered
-        queue.give_back(future)
+        queue.release(future)
         if future.lane:
             self._lanes.end(future)
         self._begin_more()

@@ -7,6 +7,7 @@ a seed the same one, and nobody saw the first.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -15,18 +16,39 @@ from services.gateway.futures.passing import is_passing
 from services.gateway.futures.persistence import Persistence
 from services.gateway.futures.rules import Future
 from services.gateway.sampling.handles import SamplingHandles
-from services.gateway.sampling.rules import BatchOrder, PromptAnswer
-from services.gateway.sampling.sample_task import SampleTask
+from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.caller import Caller
 from services.kit.errors import DomainError, ServiceUnreachable
 
 PATIENCE = timedelta(minutes=30)
+_LENGTH_BYTES = 2
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """Payload of a sampling future: one prompt, to be completed."""
+
+    handle_id: str
+    """Handle of the weights; empty: the request names them."""
+    request: bytes
+    """Serialized SampleBatchRequest of one prompt; it names no weights where a handle does."""
+
+    def to_bytes(self) -> bytes:
+        """Return the serialized payload: the length of the handle's id, the id and the request."""
+        name = self.handle_id.encode()
+        return len(name).to_bytes(_LENGTH_BYTES, 'big') + name + self.request
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> 'SampleTask':
+        """Return the task that `to_bytes` serialized."""
+        end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], 'big')
+        return cls(data[_LENGTH_BYTES:end].decode(), data[end:])
 
 
 class BatchVerb(Protocol):
     """Completes prompts, as `sample_batch.SampleBatch` does."""
 
-    def __call__(self, caller: Caller, order: BatchOrder) -> AsyncGenerator[PromptAnswer, None]:
+    def __call__(self, caller: Caller, request: BatchRequest) -> AsyncGenerator[PromptResult, None]:
         """Yield an answer for each prompt."""
         ...
 
@@ -34,7 +56,7 @@ class BatchVerb(Protocol):
 class MakeOrder(Protocol):
     """Makes the order that a request is."""
 
-    def __call__(self, request: bytes, *, base_model: str, wish: AdapterRequest | None) -> BatchOrder:
+    def __call__(self, request: bytes, /, *, base_model: str, wish: AdapterRequest | None) -> BatchRequest:
         """Return the order for these weights; without a base model, for those that the request names."""
         ...
 
@@ -68,7 +90,7 @@ class SamplePrompt:
         self._persistence = persistence
         self._acting_for = acting_for
         self._patience_seconds = patience.total_seconds()
-        self.note: Callable[[Future, BatchOrder, PromptAnswer], None] | None = None
+        self.note: Callable[[Future, BatchRequest, PromptResult], None] | None = None
         """Is told what came of a future, before that is settled; nobody is."""
 
     async def __call__(self, future: Future, payload: bytes) -> bytes:
@@ -106,5 +128,5 @@ class SamplePrompt:
             async for answer in answers:
                 if self.note is not None:
                     self.note(future, order, answer)
-                return answer.raw
+                return answer.message
         raise ServiceUnreachable('sampler')

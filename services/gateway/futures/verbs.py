@@ -7,12 +7,14 @@ from functools import partial
 
 from services.gateway.errors import FutureExpired, FutureNotFound
 from services.gateway.futures.news import News, NewsKind
-from services.gateway.futures.rules import Future, FutureOrder, FutureState
+from services.gateway.futures.rules import Future, FutureRequest, FutureState
 from services.gateway.futures.runner import Runner
 from services.gateway.futures.world import World
 from services.kit.errors import Draining
 from services.kit.failpoints import reach
 
+_PUBLISH_SECONDS = 60.0
+"""Longest wait for a version to be published."""
 _LARGE_BYTES = 1 << 18
 """A payload whose digest is made in a thread: more would hold up the event loop."""
 
@@ -41,7 +43,7 @@ class FutureVerbs:
         former, self._runner, self._owner = self._runner, self._runner.anew(), owner
         await former.close()
 
-    async def submit(self, order: FutureOrder) -> Future:
+    async def submit(self, order: FutureRequest) -> Future:
         """Accept a request of the current caller, durably; the same key again returns the same future.
 
         Raises:
@@ -86,6 +88,16 @@ class FutureVerbs:
                 await asyncio.wait({news}, timeout=left)
                 if news.done() and (told := news.result()) is not None:
                     return told
+
+    async def published_result(self, future_id: str) -> bytes | None:
+        """Wait up to a minute for a future of the caller and return its result; None if it is not finished.
+
+        Raises:
+            FutureNotFound, FutureExpired: See `wait`.
+            DomainError: The error that the future failed with.
+        """
+        future = await self.wait(future_id, seconds=_PUBLISH_SECONDS)
+        return await self.result(future) if future.is_finished else None
 
     async def payload(self, future: Future) -> bytes:
         """Return what was asked, of a future that is not finished.
@@ -168,7 +180,7 @@ class FutureVerbs:
                 await asyncio.wait(late, timeout=self._last_seconds)
         await self._runner.close()
 
-    async def _future_of(self, order: FutureOrder) -> Future:
+    async def _future_of(self, order: FutureRequest) -> Future:
         world = self._world
         make = partial(Future.accepted, order, tenant_id=world.caller().tenant_id, moment=world.clock.now())
         future = await asyncio.to_thread(make) if len(order.payload) > _LARGE_BYTES else make()

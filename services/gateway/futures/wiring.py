@@ -19,17 +19,18 @@ from services.gateway.futures.peers import make_peers, sharing
 from services.gateway.futures.persistence import Persistence
 from services.gateway.futures.ports import Executor
 from services.gateway.futures.refuse import REFUSED, Refuse
+from services.gateway.futures.rules import Bounds
 from services.gateway.futures.runner import Runner, RunnerLimits
 from services.gateway.futures.sample import SamplePrompt
 from services.gateway.futures.trainer_ports import Trainer
 from services.gateway.futures.verbs import FutureVerbs
 from services.gateway.futures.world import World
 from services.gateway.quotas.wiring import OpenQuotas
-from services.gateway.sampling.convert import order_for_weights
-from services.gateway.sampling.fair_queue import Places
-from services.gateway.sampling.handles import SamplingHandles, WeightFacts
+from services.gateway.sampling.convert import batch_request_for_weights
+from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sampling.limits import SamplingGate
-from services.gateway.sampling.sampling_verbs import SamplingVerbs
+from services.gateway.sampling.ports import WeightFacts
+from services.gateway.sampling.sampling import Sampling
 from services.gateway.sampling.sql import SqlHandleStore
 from services.gateway.store.database import Database
 from services.kit.byte_gate import ByteGate
@@ -50,11 +51,10 @@ class OpenFutures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """What carries out futures that sample."""
+class FutureSampling:
+    """Parts that run futures that sample."""
 
-    verbs: SamplingVerbs
-    """Sampling without quotas."""
+    verbs: Sampling
     gate: SamplingGate
     weights: WeightFacts
 
@@ -65,7 +65,7 @@ async def open_futures(
     database: Database,
     *,
     trainer: Trainer | None,
-    sampling: Sampling,
+    sampling: FutureSampling,
     quotas: OpenQuotas,
     clock: Clock,
 ) -> AsyncIterator[OpenFutures]:
@@ -100,9 +100,11 @@ async def open_futures(
         executors['delete_adapter'] = DeleteAdapter(trainer, world.store, world.persistence)
         executors['execute'] = ExecuteOperation(trainer, world.store, world.persistence)
     verbs = FutureVerbs(world, Runner(world, executors, _limits(options, quotas)))
-    handles = SamplingHandles(SqlHandleStore(database), sampling.weights, verbs, caller=current_caller, clock=clock)
+    handles = SamplingHandles(
+        SqlHandleStore(database), sampling.weights, verbs.published_result, caller=current_caller, clock=clock
+    )
     sample = SamplePrompt(
-        sampling.verbs.sample_batch, handles, order_for_weights, world.persistence, acting_for=acting_for
+        sampling.verbs.complete, handles, batch_request_for_weights, world.persistence, acting_for=acting_for
     )
     sample.note = tally.note
     executors[SAMPLE_KIND] = sample
@@ -120,10 +122,9 @@ async def open_futures(
 
 def _room(options: FuturesConfig, gate: SamplingGate) -> QuotaRoom:
     return QuotaRoom(
-        Places(tenant=options.waiting_per_tenant, total=options.waiting),
-        sizes=Places(tenant=options.waiting_bytes_per_tenant, total=options.waiting_bytes),
+        Bounds(per_tenant=options.waiting_per_tenant, total=options.waiting),
+        sizes=Bounds(per_tenant=options.waiting_bytes_per_tenant, total=options.waiting_bytes),
         gate=gate,
-        samples=gate.places,
     )
 
 
@@ -133,8 +134,8 @@ def _memory(options: FuturesConfig) -> ByteGate:
 
 def _limits(options: FuturesConfig, quotas: OpenQuotas) -> RunnerLimits:
     return RunnerLimits(
-        lanes=Places(tenant=options.lanes_per_tenant, total=options.lanes),
-        unordered=Places(tenant=options.unordered_per_tenant, total=options.unordered),
+        lanes=Bounds(per_tenant=options.lanes_per_tenant, total=options.lanes),
+        unordered=Bounds(per_tenant=options.unordered_per_tenant, total=options.unordered),
         patience=options.gap,
         weight_of=quotas.book.weight_of,
         is_held=quotas.rates.is_owing,

@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 from services.gateway.errors import NoReplica
 from services.gateway.fleet.members import Membership
-from services.gateway.sampling.convert import describe_order_from_bytes, sample_order_from_bytes
-from services.gateway.sampling.sampling_verbs import SamplingVerbs
+from services.gateway.sampling.convert import describe_request_from_bytes, sample_request_from_bytes
+from services.gateway.sampling.sampling import Sampling
 from services.kit.caller import Caller
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.server.v1 import server_service_pb2
@@ -24,7 +24,7 @@ class FleetSamplers:
 
     def __init__(
         self,
-        sampling: SamplingVerbs,
+        sampling: Sampling,
         membership: Membership,
         *,
         describe: Callable[[], Awaitable[server_service_pb2.ServiceInfo]],
@@ -46,10 +46,10 @@ class FleetSamplers:
         Raises:
             DomainError: An error of the SamplerService contract.
         """
-        order = sample_order_from_bytes(request.SerializeToString())
+        order = sample_request_from_bytes(request.SerializeToString())
         async with aclosing(self._sampling.sample(caller, order)) as responses:
             async for response in responses:
-                yield wire.SampleResponse.FromString(response.raw)
+                yield wire.SampleResponse.FromString(response.message)
 
     async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
         """Return the text of tokens.
@@ -57,8 +57,8 @@ class FleetSamplers:
         Raises:
             DomainError: An error of the SamplerService contract.
         """
-        order = describe_order_from_bytes(request.SerializeToString())
-        return wire.DescribeTokensResponse.FromString(await self._sampling.routed_call(caller, order))
+        order = describe_request_from_bytes(request.SerializeToString())
+        return wire.DescribeTokensResponse.FromString(await self._sampling.call_one(caller, order))
 
     def base_model_names(self) -> Sequence[str]:
         """Return the names of the base models that can be sampled, sorted; recently lost replicas count.

@@ -1,3 +1,3 @@
-"""Sampling requests: dispatch to a sampler, failover, batches and fair slots."""
+"""Sampling over the fleet: routing, failover, fair slots, quotas, and handles of the weights to sample from."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Sampling requests as orders: parsed once, for routing alone. Their fields are the samplers' to check."""
+"""Requests and responses of the sampler contract. Requests are parsed once, for routing; samplers check the fields."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import grpc
 
 from services.gateway.fleet.routing import AdapterRequest, RouteKey, block_keys
 from services.gateway.fleet.rules import ResidentAdapter
-from services.gateway.sampling.rules import MAX_SEQUENCES, BatchOrder, RoutedOrder, SampleOrder
+from services.gateway.sampling.rules import MAX_SEQUENCES, BatchRequest, RoutedRequest, SampleRequest
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import MAX_ID_LENGTH, duration_from_proto, duration_to_proto, text_from_proto
 from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
@@ -18,22 +18,22 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)
 _VERSION_WAIT = timedelta(seconds=30)
-"""How long a sampler may wait for a version of which it has not heard."""
+"""Longest wait of a sampler for a version that was not announced to it yet."""
 
 
-def sample_order_from_bytes(request: bytes) -> SampleOrder:
-    """Return the order that the bytes of a SampleRequest are.
+def sample_request_from_bytes(raw: bytes) -> SampleRequest:
+    """Return the request in a serialized SampleRequest.
 
     Raises:
-        DecodeError: they are none.
-        InvalidField: the request says that another sampler began it, which only the gateway may.
+        DecodeError: The bytes are no such message.
+        InvalidField: The request continues another one, which only the gateway may do.
     """
-    message = wire.SampleRequest.FromString(request)
+    message = wire.SampleRequest.FromString(raw)
     if message.continued:
-        raise InvalidField('continued', 'is for services of this deployment; the gateway continues by itself')
+        raise InvalidField('continued', 'is for services of this deployment; the gateway continues requests itself')
     adapter = wish_from_proto(message.adapter) if message.HasField('adapter') else None
-    return SampleOrder(
-        request=request,
+    return SampleRequest(
+        message=raw,
         request_id=text_from_proto(message.request_id, 'request_id', limit=MAX_ID_LENGTH),
         key=RouteKey(
             base_model=message.base_model,
@@ -44,21 +44,21 @@ def sample_order_from_bytes(request: bytes) -> SampleOrder:
     )
 
 
-def batch_order_from_bytes(request: bytes) -> BatchOrder:
-    """Return the order that the bytes of a SampleBatchRequest are.
+def batch_request_from_bytes(raw: bytes) -> BatchRequest:
+    """Return the request in a serialized SampleBatchRequest.
 
     Raises:
-        DecodeError: they are none.
-        InvalidField: there is no prompt.
+        DecodeError: The bytes are no such message.
+        InvalidField: The batch has no prompts.
     """
-    message = wire.SampleBatchRequest.FromString(request)
+    message = wire.SampleBatchRequest.FromString(raw)
     if not message.prompts:
         raise InvalidField('prompts', 'is empty; give at least one')
     adapter = wish_from_proto(message.adapter) if message.HasField('adapter') else None
     weight = sequence_count(message.params)
     blocks = (prompt_blocks(prompt, base_model=message.base_model, adapter=adapter) for prompt in message.prompts)
-    return BatchOrder(
-        request=request,
+    return BatchRequest(
+        message=raw,
         request_id=text_from_proto(message.request_id, 'request_id', limit=MAX_ID_LENGTH),
         keys=tuple(
             RouteKey(base_model=message.base_model, adapter=adapter, blocks=keys, weight=weight) for keys in blocks
@@ -67,31 +67,31 @@ def batch_order_from_bytes(request: bytes) -> BatchOrder:
     )
 
 
-def order_for_weights(request: bytes, *, base_model: str, wish: AdapterRequest | None) -> BatchOrder:
-    """Return the order of a SampleBatchRequest for these weights; without a base model, for those that it names."""
+def batch_request_for_weights(raw: bytes, *, base_model: str, wish: AdapterRequest | None) -> BatchRequest:
+    """Return the request in a serialized SampleBatchRequest, with its weights replaced unless `base_model` is empty."""
     if not base_model:
-        return batch_order_from_bytes(request)
-    message = wire.SampleBatchRequest.FromString(request)
+        return batch_request_from_bytes(raw)
+    message = wire.SampleBatchRequest.FromString(raw)
     message.base_model = base_model
     if wish is not None:
         message.adapter.CopyFrom(_wish_to_proto(wish))
-    return batch_order_from_bytes(message.SerializeToString())
+    return batch_request_from_bytes(message.SerializeToString())
 
 
-def score_order_from_bytes(request: bytes) -> BatchOrder:
-    """Return the order that the bytes of a ComputeLogprobsRequest are.
+def score_request_from_bytes(raw: bytes) -> BatchRequest:
+    """Return the request in a serialized ComputeLogprobsRequest.
 
     Raises:
-        DecodeError: they are none.
-        InvalidField: there is no sequence.
+        DecodeError: The bytes are no such message.
+        InvalidField: The request has no sequences.
     """
-    message = wire.ComputeLogprobsRequest.FromString(request)
+    message = wire.ComputeLogprobsRequest.FromString(raw)
     if not message.token_ids:
         raise InvalidField('token_ids', 'is empty; give at least one sequence')
     adapter = wish_from_proto(message.adapter) if message.HasField('adapter') else None
     name = adapter.adapter_id if adapter else ''
-    return BatchOrder(
-        request=request,
+    return BatchRequest(
+        message=raw,
         keys=tuple(
             RouteKey(
                 base_model=message.base_model,
@@ -106,57 +106,57 @@ def score_order_from_bytes(request: bytes) -> BatchOrder:
     )
 
 
-def load_order_from_bytes(request: bytes) -> RoutedOrder:
-    """Return the order that the bytes of a LoadAdapterRequest are.
+def load_request_from_bytes(raw: bytes) -> RoutedRequest:
+    """Return the request in a serialized LoadAdapterRequest.
 
     Raises:
-        DecodeError: they are none.
+        DecodeError: The bytes are no such message.
     """
-    message = wire.LoadAdapterRequest.FromString(request)
+    message = wire.LoadAdapterRequest.FromString(raw)
     key = RouteKey(base_model='', adapter=wish_from_proto(message.adapter))
-    return RoutedOrder(method='LoadAdapter', request=request, key=key)
+    return RoutedRequest(method='LoadAdapter', message=raw, key=key)
 
 
-def describe_order_from_bytes(request: bytes) -> RoutedOrder:
-    """Return the order that the bytes of a DescribeTokensRequest are.
+def describe_request_from_bytes(raw: bytes) -> RoutedRequest:
+    """Return the request in a serialized DescribeTokensRequest.
 
     Raises:
-        DecodeError: they are none.
+        DecodeError: The bytes are no such message.
     """
-    message = wire.DescribeTokensRequest.FromString(request)
-    return RoutedOrder(method='DescribeTokens', request=request, key=RouteKey(base_model=message.base_model))
+    message = wire.DescribeTokensRequest.FromString(raw)
+    return RoutedRequest(method='DescribeTokens', message=raw, key=RouteKey(base_model=message.base_model))
 
 
-def joined_scores(scores: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:
-    """Return one ComputeLogprobsResponse for the answers of several samplers, in request order."""
-    answers = list(scores)
-    if len(answers) == 1:
-        return answers[0][1]
+def join_scores(scores: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:
+    """Merge the ComputeLogprobsResponses of several samplers into one, in the order of the request."""
+    responses = list(scores)
+    if len(responses) == 1:
+        return responses[0][1]
     placed = {
         position: item
-        for positions, raw in answers
+        for positions, raw in responses
         for position, item in zip(positions, wire.ComputeLogprobsResponse.FromString(raw).sequences, strict=True)
     }
     return wire.ComputeLogprobsResponse(sequences=[placed[position] for position in sorted(placed)]).SerializeToString()
 
 
-def dropped_in_all(answers: Iterable[bytes]) -> bytes:
-    """Return one ResetPrefixCacheResponse for those of several samplers."""
-    counts = (wire.ResetPrefixCacheResponse.FromString(raw).dropped_token_count for raw in answers)
+def join_resets(responses: Iterable[bytes]) -> bytes:
+    """Merge the ResetPrefixCacheResponses of several samplers into one."""
+    counts = (wire.ResetPrefixCacheResponse.FromString(raw).dropped_token_count for raw in responses)
     return wire.ResetPrefixCacheResponse(dropped_token_count=sum(counts)).SerializeToString()
 
 
 def residents_to_proto(adapters: Iterable[ResidentAdapter], *, next_page_token: str) -> bytes:
-    """Return a page of versions."""
+    """Return a serialized page of adapter versions."""
     messages = [engine_pb2.ResidentAdapter(**vars(item)) for item in adapters]
     return wire.ListResidentAdaptersResponse(adapters=messages, next_page_token=next_page_token).SerializeToString()
 
 
 def interval_from_proto(request: wire.WatchLoadRequest) -> timedelta:
-    """Return how often the load is to be told.
+    """Return the interval of load reports; the default is one second.
 
     Raises:
-        InvalidField: more often than every 100 ms, or less than every hour.
+        InvalidField: The interval is below 100 ms or above one hour.
     """
     if not request.HasField('interval'):
         return timedelta(seconds=1)
@@ -164,13 +164,13 @@ def interval_from_proto(request: wire.WatchLoadRequest) -> timedelta:
 
 
 def is_version_open(message: sampling_pb2.AdapterRef) -> bool:
-    """Whether samplers may understand different versions by it."""
+    """Return whether samplers may resolve the reference to different versions."""
     is_named = bool(message.adapter_id)
     return is_named and message.WhichOneof('version') in {None, 'at_least'}
 
 
 def wish_from_proto(message: sampling_pb2.AdapterRef) -> AdapterRequest:
-    """Return the weights that are asked for."""
+    """Return the weights that the reference names."""
     match message.WhichOneof('version'):
         case 'exact':
             return AdapterRequest(adapter_id=message.adapter_id, exact=message.exact)
@@ -196,7 +196,7 @@ def _wish_to_proto(wish: AdapterRequest) -> sampling_pb2.AdapterRef:
 
 
 def prompt_blocks(prompt: sampling_pb2.Prompt, *, base_model: str, adapter: AdapterRequest | None) -> tuple[int, ...]:
-    """Return the keys of a prompt's prefixes. Those of a chat grow with its turns."""
+    """Return the keys of a prompt's prefixes. The keys of a chat stay valid when it grows by a turn."""
     match prompt.WhichOneof('content'):
         case 'token_ids':
             data = prompt.token_ids.data
@@ -210,11 +210,11 @@ def prompt_blocks(prompt: sampling_pb2.Prompt, *, base_model: str, adapter: Adap
 
 
 def sequence_count(params: sampling_pb2.SamplingParams) -> int:
-    """Return how many sequences a prompt makes; a count that its sampler will refuse is cut to what is legal."""
+    """Return the number of sequences per prompt, clamped to the legal range; the sampler refuses other numbers."""
     return min(max(params.sample_count, 1), MAX_SEQUENCES) if params.HasField('sample_count') else 1
 
 
 def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    """Return when the caller's patience ends, on the event loop's clock; None where it does not."""
+    """Return the deadline of a call on the event loop's clock; None for no deadline."""
     left: Any = context.time_remaining()
     return None if left is None else asyncio.get_running_loop().time() + float(left)

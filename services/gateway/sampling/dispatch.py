@@ -1,29 +1,115 @@
-"""The steps that all sampling verbs share: find a replica, go on after one failed, wait for one to come."""
+"""Choice of a replica for each request, and failover: which errors another replica may cure, and how long to wait."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 
 import structlog
 
-from services.gateway.errors import CheckpointStreamLost, NoReplica
+from services.gateway.errors import CheckpointStreamLost, NoReplica, ReplicaNotReached
 from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey, candidates
 from services.gateway.fleet.rules import Replica
-from services.gateway.sampling.failover import MOST_BAD_ENDS, Attempt, Verdict, verdict_on
-from services.gateway.sampling.fair_shares import equal_weight
-from services.gateway.sampling.turns import Place, Turns
-from services.kit.errors import BaseModelNotFound, DeadlinePassed, DomainError, Draining, ServiceUnreachable
+from services.gateway.sampling.slots import ReplicaSlots, Slot, equal_weight
+from services.kit.errors import BaseModelNotFound, Code, DeadlinePassed, DomainError, Draining, ServiceUnreachable
 
-_log = structlog.get_logger('dispatch')
+MAX_BREAKDOWNS = 3
+"""Samplers in a row that a request may break without a new token: the request itself may be the cause."""
+_REFUSALS = frozenset({'ENGINE_PAUSED', 'QUEUE_FULL', 'DRAINING'})
+"""The sampler works and does not accept the request now; another sampler may."""
+_TRANSIENT_WHEN_STARTED = frozenset({'ID_TAKEN', 'VERSION_NOT_READY'})
+"""Errors that pass when a started request moves: its former attempt ends soon, its version arrives soon."""
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 1.0
-_MOST_DOUBLINGS = 10
+_MAX_DOUBLINGS = 10
+
+_log = structlog.get_logger('dispatch')
+
+
+class Verdict(Enum):
+    """Meaning of a sampler's error for the request."""
+
+    FINAL = 'final'
+    """The error goes to the caller."""
+    REFUSED = 'refused'
+    """Another sampler may accept the request; if none does, the refusal goes to the caller."""
+    BROKEN = 'broken'
+    """The sampler failed while it had the request."""
+    UNREACHED = 'unreached'
+    """The sampler never had the request."""
+
+
+def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
+    """Return the meaning of a sampler's error.
+
+    Args:
+        error: Error of the sampler, or ServiceUnreachable where the connection failed.
+        is_started: Whether part of the response was delivered.
+    """
+    if isinstance(error, ReplicaNotReached):
+        return Verdict.UNREACHED
+    if error.reason == 'SERVICE_UNREACHABLE':
+        return Verdict.BROKEN
+    if error.reason in _REFUSALS or (is_started and error.reason in _TRANSIENT_WHEN_STARTED):
+        return Verdict.REFUSED
+    if error.code in {Code.INTERNAL, Code.CANCELLED, Code.UNKNOWN}:
+        return Verdict.BROKEN
+    return Verdict.FINAL
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """State of a request on its way through the fleet."""
+
+    key: RouteKey
+    tenant_id: str = ''
+    """Tenant that sent the request."""
+    deadline: float | None = None
+    """Time on the event loop's clock; None for no deadline."""
+    tried: set[str] = field(default_factory=set[str])
+    """Replicas that failed since the request last made progress or waited."""
+    is_started: bool = False
+    """Whether part of the response was delivered; a started request waits longer for a replica."""
+    has_tokens: bool = False
+    """Whether a token was delivered."""
+    breakdowns: int = 0
+    """Samplers in a row that broke with the request, without a token in between."""
+    refusal: DomainError | None = None
+    """Refusal of the last replica; None where it failed otherwise."""
+    wait_count: int = 0
+    """Number of waits for a replica since the request last made progress."""
+    is_answering: bool = False
+    """Whether the current replica delivered tokens."""
+    give_up_at: float | None = None
+    """Time on the event loop's clock at which the request stops waiting; None while it does not wait."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether only the replica that started the response can continue it.
+
+        A checkpoint's path may be overwritten, so that another replica may load other weights.
+        """
+        return self.has_tokens and self.key.adapter is not None and self.key.adapter.is_checkpoint
+
+    def start(self) -> None:
+        """Record that part of the response exists: the longer wait for a replica begins now."""
+        if not self.is_started:
+            self.is_started, self.give_up_at = True, None
+
+    def advance(self, *, has_tokens: bool) -> None:
+        """Record that a replica responds, with a token or with something else."""
+        self.start()
+        if has_tokens:
+            self.is_answering = self.has_tokens = True
+            self.tried.clear()
+            self.breakdowns, self.wait_count, self.give_up_at = 0, 0, None
 
 
 class Dispatch:
-    """Finds replicas for requests."""
+    """Finds a replica for each request."""
 
     def __init__(
         self,
@@ -34,33 +120,33 @@ class Dispatch:
         waiting_per_tenant: int = 1024,
         weight_of: Callable[[str], float] = equal_weight,
     ) -> None:
-        """Choose replicas.
+        """Create a dispatcher over the fleet.
 
         Args:
-            membership: whom to choose from.
-            replica_wait: how long an answer that was begun waits for one.
-            begin_wait: how long a new request does.
-            waiting_per_tenant: requests of a tenant that may wait for a replica that is busy.
-            weight_of: returns a tenant's weight as it is now, above 0, by which turns at a replica are shared.
+            membership: Replicas to choose from.
+            replica_wait: Longest wait for a replica of a request whose response has started.
+            begin_wait: Longest wait for a replica of a new request.
+            waiting_per_tenant: Most requests of a tenant that may wait for a busy replica.
+            weight_of: Returns a tenant's current weight, above 0, which sets its share of a replica's slots.
         """
         self.membership = membership
-        self._turns = Turns(waiting_per_tenant=waiting_per_tenant, weight_of=weight_of)
-        membership.on_change(lambda: self._turns.keep_only(membership.ready_ids()))
+        self.slots = ReplicaSlots(waiting_per_tenant=waiting_per_tenant, weight_of=weight_of)
+        membership.on_change(lambda: self.slots.keep_only(membership.ready_ids()))
         self._wait_seconds = replica_wait.total_seconds()
         self._begin_seconds = begin_wait.total_seconds()
 
     async def find(self, attempt: Attempt) -> Replica:
         """Return the replica to try next.
 
-        Where none is left a request waits for one: a new one for a moment, one that was begun longer. A new one
-        does not where all refused it, or where there was never anybody who could come back.
+        Without one, a started request waits longer than a new one. A new request does not wait if all replicas
+        refused it, or if no replica was ever registered.
 
         Raises:
-            NoReplica: there is none, or none came in time.
-            BaseModelNotFound: replicas there are, none of them for this base model.
-            DeadlinePassed: the caller waits no longer.
-            Draining: there is none, and this gateway is about to stop.
-            DomainError: how the last sampler refused it, where all did.
+            NoReplica: No replica is there, or none came in time.
+            BaseModelNotFound: There are replicas, but none serves this base model.
+            DeadlinePassed: The deadline passed while the request waited.
+            Draining: No replica is there, and this gateway is stopping.
+            DomainError: The last sampler's refusal, where all refused.
         """
         while True:
             if replica := self.membership.find_for(attempt.key, excluded=attempt.tried):
@@ -71,37 +157,37 @@ class Dispatch:
             attempt.tried.clear()
 
     @contextmanager
-    def place(self, replica: Replica, attempt: Attempt, weight: int) -> Iterator[Place]:
-        """Have a place for `weight` sequences at a replica during the block, which count as running there."""
+    def reserve(self, replica: Replica, attempt: Attempt, sequence_count: int) -> Iterator[Slot]:
+        """Reserve a slot at a replica for the duration of the block, and count its sequences as running there."""
         with (
-            self.membership.working(replica, weight),
-            self._turns.place(replica, attempt.tenant_id, weight) as place,
+            self.membership.working(replica, sequence_count),
+            self.slots.reserve(replica, attempt.tenant_id, sequence_count) as slot,
         ):
-            yield place
+            yield slot
 
-    def failed(self, attempt: Attempt, replica: Replica, error: DomainError) -> None:
-        """Take note that a replica failed with a request; return where another one may be tried.
+    def record_failure(self, attempt: Attempt, replica: Replica, error: DomainError) -> None:
+        """Record that a replica failed a request; return where another replica may be tried.
 
         Raises:
-            DomainError: `error`, where the caller is to hear it.
+            DomainError: `error`, where the caller must see it.
         """
-        verdict = verdict_on(error, is_begun=attempt.is_begun)
+        verdict = verdict_on(error, is_started=attempt.is_started)
         if verdict is Verdict.FINAL:
             raise error
         attempt.is_answering = False
         attempt.tried.add(replica.replica_id)
         attempt.refusal = error if verdict is Verdict.REFUSED else None
-        attempt.bad_ends += verdict is Verdict.BROKEN
+        attempt.breakdowns += verdict is Verdict.BROKEN
         if isinstance(error, ServiceUnreachable) or error.reason == 'SERVICE_UNREACHABLE':
             self.membership.fleet.note_failure(replica.replica_id)
         _log.info('sampler failed', replica=replica.replica_id, reason=error.reason, verdict=verdict.value)
         if attempt.is_bound:
             raise CheckpointStreamLost('sampler') from error
-        if attempt.bad_ends >= MOST_BAD_ENDS:
+        if attempt.breakdowns >= MAX_BREAKDOWNS:
             raise error
 
-    def missing(self, key: RouteKey) -> DomainError:
-        """Return the error that says that nobody is there for a request."""
+    def unavailable(self, key: RouteKey) -> DomainError:
+        """Return the error for a request that no replica can serve."""
         known = {name for item in self.membership.fleet.replicas() for name in item.report.base_models}
         serving = self.membership.fleet.serving('sampler')
         if serving and key.base_model not in known and not candidates(key, serving):
@@ -109,28 +195,28 @@ class Dispatch:
         return NoReplica('sampler', key.base_model)
 
     def _is_worth_waiting(self, attempt: Attempt) -> bool:
-        if attempt.is_begun:
+        if attempt.is_started:
             return True
         if attempt.refusal is not None and attempt.refusal.reason != Draining.reason:
             return False
-        was_anybody_there = self.membership.fleet.revision > 0
-        return was_anybody_there and isinstance(self.missing(attempt.key), NoReplica)
+        had_members = self.membership.fleet.revision > 0
+        return had_members and isinstance(self.unavailable(attempt.key), NoReplica)
 
     def _refusal(self, attempt: Attempt) -> DomainError:
-        return attempt.refusal or self.missing(attempt.key)
+        return attempt.refusal or self.unavailable(attempt.key)
 
     async def _wait(self, attempt: Attempt) -> None:
-        """Wait for a change of the fleet; where there is somebody to try again, only for a moment.
+        """Wait for a change of the fleet, or for a short time where replicas can be tried again.
 
         Raises:
-            DomainError: as `find`.
+            DomainError: See `find`.
         """
         if self.membership.is_closing.is_set():
-            # No change is told any more: whoever asks again does so elsewhere, or after the restart.
+            # The membership reports no further changes: the client retries at another gateway or after the restart.
             raise Draining()
         now = asyncio.get_running_loop().time()
         if attempt.give_up_at is None:
-            attempt.give_up_at = now + (self._wait_seconds if attempt.is_begun else self._begin_seconds)
+            attempt.give_up_at = now + (self._wait_seconds if attempt.is_started else self._begin_seconds)
         if attempt.deadline is not None and now >= attempt.deadline:
             raise DeadlinePassed()
         if now >= attempt.give_up_at:
@@ -138,7 +224,7 @@ class Dispatch:
         seconds = min(attempt.give_up_at, attempt.deadline or attempt.give_up_at) - now
         if self.membership.find_for(attempt.key, excluded=frozenset()) is not None:
             seconds = min(seconds, _FIRST_WAIT_SECONDS * 2**attempt.wait_count, _LONGEST_WAIT_SECONDS)
-        attempt.wait_count = min(attempt.wait_count + 1, _MOST_DOUBLINGS)
+        attempt.wait_count = min(attempt.wait_count + 1, _MAX_DOUBLINGS)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.membership.wait_for_change(self.membership.fleet.revision)

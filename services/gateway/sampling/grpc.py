@@ -1,4 +1,4 @@
-"""Calls to samplers: bytes out as they came in, answers parsed just far enough to know what was delivered."""
+"""gRPC client of the samplers. Responses are parsed only as far as failover and accounting need."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ import grpc
 from services.gateway.fleet.convert import load_from_proto, resident_from_proto
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
-from services.gateway.sampling.rules import BatchOrder, Piece, Progress, PromptAnswer, SampleOrder, Share
-from services.gateway.sampling.sampler_messages import (
-    aborted_answers,
+from services.gateway.sampling.messages import (
     aborted_end,
+    aborted_results,
     adapter_of,
-    batch_request,
+    batch_message,
+    chunk_from_bytes,
     continued_request,
-    piece_from_bytes,
-    placed_error,
-    prompt_answer,
-    score_request,
+    prompt_result,
+    renumbered_error,
+    score_message,
+)
+from services.gateway.sampling.rules import (
+    BatchPart,
+    BatchRequest,
+    Progress,
+    PromptResult,
+    SampleChunk,
+    SampleRequest,
 )
 from services.kit.errors import DomainError, ServiceUnreachable
 from services.kit.paging import MAX_PAGE_SIZE
@@ -33,42 +40,38 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
 
 
-class GrpcSamplers:
-    """Implements `ports.Samplers`."""
+class GrpcSamplerClient:
+    """Implements `ports.SamplerClient`."""
 
     def __init__(self, channels: ReplicaChannels, *, internal_token: str) -> None:
-        """Call over `channels`, which the caller closes."""
+        """Create a client over `channels`, which the caller closes."""
         self._channels = channels
         self._internal_token = internal_token
 
     async def sample(
-        self, address: str, order: SampleOrder, *, progress: Progress, deadline: float | None
-    ) -> AsyncGenerator[Piece, None]:
-        """Yield the answer, or what is missing of it after `progress`.
+        self, address: str, request: SampleRequest, *, progress: Progress, deadline: float | None
+    ) -> AsyncGenerator[SampleChunk, None]:
+        """Yield the response, or the rest of it after `progress`.
 
         Raises:
-            DomainError: the sampler's own error.
-            ServiceUnreachable: the connection was refused or lost.
+            DomainError: The sampler's error.
+            ServiceUnreachable: The connection was refused or lost.
         """
-        request = order.request
-        if progress.has_tokens or order.is_renamed:
-            request = continued_request(order, progress)
-        raws = self._stream(address, 'Sample', request, deadline=deadline, is_internal=progress.has_tokens)
+        message = request.message
+        if progress.has_tokens or request.is_renamed:
+            message = continued_request(request, progress)
+        raws = self._stream(address, 'Sample', message, deadline=deadline, is_internal=progress.has_tokens)
         async with aclosing(raws):
             async for raw in raws:
-                yield piece_from_bytes(raw)
+                yield chunk_from_bytes(raw)
 
     async def complete(
-        self, address: str, share: Share, *, deadline: float | None
-    ) -> AsyncGenerator[PromptAnswer, None]:
-        """Yield the answers of a share of a SampleBatch, as they are finished.
-
-        Raises:
-            DomainError: as `sample`.
-        """
-        missing = set(range(len(share.positions)))
-        raws = self._stream(address, 'SampleBatch', batch_request(share), deadline=deadline)
-        with _places_of(share):
+        self, address: str, part: BatchPart, *, deadline: float | None
+    ) -> AsyncGenerator[PromptResult, None]:
+        """Yield the results of a part of a SampleBatch, as they finish; it raises as `sample` does."""
+        missing = set(range(len(part.positions)))
+        raws = self._stream(address, 'SampleBatch', batch_message(part), deadline=deadline)
+        with _indices_of(part):
             async with aclosing(raws):
                 async for raw in raws:
                     message = wire.SampleBatchResponse.FromString(raw)
@@ -76,38 +79,25 @@ class GrpcSamplers:
                     if index not in missing:
                         raise ServiceUnreachable('sampler')
                     missing.discard(index)
-                    yield prompt_answer(raw, message, share.positions[index])
+                    yield prompt_result(raw, message, part.positions[index])
 
-    async def score(self, address: str, share: Share, *, deadline: float | None) -> bytes:
-        """Return the answer of a share of a ComputeLogprobs.
+    async def score(self, address: str, part: BatchPart, *, deadline: float | None) -> bytes:
+        """Return the response for a part of a ComputeLogprobs; it raises as `sample` does."""
+        with _indices_of(part):
+            return await self.call(address, 'ComputeLogprobs', score_message(part), deadline=deadline)
 
-        Raises:
-            DomainError: as `sample`.
-        """
-        with _places_of(share):
-            return await self.call(address, 'ComputeLogprobs', score_request(share), deadline=deadline)
-
-    async def resolve(self, address: str, order: BatchOrder, *, deadline: float | None) -> int:
-        """Return the version that a batch means at this replica, which holds it from then on.
-
-        Raises:
-            DomainError: as `sample`.
-        """
-        # Both kinds of batches have the adapter in a field of that name.
-        adapter = adapter_of(order.request, is_scored=order.is_scored)
-        request = wire.LoadAdapterRequest(adapter=adapter).SerializeToString()
-        raw = await self.call(address, 'LoadAdapter', request, deadline=deadline)
+    async def resolve(self, address: str, request: BatchRequest, *, deadline: float | None) -> int:
+        """Load the adapter of a batch and return its version; it raises as `sample` does."""
+        adapter = adapter_of(request.message, is_scored=request.is_scored)
+        message = wire.LoadAdapterRequest(adapter=adapter).SerializeToString()
+        raw = await self.call(address, 'LoadAdapter', message, deadline=deadline)
         return wire.LoadAdapterResponse.FromString(raw).adapter.version
 
-    async def call(self, address: str, method: str, request: bytes, *, deadline: float | None) -> bytes:
-        """Return the answer of a method that has one.
-
-        Raises:
-            DomainError: as `sample`.
-        """
+    async def call(self, address: str, method: str, message: bytes, *, deadline: float | None) -> bytes:
+        """Call a unary method and return its response; it raises as `sample` does."""
         channel = await self._channels.connected(address)
         call = cast(Any, channel).unary_unary(f'/{_SERVICE}/{method}')(
-            request, timeout=_seconds_until(deadline), metadata=forwarded_metadata(self._internal_token)
+            message, timeout=_seconds_until(deadline), metadata=forwarded_metadata(self._internal_token)
         )
         try:
             response: bytes = await call
@@ -118,24 +108,20 @@ class GrpcSamplers:
         return response
 
     async def abort(self, address: str, request_id: str) -> bool:
-        """End a request and return whether it was running there; one that cannot be reached is no error."""
-        request = wire.AbortRequest(request_id=request_id).SerializeToString()
+        """Abort a request and return whether it was running there; False for an unreachable replica."""
+        message = wire.AbortRequest(request_id=request_id).SerializeToString()
         with suppress(DomainError):
-            await self.call(address, 'Abort', request, deadline=None)
+            await self.call(address, 'Abort', message, deadline=None)
             return True
         return False
 
     async def resident_adapters(self, address: str, *, deadline: float | None) -> list[ResidentAdapter]:
-        """Return the caller's versions there, all pages.
-
-        Raises:
-            DomainError: as `sample`.
-        """
+        """Return all adapter versions of the caller at the replica; it raises as `sample` does."""
         found: list[ResidentAdapter] = []
         token = ''
         while True:
-            request = wire.ListResidentAdaptersRequest(page_size=MAX_PAGE_SIZE, page_token=token).SerializeToString()
-            raw = await self.call(address, 'ListResidentAdapters', request, deadline=deadline)
+            message = wire.ListResidentAdaptersRequest(page_size=MAX_PAGE_SIZE, page_token=token).SerializeToString()
+            raw = await self.call(address, 'ListResidentAdapters', message, deadline=deadline)
             page = wire.ListResidentAdaptersResponse.FromString(raw)
             found += [resident_from_proto(item) for item in page.adapters]
             token = page.next_page_token
@@ -143,52 +129,48 @@ class GrpcSamplers:
                 return found
 
     async def load(self, address: str, *, deadline: float | None) -> ReplicaLoad:
-        """Return how busy a replica is.
-
-        Raises:
-            DomainError: as `sample`.
-        """
+        """Return the load of a replica; it raises as `sample` does."""
         raw = await self.call(address, 'GetLoad', b'', deadline=deadline)
         return load_from_proto(wire.GetLoadResponse.FromString(raw).load)
 
-    def aborted(self, progress: Progress) -> list[Piece]:
-        """Return the ends of sequences that were aborted while no replica had them."""
+    def aborted(self, progress: Progress) -> list[SampleChunk]:
+        """Return the final chunks of the open sequences of a request that was aborted between replicas."""
         return [
-            piece_from_bytes(aborted_end(index, sequence, version=progress.version or 0))
+            chunk_from_bytes(aborted_end(index, sequence, version=progress.version or 0))
             for index, sequence in enumerate(progress.sequences)
             if not sequence.is_finished
         ]
 
-    def aborted_prompts(self, share: Share) -> list[PromptAnswer]:
-        """Return the answers of a share of a SampleBatch that was aborted while no replica had it."""
-        return [PromptAnswer(position, raw) for position, raw in aborted_answers(share)]
+    def aborted_prompts(self, part: BatchPart) -> list[PromptResult]:
+        """Return the results of a part of a SampleBatch that was aborted before a replica had it."""
+        return list(aborted_results(part))
 
     async def _stream(
-        self, address: str, method: str, request: bytes, *, deadline: float | None, is_internal: bool = False
+        self, address: str, method: str, message: bytes, *, deadline: float | None, is_internal: bool = False
     ) -> AsyncGenerator[bytes, None]:
         channel = await self._channels.connected(address)
         metadata = forwarded_metadata(self._internal_token, is_internal=is_internal)
         start = cast(Any, channel).unary_stream(f'/{_SERVICE}/{method}')
-        call = start(request, timeout=_seconds_until(deadline), metadata=metadata)
+        call = start(message, timeout=_seconds_until(deadline), metadata=metadata)
         try:
             async for raw in call:
                 yield raw
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, service='sampler') from error
         except grpc.aio.UsageError as error:
-            # The channel was closed: the fleet has forgotten the address.
+            # The channel was closed: the replica left the fleet.
             raise ServiceUnreachable('sampler') from error
         finally:
             call.cancel()
 
 
 @contextmanager
-def _places_of(share: Share) -> Iterator[None]:
-    """Let errors that are raised in the block name prompts by their places in the caller's batch."""
+def _indices_of(part: BatchPart) -> Iterator[None]:
+    """Translate prompt indices in errors that the block raises to the indices of the caller's batch."""
     try:
         yield
     except DomainError as error:
-        raise placed_error(error, share) from error
+        raise renumbered_error(error, part) from error
 
 
 def _seconds_until(deadline: float | None) -> float | None:

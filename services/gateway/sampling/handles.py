@@ -1,167 +1,112 @@
-"""The verbs of sampling handles: made, found, joined by copies of a client, and resolved to a version."""
+"""Sampling handles: created, found, shared by copies of a client, and resolved to a version."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
 from services.gateway.errors import SessionNotFound
-from services.gateway.futures.ports import Futures
-from services.gateway.sampling.handle import SamplingHandle
+from services.gateway.sampling.ports import HandleStore, WeightFacts
+from services.gateway.sampling.rules import HandleRequest, SamplingHandle
 from services.kit.caller import Caller
 from services.kit.clock import Clock
 from services.kit.errors import Code, DomainError, InvalidField, RequestIdReused, ServiceUnreachable
 
-_log = structlog.get_logger('sampling')
+PublishedResult = Callable[[str], Awaitable[bytes | None]]
+"""Waits some time for a future of the current caller, by its id; returns its result, or None if it is not finished.
 
-_REMEMBERED = 4096
-_KEPT_SNAPSHOTS = 32
-"""Handles of a session's adapter that mean exactly one version and keep it: the newest. Pins of an adapter are few."""
+It raises the DomainError that the future failed with.
+"""
+_CACHE_SIZE = 4096
+_PINNED_SNAPSHOTS = 32
+"""Newest handles of a session's adapter whose exact version stays pinned. An adapter has few pins."""
 _UNPINNED_AT_ONCE = 4
-"""One leaves for each that comes; more where an attempt failed before."""
-_TURN_SECONDS = 60.0
-"""How long one attempt waits for a version to be published."""
+"""Versions to unpin per new one: one is due, the others are left from failed attempts."""
 
-
-class HandleStore(Protocol):
-    """Keeps sampling handles. Their ids are unique within a tenant."""
-
-    async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
-        """Keep the handle, or leave the tenant's one of that id as it is; return what is kept."""
-        ...
-
-    async def get(self, tenant_id: str, handle_id: str) -> SamplingHandle | None:
-        """Return the tenant's handle, or None."""
-        ...
-
-    async def settle(self, tenant_id: str, handle_id: str, *, base_model: str, version: int | None) -> None:
-        """Keep what was learnt of a handle, '' or None for nothing; what is known already stays.
-
-        One that is not there is no error.
-        """
-        ...
-
-    async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
-        """Count one more copy of a handle's client and return how many there are now; None if there is no handle."""
-        ...
-
-    async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[SamplingHandle]:
-        """Return the handles of a session, oldest first."""
-        ...
-
-
-class WeightFacts(Protocol):
-    """Knows of weights what other services tell, on behalf of the current caller."""
-
-    async def base_of_adapter(self, adapter_id: str) -> str:
-        """Return an adapter's base model.
-
-        Raises:
-            DomainError: the service's own error, or ServiceUnreachable.
-        """
-        ...
-
-    async def base_of_checkpoint(self, checkpoint_path: str) -> str:
-        """Return the base model of saved weights, by our own path; it raises as `base_of_adapter` does."""
-        ...
-
-    def version_of(self, result: bytes) -> int:
-        """Return the version that a future published, of its result."""
-        ...
-
-    async def unpin(self, adapter_id: str, version: int) -> None:
-        """Let a version that was published pinned leave the ring in its turn; it raises as `base_of_adapter` does."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandleOrder:
-    """What a handle is asked for. With neither a checkpoint nor an adapter it is the base model alone."""
-
-    handle_id: str
-    session_id: str
-    base_model: str = ''
-    """Empty: that of the weights."""
-    checkpoint_path: str = ''
-    adapter_id: str = ''
-    future_id: str = ''
-    is_inflight: bool = False
+_log = structlog.get_logger('sampling')
 
 
 class SamplingHandles:
-    """Knows the handles of the current caller. For one event loop.
+    """Sampling handles of the current caller. Resolved handles never change and are cached.
 
-    One that is resolved never changes, so it is remembered.
+    Concurrency: one event loop.
     """
 
     def __init__(
         self,
         store: HandleStore,
         weights: WeightFacts,
-        futures: Futures,
+        published: PublishedResult,
         *,
         caller: Callable[[], Caller],
         clock: Clock,
     ) -> None:
-        """Keep them in `store`; `futures` publish versions, and `weights` tells of base models."""
+        """Create the verbs.
+
+        Args:
+            store: Stores the handles.
+            weights: Looks up base models and unpins versions.
+            published: Returns the results of the futures that publish versions.
+            caller: Returns the current caller.
+            clock: Tells the time.
+        """
         self._store = store
         self._weights = weights
-        self._futures = futures
+        self._published = published
         self._caller = caller
         self._clock = clock
-        self._known: OrderedDict[tuple[str, str], SamplingHandle] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], SamplingHandle] = OrderedDict()
 
-    async def open(self, order: HandleOrder) -> SamplingHandle:
-        """Make a handle, or return the one that was made by the same order.
+    async def open(self, request: HandleRequest) -> SamplingHandle:
+        """Create a handle, or return the one that an equal request created.
 
         Raises:
-            RequestIdReused: the id is another handle's.
-            DomainError: the saved weights are not there, or cannot be looked up.
+            RequestIdReused: Another handle has the id.
+            DomainError: The saved weights do not exist, or cannot be looked up.
         """
-        base_model = order.base_model
-        if order.checkpoint_path:
-            base_model = await self._weights.base_of_checkpoint(order.checkpoint_path)
-            if order.base_model not in ('', base_model):
-                raise InvalidField('base_model', f'is {order.base_model[:100]!r}, the weights are of {base_model!r}')
+        base_model = request.base_model
+        if request.checkpoint_path:
+            base_model = await self._weights.base_of_checkpoint(request.checkpoint_path)
+            if request.base_model not in ('', base_model):
+                raise InvalidField('base_model', f'is {request.base_model[:100]!r}, the weights are of {base_model!r}')
         handle = SamplingHandle(
-            handle_id=order.handle_id,
+            handle_id=request.handle_id,
             tenant_id=self._caller().tenant_id,
-            session_id=order.session_id,
+            session_id=request.session_id,
             base_model=base_model,
-            checkpoint_path=order.checkpoint_path,
-            adapter_id=order.adapter_id,
-            future_id=order.future_id,
-            is_inflight=order.is_inflight,
+            checkpoint_path=request.checkpoint_path,
+            adapter_id=request.adapter_id,
+            future_id=request.future_id,
+            is_inflight=request.is_inflight,
             create_time=self._clock.now(),
         )
-        kept = await self._store.add_if_absent(handle)
-        if not kept.is_same_as(handle):
-            raise RequestIdReused(order.handle_id)
-        return kept
+        stored = await self._store.add_if_absent(handle)
+        if not stored.is_same_as(handle):
+            raise RequestIdReused(request.handle_id)
+        return stored
 
     async def get(self, handle_id: str) -> SamplingHandle:
-        """Return a handle, as much as is known of it.
+        """Return a handle; its base model and version may be unknown.
 
         Raises:
-            SessionNotFound: the caller has no such handle.
+            SessionNotFound: The caller has no such handle.
         """
         key = (self._caller().tenant_id, handle_id)
-        if known := self._known.get(key):
-            self._known.move_to_end(key)
-            return known
+        if cached := self._cache.get(key):
+            self._cache.move_to_end(key)
+            return cached
         found = await self._store.get(*key)
         if found is None:
             raise SessionNotFound(handle_id)
-        self._remember(found)
+        self._add_to_cache(found)
         return found
 
     async def join(self, handle_id: str) -> int:
         """Count one more copy of a handle's client; return its number, from 1.
 
         Raises:
-            SessionNotFound: the caller has no such handle.
+            SessionNotFound: The caller has no such handle.
         """
         number = await self._store.count_clone(self._caller().tenant_id, handle_id)
         if number is None:
@@ -169,11 +114,11 @@ class SamplingHandles:
         return number
 
     async def with_base(self, handle_id: str) -> SamplingHandle:
-        """Return a handle whose base model is known.
+        """Return a handle with its base model.
 
         Raises:
-            SessionNotFound: the caller has no such handle.
-            DomainError: its adapter cannot be looked up.
+            SessionNotFound: The caller has no such handle.
+            DomainError: Its adapter cannot be looked up.
         """
         handle = await self.get(handle_id)
         if handle.base_model:
@@ -181,53 +126,52 @@ class SamplingHandles:
         return await self._settle(replace(handle, base_model=await self._weights.base_of_adapter(handle.adapter_id)))
 
     async def resolved(self, handle_id: str) -> SamplingHandle:
-        """Return a handle whose base model and version are known, once they are: after a minute at most.
+        """Return a handle with its base model and version; wait some time for the version to be published.
 
         Raises:
-            SessionNotFound: the caller has no such handle.
-            FutureExpired: its version was published so long ago that nobody knows it any more.
-            ServiceUnreachable: it is not published yet; asking again is right.
-            DomainError: why it was not published.
+            SessionNotFound: The caller has no such handle.
+            FutureExpired: The version was published so long ago that its result is deleted.
+            ServiceUnreachable: The version is not published yet; retry.
+            DomainError: The error that publishing failed with.
         """
         handle = await self.get(handle_id)
         if handle.is_version_due:
-            future = await self._futures.wait(handle.future_id, seconds=_TURN_SECONDS)
-            if not future.is_finished:
-                # Or this process ends, and no wait lasts any more.
+            result = await self._published(handle.future_id)
+            if result is None:
                 raise ServiceUnreachable('model')
-            handle = await self.note_published(handle_id, await self._futures.result(future))
+            handle = await self.note_published(handle_id, result)
         return handle if handle.base_model else await self.with_base(handle_id)
 
     async def note_published(self, handle_id: str, result: bytes) -> SamplingHandle:
-        """Keep the version that a handle's future published, and return the handle.
+        """Store the version from the result of a handle's future, and return the handle.
 
         Raises:
-            SessionNotFound: the caller has no such handle.
+            SessionNotFound: The caller has no such handle.
         """
         handle = await self.get(handle_id)
         if not handle.is_version_due:
             return handle
         published = await self._settle(replace(handle, version=self._weights.version_of(result)))
         if not published.is_inflight:
-            await self._let_old_go(published)
+            await self._unpin_old(published)
         return published
 
-    async def let_session_go(self, session_id: str) -> None:
-        """Unpin all that the handles of the caller's session keep: the versions leave the ring in their turn.
+    async def unpin_session(self, session_id: str) -> None:
+        """Unpin all versions that the handles of the caller's session pinned.
 
         Raises:
-            DomainError: one could not be unpinned now; again is harmless.
+            DomainError: A version could not be unpinned; the call may be repeated.
         """
         for handle in await self._store.list_of_session(self._caller().tenant_id, session_id):
             if handle.adapter_id and handle.version is not None and not handle.is_inflight:
                 await self._unpin(handle.adapter_id, handle.version)
 
-    async def _let_old_go(self, handle: SamplingHandle) -> None:
-        """Unpin the versions that enough newer snapshots of the same adapter have followed."""
+    async def _unpin_old(self, handle: SamplingHandle) -> None:
+        """Unpin versions of the adapter that enough newer snapshots have followed."""
         handles = await self._store.list_of_session(handle.tenant_id, handle.session_id)
         snapshots = [item for item in handles if item.adapter_id == handle.adapter_id and not item.is_inflight]
         versions = sorted(item.version for item in snapshots if item.version is not None)
-        for version in versions[:-_KEPT_SNAPSHOTS][-_UNPINNED_AT_ONCE:]:
+        for version in versions[:-_PINNED_SNAPSHOTS][-_UNPINNED_AT_ONCE:]:
             try:
                 await self._unpin(handle.adapter_id, version)
             except DomainError as error:
@@ -237,7 +181,7 @@ class SamplingHandles:
         try:
             await self._weights.unpin(adapter_id, version)
         except DomainError as error:
-            # One that is gone needs no unpinning.
+            # A version that no longer exists needs no unpinning.
             if error.code is not Code.NOT_FOUND:
                 raise
 
@@ -245,12 +189,12 @@ class SamplingHandles:
         await self._store.settle(
             handle.tenant_id, handle.handle_id, base_model=handle.base_model, version=handle.version
         )
-        self._remember(handle)
+        self._add_to_cache(handle)
         return handle
 
-    def _remember(self, handle: SamplingHandle) -> None:
+    def _add_to_cache(self, handle: SamplingHandle) -> None:
         if handle.is_version_due or not handle.base_model:
             return
-        self._known[handle.tenant_id, handle.handle_id] = handle
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+        self._cache[handle.tenant_id, handle.handle_id] = handle
+        if len(self._cache) > _CACHE_SIZE:
+            self._cache.popitem(last=False)

@@ -1,19 +1,26 @@
-"""Opens the feature: sampling over the fleet, with and without quotas."""
+"""Opens the feature: sampling over the fleet, within quotas."""
 
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet.grpc import ReplicaChannels
 from services.gateway.fleet.members import Membership
 from services.gateway.quotas.wiring import OpenQuotas
 from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.grpc import GrpcSamplers
-from services.gateway.sampling.limits import SamplePlaces, SamplingGate, limited_sampling
-from services.gateway.sampling.sampling_verbs import SamplingVerbs, make_sampling_verbs
+from services.gateway.sampling.grpc import GrpcSamplerClient
+from services.gateway.sampling.limits import SamplingGate
+from services.gateway.sampling.sampling import Sampling
 
 
 def open_sampling(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, quotas: OpenQuotas
-) -> tuple[SamplingVerbs, SamplingVerbs, SamplingGate]:
-    """Return the verbs without quotas, the verbs within quotas, and the gate that admits requests."""
+) -> tuple[Sampling, SamplingGate]:
+    """Return the verbs of sampling, and the gate that also admits futures that sample.
+
+    Args:
+        config: Configuration of the gateway.
+        membership: Replicas to choose from.
+        channels: Connections to them.
+        quotas: Quotas of tenants, and the meter of their usage.
+    """
     options = config.fleet
     dispatch = Dispatch(
         membership,
@@ -22,6 +29,6 @@ def open_sampling(
         waiting_per_tenant=options.waiting_per_tenant,
         weight_of=quotas.book.weight_of,
     )
-    verbs = make_sampling_verbs(dispatch, GrpcSamplers(channels, internal_token=config.internal_token))
-    gate = SamplingGate(quotas.book, quotas.rates, SamplePlaces(), patience=config.quotas.patience)
-    return verbs, limited_sampling(verbs, gate, quotas.meter), gate
+    gate = SamplingGate(quotas.book, quotas.rates, patience=config.quotas.patience)
+    samplers = GrpcSamplerClient(channels, internal_token=config.internal_token)
+    return Sampling(dispatch, samplers, gate=gate, meter=quotas.meter), gate

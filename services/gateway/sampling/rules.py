@@ -1,162 +1,225 @@
-"""A request to the samplers as the gateway sees it, and how far its answer was delivered.
+"""Requests to samplers as the gateway routes them, the progress of a streamed response, and sampling handles.
 
-Requests and answers stay the bytes that they came as; beside them stands what routing and continuing need.
+Requests and responses stay the serialized messages that arrived, beside the values that routing and failover need.
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
-from services.gateway.fleet.routing import RouteKey
+from services.gateway.fleet.routing import AdapterRequest, RouteKey
 
 MAX_SEQUENCES = 128
-"""Sequences of one prompt, as the contract has it."""
+"""Most sequences per prompt that the contract allows."""
 
 
-class PieceKind(Enum):
-    """What a piece of a streamed answer is."""
+class ChunkKind(Enum):
+    """Content of a chunk of a streamed response."""
 
     PROMPT = 'prompt'
     DELTA = 'delta'
     FINISHED = 'finished'
 
 
-class Piece(NamedTuple):
-    """A piece of a streamed answer."""
+class SampleChunk(NamedTuple):
+    """One message of a streamed response."""
 
-    raw: bytes
-    """The message as it came."""
-    kind: PieceKind
+    message: bytes
+    """Serialized SampleResponse."""
+    kind: ChunkKind
     sequence_index: int = 0
     token_data: bytes = b''
-    """int32, little-endian: the new tokens."""
+    """New tokens, int32 little-endian."""
     version: int = 0
     prompt_token_count: int = 0
-    """Of the prompt, in the piece that tells of it."""
+    """Length of the prompt; set in the chunk of kind PROMPT only."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOrder:
-    """A Sample."""
+class SampleRequest:
+    """Request for the completions of one prompt, streamed."""
 
-    request: bytes
-    """The message as it came."""
+    message: bytes
+    """Serialized SampleRequest."""
     key: RouteKey
     request_id: str = ''
-    """Empty: the sampler chooses one."""
+    """Empty: the sampler chooses an id."""
     is_renamed: bool = False
-    """Whether the id is another one than that in the message: its beginnings may still run under that."""
+    """Whether `request_id` differs from the message: an earlier attempt may still run under the message's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutedOrder:
-    """A call that one replica answers."""
+class RoutedRequest:
+    """Unary call that one replica answers."""
 
     method: str
-    """Its name in the sampler's contract."""
-    request: bytes
+    """Name of the method in the sampler's contract."""
+    message: bytes
     key: RouteKey
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOrder:
-    """A SampleBatch or ComputeLogprobs: several prompts, which several replicas may share."""
+class BatchRequest:
+    """SampleBatch or ComputeLogprobs: several prompts, which several replicas may share."""
 
-    request: bytes
+    message: bytes
     keys: tuple[RouteKey, ...]
-    """One a prompt; base model and adapter are the same in all of them."""
+    """Key of each prompt; base model and adapter are equal in all."""
     is_scored: bool = False
     """Whether it is a ComputeLogprobs."""
     is_version_open: bool = False
-    """Whether it is still to be found out which version is meant."""
+    """Whether the adapter version has to be resolved before the batch is divided."""
     request_id: str = ''
     token_count: int = 0
-    """Of the sequences that are to be scored."""
+    """Total length of the sequences to score."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """The part of a BatchOrder that one replica gets."""
+class BatchPart:
+    """Part of a batch that one replica gets."""
 
-    order: BatchOrder
+    request: BatchRequest
     positions: tuple[int, ...]
-    """Its prompts, by their place in the order."""
+    """Indices of its prompts in the batch."""
     version: int | None = None
-    """The version that was found out; None: as the order says."""
+    """Resolved version; None: the one that the request names."""
     request_id: str = ''
-    """Empty: as the order says."""
-    is_again: bool = False
+    """Empty: the id of the batch."""
+    is_retry: bool = False
     """Whether a replica had it before."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it has all prompts."""
-        return len(self.positions) == len(self.order.keys)
+    def is_complete(self) -> bool:
+        """Whether it has all prompts of the batch."""
+        return len(self.positions) == len(self.request.keys)
 
     @property
-    def weight(self) -> int:
-        """Sequences it will run."""
-        return sum(self.order.keys[position].weight for position in self.positions)
+    def sequence_count(self) -> int:
+        """Number of sequences that the replica will run."""
+        return sum(self.request.keys[position].weight for position in self.positions)
 
 
-class PromptAnswer(NamedTuple):
-    """The completions of one prompt of a batch."""
+class PromptResult(NamedTuple):
+    """Completions of one prompt of a batch."""
 
     position: int
-    """Its place in the order."""
-    raw: bytes
-    """The message, with that place in it."""
+    """Index of the prompt in the batch."""
+    message: bytes
+    """Serialized SampleBatchResponse with that index."""
     prompt_token_count: int = 0
     sampled_token_count: int = 0
-    """Of all sequences."""
+    """Tokens of all sequences."""
 
 
 @dataclass
-class Delivered:
-    """One sequence as far as its reader has it."""
+class DeliveredSequence:
+    """One sequence as far as the client received it."""
 
     token_data: bytearray = field(default_factory=bytearray)
     is_finished: bool = False
 
 
 class Progress:
-    """How far a streamed answer was delivered; what a sampler has to know to go on with it."""
+    """The part of a streamed response that the client received; another sampler continues from it."""
 
     def __init__(self, sequence_count: int) -> None:
-        """Begin with nothing delivered."""
-        self.sequences = [Delivered() for _ in range(min(max(sequence_count, 1), MAX_SEQUENCES))]
+        self.sequences = [DeliveredSequence() for _ in range(min(max(sequence_count, 1), MAX_SEQUENCES))]
         self.version: int | None = None
-        """Version that drew the tokens so far; None before the first."""
+        """Version that sampled the delivered tokens; None before the first token."""
         self._is_prompt_delivered = False
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is something to go on from; otherwise the request begins anew, and nobody can tell."""
+        """Whether tokens were delivered; without them the request may start over unnoticed."""
         return self.version is not None
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sequence has its end."""
+        """Whether every sequence is finished."""
         return all(sequence.is_finished for sequence in self.sequences)
 
     @property
     def open_count(self) -> int:
-        """Sequences that have no end yet."""
+        """Number of sequences that are not finished."""
         return sum(not sequence.is_finished for sequence in self.sequences)
 
-    def take(self, piece: Piece) -> bool:
-        """Note a piece and return whether the reader is to have it: not twice the prompt, nor twice an end."""
-        if piece.kind is PieceKind.PROMPT:
+    def record(self, chunk: SampleChunk) -> bool:
+        """Record a chunk and return whether to pass it on: the prompt and each end are delivered only once."""
+        if chunk.kind is ChunkKind.PROMPT:
             is_new, self._is_prompt_delivered = not self._is_prompt_delivered, True
             return is_new
-        if not 0 <= piece.sequence_index < len(self.sequences):
+        if not 0 <= chunk.sequence_index < len(self.sequences):
             return True
-        sequence = self.sequences[piece.sequence_index]
+        sequence = self.sequences[chunk.sequence_index]
         if sequence.is_finished:
             return False
-        if piece.kind is PieceKind.FINISHED:
+        if chunk.kind is ChunkKind.FINISHED:
             sequence.is_finished = True
         else:
-            sequence.token_data += piece.token_data
-            self.version = piece.version
+            sequence.token_data += chunk.token_data
+            self.version = chunk.version
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandleRequest:
+    """Request for a sampling handle. Without a checkpoint and an adapter, it means the base model alone."""
+
+    handle_id: str
+    session_id: str
+    base_model: str = ''
+    """Empty: the base model of the weights."""
+    checkpoint_path: str = ''
+    adapter_id: str = ''
+    future_id: str = ''
+    is_inflight: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingHandle:
+    """Weights that a client samples from under a short id. Copies of the client share it."""
+
+    handle_id: str
+    tenant_id: str
+    session_id: str
+    """Session in which the handle was created."""
+    base_model: str
+    """Empty: the adapter's base model, which is not looked up yet."""
+    checkpoint_path: str = ''
+    """Native path of saved weights; empty for none."""
+    adapter_id: str = ''
+    """Run that publishes the weights; empty for none."""
+    future_id: str = ''
+    """Future that publishes the version."""
+    version: int | None = None
+    """Published version; None while it is unknown."""
+    is_inflight: bool = False
+    """Whether newer versions may be used; otherwise exactly this one."""
+    clone_count: int = 0
+    """Number of copies of the client."""
+    create_time: datetime
+    """UTC."""
+
+    @property
+    def is_version_due(self) -> bool:
+        """Whether the version is not known yet."""
+        return bool(self.future_id) and self.version is None
+
+    @property
+    def wish(self) -> AdapterRequest | None:
+        """Weights to route to, once the version is known; None for the base model alone."""
+        if self.checkpoint_path:
+            return AdapterRequest(adapter_id=self.checkpoint_path, is_checkpoint=True)
+        if not self.adapter_id:
+            return None
+        if self.is_inflight:
+            return AdapterRequest(adapter_id=self.adapter_id, at_least=self.version)
+        return AdapterRequest(adapter_id=self.adapter_id, exact=self.version)
+
+    def is_same_as(self, other: 'SamplingHandle') -> bool:
+        """Return whether both handles mean the same weights; an unknown base model equals any."""
+        facts = (self.session_id, self.checkpoint_path, self.adapter_id, self.future_id, self.is_inflight)
+        others = (other.session_id, other.checkpoint_path, other.adapter_id, other.future_id, other.is_inflight)
+        is_same_base = not self.base_model or not other.base_model or self.base_model == other.base_model
+        return facts == others and is_same_base

@@ -1,7 +1,4 @@
-"""The sampler's service of the contract, served for the whole fleet.
-
-Requests are parsed once, into orders; answers stay bytes. Each method converts, awaits its verb, and converts.
-"""
+"""The sampler service of the contract, served for the fleet. Requests are parsed once; responses stay bytes."""
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
@@ -16,8 +13,8 @@ import grpc
 from services.gateway.credentials import Scope, requirement_of
 from services.gateway.fleet.convert import load_to_proto
 from services.gateway.sampling import convert
-from services.gateway.sampling.rules import BatchOrder, RoutedOrder, SampleOrder
-from services.gateway.sampling.sampling_verbs import SamplingVerbs
+from services.gateway.sampling.rules import BatchRequest, RoutedRequest, SampleRequest
+from services.gateway.sampling.sampling import Sampling
 from services.kit.paging import page_token_after, parse_page
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import id_from_proto
@@ -28,114 +25,112 @@ _DESCRIPTOR = wire.DESCRIPTOR.services_by_name['SamplerService']
 
 
 class SamplerServicer:
-    """Samples, on whichever replica is right."""
+    """Methods of the contract, over the verbs of sampling."""
 
-    def __init__(self, verbs: SamplingVerbs) -> None:
-        """Serve `verbs`."""
-        self._verbs = verbs
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
 
-    async def Sample(self, order: SampleOrder, context: _Context) -> AsyncIterator[bytes]:
+    async def Sample(self, request: SampleRequest, context: _Context) -> AsyncIterator[bytes]:
         """Stream the completions of one prompt."""
         deadline = convert.deadline_of(context)
-        async with aclosing(self._verbs.sample(current_caller(), order, deadline=deadline)) as pieces:
-            async for piece in pieces:
-                yield piece.raw
+        async with aclosing(self._sampling.sample(current_caller(), request, deadline=deadline)) as chunks:
+            async for chunk in chunks:
+                yield chunk.message
 
-    async def SampleBatch(self, order: BatchOrder, context: _Context) -> AsyncIterator[bytes]:
-        """Complete many prompts."""
+    async def SampleBatch(self, request: BatchRequest, context: _Context) -> AsyncIterator[bytes]:
+        """Stream the completions of many prompts."""
         deadline = convert.deadline_of(context)
-        async with aclosing(self._verbs.sample_batch(current_caller(), order, deadline=deadline)) as answers:
-            async for answer in answers:
-                yield answer.raw
+        async with aclosing(self._sampling.sample_batch(current_caller(), request, deadline=deadline)) as results:
+            async for result in results:
+                yield result.message
 
-    async def ComputeLogprobs(self, order: BatchOrder, context: _Context) -> bytes:
-        """Score tokens."""
-        scores = await self._verbs.compute_logprobs(current_caller(), order, deadline=convert.deadline_of(context))
-        return convert.joined_scores(scores)
+    async def ComputeLogprobs(self, request: BatchRequest, context: _Context) -> bytes:
+        """Score given tokens."""
+        deadline = convert.deadline_of(context)
+        return convert.join_scores(await self._sampling.compute_logprobs(current_caller(), request, deadline=deadline))
 
-    async def DescribeTokens(self, order: RoutedOrder, context: _Context) -> bytes:
-        """Tell what tokens stand for."""
-        return await self._verbs.routed_call(current_caller(), order, deadline=convert.deadline_of(context))
+    async def DescribeTokens(self, request: RoutedRequest, context: _Context) -> bytes:
+        """Describe tokens."""
+        return await self._sampling.call_one(current_caller(), request, deadline=convert.deadline_of(context))
 
     async def Abort(self, request: wire.AbortRequest, context: _Context) -> bytes:
-        """End a request."""
+        """Abort a request."""
         request_id = id_from_proto(request.request_id, 'request_id')
-        await self._verbs.abort(current_caller(), request_id, request.SerializeToString())
+        await self._sampling.abort(current_caller(), request_id, request.SerializeToString())
         return wire.AbortResponse().SerializeToString()
 
     async def ListResidentAdapters(self, request: wire.ListResidentAdaptersRequest, context: _Context) -> bytes:
-        """List what is held in the fleet."""
+        """List the adapter versions in the fleet."""
         query = f'ListResidentAdapters {current_caller().tenant_id}'
         page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, int))
         deadline = convert.deadline_of(context)
-        adapters, after = await self._verbs.list_resident_adapters(current_caller(), page, deadline=deadline)
+        adapters, after = await self._sampling.list_resident_adapters(current_caller(), page, deadline=deadline)
         return convert.residents_to_proto(adapters, next_page_token=page_token_after(after, query=query))
 
-    async def LoadAdapter(self, order: RoutedOrder, context: _Context) -> bytes:
-        """Bring an adapter to where requests for it go."""
-        return await self._verbs.load_adapter(current_caller(), order, deadline=convert.deadline_of(context))
+    async def LoadAdapter(self, request: RoutedRequest, context: _Context) -> bytes:
+        """Load an adapter where its requests go."""
+        return await self._sampling.load_adapter(current_caller(), request, deadline=convert.deadline_of(context))
 
     async def UnloadAdapter(self, request: bytes, context: _Context) -> bytes:
-        """Drop an adapter everywhere."""
-        return (await self._everywhere('UnloadAdapter', request, context))[0]
+        """Unload an adapter from all samplers."""
+        return (await self._call_all('UnloadAdapter', request, context))[0]
 
     async def GetLoad(self, request: wire.GetLoadRequest, context: _Context) -> bytes:
-        """Say how busy the fleet is."""
-        load = await self._verbs.get_load(current_caller())
+        """Return the load of the fleet."""
+        load = await self._sampling.load(current_caller())
         return wire.GetLoadResponse(load=load_to_proto(load)).SerializeToString()
 
     async def WatchLoad(self, request: wire.WatchLoadRequest, context: _Context) -> AsyncIterator[bytes]:
-        """Say so again and again."""
+        """Stream the load of the fleet."""
         interval = convert.interval_from_proto(request)
-        async with aclosing(self._verbs.watch_load(current_caller(), interval)) as loads:
+        async with aclosing(self._sampling.watch_load(current_caller(), interval)) as loads:
             async for load in loads:
                 yield wire.WatchLoadResponse(load=load_to_proto(load)).SerializeToString()
 
     async def ResetPrefixCache(self, request: bytes, context: _Context) -> bytes:
         """Empty all prefix caches."""
-        return convert.dropped_in_all(await self._everywhere('ResetPrefixCache', request, context))
+        return convert.join_resets(await self._call_all('ResetPrefixCache', request, context))
 
     async def Pause(self, request: bytes, context: _Context) -> bytes:
-        """Stop all engines."""
-        return (await self._everywhere('Pause', request, context))[0]
+        """Pause all engines."""
+        return (await self._call_all('Pause', request, context))[0]
 
     async def Resume(self, request: bytes, context: _Context) -> bytes:
-        """Let all engines go on."""
-        return (await self._everywhere('Resume', request, context))[0]
+        """Resume all engines."""
+        return (await self._call_all('Resume', request, context))[0]
 
     async def Sleep(self, request: bytes, context: _Context) -> bytes:
-        """Give the accelerators' memory back everywhere."""
-        return (await self._everywhere('Sleep', request, context))[0]
+        """Release the accelerator memory of all samplers."""
+        return (await self._call_all('Sleep', request, context))[0]
 
     async def WakeUp(self, request: bytes, context: _Context) -> bytes:
         """Wake all engines up."""
-        return (await self._everywhere('WakeUp', request, context))[0]
+        return (await self._call_all('WakeUp', request, context))[0]
 
-    async def _everywhere(self, method: str, request: bytes, context: _Context) -> list[bytes]:
+    async def _call_all(self, method: str, request: bytes, context: _Context) -> list[bytes]:
         scope = requirement_of(f'{_DESCRIPTOR.full_name}/{method}') or Scope.OPERATOR
         deadline = convert.deadline_of(context)
-        return await self._verbs.broadcast(current_caller(), method, request, scope=scope, deadline=deadline)
+        return await self._sampling.call_all(current_caller(), method, request, scope=scope, deadline=deadline)
 
 
 _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
-    'Sample': convert.sample_order_from_bytes,
-    'SampleBatch': convert.batch_order_from_bytes,
-    'ComputeLogprobs': convert.score_order_from_bytes,
-    'DescribeTokens': convert.describe_order_from_bytes,
-    'LoadAdapter': convert.load_order_from_bytes,
+    'Sample': convert.sample_request_from_bytes,
+    'SampleBatch': convert.batch_request_from_bytes,
+    'ComputeLogprobs': convert.score_request_from_bytes,
+    'DescribeTokens': convert.describe_request_from_bytes,
+    'LoadAdapter': convert.load_request_from_bytes,
     'Abort': wire.AbortRequest.FromString,
     'ListResidentAdapters': wire.ListResidentAdaptersRequest.FromString,
     'GetLoad': wire.GetLoadRequest.FromString,
     'WatchLoad': wire.WatchLoadRequest.FromString,
 }
-"""What makes a method's argument of its request's bytes; where there is nothing, the bytes are passed on."""
+"""Decoders of the methods' requests; methods without one get the bytes."""
 
 
 class SamplerHandlers(grpc.GenericRpcHandler):
-    """Hands the servicer orders instead of messages, and takes bytes from it."""
+    """gRPC handlers that decode requests by `_DECODERS` and send the servicer's bytes unchanged."""
 
     def __init__(self, servicer: SamplerServicer) -> None:
-        """Serve what `servicer` has."""
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in _DESCRIPTOR.methods:
             behaviour = getattr(servicer, method.name, None)
@@ -149,10 +144,9 @@ class SamplerHandlers(grpc.GenericRpcHandler):
 
     @property
     def methods(self) -> Mapping[str, bool]:
-        """Full names of the methods, without leading slash, and whether each is built."""
+        """Full names of the methods, without leading slash, and whether each is implemented."""
         names = [f'{_DESCRIPTOR.full_name}/{method.name}' for method in _DESCRIPTOR.methods]
         return {name: f'/{name}' in self._handlers for name in names}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler."""
         return self._handlers.get(handler_call_details.method)

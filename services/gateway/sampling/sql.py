@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Index, func, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.sampling.handle import SamplingHandle
+from services.gateway.sampling.rules import SamplingHandle
 from services.gateway.store.base import Base
 from services.gateway.store.database import Database
 from services.gateway.store.statements import as_row, fetch_all, fetch_one, insert_into, select_values
@@ -31,14 +31,13 @@ class SamplingHandleRow(Base):
 
 
 class SqlHandleStore:
-    """Keeps sampling handles."""
+    """Implements `ports.HandleStore`."""
 
     def __init__(self, database: Database) -> None:
-        """Keep them in `database`."""
         self._database = database
 
     async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
-        """Keep the handle, or leave the tenant's one of that id as it is; return what is kept."""
+        """Store the handle unless the tenant has one of that id; return the stored one."""
         query = select_values(SamplingHandleRow, SamplingHandle).where(_is(handle.tenant_id, handle.handle_id))
         async with self._database.write() as connection:
             insert = insert_into(connection, SamplingHandleRow).values(as_row(handle))
@@ -52,17 +51,17 @@ class SqlHandleStore:
             return await fetch_one(connection, query, SamplingHandle)
 
     async def settle(self, tenant_id: str, handle_id: str, *, base_model: str, version: int | None) -> None:
-        """Keep what was learnt of a handle; what is known already stays."""
-        known = SamplingHandleRow
-        learnt = {
-            'base_model': func.coalesce(func.nullif(known.base_model, ''), base_model),
-            'version': func.coalesce(known.version, version),
+        """Fill in the base model and the version where they are unknown."""
+        row = SamplingHandleRow
+        facts = {
+            'base_model': func.coalesce(func.nullif(row.base_model, ''), base_model),
+            'version': func.coalesce(row.version, version),
         }
         async with self._database.write() as connection:
-            await connection.execute(update(known).where(_is(tenant_id, handle_id)).values(learnt))
+            await connection.execute(update(row).where(_is(tenant_id, handle_id)).values(facts))
 
     async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
-        """Count one more copy of a handle's client and return how many there are now; None if there is no handle."""
+        """Add one to the copies of a handle's client and return their number; None if there is no handle."""
         counted = SamplingHandleRow.clone_count + 1
         statement = update(SamplingHandleRow).where(_is(tenant_id, handle_id)).values(clone_count=counted)
         async with self._database.write() as connection:

@@ -39,7 +39,7 @@ def session_job(
 
     async def let_go(session: Session) -> None:
         with acting_for(Caller(tenant_id=session.tenant_id, scopes=frozenset({'train'}))):
-            await handles.let_session_go(session.session_id)
+            await handles.unpin_session(session.session_id)
 
     adapters = GrpcAdapters(models, internal_token=config.internal_token)
     settle = SettleSessions(sessions, adapters, let_go=let_go)

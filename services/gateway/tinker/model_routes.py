@@ -1,7 +1,7 @@
 """Models in training: made, of fresh or of saved weights, shown and given up."""
 
 from services.gateway.futures.ports import Futures
-from services.gateway.futures.rules import FutureOrder
+from services.gateway.futures.rules import FutureRequest
 from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.http.fields import text
 from services.gateway.tinker.base_models import BaseModels
@@ -87,7 +87,7 @@ class ModelRoutes:
         if known.max_lora_rank and rank > known.max_lora_rank:
             raise InvalidField('lora_config.rank', f'must be at most {known.max_lora_rank}, got {rank}')
         facts = {'base_model': known.name, **({'path': str(request.path)} if request.path else {})}
-        order = FutureOrder(
+        order = FutureRequest(
             kind=CREATE,
             key=creation_key(request.model_id),
             payload=request.native(known.name).SerializeToString(deterministic=True),
@@ -102,7 +102,7 @@ class ModelRoutes:
     async def _unload(self, call: HttpCall) -> Response:
         wanted = await read_body(call, lambda body: Fields(body).need('model_id', check_model_id))
         base_model = await self._runs.base_model_of(wanted)
-        order = FutureOrder(
+        order = FutureRequest(
             kind=DELETE,
             key=f'{wanted}:unload',
             payload=adapter_service_pb2.DeleteAdapterRequest(adapter_id=wanted).SerializeToString(deterministic=True),

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 from services.gateway.futures.ports import Futures
 from services.gateway.futures.refuse import REFUSED, refusal_payload
-from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.futures.rules import Future, FutureRequest
 from services.gateway.http.call import JsonResponse
 from services.gateway.http.fields import whole
 from services.gateway.tinker.errors import text_of
@@ -56,7 +56,7 @@ class Operations:
         # The operation waits for a place in the trainer's queue: it was accepted already.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
         return await self._futures.submit(
-            FutureOrder(
+            FutureRequest(
                 kind=EXECUTE,
                 key=f'{model_id}:{seq_id}',
                 payload=await asyncio.to_thread(request.SerializeToString, deterministic=True),
@@ -96,7 +96,7 @@ class Operations:
         model_id, place = check_model_id(model, 'model_id'), check_seq_id(seq, 'seq_id')
         base_model = await self._runs.base_model_of(model_id)
         await self._runs.check_open_for(model_id)
-        order = FutureOrder(
+        order = FutureRequest(
             kind=REFUSED,
             key=f'{model_id}:{place}',
             payload=refusal_payload('request', text_of(error)),

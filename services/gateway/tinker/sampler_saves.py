@@ -1,6 +1,7 @@
 """Sampling sessions of weights that a model publishes without a name."""
 
-from services.gateway.sampling.handles import HandleOrder, SamplingHandles
+from services.gateway.sampling.handles import SamplingHandles
+from services.gateway.sampling.rules import HandleRequest
 from services.gateway.tinker.runs import Runs
 
 
@@ -21,7 +22,7 @@ class HandleSaves:
             RequestIdReused: the id is taken by another one.
         """
         await self._handles.open(
-            HandleOrder(
+            HandleRequest(
                 handle_id=handle_id,
                 session_id=session_id,
                 base_model=await self._runs.base_model_of(model_id),

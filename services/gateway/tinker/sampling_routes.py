@@ -7,12 +7,12 @@ from typing import Any
 
 from services.gateway.futures.follow_topic import FollowTopic
 from services.gateway.futures.ports import Futures
-from services.gateway.futures.rules import Future, FutureOrder, FutureState
+from services.gateway.futures.rules import Future, FutureRequest, FutureState
+from services.gateway.futures.sample import SampleTask
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.fields import items, number, text, whole
-from services.gateway.sampling.handle import SamplingHandle
-from services.gateway.sampling.handles import HandleOrder, SamplingHandles
-from services.gateway.sampling.sample_task import SampleTask
+from services.gateway.sampling.handles import SamplingHandles
+from services.gateway.sampling.rules import HandleRequest, SamplingHandle
 from services.gateway.tinker.base_models import BaseModels, need_named
 from services.gateway.tinker.bodies import read_body
 from services.gateway.tinker.fields import Fields, bounded_text
@@ -128,7 +128,7 @@ class SamplingRoutes:
         if ask.model_path is None:
             return None
         native = ask.model_path.native
-        return await self._handles.open(HandleOrder(handle_id=native, session_id='', checkpoint_path=native))
+        return await self._handles.open(HandleRequest(handle_id=native, session_id='', checkpoint_path=native))
 
     async def _need_sampleable(self, base_model: str) -> str:
         """Return the name of the base model that the client means."""
@@ -152,7 +152,7 @@ class SamplingRoutes:
             raise InvalidField('prompt', f'prompt length plus max_tokens exceeds {window}')
 
 
-def handle_order(body: Mapping[str, Any]) -> HandleOrder:
+def handle_order(body: Mapping[str, Any]) -> HandleRequest:
     """Return the sampling session that is asked for.
 
     Raises:
@@ -165,7 +165,7 @@ def handle_order(body: Mapping[str, Any]) -> HandleOrder:
     base_model = fields.get('base_model', bounded_text(1, 256), '')
     if path is None and not base_model:
         raise InvalidField('base_model', 'is required, unless model_path is given')
-    return HandleOrder(
+    return HandleRequest(
         handle_id=f'{session_id}:sample:{place}',
         session_id=session_id,
         base_model=base_model,
@@ -173,13 +173,13 @@ def handle_order(body: Mapping[str, Any]) -> HandleOrder:
     )
 
 
-def _order_of(ask: SampleAsk, handle: SamplingHandle | None, headers: Mapping[str, str]) -> FutureOrder:
+def _order_of(ask: SampleAsk, handle: SamplingHandle | None, headers: Mapping[str, str]) -> FutureRequest:
     """Return what is submitted. Without a session, the client's own key tells repeats from new requests."""
     own_key = headers.get('x-idempotency-key', '')[:256] or new_id('rq')
     if handle is None:
         ask.request.base_model = ask.base_model
     request = ask.request.SerializeToString(deterministic=True)
-    return FutureOrder(
+    return FutureRequest(
         kind=SAMPLE_KIND,
         key=f'{ask.handle_id}:{ask.seq_id}' if ask.handle_id else f'sample:{own_key}',
         payload=SampleTask(handle.handle_id if handle else '', request).to_bytes(),

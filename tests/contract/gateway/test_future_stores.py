@@ -12,7 +12,7 @@ from sqlalchemy import insert
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from services.gateway.errors import PositionMissing
 from services.gateway.futures.payload_files import PayloadFiles
-from services.gateway.futures.rules import Future, FutureOrder, FutureState, FutureTaken, future_id_of_name
+from services.gateway.futures.rules import Future, FutureRequest, FutureState, FutureTaken, future_id_of_name
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.futures.tables import GatewayRow
 from services.gateway.store.database import Database
@@ -24,7 +24,7 @@ DAY = timedelta(days=1)
 
 def future_of(key: str, *, lane: str = '', position: int = 0, tenant: str = 'alice') -> Future:
     """Return an accepted future."""
-    order = FutureOrder(
+    order = FutureRequest(
         kind='execute', key=key, payload=key.encode(), session_id='ses-1', lane=lane, position=position, note='{"a": 1}'
     )
     return Future.accepted(order, tenant_id=tenant, moment=START)

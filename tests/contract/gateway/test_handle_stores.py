@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fixtures.handle_store import MemoryHandleStore
-from services.gateway.sampling.handle import SamplingHandle
+from services.gateway.sampling.rules import SamplingHandle
 from services.gateway.sampling.sql import SqlHandleStore
 from services.gateway.store.database import Database
 

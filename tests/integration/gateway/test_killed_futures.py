@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.future_driver import FutureDriver, GatewayDied, driven_gateway
 from fixtures.model_service import draw_example, forward_backward, operation_of, serving_model
-from services.gateway.futures.rules import FutureOrder
+from services.gateway.futures.rules import FutureRequest
 from services.kit.failpoints import FUTURE_FAILPOINTS
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, operation_result_pb2, training_config_pb2
 from twinkle.api.model.v1 import training_service_pb2 as wire
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 8
 
 
-def orders_of(lane: str, base_model: str) -> list[FutureOrder]:
+def orders_of(lane: str, base_model: str) -> list[FutureRequest]:
     """Return what a client sends: an adapter, a few steps of training, and the publication of its weights."""
     creation = adapter_service_pb2.CreateAdapterRequest(
         base_model=base_model, adapter_id=lane, lora_config=training_config_pb2.LoraConfig(lora_rank=4, seed=3)
@@ -34,7 +34,7 @@ def orders_of(lane: str, base_model: str) -> list[FutureOrder]:
     payloads = [creation.SerializeToString(deterministic=True)]
     payloads += [request.SerializeToString(deterministic=True) for request in requests]
     return [
-        FutureOrder(
+        FutureRequest(
             kind='execute' if position else 'create_adapter',
             key=f'{lane}:{position}',
             payload=payload,
@@ -46,7 +46,7 @@ def orders_of(lane: str, base_model: str) -> list[FutureOrder]:
     ]
 
 
-async def train(driver: FutureDriver, orders: Sequence[FutureOrder], *, seed: int) -> list[bytes]:
+async def train(driver: FutureDriver, orders: Sequence[FutureRequest], *, seed: int) -> list[bytes]:
     """Submit in any order, all at once, and return the results in the order of positions."""
     shuffled = random.Random(seed).sample(orders, len(orders))
     await asyncio.gather(*(driver.submit(order) for order in shuffled), return_exceptions=True)

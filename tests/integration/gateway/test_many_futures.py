@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.futures import Recorder, running_desk
 from services.gateway.futures.payload_files import PayloadFiles
+from services.gateway.futures.rules import Bounds
 from services.gateway.futures.sql import SqlFutureStore
-from services.gateway.sampling.fair_queue import Places
 from services.gateway.store.database import Database
 
 COUNT = 1000
@@ -31,7 +31,7 @@ async def stores(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
 
 async def test_thousand_waiting_futures_are_small_and_starve_nobody(stores: tuple[Any, Any]) -> None:
     """Requests stay on the disk until their turn comes; another tenant's future is among the next to run."""
-    async with running_desk(Recorder(), stores=stores, unordered=Places(tenant=4, total=6)) as desk:
+    async with running_desk(Recorder(), stores=stores, unordered=Bounds(per_tenant=4, total=6)) as desk:
         await desk.outcome(await desk.submit('first'))
         desk.recorder.gate.clear()
         before = psutil.Process().memory_info().rss

@@ -17,10 +17,9 @@ from services.gateway.futures.follow_topic import FollowTopic
 from services.gateway.futures.news import PayloadsNotShared
 from services.gateway.futures.payload_files import PayloadFiles
 from services.gateway.futures.persistence import Persistence
-from services.gateway.futures.rules import Future
+from services.gateway.futures.rules import Bounds, Future
 from services.gateway.futures.sql import SqlFutureStore
 from services.gateway.futures.sql_peers import SqlPeers
-from services.gateway.sampling.fair_queue import Places
 from services.gateway.store.database import Database
 from services.kit.errors import Cancelled, DomainError, QueueFull, ServiceUnreachable
 
@@ -213,7 +212,7 @@ async def test_ends_of_a_topic_are_heard_at_the_other_gateway(pair: tuple[Desk, 
 
 async def test_what_is_carried_out_elsewhere_takes_room_here_until_it_ends(town: Town) -> None:
     """What a gateway accepts is bounded whoever carries it out, and there is room again once it is finished."""
-    async with town.gateway() as first, town.gateway(room=Places(tenant=2, total=3)) as second:
+    async with town.gateway() as first, town.gateway(room=Bounds(per_tenant=2, total=3)) as second:
         first.recorder.gate.clear()
         await first.submit('k0', lane=LANE)
         futures = [await second.submit(f'k{n}', lane=LANE, position=n) for n in (1, 2)]

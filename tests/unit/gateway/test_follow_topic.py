@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.futures import Desk, running_desk
 from services.gateway.futures.follow_topic import FollowTopic
-from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.futures.rules import Future, FutureRequest
 
 PAGE = 1000
 STEP = timedelta(milliseconds=20)
@@ -20,7 +20,7 @@ def _end_some(desk: Desk, count: int, *, name: str = 'f', step: timedelta = STEP
     """Have some of alice's futures of the topic finished, and return their ids in that order."""
     ids = list[str]()
     for number in range(count):
-        order = FutureOrder(kind='k', key=f'{name}-{number}', payload=b'', session_id='', topic='talk')
+        order = FutureRequest(kind='k', key=f'{name}-{number}', payload=b'', session_id='', topic='talk')
         accepted = Future.accepted(order, tenant_id='alice', moment=desk.clock.now())
         desk.clock.advance(step)
         desk.store.futures[accepted.future_id] = accepted.done(moment=desk.clock.now())

@@ -15,7 +15,7 @@ from services.gateway.futures.delete_adapter import DeleteAdapter
 from services.gateway.futures.execute import ExecuteOperation
 from services.gateway.futures.expire import ExpireFutures
 from services.gateway.futures.persistence import Persistence
-from services.gateway.futures.rules import Future, FutureOrder, FutureTaken
+from services.gateway.futures.rules import Future, FutureRequest, FutureTaken
 from services.kit.clock import FakeClock
 from services.kit.errors import (
     AdapterNotFound,
@@ -33,7 +33,7 @@ OUTAGE = [ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1), Servic
 
 async def accepted(store: MemoryFutureStore, key: str) -> Future:
     """Return a future that the store knows."""
-    order = FutureOrder(kind='execute', key=key, payload=key.encode(), session_id='', lane='ad-1')
+    order = FutureRequest(kind='execute', key=key, payload=key.encode(), session_id='', lane='ad-1')
     return await store.add_if_absent(Future.accepted(order, tenant_id='alice', moment=datetime(2026, 1, 1, tzinfo=UTC)))
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from fixtures.futures import Recorder, running_desk
 from services.gateway.errors import FutureExpired, FutureNotFound, PositionMissing, PositionPassed
-from services.gateway.futures.rules import Future, FutureOrder, FutureState, future_id_of
-from services.gateway.sampling.fair_queue import Places
+from services.gateway.futures.rules import Bounds, Future, FutureRequest, FutureState, future_id_of
 from services.kit.errors import (
     Cancelled,
     Draining,
@@ -119,7 +118,7 @@ async def test_position_that_another_gateway_finished_is_not_missed() -> None:
     """Before a gap is given up, the lane is read again: what follows a position finished elsewhere runs."""
     async with running_desk(patience=SHORT) as desk:
         behind = await desk.submit('k1', lane='ad-1', position=1)
-        order = FutureOrder(kind='record', key='k0', payload=b'k0', session_id='', lane='ad-1')
+        order = FutureRequest(kind='record', key='k0', payload=b'k0', session_id='', lane='ad-1')
         first = Future.accepted(order, tenant_id='alice', moment=desk.clock.now())
         await desk.store.add_if_absent(first)
         await desk.store.settle(first.done(moment=desk.clock.now()))
@@ -166,7 +165,7 @@ async def test_request_is_dropped_once_it_is_finished() -> None:
 
 async def test_unordered_futures_share_places_between_tenants() -> None:
     """A tenant with a thousand waiting holds up another's no longer than one turn, and has no more than its places."""
-    places = Places(tenant=3, total=5)
+    places = Bounds(per_tenant=3, total=5)
     async with running_desk(unordered=places) as desk:
         desk.recorder.gate.clear()
         many = [await desk.submit(f'a{n}') for n in range(1000)]
@@ -179,13 +178,13 @@ async def test_unordered_futures_share_places_between_tenants() -> None:
         desk.acting_as('alice')
         for future in many:
             await desk.outcome(future)
-        assert desk.recorder.most['alice'] == places.tenant
+        assert desk.recorder.most['alice'] == places.per_tenant
         assert len(desk.recorder.begun) == 1002
 
 
 async def test_what_is_beyond_the_room_is_refused() -> None:
     """A tenant beyond its share is told so, others not; a place is free again when a future is finished."""
-    async with running_desk(room=Places(tenant=2, total=3)) as desk:
+    async with running_desk(room=Bounds(per_tenant=2, total=3)) as desk:
         desk.recorder.gate.clear()
         first = [await desk.submit('a0'), await desk.submit('a1')]
         with pytest.raises(QueueFull):
@@ -203,7 +202,7 @@ async def test_what_is_beyond_the_room_is_refused() -> None:
 
 async def test_cancelled_futures_end_where_that_can_be_done() -> None:
     """One that waits or may be cut off ends as cancelled; one of a lane is passed over; a finished one stays."""
-    async with running_desk(unordered=Places(tenant=1, total=1)) as desk:
+    async with running_desk(unordered=Bounds(per_tenant=1, total=1)) as desk:
         desk.recorder.gate.clear()
         running, waiting = await desk.submit('one'), await desk.submit('two')
         lane = [await desk.submit(f'k{n}', lane='ad-1', position=n) for n in range(3)]

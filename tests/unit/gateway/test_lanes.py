@@ -9,8 +9,7 @@ from services.gateway.errors import FutureNotFound
 from services.gateway.futures.lane import Lane, Place
 from services.gateway.futures.passing import is_passing
 from services.gateway.futures.room import Room
-from services.gateway.futures.rules import Future, FutureOrder
-from services.gateway.sampling.fair_queue import FairQueue, Places
+from services.gateway.futures.rules import Bounds, Future, FutureRequest
 from services.kit.errors import DeadlinePassed, QueueFull, ServiceUnreachable
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,7 +18,9 @@ PATIENCE = 10.0
 
 def future_at(position: int, *, key: str = '', tenant: str = 'alice') -> Future:
     """Return a future of the lane."""
-    order = FutureOrder(kind='x', key=key or f'k{position}', payload=b'', session_id='', lane='ad-1', position=position)
+    order = FutureRequest(
+        kind='x', key=key or f'k{position}', payload=b'', session_id='', lane='ad-1', position=position
+    )
     return Future.accepted(order, tenant_id=tenant, moment=START)
 
 
@@ -98,58 +99,9 @@ def test_gap_is_waited_for_from_when_the_lane_fell_idle() -> None:
     assert lane.idle_since() is None
 
 
-@given(
-    arrivals=st.lists(st.sampled_from(['alice', 'bob', 'carol']), max_size=40),
-    tenant=st.integers(1, 4),
-    total=st.integers(1, 6),
-    moves=st.lists(st.integers(0, 5), max_size=80),
-)
-def test_places_are_shared_evenly(arrivals: list[str], tenant: int, total: int, moves: list[int]) -> None:
-    """Nobody has more than its places, none stays free that somebody may have, and each tenant's come in order."""
-    queue = FairQueue(Places(tenant=tenant, total=total))
-    running, begun, order = list[Future](), list[Future](), iter(moves)
-    for index, owner in enumerate(arrivals):
-        queue.add(future_at(index, tenant=owner))
-    while len(begun) < len(arrivals):
-        while (future := queue.take()) is not None:
-            running.append(future)
-            begun.append(future)
-            assert len(running) <= total
-            assert sum(item.tenant_id == future.tenant_id for item in running) <= tenant
-        ended = running.pop(next(order, 0) % len(running))
-        queue.give_back(ended.tenant_id)
-    for owner in set(arrivals):
-        positions = [future.position for future in begun if future.tenant_id == owner]
-        assert positions == sorted(positions)
-
-
-def test_tenant_with_few_waits_for_one_place_at_most() -> None:
-    """With a thousand of another tenant before it, it gets the next place that is free."""
-    queue = FairQueue(Places(tenant=4, total=4))
-    for position in range(1000):
-        queue.add(future_at(position))
-    for _ in range(4):
-        queue.take()
-    queue.add(future_at(0, tenant='bob'))
-    assert queue.take() is None
-    queue.give_back('alice')
-    taken = queue.take()
-    assert taken is not None
-    assert taken.tenant_id == 'bob'
-
-
-def test_future_that_is_dropped_is_not_taken() -> None:
-    """It leaves its queue; one that is not in it is no error."""
-    queue = FairQueue(Places(tenant=4, total=4))
-    queue.add(future_at(0))
-    assert queue.drop(future_at(0))
-    assert not queue.drop(future_at(0))
-    assert queue.take() is None
-
-
 def test_room_counts_each_future_once() -> None:
     """However many hold it, and until the last one leaves; those accepted before are counted and never refused."""
-    room = Room(Places(tenant=1, total=2))
+    room = Room(Bounds(per_tenant=1, total=2))
     room.enter_anyway(future_at(0))
     room.enter_anyway(future_at(0))
     for future in (future_at(1), future_at(2)):
@@ -166,7 +118,7 @@ def test_room_counts_each_future_once() -> None:
 
 def test_room_bounds_bytes_of_each_tenant_and_of_all() -> None:
     """Bytes are counted once for each future, and there is room for them again when it leaves."""
-    room = Room(Places(tenant=9, total=9), sizes=Places(tenant=10, total=15))
+    room = Room(Bounds(per_tenant=9, total=9), sizes=Bounds(per_tenant=10, total=15))
     room.enter(future_at(0), 8)
     room.enter(future_at(0), 8)
     assert room.size_bytes(future_at(0)) == 8

@@ -14,7 +14,7 @@ from fixtures.record_trainer import RecordTrainer
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.futures.limits import LimitedTrainer, QuotaRoom
 from services.gateway.futures.room import UNBOUNDED
-from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.futures.rules import Bounds, Future, FutureRequest
 from services.gateway.quotas.book import QuotaBook
 from services.gateway.quotas.new_adapters import NewAdapters
 from services.gateway.quotas.rates import TokenRates
@@ -23,8 +23,7 @@ from services.gateway.quotas.rules import Quota
 from services.gateway.quotas.token_bucket import TokenBucket
 from services.gateway.quotas.training import TrainingGate
 from services.gateway.quotas.upstream_requests import refused_creation
-from services.gateway.sampling.fair_queue import Places
-from services.gateway.sampling.limits import SamplePlaces, SamplingGate
+from services.gateway.sampling.limits import SamplingGate
 from services.kit.clock import FakeClock
 from services.kit.errors import InvalidField, QueueFull, QuotaExceeded
 from twinkle.api.model.v1 import adapter_service_pb2
@@ -41,8 +40,7 @@ class World:
         self.store = MemoryQuotaStore()
         self.book = QuotaBook(self.store, default=Quota(**default))
         self.rates = TokenRates(self.book, clock=self.clock, pause=self.pause)
-        self.samples = SamplePlaces()
-        self.gate = SamplingGate(self.book, self.rates, self.samples, patience=timedelta(seconds=5))
+        self.gate = SamplingGate(self.book, self.rates, patience=timedelta(seconds=5))
         self.usage = MemoryUsageStore()
         self.training = TrainingGate(self.book, self.rates, self.usage)
         self.waited = 0.0
@@ -153,58 +151,58 @@ async def test_a_quota_that_is_raised_counts_at_once() -> None:
 async def test_samples_at_a_time() -> None:
     """One too many is refused with the time to try again; one that is over makes room, of each tenant for itself."""
     world = World(concurrent_samples=2)
-    async with world.gate.sampling('alice', deadline=None), world.gate.sampling('alice', deadline=None):
+    async with world.gate.admitted('alice', deadline=None), world.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
-            async with world.gate.sampling('alice', deadline=None):
+            async with world.gate.admitted('alice', deadline=None):
                 raise AssertionError('it was let in')
         assert (refused.value.quota, refused.value.limit) == ('concurrent_samples', 2)
         assert refused.value.retry_after is not None
-        async with world.gate.sampling('bob', deadline=None):
+        async with world.gate.admitted('bob', deadline=None):
             pass
-    async with world.gate.sampling('alice', deadline=None):
-        assert world.samples.count('alice') == 1
-    assert world.samples.count('alice') == 0
+    async with world.gate.admitted('alice', deadline=None):
+        assert world.gate.count('alice') == 1
+    assert world.gate.count('alice') == 0
 
 
 def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') -> Future:
     """Return a future."""
-    order = FutureOrder(kind=kind, key=str(number), payload=b'', session_id='')
+    order = FutureRequest(kind=kind, key=str(number), payload=b'', session_id='')
     return Future.accepted(order, tenant_id=tenant_id, moment=START)
 
 
 async def test_samples_of_futures_count_with_those_that_are_answered_at_once() -> None:
     """One that is in is never refused again, and one from before a restart is let in whatever the quota is."""
     world = World(concurrent_samples=2)
-    room = QuotaRoom(Places(tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate, samples=world.samples)
+    room = QuotaRoom(Bounds(per_tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate)
     room.enter(future_of(0))
     room.enter(future_of(0))
     room.enter(future_of(1, kind='execute'))
-    async with world.gate.sampling('alice', deadline=None):
+    async with world.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded):
             room.enter(future_of(2))
         room.enter_anyway(future_of(3))
     room.leave(future_of(3))
     room.leave(future_of(0))
-    assert world.samples.count('alice') == 1
+    assert world.gate.count('alice') == 1
     room.leave(future_of(0))
-    assert world.samples.count('alice') == 0
+    assert world.gate.count('alice') == 0
     room.enter(future_of(2))
 
 
 async def test_a_full_room_takes_no_place_of_a_quota() -> None:
     """A sample that is refused by the queue is not counted as one under way."""
     world = World(concurrent_samples=5)
-    room = QuotaRoom(Places(tenant=1, total=1), sizes=UNBOUNDED, gate=world.gate, samples=world.samples)
+    room = QuotaRoom(Bounds(per_tenant=1, total=1), sizes=UNBOUNDED, gate=world.gate)
     room.enter(future_of(0))
     with pytest.raises(QueueFull):
         room.enter(future_of(1))
-    assert world.samples.count('alice') == 1
+    assert world.gate.count('alice') == 1
 
 
 async def test_samples_of_who_owes_tokens_are_refused_with_the_time() -> None:
     """Their clients send them again: they are not kept meanwhile."""
     world = World(tokens_per_second=10)
-    room = QuotaRoom(Places(tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate, samples=world.samples)
+    room = QuotaRoom(Bounds(per_tenant=9, total=9), sizes=UNBOUNDED, gate=world.gate)
     world.rates.charge('alice', 150)
     with pytest.raises(QuotaExceeded) as refused:
         room.enter(future_of(0))
@@ -288,18 +286,19 @@ async def test_nothing_may_be_stored_where_the_limit_is_zero() -> None:
     assert (refused.value.quota, refused.value.limit, refused.value.retry_after) == ('stored_bytes', 0, None)
 
 
-def test_places_are_counted_by_holder() -> None:
-    """Whoever enters leaves; what never entered leaves nothing."""
-    places = SamplePlaces()
-    places.enter('alice', 'one')
-    places.enter('alice', 'one')
-    places.leave('alice', 'other')
-    places.leave('bob', 'one')
-    assert (places.count('alice'), places.holds('alice', 'one')) == (1, True)
-    places.leave('alice', 'one')
-    assert places.count('alice') == 1
-    places.leave('alice', 'one')
-    assert (places.count('alice'), places.holds('alice', 'one')) == (0, False)
+async def test_requests_in_flight_are_counted_until_they_left() -> None:
+    """A request that entered twice is in flight until it left twice; unknown requests are ignored."""
+    gate = World(concurrent_samples=1).gate
+    gate.enter('alice', 'one')
+    gate.enter('alice', 'one')
+    gate.leave('alice', 'other')
+    gate.leave('bob', 'one')
+    gate.check('alice', 'one')
+    assert gate.count('alice') == 1
+    gate.leave('alice', 'one')
+    assert gate.count('alice') == 1
+    gate.leave('alice', 'one')
+    assert gate.count('alice') == 0
 
 
 def test_a_limit_that_is_zero_is_one() -> None:

@@ -7,8 +7,7 @@ import pytest
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_desk
 from services.gateway.futures.room import Room
-from services.gateway.futures.rules import Future
-from services.gateway.sampling.fair_queue import Places
+from services.gateway.futures.rules import Bounds, Future
 from services.kit.errors import BytesFull, QueueFull, ServiceUnreachable
 
 MIB = 1 << 20
@@ -36,7 +35,7 @@ class FirstFails(MemoryFutureStore):
 
 async def test_failed_repeat_leaves_the_place_of_the_one_that_was_accepted() -> None:
     """Of two equal requests at once one fails: the other is counted until it is finished, and not longer."""
-    async with running_desk(stores=(FirstFails(), MemoryPayloadStore()), room=Places(tenant=1, total=1)) as desk:
+    async with running_desk(stores=(FirstFails(), MemoryPayloadStore()), room=Bounds(per_tenant=1, total=1)) as desk:
         desk.recorder.gate.clear()
         failed, accepted = await asyncio.gather(desk.submit('one'), desk.submit('one'), return_exceptions=True)
         assert isinstance(failed, ServiceUnreachable)
@@ -50,8 +49,8 @@ async def test_failed_repeat_leaves_the_place_of_the_one_that_was_accepted() -> 
 
 async def test_bytes_that_wait_are_bounded_and_free_again() -> None:
     """A tenant with too many is told so, others not; what was resumed counts as well."""
-    sizes = Places(tenant=10, total=100)
-    room = Room(Places(tenant=9, total=9), sizes=sizes)
+    sizes = Bounds(per_tenant=10, total=100)
+    room = Room(Bounds(per_tenant=9, total=9), sizes=sizes)
     async with running_desk(room=room) as desk:
         desk.recorder.gate.clear()
         first = await desk.submit('a0', payload=b'12345678')
@@ -59,7 +58,7 @@ async def test_bytes_that_wait_are_bounded_and_free_again() -> None:
             await desk.submit('a1', payload=b'123')
         desk.acting_as('bob')
         await desk.submit('b0', payload=b'12345678')
-    again = Room(Places(tenant=9, total=9), sizes=sizes)
+    again = Room(Bounds(per_tenant=9, total=9), sizes=sizes)
     async with running_desk(room=again, stores=(desk.store, desk.payloads)) as resumed:
         resumed.recorder.gate.clear()
         await resumed.verbs.resume()

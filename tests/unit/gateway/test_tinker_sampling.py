@@ -14,7 +14,7 @@ from tinker.proto.response_conv import deserialize_sample_response
 from fixtures.fake_sampling import TOKENS, FakeSampling
 from fixtures.tinker_api import CONTEXT, TinkerApi, tinker_api
 from services.gateway.errors import NoReplica
-from services.gateway.sampling.fair_queue import Places
+from services.gateway.futures.rules import Bounds
 from services.gateway.tinker.sampling_request import sample_ask
 from services.gateway.tinker.sampling_result import sample_to_json, sample_to_proto
 from services.gateway.tinker.wire import tinker_pb2
@@ -169,7 +169,7 @@ async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: Fak
 async def test_full_queue_is_back_pressure(sampling: FakeSampling) -> None:
     """429 says that the same request may come again, and then it is taken."""
     sampling.gate.clear()
-    async with tinker_api(sampling=sampling, room=Places(tenant=1, total=1)) as api:
+    async with tinker_api(sampling=sampling, room=Bounds(per_tenant=1, total=1)) as api:
         handle = await handle_of(api)
         first = await api.post('asample', body(handle, 0))
         assert (await api.post('asample', body(handle, 1))).status_code == 429

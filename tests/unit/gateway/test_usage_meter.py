@@ -10,17 +10,17 @@ import pytest
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from services.gateway.fleet.routing import AdapterRequest, RouteKey
 from services.gateway.futures.limits import SampleTally
-from services.gateway.futures.rules import Future, FutureOrder
+from services.gateway.futures.rules import Future, FutureRequest
 from services.gateway.quotas.book import QuotaBook
 from services.gateway.quotas.meter import MOST_READINGS, UsageMeter
 from services.gateway.quotas.rates import TokenRates
 from services.gateway.quotas.rules import Quota
 from services.gateway.quotas.usage import Reading, Work
-from services.gateway.sampling.rules import BatchOrder, PromptAnswer
+from services.gateway.sampling.rules import BatchRequest, PromptResult
 from services.kit.clock import FakeClock
 from services.kit.errors import Cancelled, ServiceUnreachable
 
-ANSWER = PromptAnswer(0, b'', prompt_token_count=7, sampled_token_count=5)
+ANSWER = PromptResult(0, b'', prompt_token_count=7, sampled_token_count=5)
 WORK = Work(prompt_token_count=7, sampled_token_count=5, prompt_count=1)
 
 
@@ -102,13 +102,13 @@ async def test_trained_tokens_are_charged_as_meters_go_on() -> None:
 
 def future_of(key: str) -> Future:
     """Return a sample."""
-    order = FutureOrder(kind='sample', key=key, payload=b'', session_id='')
+    order = FutureRequest(kind='sample', key=key, payload=b'', session_id='')
     return Future.accepted(order, tenant_id='alice', moment=FakeClock().now())
 
 
-def order_for(wish: AdapterRequest | None) -> BatchOrder:
+def order_for(wish: AdapterRequest | None) -> BatchRequest:
     """Return what it asked for."""
-    return BatchOrder(request=b'', keys=(RouteKey(base_model='tiny', adapter=wish),))
+    return BatchRequest(message=b'', keys=(RouteKey(base_model='tiny', adapter=wish),))
 
 
 async def test_a_sample_counts_once_when_it_is_settled() -> None:

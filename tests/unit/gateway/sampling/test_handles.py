@@ -1,4 +1,4 @@
-"""Sampling handles: what they learn of their version, and which versions they keep."""
+"""Sampling handles: the version that they resolve to, and the versions that they keep pinned."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from fixtures.handle_store import MemoryHandleStore
-from services.gateway.futures.rules import Future, FutureState
-from services.gateway.sampling.handle import SamplingHandle
 from services.gateway.sampling.handles import SamplingHandles
+from services.gateway.sampling.rules import SamplingHandle
 from services.kit.caller import Caller
 from services.kit.clock import FakeClock
 from services.kit.errors import ServiceUnreachable, VersionNotFound
@@ -25,34 +24,16 @@ HANDLE = SamplingHandle(
     base_model='tiny',
     create_time=NOON,
 )
-FUTURE = Future(
-    future_id='fu-1',
-    tenant_id='alice',
-    session_id='s',
-    kind='execute',
-    key='s:train:0:1',
-    lane='s:train:0',
-    position=1,
-    fingerprint='',
-    note='',
-    topic='',
-    state=FutureState.WAITING,
-    create_time=NOON,
-)
 
 
-class StoppedFutures:
-    """Futures of a process that ends: no wait lasts."""
-
-    async def wait(self, future_id: str, *, seconds: float) -> Future:
-        """Return at once."""
-        del future_id, seconds
-        return FUTURE
+async def not_published(future_id: str) -> None:
+    """Return no result, as for a future that is not finished."""
+    del future_id
 
 
 @dataclass
 class Weights:
-    """Knows versions by their results, and notes which are let go."""
+    """Weights whose versions are the results, and a record of the unpinned versions."""
 
     unpinned: list[int] = field(default_factory=list[int])
 
@@ -61,7 +42,7 @@ class Weights:
         return int(result)
 
     async def unpin(self, adapter_id: str, version: int) -> None:
-        """Note it; the service is away now and then."""
+        """Record the version; the first attempt at each third one fails."""
         if version % 3 == 0 and version not in self.unpinned:
             self.unpinned.append(version)
             raise ServiceUnreachable('checkpoint')
@@ -70,53 +51,52 @@ class Weights:
 
 
 async def handles_of(*items: SamplingHandle, weights: Any = None) -> SamplingHandles:
-    """Return the verbs over a store that has `items`."""
+    """Return the verbs over a store that contains `items`."""
     store = MemoryHandleStore()
     for item in items:
         await store.add_if_absent(item)
-    futures: Any = StoppedFutures()
-    return SamplingHandles(store, weights or Weights(), futures, caller=lambda: ALICE, clock=FakeClock())
+    return SamplingHandles(store, weights or Weights(), not_published, caller=lambda: ALICE, clock=FakeClock())
 
 
-async def test_a_version_that_does_not_come_is_not_waited_for_without_end() -> None:
-    """Also where no wait lasts because the process ends: whoever asks gets his turn, and may ask again."""
+async def test_unpublished_version_is_an_error_that_the_client_may_retry() -> None:
+    """Resolving a handle fails with ServiceUnreachable if its version is not published in time."""
     handles = await handles_of(HANDLE)
     with pytest.raises(ServiceUnreachable):
         await handles.resolved(HANDLE.handle_id)
 
 
 @pytest.mark.parametrize('is_inflight', [False, True])
-async def test_old_snapshots_let_their_versions_go(*, is_inflight: bool) -> None:
-    """All but the newest 32, the failed attempts again; those in flight never had one pinned."""
+async def test_old_snapshots_are_unpinned(*, is_inflight: bool) -> None:
+    """All but the newest 32 snapshots are unpinned, also after a failed attempt; in-flight handles pin nothing."""
     weights = Weights()
     items = [
-        replace(HANDLE, handle_id=f's:sample:{place}', future_id=f'fu-{place}', is_inflight=is_inflight)
-        for place in range(100)
+        replace(HANDLE, handle_id=f's:sample:{index}', future_id=f'fu-{index}', is_inflight=is_inflight)
+        for index in range(100)
     ]
     handles = await handles_of(*items, weights=weights)
-    for place, item in enumerate(items):
-        await handles.note_published(item.handle_id, str(place + 1).encode())
+    for index, item in enumerate(items):
+        await handles.note_published(item.handle_id, str(index + 1).encode())
     assert set(weights.unpinned) == (set() if is_inflight else set(range(1, 69)))
     assert all(weights.unpinned.count(version) > 1 for version in weights.unpinned if version % 3 == 0)
 
 
-async def test_a_session_that_is_over_lets_all_its_versions_go() -> None:
-    """Those of its own handles alone, and the failed attempts again; one that is gone already is no failure."""
+async def test_versions_of_an_ended_session_are_unpinned() -> None:
+    """A session unpins the versions of its handles alone, retries failures, and ignores versions that are deleted."""
     weights = Weights()
     items = [
-        replace(HANDLE, handle_id=f's:sample:{place}', version=place + 1, future_id=f'fu-{place}') for place in range(4)
+        replace(HANDLE, handle_id=f's:sample:{index}', version=index + 1, future_id=f'fu-{index}') for index in range(4)
     ]
     foreign = replace(HANDLE, handle_id='other:sample:0', session_id='other', version=50)
     base = replace(HANDLE, handle_id='s:sample:9', adapter_id='', future_id='')
     inflight = replace(HANDLE, handle_id='s:sample:10', version=60, is_inflight=True)
     handles = await handles_of(*items, foreign, base, inflight, weights=weights)
     with pytest.raises(ServiceUnreachable):
-        await handles.let_session_go('s')
-    await handles.let_session_go('s')
+        await handles.unpin_session('s')
+    await handles.unpin_session('s')
     assert set(weights.unpinned) == {1, 2, 3, 4}
-    weights.unpin = _gone
-    await handles.let_session_go('s')
+    weights.unpin = _deleted
+    await handles.unpin_session('s')
 
 
-async def _gone(adapter_id: str, version: int) -> None:
+async def _deleted(adapter_id: str, version: int) -> None:
     raise VersionNotFound(adapter_id, version)

@@ -1,4 +1,4 @@
-"""Which sampling requests run, under which ids and where: one of a caller's may run in several places."""
+"""Sampling requests that run: their ids, the replicas that run their parts, and whether the caller aborted them."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -12,17 +12,17 @@ Result = TypeVar('Result')
 
 
 @dataclass
-class RunningSample:
-    """A request of a caller's."""
+class RunningRequest:
+    """One request of a caller. Several replicas may run parts of it."""
 
     parts: dict[str, str] = field(default_factory=dict[str, str])
-    """Its parts, by the ids that they have at their replicas, to the addresses of these."""
+    """Addresses of the replicas, by the ids that the parts have there."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the caller ended it."""
+    """Set when the caller aborts the request."""
 
     @contextmanager
     def part(self, request_id: str, address: str) -> Iterator[None]:
-        """Note, during the block, that a part of it runs at `address`."""
+        """Record, for the duration of the block, that a part runs at `address`."""
         self.parts[request_id] = address
         try:
             yield
@@ -30,7 +30,7 @@ class RunningSample:
             del self.parts[request_id]
 
     async def unless_aborted(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """Return what `work` comes to; None as soon as the caller ended the request, and `work` is cancelled."""
+        """Return the result of `work`; cancel it and return None as soon as the request is aborted."""
         working = asyncio.ensure_future(work)
         aborting = asyncio.ensure_future(self.aborted.wait())
         try:
@@ -42,33 +42,32 @@ class RunningSample:
             await asyncio.gather(working, aborting, return_exceptions=True)
 
 
-class RunningSamples:
-    """Those that callers named, by caller and name."""
+class RunningRequests:
+    """Running requests by tenant and the id that the caller chose."""
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self._named: dict[tuple[str, str], RunningSample] = {}
+        self._named: dict[tuple[str, str], RunningRequest] = {}
 
     @contextmanager
-    def running(self, tenant_id: str, request_id: str) -> Iterator[RunningSample]:
-        """Note a request during the block; one without a name is nobody's to abort.
+    def running(self, tenant_id: str, request_id: str) -> Iterator[RunningRequest]:
+        """Register a request for the duration of the block. A request without an id cannot be found.
 
         Raises:
-            SamplingIdTaken: the tenant has one of that name.
+            SamplingIdTaken: A request of the tenant with that id is running.
         """
         key = (tenant_id, request_id)
         if key in self._named:
             raise SamplingIdTaken(request_id)
-        sample = RunningSample()
+        request = RunningRequest()
         if not request_id:
-            yield sample
+            yield request
             return
-        self._named[key] = sample
+        self._named[key] = request
         try:
-            yield sample
+            yield request
         finally:
             del self._named[key]
 
-    def find(self, tenant_id: str, request_id: str) -> RunningSample | None:
-        """Return the tenant's request of that name, or None."""
+    def find(self, tenant_id: str, request_id: str) -> RunningRequest | None:
+        """Return the tenant's request of that id, or None."""
         return self._named.get((tenant_id, request_id))

@@ -1,0 +1,100 @@
+"""Queue of the futures that may start: tenants share slots by weight, and each base model has slots of its own.
+
+A base model that is busy or unavailable therefore leaves the others their slots. Pure: it decides, and never waits.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from services.gateway.futures.rules import Bounds, Future
+from services.gateway.sampling.slots import FairSlots, equal_weight
+
+MAX_QUEUES = 64
+"""Base models with separate slots. Clients choose the names, so further ones share a queue."""
+_SHARED = ''
+
+
+def never(tenant_id: str) -> bool:
+    """Hold no tenant."""
+    del tenant_id
+    return False
+
+
+class FutureQueue:
+    """Futures that wait for a slot or have one; each tenant's start in the order of arrival."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        *,
+        weight_of: Callable[[str], float] = equal_weight,
+        is_held: Callable[[str], bool] = never,
+    ) -> None:
+        """Create an empty queue.
+
+        Args:
+            bounds: Number of slots, for each base model.
+            weight_of: Returns a tenant's current weight, above 0.
+            is_held: Returns whether a tenant may start nothing now. Its futures stay in the queue.
+        """
+        self._bounds = bounds
+        self._weight_of = weight_of
+        self._is_held = is_held
+        self._slots: OrderedDict[str, FairSlots[Future]] = OrderedDict()
+        """Slots of the base models in use, least recently served first."""
+        self._names: dict[str, str] = {}
+        """Name of the slots that a future is in, by its id."""
+
+    def add(self, future: Future) -> None:
+        """Append a future to its tenant's queue."""
+        name = future.base_model
+        if name not in self._slots and len(self._slots) >= MAX_QUEUES:
+            name = _SHARED
+        self._names[future.future_id] = name
+        if name not in self._slots:
+            self._slots[name] = FairSlots[Future](weight_of=self._weight_of)
+        self._slots[name].add(future.tenant_id, future)
+
+    def take(self) -> Future | None:
+        """Return a future that starts now, which has a slot until `release`; None where none may start.
+
+        Base models take turns.
+        """
+        for name in list(self._slots):
+            future = self._take_from(self._slots[name])
+            self._slots.move_to_end(name)
+            if future is not None:
+                return future
+        return None
+
+    def _take_from(self, slots: FairSlots[Future]) -> Future | None:
+        if slots.running_count >= self._bounds.total:
+            return None
+        return slots.take(lambda tenant: slots.slots_of(tenant) < self._bounds.per_tenant and not self._is_held(tenant))
+
+    @property
+    def has_held(self) -> bool:
+        """Whether futures of a held tenant wait."""
+        return any(self._is_held(tenant) for slots in self._slots.values() for tenant in slots.waiting_tenants)
+
+    def release(self, future: Future) -> None:
+        """Free the slot of a future."""
+        name = self._names.pop(future.future_id)
+        self._slots[name].release(future.tenant_id)
+        self._drop_empty(name)
+
+    def remove(self, future: Future) -> bool:
+        """Remove a waiting future; return False where it does not wait here."""
+        name = self._names.get(future.future_id)
+        if name is None or not self._slots[name].remove(future.tenant_id, future):
+            return False
+        del self._names[future.future_id]
+        self._drop_empty(name)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def _drop_empty(self, name: str) -> None:
+        if self._slots[name].is_empty:
+            del self._slots[name]

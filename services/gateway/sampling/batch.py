@@ -1,0 +1,245 @@
+"""Batches of prompts, divided over the fleet: one adapter version for all prompts, and retries of unfinished ones."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, replace
+from typing import cast
+
+from services.gateway.fleet.rules import Replica
+from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.sampling.ports import SamplerClient
+from services.gateway.sampling.rules import BatchPart, BatchRequest, PromptResult
+from services.gateway.sampling.running import RunningRequest
+from services.gateway.sampling.slots import Slot
+from services.kit.errors import DomainError, ServiceUnreachable
+from services.kit.ids import new_id
+
+Scores = list[tuple[tuple[int, ...], bytes]]
+"""ComputeLogprobsResponses, each with the indices of its sequences in the batch."""
+_KEYS_AT_ONCE = 64
+"""Prompts that are routed before the event loop runs other tasks."""
+
+
+class BatchDivision:
+    """Steps that all batches share."""
+
+    def __init__(self, dispatch: Dispatch, samplers: SamplerClient) -> None:
+        self.dispatch = dispatch
+        self.samplers = samplers
+
+    async def resolve_version(self, request: BatchRequest, *, deadline: float | None) -> int | None:
+        """Return the version for all prompts; None where the request names it. The replica that resolves it keeps it.
+
+        Raises:
+            DomainError: The sampler's error, or no replica is there.
+        """
+        if not request.is_version_open:
+            return None
+        attempt = Attempt(key=request.keys[0], deadline=deadline)
+        membership = self.dispatch.membership
+        while True:
+            replica = await self.dispatch.find(attempt)
+            try:
+                with membership.working(replica, 0):
+                    version = await self.samplers.resolve(replica.address, request, deadline=deadline)
+            except DomainError as error:
+                self.dispatch.record_failure(attempt, replica, error)
+                continue
+            if (adapter := request.keys[0].adapter) is not None:
+                membership.fleet.note_resident(replica.replica_id, adapter.adapter_id, version)
+            return version
+
+    async def divide(self, part: BatchPart, attempt: Attempt) -> list[tuple[Replica, BatchPart]]:
+        """Return the replicas and the prompts of `part` that each gets.
+
+        Raises:
+            DomainError: See `Dispatch.find`.
+        """
+        first = await self.dispatch.find(attempt)
+        groups: dict[str, tuple[Replica, list[int]]] = {}
+        with ExitStack() as counted:
+            for number, position in enumerate(part.positions):
+                key = part.request.keys[position]
+                replica = self.dispatch.membership.find_for(key, excluded=attempt.tried) or first
+                counted.enter_context(self.dispatch.membership.working(replica, key.weight))
+                groups.setdefault(replica.replica_id, (replica, []))[1].append(position)
+                if number % _KEYS_AT_ONCE == _KEYS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+        return [(replica, _subset(part, positions)) for replica, positions in groups.values()]
+
+
+class BatchCompletion:
+    """One SampleBatch request. Prompts that a sampler left unfinished are completed by others."""
+
+    def __init__(
+        self, division: BatchDivision, request: BatchRequest, *, attempt: Attempt, running: RunningRequest
+    ) -> None:
+        self._division = division
+        self._request = request
+        self._attempt = attempt
+        self._running = running
+        self._tasks = asyncio.TaskGroup()
+        self._results: asyncio.Queue[PromptResult] = asyncio.Queue(maxsize=1)
+        """One result at a time: a slow reader holds the samplers back."""
+
+    async def results(self) -> AsyncGenerator[PromptResult, None]:
+        """Yield the results in the order in which they finish. Closing the generator cancels all calls.
+
+        Raises:
+            DomainError: A sampler's error, or no replica is there.
+        """
+        work = asyncio.create_task(self._work())
+        try:
+            for _ in self._request.keys:
+                yield await _next_result(self._results, work)
+        except BaseExceptionGroup as group:
+            raise _first_error(group) from None
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _work(self) -> None:
+        async with self._tasks:
+            resolving = self._division.resolve_version(self._request, deadline=self._attempt.deadline)
+            version = await self._running.unless_aborted(resolving)
+            await self._start(_all_of(self._request, version), self._attempt)
+
+    async def _start(self, part: BatchPart, attempt: Attempt) -> None:
+        """Distribute a part over the replicas; an aborted part ends without them."""
+        shares = await self._running.unless_aborted(self._division.divide(part, attempt))
+        if shares is None:
+            for result in self._division.samplers.aborted_prompts(part):
+                await self._results.put(result)
+            return
+        for replica, share in shares:
+            self._tasks.create_task(self._run(replica, share, replace(attempt, tried=set(attempt.tried))))
+
+    async def _run(self, replica: Replica, part: BatchPart, attempt: Attempt) -> None:
+        """Pass on the results of a replica once its slot is granted, and restart the prompts it left unfinished.
+
+        Raises:
+            DomainError: The caller must see the error.
+        """
+        unfinished = dict.fromkeys(part.positions)
+        dispatch = self._division.dispatch
+        try:
+            with (
+                dispatch.reserve(replica, attempt, part.sequence_count) as slot,
+                self._running.part(part.request_id or part.request.request_id, replica.address),
+            ):
+                if not slot.is_granted:
+                    await self._running.unless_aborted(slot.wait())
+                # A request that was aborted before has no replica yet that could have been notified.
+                if not self._running.aborted.is_set():
+                    await self._pass_on(replica, part, _Share(attempt, slot, unfinished))
+        except DomainError as error:
+            dispatch.record_failure(attempt, replica, error)
+            # A request that a sampler had started is worth a longer wait for another sampler.
+            if attempt.breakdowns:
+                attempt.start()
+            part = replace(part, positions=tuple(unfinished), is_retry=True)
+        if unfinished:
+            await self._start(part, attempt)
+
+    async def _pass_on(self, replica: Replica, part: BatchPart, share: '_Share') -> None:
+        """Pass on the results of a replica.
+
+        Raises:
+            DomainError: The replica failed, or its response ended early.
+        """
+        dispatch = self._division.dispatch
+        results = self._division.samplers.complete(replica.address, part, deadline=share.attempt.deadline)
+        async with aclosing(results):
+            async for result in results:
+                del share.unfinished[result.position]
+                dispatch.slots.finish(share.slot, part.request.keys[result.position].weight)
+                dispatch.membership.fleet.note_success(replica.replica_id)
+                share.attempt.advance(has_tokens=True)
+                await self._results.put(result)
+        if share.unfinished:
+            raise ServiceUnreachable('sampler')
+
+
+@dataclass(frozen=True)
+class _Share:
+    """State of a part at its replica."""
+
+    attempt: Attempt
+    slot: Slot
+    unfinished: dict[int, None]
+    """Indices of the prompts without a result."""
+
+
+class BatchScoring:
+    """One ComputeLogprobs request. Sequences of a replica that failed are scored by others."""
+
+    def __init__(self, division: BatchDivision, request: BatchRequest) -> None:
+        self._division = division
+        self._request = request
+
+    async def scores(self, attempt: Attempt) -> Scores:
+        """Return the responses; together they cover each sequence once.
+
+        Raises:
+            DomainError: A sampler's error, or no replica is there.
+        """
+        version = await self._division.resolve_version(self._request, deadline=attempt.deadline)
+        return await self._score(_all_of(self._request, version), attempt)
+
+    async def _score(self, part: BatchPart, attempt: Attempt) -> Scores:
+        shares = await self._division.divide(part, attempt)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._from(replica, share, replace(attempt, tried=set(attempt.tried))))
+                    for replica, share in shares
+                ]
+        except BaseExceptionGroup as errors:
+            raise _first_error(errors) from None
+        return [score for task in tasks for score in task.result()]
+
+    async def _from(self, replica: Replica, part: BatchPart, attempt: Attempt) -> Scores:
+        dispatch = self._division.dispatch
+        try:
+            with dispatch.reserve(replica, attempt, part.sequence_count) as slot:
+                await slot.wait()
+                response = await self._division.samplers.score(replica.address, part, deadline=attempt.deadline)
+        except DomainError as error:
+            dispatch.record_failure(attempt, replica, error)
+            return await self._score(part, attempt)
+        return [(part.positions, response)]
+
+
+def _all_of(request: BatchRequest, version: int | None) -> BatchPart:
+    return BatchPart(request=request, positions=tuple(range(len(request.keys))), version=version)
+
+
+def _subset(part: BatchPart, positions: list[int]) -> BatchPart:
+    """Return a part of a part. It gets a new id, except for a complete batch at its first attempt."""
+    is_all = len(positions) == len(part.request.keys) and not part.is_retry
+    return replace(part, positions=tuple(positions), request_id='' if is_all else new_id('rq'))
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that ended a task group."""
+    first = group.exceptions[0]
+    if isinstance(first, BaseExceptionGroup):
+        return _first_error(cast('BaseExceptionGroup[BaseException]', first))
+    return first
+
+
+async def _next_result(results: asyncio.Queue[PromptResult], work: asyncio.Task[None]) -> PromptResult:
+    """Return the next result.
+
+    Raises:
+        BaseException: The error that ended `work`.
+    """
+    coming = asyncio.ensure_future(results.get())
+    try:
+        await asyncio.wait({coming, work}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        return await coming
+    finally:
+        coming.cancel()

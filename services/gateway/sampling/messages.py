@@ -1,0 +1,188 @@
+"""Messages that the gateway builds for samplers, and the parts of their responses that it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+
+from services.gateway.sampling.rules import (
+    BatchPart,
+    ChunkKind,
+    DeliveredSequence,
+    Progress,
+    PromptResult,
+    SampleChunk,
+    SampleRequest,
+)
+from services.kit.errors import DomainError, FieldViolation, ServiceUnreachable
+from services.kit.ids import new_id
+from services.kit.rpc.status import ForwardedError
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+
+
+def chunk_from_bytes(raw: bytes) -> SampleChunk:
+    """Return the chunk in a serialized SampleResponse.
+
+    Raises:
+        ServiceUnreachable: The bytes are no such message: the peer is no sampler.
+    """
+    try:
+        message = wire.SampleResponse.FromString(raw)
+    except DecodeError as error:
+        raise ServiceUnreachable('sampler') from error
+    if message.HasField('delta'):
+        delta = message.delta
+        return SampleChunk(raw, ChunkKind.DELTA, delta.sequence_index, delta.token_ids.data, delta.version)
+    if message.HasField('finished'):
+        return SampleChunk(raw, ChunkKind.FINISHED, message.finished.sequence_index)
+    return SampleChunk(raw, ChunkKind.PROMPT, prompt_token_count=token_count(message.prompt.token_ids))
+
+
+def prompt_result(raw: bytes, message: wire.SampleBatchResponse, position: int) -> PromptResult:
+    """Return the result in a SampleBatchResponse, given the index of its prompt in the batch."""
+    return PromptResult(
+        position,
+        _with_index(raw, position, message.prompt_index),
+        prompt_token_count=token_count(message.prompt.token_ids),
+        sampled_token_count=sum(token_count(sequence.token_ids) for sequence in message.sequences),
+    )
+
+
+def token_count(tensor: tensor_pb2.Tensor) -> int:
+    """Return the number of tokens in an int32 tensor."""
+    return len(tensor.data) // 4
+
+
+def continued_request(request: SampleRequest, progress: Progress) -> bytes:
+    """Return the message that continues a request after the delivered tokens, or restarts it without any.
+
+    It names the version that the request started with, and a new id: an earlier attempt may still run under the
+    former id.
+    """
+    message = wire.SampleRequest.FromString(request.message)
+    message.request_id = request.request_id
+    if not progress.has_tokens:
+        return message.SerializeToString()
+    _fix_version(message.adapter if message.HasField('adapter') else None, progress.version)
+    for index, sequence in enumerate(progress.sequences):
+        token_ids = tensor_pb2.Tensor(
+            dtype=tensor_pb2.DTYPE_INT32, shape=[len(sequence.token_data) // 4], data=bytes(sequence.token_data)
+        )
+        message.continued.add(sequence_index=index, token_ids=token_ids, is_finished=sequence.is_finished)
+    return message.SerializeToString()
+
+
+def batch_message(part: BatchPart) -> bytes:
+    """Return the SampleBatchRequest of a part, unchanged for a complete batch."""
+    if part.is_complete and not part.request_id and part.version is None:
+        return part.request.message
+    message = wire.SampleBatchRequest.FromString(part.request.message)
+    if part.request_id:
+        message.request_id = part.request_id
+    _fix_version(message.adapter if message.HasField('adapter') else None, part.version)
+    if not part.is_complete:
+        prompts = [message.prompts[position] for position in part.positions]
+        copy = wire.SampleBatchRequest(
+            request_id=message.request_id, base_model=message.base_model, prompts=prompts, params=message.params
+        )
+        if message.HasField('adapter'):
+            copy.adapter.CopyFrom(message.adapter)
+        message = copy
+    return message.SerializeToString()
+
+
+def score_message(part: BatchPart) -> bytes:
+    """Return the ComputeLogprobsRequest of a part, unchanged for a complete batch."""
+    if part.is_complete and part.version is None:
+        return part.request.message
+    message = wire.ComputeLogprobsRequest.FromString(part.request.message)
+    _fix_version(message.adapter if message.HasField('adapter') else None, part.version)
+    if not part.is_complete:
+        sequences = [message.token_ids[position] for position in part.positions]
+        copy = wire.ComputeLogprobsRequest(base_model=message.base_model, token_ids=sequences)
+        if message.HasField('adapter'):
+            copy.adapter.CopyFrom(message.adapter)
+        if message.HasField('top_logprob_count'):
+            copy.top_logprob_count = message.top_logprob_count
+        message = copy
+    return message.SerializeToString()
+
+
+def adapter_of(message: bytes, *, is_scored: bool) -> sampling_pb2.AdapterRef:
+    """Return the adapter reference of a batch."""
+    kind = wire.ComputeLogprobsRequest if is_scored else wire.SampleBatchRequest
+    return kind.FromString(message).adapter
+
+
+def _with_index(raw: bytes, position: int, index: int) -> bytes:
+    """Return a SampleBatchResponse with another prompt index. The last value of a repeated scalar field wins."""
+    if position == index:
+        return raw
+    # Index 0 serializes to no bytes, so its field is written by hand.
+    return raw + (wire.SampleBatchResponse(prompt_index=position).SerializeToString() or b'\x08\x00')
+
+
+def renumbered_error(error: DomainError, part: BatchPart) -> DomainError:
+    """Return a sampler's error about a part, with field paths that use the indices of the batch."""
+    if not isinstance(error, ForwardedError) or part.is_complete:
+        return error
+    name = 'token_ids' if part.request.is_scored else 'prompts'
+
+    def renumber(path: str) -> str:
+        found = re.match(rf'{name}\[(\d{{1,9}})\]', path)
+        if found is None or int(found[1]) >= len(part.positions):
+            return path
+        return f'{name}[{part.positions[int(found[1])]}]{path[found.end() :]}'
+
+    return replace(
+        error,
+        # The message of such an error begins with the path of the field.
+        message=renumber(error.message),
+        facts={key: renumber(value) if key == 'field' else value for key, value in error.facts.items()},
+        fields=tuple(FieldViolation(renumber(item.field), item.problem) for item in error.fields),
+    )
+
+
+def aborted_end(index: int, sequence: DeliveredSequence, *, version: int) -> bytes:
+    """Return the final message of a sequence that was aborted between replicas."""
+    count = len(sequence.token_data) // 4
+    spans = [sampling_pb2.VersionSpan(version=version, begin_token=0, end_token=count)] if count else []
+    finished = sampling_pb2.SequenceFinished(
+        sequence_index=index,
+        stop_reason=sampling_pb2.STOP_REASON_ABORT,
+        sequence_id=new_id('sq'),
+        version_spans=spans,
+    )
+    return wire.SampleResponse(finished=finished).SerializeToString()
+
+
+def aborted_results(part: BatchPart) -> Iterator[PromptResult]:
+    """Yield the result of each prompt of a part that was aborted before a replica had it."""
+    message = wire.SampleBatchRequest.FromString(part.request.message)
+    no_tokens = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[0])
+    for position in part.positions:
+        prompt = message.prompts[position]
+        has_tokens = prompt.WhichOneof('content') == 'token_ids'
+        response = wire.SampleBatchResponse(
+            prompt_index=position,
+            prompt=sampling_pb2.PromptInfo(token_ids=prompt.token_ids if has_tokens else no_tokens),
+        )
+        for _ in range(part.request.keys[position].weight):
+            response.sequences.add(
+                sequence_id=new_id('sq'),
+                stop_reason=sampling_pb2.STOP_REASON_ABORT,
+                token_ids=no_tokens,
+                logprobs=tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[0]),
+            )
+        yield PromptResult(position, response.SerializeToString())
+
+
+def _fix_version(adapter: sampling_pb2.AdapterRef | None, version: int | None) -> None:
+    """Set the exact version, unless the reference is a checkpoint path or the base model, which have none."""
+    if adapter is not None and version is not None and adapter.WhichOneof('version') != 'checkpoint_path':
+        adapter.exact = version

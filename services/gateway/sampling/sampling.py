@@ -1,0 +1,304 @@
+"""Sampling over all samplers of the fleet, within quotas and with the caller first."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from datetime import timedelta
+
+from services.gateway.errors import NoReplica, SamplingNotFound
+from services.gateway.fleet.routing import RouteKey
+from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
+from services.gateway.quotas.meter import UsageMeter
+from services.gateway.quotas.usage import Work
+from services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
+from services.gateway.sampling.dispatch import Attempt, Dispatch
+from services.gateway.sampling.limits import SamplingGate, work_of
+from services.gateway.sampling.ports import SamplerClient
+from services.gateway.sampling.rules import (
+    BatchRequest,
+    ChunkKind,
+    PromptResult,
+    RoutedRequest,
+    SampleChunk,
+    SampleRequest,
+)
+from services.gateway.sampling.running import RunningRequest, RunningRequests
+from services.gateway.sampling.stream import SampleStream
+from services.kit.authority import require_scope
+from services.kit.caller import Caller
+from services.kit.errors import DomainError, NotFound, ServiceUnreachable
+from services.kit.errors.base import Code
+from services.kit.paging import Page
+
+AdapterKey = tuple[str, int]
+"""Adapter id and version."""
+LOAD_SECONDS = 2.0
+"""Longest wait for a replica's load; slower replicas are left out."""
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 0.5
+
+
+class Sampling:
+    """The verbs of the sampler contract, over the fleet.
+
+    Every method but `complete` raises ScopeMissing for a caller without the scope, NoReplica where no sampler is
+    there, and the sampler's error as a DomainError. Deadlines are times on the event loop's clock; None for none.
+    """
+
+    def __init__(self, dispatch: Dispatch, samplers: SamplerClient, *, gate: SamplingGate, meter: UsageMeter) -> None:
+        """Create the verbs.
+
+        Args:
+            dispatch: Finds replicas.
+            samplers: Calls them.
+            gate: Admits requests by quota.
+            meter: Counts the tokens that are passed on.
+        """
+        self._dispatch = dispatch
+        self._membership = dispatch.membership
+        self._samplers = samplers
+        self._gate = gate
+        self._meter = meter
+        self._requests = RunningRequests()
+        self._division = BatchDivision(dispatch, samplers)
+
+    async def sample(
+        self, caller: Caller, request: SampleRequest, *, deadline: float | None = None
+    ) -> AsyncGenerator[SampleChunk, None]:
+        """Yield the chunks of the response; another sampler continues it where its sampler is lost.
+
+        Raises:
+            QuotaExceeded: The tenant may not sample now.
+            SamplingIdTaken: A request of the caller with that id is running.
+        """
+        tenant_id, run_id = caller.tenant_id, request.key.run_id
+        async with self._gate.admitted(tenant_id, deadline=deadline):
+            require_scope(caller, 'sample')
+            with self._requests.running(tenant_id, request.request_id) as running:
+                attempt = Attempt(key=request.key, tenant_id=tenant_id, deadline=deadline)
+                stream = SampleStream(self._dispatch, self._samplers, request, attempt=attempt, running=running)
+                async with aclosing(stream.chunks()) as chunks:
+                    async for chunk in chunks:
+                        if (work := _work_of_chunk(chunk)) is not None:
+                            self._meter.count(tenant_id, run_id, work)
+                        yield chunk
+
+    async def sample_batch(
+        self, caller: Caller, request: BatchRequest, *, deadline: float | None = None
+    ) -> AsyncGenerator[PromptResult, None]:
+        """Yield the result of each prompt, in the order in which they finish.
+
+        Raises:
+            QuotaExceeded: The tenant may not sample now.
+            SamplingIdTaken: A request of the caller with that id is running.
+        """
+        async with (
+            self._gate.admitted(caller.tenant_id, deadline=deadline),
+            aclosing(self.complete(caller, request, deadline=deadline)) as results,
+        ):
+            async for result in results:
+                self._meter.count(caller.tenant_id, request.keys[0].run_id, work_of(result))
+                yield result
+
+    async def complete(
+        self, caller: Caller, request: BatchRequest, *, deadline: float | None = None
+    ) -> AsyncGenerator[PromptResult, None]:
+        """Yield the results as `sample_batch` does, but outside quotas: neither admitted nor counted here."""
+        require_scope(caller, 'sample')
+        with self._requests.running(caller.tenant_id, request.request_id) as running:
+            attempt = Attempt(key=request.keys[0], tenant_id=caller.tenant_id, deadline=deadline)
+            batch = BatchCompletion(self._division, request, attempt=attempt, running=running)
+            async with aclosing(batch.results()) as results:
+                async for result in results:
+                    yield result
+
+    async def compute_logprobs(self, caller: Caller, request: BatchRequest, *, deadline: float | None = None) -> Scores:
+        """Return the responses of the samplers; together they cover each sequence once.
+
+        Raises:
+            QuotaExceeded: The tenant may not sample now.
+        """
+        async with self._gate.admitted(caller.tenant_id, deadline=deadline):
+            require_scope(caller, 'sample')
+            attempt = Attempt(key=request.keys[0], tenant_id=caller.tenant_id, deadline=deadline)
+            scores = await BatchScoring(self._division, request).scores(attempt)
+        work = Work(prompt_token_count=request.token_count, prompt_count=len(request.keys))
+        self._meter.count(caller.tenant_id, request.keys[0].run_id, work)
+        return scores
+
+    async def abort(self, caller: Caller, request_id: str, message: bytes) -> None:
+        """Abort a request on all replicas that run it; its sequences end with the stop reason 'abort'.
+
+        Args:
+            caller: Caller that owns the request.
+            request_id: Id of the request.
+            message: Serialized AbortRequest, sent to all replicas where another gateway runs the request.
+
+        Raises:
+            SamplingNotFound: No request of the caller with that id is running.
+        """
+        require_scope(caller, 'sample')
+        running = self._requests.find(caller.tenant_id, request_id)
+        if running is None:
+            try:
+                await self.call_all(caller, 'Abort', message, scope='sample')
+            except NoReplica as error:
+                raise SamplingNotFound(request_id) from error
+            return
+        running.aborted.set()
+        parts = list(running.parts.items())
+        await asyncio.gather(*(self._abort_part(running, part, address) for part, address in parts))
+
+    async def call_one(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
+        """Return the response of the right replica, or of another one where it fails."""
+        require_scope(caller, 'sample')
+        attempt = Attempt(key=request.key, deadline=deadline)
+        while True:
+            replica = await self._dispatch.find(attempt)
+            try:
+                with self._membership.working(replica, 0):
+                    return await self._samplers.call(
+                        replica.address, request.method, request.message, deadline=deadline
+                    )
+            except DomainError as error:
+                self._dispatch.record_failure(attempt, replica, error)
+
+    async def call_all(
+        self, caller: Caller, method: str, message: bytes, *, scope: str, deadline: float | None = None
+    ) -> list[bytes]:
+        """Call a method, such as Pause, on all replicas at once and return the responses, at least one.
+
+        Raises:
+            NotFound: All replicas raised it; those that do are left out otherwise.
+            DomainError: A replica's error; other replicas may have succeeded.
+        """
+        require_scope(caller, scope)
+
+        async def call(replica: Replica) -> bytes:
+            with self._membership.working(replica, 0):
+                return await self._samplers.call(replica.address, method, message, deadline=deadline)
+
+        return _responses_among(await asyncio.gather(*map(call, self._members()), return_exceptions=True))
+
+    async def load_adapter(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
+        """Load an adapter where its requests will go first, and return the response.
+
+        The request does not name the base model, so each base model of the fleet is tried until one accepts it.
+        """
+        serving = self._membership.fleet.serving('sampler')
+        *others, last = sorted({name for item in serving for name in item.report.base_models}) or ['']
+        for base_model in others:
+            try:
+                return await self.call_one(caller, _for_base(request, base_model), deadline=deadline)
+            except DomainError as error:
+                # The sampler knows that the adapter is of another base model; the gateway does not.
+                if error.reason != 'INVALID_FIELD':
+                    raise
+        return await self.call_one(caller, _for_base(request, last), deadline=deadline)
+
+    async def list_resident_adapters(
+        self, caller: Caller, page: Page, *, deadline: float | None = None
+    ) -> tuple[list[ResidentAdapter], AdapterKey | None]:
+        """Return a page of the caller's adapter versions, by adapter and version, and the last key.
+
+        A version that several replicas have is listed once. There is no key after the last page.
+        """
+        require_scope(caller, 'sample')
+        addresses = [replica.address for replica in self._members()]
+        lists = await asyncio.gather(
+            *(self._samplers.resident_adapters(address, deadline=deadline) for address in addresses)
+        )
+        merged: dict[AdapterKey, ResidentAdapter] = {}
+        for item in (item for items in lists for item in items):
+            key = (item.adapter_id, item.version)
+            count = item.sequence_count + (merged[key].sequence_count if key in merged else 0)
+            merged[key] = replace(item, sequence_count=count)
+        found = [merged[key] for key in sorted(merged) if page.after is None or key > page.after]
+        items = found[: page.size]
+        after = (items[-1].adapter_id, items[-1].version) if len(found) > page.size else None
+        return items, after
+
+    async def load(self, caller: Caller) -> ReplicaLoad:
+        """Return the total load of the replicas that answer in time."""
+        require_scope(caller, 'sample')
+        deadline = asyncio.get_running_loop().time() + LOAD_SECONDS
+        results = await asyncio.gather(
+            *(self._samplers.load(replica.address, deadline=deadline) for replica in self._members()),
+            return_exceptions=True,
+        )
+        loads = [result for result in results if isinstance(result, ReplicaLoad)]
+        for error in results:
+            if isinstance(error, BaseException) and (not loads or not isinstance(error, DomainError)):
+                raise error
+        return total_load(loads)
+
+    async def watch_load(self, caller: Caller, interval: timedelta) -> AsyncGenerator[ReplicaLoad, None]:
+        """Yield the load now and after every `interval`, until the gateway stops."""
+        is_closing = self._membership.is_closing
+        while not is_closing.is_set():
+            yield await self.load(caller)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval.total_seconds()):
+                    await is_closing.wait()
+
+    def _members(self) -> list[Replica]:
+        """Return the replicas for a call to all; statically configured ones out of reach count only if all are."""
+        serving = self._membership.fleet.serving('sampler')
+        members = [replica for replica in serving if replica.state is not ReplicaState.LOST] or serving
+        if not members:
+            raise self._dispatch.unavailable(RouteKey(base_model=''))
+        return members
+
+    async def _abort_part(self, running: RunningRequest, part: str, address: str) -> None:
+        """Abort a part. A part whose call is on its way is unknown to its replica, so this retries."""
+        pause = _FIRST_PAUSE_SECONDS
+        while running.parts.get(part) == address and not await self._samplers.abort(address, part):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def total_load(loads: Sequence[ReplicaLoad]) -> ReplicaLoad:
+    """Return the load of several replicas as if they were one; fractions are averaged by what they are fractions of."""
+    capacity = sum(load.max_sequence_count for load in loads)
+    speed = sum(load.tokens_per_second for load in loads)
+    return ReplicaLoad(
+        running_sequence_count=sum(load.running_sequence_count for load in loads),
+        waiting_sequence_count=sum(load.waiting_sequence_count for load in loads),
+        kv_usage=sum(load.kv_usage * load.max_sequence_count for load in loads) / capacity if capacity else 0.0,
+        tokens_per_second=speed,
+        prefix_hit_rate=sum(load.prefix_hit_rate * load.tokens_per_second for load in loads) / speed if speed else 0.0,
+        is_paused=all(load.is_paused for load in loads),
+        max_sequence_count=capacity,
+        is_sleeping=all(load.is_sleeping for load in loads),
+    )
+
+
+def _work_of_chunk(chunk: SampleChunk) -> Work | None:
+    if chunk.kind is ChunkKind.PROMPT:
+        return Work(prompt_token_count=chunk.prompt_token_count, prompt_count=1)
+    return Work(sampled_token_count=len(chunk.token_data) // 4) if chunk.token_data else None
+
+
+def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
+    """Return the responses.
+
+    Raises:
+        DomainError: An error about the request, before one about a connection; NotFound only without responses.
+    """
+    responses = [result for result in results if isinstance(result, bytes)]
+    errors = [result for result in results if isinstance(result, BaseException)]
+    serious = [error for error in errors if not _is_not_found(error)]
+    for error in sorted(serious, key=lambda error: isinstance(error, ServiceUnreachable)):
+        raise error
+    if not responses:
+        raise errors[0]
+    return responses
+
+
+def _is_not_found(error: BaseException) -> bool:
+    return isinstance(error, NotFound) or (isinstance(error, DomainError) and error.code is Code.NOT_FOUND)
+
+
+def _for_base(request: RoutedRequest, base_model: str) -> RoutedRequest:
+    return replace(request, key=replace(request.key, base_model=base_model))

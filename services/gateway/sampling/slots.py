@@ -1,0 +1,292 @@
+"""Slots that tenants share by weight: the rule of fair sharing, a queue for slots, and the slots of sampler replicas.
+
+`FairShares` and `FairSlots` are pure: they decide, and never wait. Futures use `FairSlots` too.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from services.gateway.fleet.rules import Replica
+from services.kit.errors import Draining, QueueFull
+
+Item = TypeVar('Item')
+
+SLACK = 1.25
+"""Sequences sent to a replica for each that it runs at once: it stays busy while the next request is on its way."""
+_REMEMBERED = 1024
+"""Idle tenants whose last service is remembered at least, so that a tenant that returns at once gains nothing."""
+
+
+def equal_weight(tenant_id: str) -> float:
+    """Return the weight of a tenant where all tenants are equal."""
+    del tenant_id
+    return 1.0
+
+
+class FairShares:
+    """Service that each tenant received, relative to its weight. Idle tenants save up nothing.
+
+    The rule is start-time fair queueing (Goyal, Vin and Cheng, 1996).
+    """
+
+    def __init__(self, weight_of: Callable[[str], float], *, is_active: Callable[[str], bool]) -> None:
+        """Create shares that start equal.
+
+        Args:
+            weight_of: Returns a tenant's current weight, above 0.
+            is_active: Returns whether a tenant has anything waiting or running; active tenants are never forgotten.
+        """
+        self._weight_of = weight_of
+        self._is_active = is_active
+        self._now = 0.0
+        """Virtual time: the start of the last service."""
+        self._next: dict[str, float] = {}
+        """Virtual start of each tenant's next service, least recently served first."""
+
+    def start_of(self, tenant_id: str) -> float:
+        """Return the virtual start of a tenant's next service; the smallest is next."""
+        return max(self._now, self._next.get(tenant_id, 0.0))
+
+    def serve(self, tenant_id: str, *, cost: float = 1.0) -> None:
+        """Record a service of a tenant; `cost` has the same unit for all tenants."""
+        self._now = self.start_of(tenant_id)
+        self._next.pop(tenant_id, None)
+        self._next[tenant_id] = self._now + cost / self._weight_of(tenant_id)
+        if len(self._next) > 3 * _REMEMBERED:
+            idle = [name for name in self._next if not self._is_active(name)]
+            for name in idle[:-_REMEMBERED]:
+                del self._next[name]
+
+
+class FairSlots(Generic[Item]):
+    """Items that wait for slots, by tenant and in order of arrival, and the number of slots that each tenant has."""
+
+    def __init__(
+        self, *, weight_of: Callable[[str], float] = equal_weight, cost_of: Callable[[Item], int] = lambda _: 1
+    ) -> None:
+        """Create an empty queue.
+
+        Args:
+            weight_of: Returns a tenant's current weight, above 0.
+            cost_of: Returns the number of slots that an item takes.
+        """
+        self._cost_of = cost_of
+        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
+        """Least recently served tenant first."""
+        self._running: Counter[str] = Counter()
+        self.running_count = 0
+        """Number of slots in use."""
+        self._shares = FairShares(weight_of, is_active=lambda name: name in self._waiting or name in self._running)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self._waiting and not self.running_count
+
+    @property
+    def waiting_tenants(self) -> Collection[str]:
+        """Tenants that have items waiting."""
+        return self._waiting.keys()
+
+    def waiting_count(self, tenant_id: str) -> int:
+        """Return the number of a tenant's waiting items."""
+        return len(self._waiting.get(tenant_id, ()))
+
+    def slots_of(self, tenant_id: str) -> int:
+        """Return the number of slots that a tenant has."""
+        return self._running[tenant_id]
+
+    def add(self, tenant_id: str, item: Item) -> None:
+        """Append an item to the tenant's queue."""
+        self._waiting.setdefault(tenant_id, deque()).append(item)
+
+    def take(self, is_eligible: Callable[[str], bool]) -> Item | None:
+        """Give slots to the next item and return it; None where no eligible tenant has an item waiting.
+
+        The next tenant is the eligible one with the least service for its weight; among equals the one with the
+        fewest slots, then the one served longest ago. The slots stay in use until `release`.
+        """
+        eligible = [tenant for tenant in self._waiting if is_eligible(tenant)]
+        if not eligible:
+            return None
+        tenant = min(eligible, key=lambda name: (self._shares.start_of(name), self._running[name]))
+        item = self._waiting[tenant].popleft()
+        self._drop_empty(tenant)
+        cost = self._cost_of(item)
+        self._shares.serve(tenant, cost=cost)
+        self._running[tenant] += cost
+        self.running_count += cost
+        return item
+
+    def release(self, tenant_id: str, count: int = 1) -> None:
+        """Free slots of a tenant."""
+        self._running[tenant_id] -= count
+        self.running_count -= count
+        if not self._running[tenant_id]:
+            del self._running[tenant_id]
+
+    def remove(self, tenant_id: str, item: Item) -> bool:
+        """Remove a waiting item; return False where it does not wait here."""
+        waiting = self._waiting.get(tenant_id, deque())
+        if item not in waiting:
+            return False
+        waiting.remove(item)
+        self._drop_empty(tenant_id)
+        return True
+
+    def clear_waiting(self) -> list[Item]:
+        """Remove all waiting items and return them."""
+        items = [item for waiting in self._waiting.values() for item in waiting]
+        self._waiting.clear()
+        return items
+
+    def _drop_empty(self, tenant_id: str) -> None:
+        if self._waiting[tenant_id]:
+            self._waiting.move_to_end(tenant_id)
+        else:
+            del self._waiting[tenant_id]
+
+
+@dataclass(eq=False)
+class Slot:
+    """Slot of one request at a replica, for all of its sequences."""
+
+    tenant_id: str
+    sequence_count: int
+    """Sequences that are not finished."""
+    replica_id: str = ''
+    is_granted: bool = False
+    _is_decided: asyncio.Event = field(default_factory=asyncio.Event)
+    _error: Draining | None = None
+
+    async def wait(self) -> None:
+        """Return when the slot is granted.
+
+        Raises:
+            Draining: the replica left the fleet first.
+        """
+        if not self.is_granted:
+            await self._is_decided.wait()
+        if self._error is not None:
+            raise self._error
+
+    def grant(self) -> None:
+        """Let the request run."""
+        self.is_granted = True
+        self._is_decided.set()
+
+    def fail(self) -> None:
+        """Let the request go to another replica."""
+        self._error = Draining()
+        self._is_decided.set()
+
+
+class ReplicaQueue:
+    """Requests at one replica. Pure."""
+
+    def __init__(self, *, weight_of: Callable[[str], float] = equal_weight) -> None:
+        self.capacity: int | None = None
+        """Sequences that the replica runs at once; None: it does not report a number, so that no request waits."""
+        self._slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits or runs."""
+        return self._slots.is_empty
+
+    def waiting_count(self, tenant_id: str) -> int:
+        """Return the number of a tenant's waiting requests."""
+        return self._slots.waiting_count(tenant_id)
+
+    def add(self, slot: Slot) -> None:
+        """Append a request; `grant` decides when it runs."""
+        self._slots.add(slot.tenant_id, slot)
+
+    def grant(self) -> list[Slot]:
+        """Grant slots while there is capacity and return them.
+
+        A request that is larger than the remaining capacity is granted too: smaller ones would overtake it forever,
+        and the engine queues the excess. A tenant without slots never waits, so that responses that no client reads,
+        and that therefore never end, cannot lock it out.
+        """
+        granted: list[Slot] = []
+        while (slot := self._slots.take(self._is_eligible)) is not None:
+            slot.grant()
+            granted.append(slot)
+        return granted
+
+    def finish(self, slot: Slot, count: int | None = None) -> None:
+        """Record that `count` sequences of a request finished, or all of them (None)."""
+        count = slot.sequence_count if count is None else min(count, slot.sequence_count)
+        slot.sequence_count -= count
+        if slot.is_granted:
+            self._slots.release(slot.tenant_id, count)
+        elif not slot.sequence_count:
+            self._slots.remove(slot.tenant_id, slot)
+
+    def clear_waiting(self) -> list[Slot]:
+        """Remove all waiting requests and return them."""
+        return self._slots.clear_waiting()
+
+    def _is_eligible(self, tenant_id: str) -> bool:
+        has_capacity = self.capacity is None or self._slots.running_count < SLACK * self.capacity
+        return has_capacity or not self._slots.slots_of(tenant_id)
+
+
+class ReplicaSlots:
+    """Slots at all replicas, shared by tenants' weights. Excess requests wait here and not in the sampler's queue.
+
+    Concurrency: one event loop. Each gateway grants its own slots: several gateways together may send a replica more
+    than one would, and each is fair to its callers.
+    """
+
+    def __init__(self, *, waiting_per_tenant: int, weight_of: Callable[[str], float] = equal_weight) -> None:
+        """Create empty queues.
+
+        Args:
+            waiting_per_tenant: Most requests of a tenant that may wait for one replica.
+            weight_of: Returns a tenant's current weight, above 0.
+        """
+        self._waiting_per_tenant = waiting_per_tenant
+        self._weight_of = weight_of
+        self._queues: dict[str, ReplicaQueue] = {}
+
+    @contextmanager
+    def reserve(self, replica: Replica, tenant_id: str, sequence_count: int) -> Iterator[Slot]:
+        """Queue a request at a replica for the duration of the block; `Slot.wait` returns when it may run.
+
+        Raises:
+            QueueFull: too many requests of the tenant wait there.
+        """
+        queue = self._queues.setdefault(replica.replica_id, ReplicaQueue(weight_of=self._weight_of))
+        load = replica.report.load
+        queue.capacity = load.max_sequence_count if load is not None and load.max_sequence_count > 0 else None
+        if (waiting := queue.waiting_count(tenant_id)) >= self._waiting_per_tenant:
+            raise QueueFull(queue_length=waiting, queue_limit=self._waiting_per_tenant)
+        slot = Slot(tenant_id, sequence_count, replica.replica_id)
+        queue.add(slot)
+        queue.grant()
+        try:
+            yield slot
+        finally:
+            self.finish(slot)
+
+    def finish(self, slot: Slot, count: int | None = None) -> None:
+        """Record that `count` sequences of a request finished, or all of them (None), and grant the next requests."""
+        queue = self._queues.get(slot.replica_id)
+        if queue is None:
+            return
+        queue.finish(slot, count)
+        queue.grant()
+        if queue.is_empty:
+            del self._queues[slot.replica_id]
+
+    def keep_only(self, replica_ids: Collection[str]) -> None:
+        """Fail the requests that wait for other replicas than these."""
+        for replica_id in self._queues.keys() - set(replica_ids):
+            for slot in self._queues[replica_id].clear_waiting():
+                slot.fail()

@@ -1,0 +1,319 @@
+"""The queue of futures that may start: fair shares of tenants, separate slots of base models, held tenants."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fixtures.futures import BOUNDS, Recorder, running_desk
+from services.gateway.futures.queue import MAX_QUEUES, FutureQueue
+from services.gateway.futures.rules import Bounds, Future, FutureRequest
+
+MIB = 1 << 20
+START = datetime(2026, 1, 1, tzinfo=UTC)
+TEMPLATE = Future.accepted(FutureRequest(kind='k', key='', payload=b'', session_id=''), tenant_id='', moment=START)
+
+
+def future_of(tenant_id: str, number: int, *, base_model: str = '') -> Future:
+    """Return a tenant's future."""
+    return replace(TEMPLATE, tenant_id=tenant_id, future_id=f'{tenant_id}-{number}', base_model=base_model)
+
+
+def served(
+    weights: Mapping[str, float], *, total: int, starts: int, lengths: Mapping[str, int] | None = None
+) -> Counter[str]:
+    """Return how often each tenant's futures started while all tenants had more waiting.
+
+    Args:
+        weights: Weights of the tenants.
+        total: Number of slots.
+        starts: Number of futures to start in all.
+        lengths: Steps that a tenant's future runs; by default all run one step.
+    """
+    queue = FutureQueue(Bounds(per_tenant=total, total=total), weight_of=weights.__getitem__)
+    for number in range(starts):
+        for tenant in weights:
+            queue.add(future_of(tenant, number))
+    counts, running, left = Counter[str](), deque[tuple[int, Future]](), starts
+    for step in range(starts * 100):
+        for end, future in [item for item in running if item[0] <= step]:
+            running.remove((end, future))
+            queue.release(future)
+        while left and (future := queue.take()) is not None:
+            left -= 1
+            counts[future.tenant_id] += 1
+            running.append((step + (lengths or {}).get(future.tenant_id, 1), future))
+        if not left:
+            return counts
+    raise AssertionError('a tenant never got a slot')
+
+
+@pytest.mark.parametrize('total', [1, 2, 3, 4, 16, 64])
+@pytest.mark.parametrize('lengths', [None, {'light': 1, 'heavy': 7}, {'light': 7, 'heavy': 1}])
+def test_tenant_of_weight_three_starts_three_times_as_often(total: int, lengths: Mapping[str, int] | None) -> None:
+    """Starts follow the weights within a tenth, for any number of slots and any duration of the futures."""
+    counts = served({'light': 1.0, 'heavy': 3.0}, total=total, starts=800, lengths=lengths)
+    assert 2.7 <= counts['heavy'] / counts['light'] <= 3.3, counts
+
+
+@settings(deadline=None, max_examples=40)
+@given(weights=st.lists(st.integers(1, 10), min_size=2, max_size=6), total=st.integers(1, 9))
+def test_every_tenant_gets_its_share_to_within_two_starts(weights: list[int], total: int) -> None:
+    """A tenant is never further behind its weighted share, for any weights."""
+    named = {f't{index}': float(weight) for index, weight in enumerate(weights)}
+    starts = 12 * sum(weights)
+    counts = served(named, total=total, starts=starts)
+    for tenant, weight in named.items():
+        share = starts * weight / sum(weights)
+        assert abs(counts[tenant] - share) <= 2 + weight / min(weights), counts
+
+
+def test_idle_tenant_saves_up_nothing() -> None:
+    """A tenant that was idle for long is not served ahead of all others when it returns."""
+    queue = FutureQueue(Bounds(per_tenant=1, total=1))
+    for number in range(300):
+        queue.add(future_of('busy', number))
+    for number in range(100):
+        future = queue.take()
+        assert future is not None, number
+        queue.release(future)
+    for number in range(100):
+        queue.add(future_of('back', number))
+    order: list[str] = []
+    for _ in range(20):
+        future = queue.take()
+        assert future is not None
+        order.append(future.tenant_id)
+        queue.release(future)
+    assert Counter(order) == {'busy': 10, 'back': 10}
+
+
+def test_tenant_with_one_request_at_a_time_gets_its_weight() -> None:
+    """A tenant that submits its next request when the last one is done gets no more than its share."""
+    weights = {'single': 1.0, 'heavy': 3.0}
+    queue = FutureQueue(Bounds(per_tenant=1, total=1), weight_of=weights.__getitem__)
+    for number in range(1000):
+        queue.add(future_of('heavy', number))
+    queue.add(future_of('single', 0))
+    counts = Counter[str]()
+    for number in range(400):
+        future = queue.take()
+        assert future is not None
+        counts[future.tenant_id] += 1
+        queue.release(future)
+        if future.tenant_id == 'single':
+            queue.add(future_of('single', number + 1))
+    assert 2.7 <= counts['heavy'] / counts['single'] <= 3.3, counts
+
+
+@given(
+    arrivals=st.lists(st.sampled_from(['alice', 'bob', 'carol']), max_size=40),
+    per_tenant=st.integers(1, 4),
+    total=st.integers(1, 6),
+    moves=st.lists(st.integers(0, 5), max_size=80),
+)
+def test_slots_are_bounded_and_all_in_use(arrivals: list[str], per_tenant: int, total: int, moves: list[int]) -> None:
+    """Tenants keep to their slots, no slot stays free while a tenant may use it, and each tenant's order is kept."""
+    queue = FutureQueue(Bounds(per_tenant=per_tenant, total=total))
+    running, started, order = list[Future](), list[int](), iter(moves)
+    futures = [future_of(owner, index) for index, owner in enumerate(arrivals)]
+    for future in futures:
+        queue.add(future)
+    while len(started) < len(arrivals):
+        while (future := queue.take()) is not None:
+            running.append(future)
+            started.append(futures.index(future))
+            assert len(running) <= total
+            assert sum(item.tenant_id == future.tenant_id for item in running) <= per_tenant
+        queue.release(running.pop(next(order, 0) % len(running)))
+    for owner in set(arrivals):
+        numbers = [number for number in started if arrivals[number] == owner]
+        assert numbers == sorted(numbers)
+
+
+def test_tenant_with_few_futures_waits_for_one_slot_at_most() -> None:
+    """The next free slot goes to the tenant with one future, ahead of a thousand futures of another tenant."""
+    queue = FutureQueue(Bounds(per_tenant=4, total=4))
+    for number in range(1000):
+        queue.add(future_of('alice', number))
+    [first, *_] = [queue.take() for _ in range(4)]
+    queue.add(future_of('bob', 0))
+    assert queue.take() is None
+    assert first is not None
+    queue.release(first)
+    assert queue.take() == future_of('bob', 0)
+
+
+def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
+    """Other tenants use all slots while a tenant is held; afterwards its futures start in order of arrival."""
+    held = {'alice'}
+    queue = FutureQueue(Bounds(per_tenant=2, total=2), is_held=held.__contains__)
+    for number in range(2):
+        queue.add(future_of('alice', number))
+    assert queue.take() is None
+    assert queue.has_held
+    queue.add(future_of('bob', 0))
+    assert queue.take() == future_of('bob', 0)
+    queue.release(future_of('bob', 0))
+    held.clear()
+    assert not queue.has_held
+    assert [queue.take(), queue.take()] == [future_of('alice', 0), future_of('alice', 1)]
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.sampled_from(['tiny', 'small', '']), st.sampled_from(['alice', 'bob'])), max_size=30
+    ),
+    moves=st.lists(st.integers(0, 5), max_size=60),
+)
+def test_slots_are_counted_by_base_model(arrivals: list[tuple[str, str]], moves: list[int]) -> None:
+    """Each base model keeps to its slots, all futures start, and unused queues are dropped."""
+    queue, running, order = FutureQueue(Bounds(per_tenant=2, total=3)), list[Future](), iter(moves)
+    for index, (base_model, tenant) in enumerate(arrivals):
+        queue.add(future_of(tenant, index, base_model=base_model))
+    started = 0
+    while started < len(arrivals):
+        while (future := queue.take()) is not None:
+            running.append(future)
+            started += 1
+            alike = [item for item in running if item.base_model == future.base_model]
+            assert len(alike) <= 3
+            assert sum(item.tenant_id == future.tenant_id for item in alike) <= 2
+        queue.release(running.pop(next(order, 0) % len(running)))
+    for future in running:
+        queue.release(future)
+    assert len(queue) == 0
+
+
+def test_future_does_not_wait_for_another_base_model() -> None:
+    """A future starts at once though all slots of another base model are in use."""
+    queue = FutureQueue(Bounds(per_tenant=2, total=2))
+    for index in range(10):
+        queue.add(future_of('alice', index, base_model='tiny'))
+    while queue.take() is not None:
+        pass
+    other = future_of('alice', 10, base_model='small')
+    queue.add(other)
+    assert queue.take() == other
+
+
+def test_removed_future_does_not_start() -> None:
+    """Removing a waiting future succeeds once; running and absent futures are not removed."""
+    queue = FutureQueue(Bounds(per_tenant=2, total=2))
+    first, second = future_of('alice', 1, base_model='tiny'), future_of('alice', 2, base_model='small')
+    queue.add(first)
+    queue.add(second)
+    assert queue.remove(first)
+    assert not queue.remove(first)
+    assert queue.take() == second
+    assert not queue.remove(second)
+    queue.release(second)
+    assert len(queue) == 0
+
+
+def test_number_of_queues_is_bounded() -> None:
+    """Base models beyond the bound share a queue, and all of their futures start."""
+    queue = FutureQueue(Bounds(per_tenant=1, total=1))
+    futures = [future_of('alice', index, base_model=f'made-up-{index}') for index in range(2 * MAX_QUEUES)]
+    for future in futures:
+        queue.add(future)
+    assert len(queue) <= MAX_QUEUES + 1
+    taken: set[str] = set()
+    while (future := queue.take()) is not None:
+        taken.add(future.future_id)
+        queue.release(future)
+    assert taken == {future.future_id for future in futures}
+
+
+@dataclass
+class _HalfAway(Recorder):
+    """An executor that never finishes a future of the base model 'away'."""
+
+    never: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, future: Future, payload: bytes) -> bytes:
+        if future.base_model == 'away':
+            self.begun.append(future.key)
+            await self.never.wait()
+        return await super().__call__(future, payload)
+
+
+async def test_unavailable_base_model_starves_no_other() -> None:
+    """Another base model's futures run though all slots of one are in use forever, in lanes and outside."""
+    for has_lanes in (True, False):
+        async with running_desk(_HalfAway()) as desk:
+            for index in range(3 * BOUNDS.per_tenant):
+                await desk.submit(f'away-{index}', lane=f'ad-{index}' if has_lanes else '', base_model='away')
+            for index in range(3):
+                lane = 'ad-here' if has_lanes else ''
+                future = await desk.submit(f'{index}', lane=lane, position=index, base_model='here')
+                assert await desk.outcome(future) == f'{index}'.encode()
+
+
+def test_base_model_is_not_part_of_the_fingerprint() -> None:
+    """A repeated request finds its future whether or not the base model was known the first time."""
+    future = future_of('alice', 1)
+    replace(future, base_model='tiny').check_repeat(future.fingerprint)
+
+
+async def test_tenants_that_owe_tokens_use_no_slots_and_continue_later() -> None:
+    """Another tenant's futures run though held tenants have more lanes than slots; theirs run once they are free."""
+    held = {'alice', 'carol'}
+    async with running_desk(Recorder(held=held)) as desk:
+        owing = list[Future]()
+        for tenant in sorted(held):
+            desk.acting_as(tenant)
+            owing += [await desk.submit(f'{tenant}{n}', lane=f'ad-{n}') for n in range(BOUNDS.total)]
+        desk.acting_as('bob')
+        for position in range(3):
+            assert await desk.outcome(await desk.submit(f'b{position}', lane='ad-b', position=position))
+        assert desk.recorder.begun == ['b0', 'b1', 'b2']
+        held.clear()
+        for future in owing:
+            desk.acting_as(future.tenant_id)
+            assert await desk.outcome(future) == future.key.encode()[::-1]
+
+
+async def test_held_futures_are_left_to_the_next_process() -> None:
+    """A closed gateway starts no held future, and the next process runs it."""
+    held = {'alice'}
+    async with running_desk(Recorder(held=held)) as desk:
+        future = await desk.submit('one', lane='ad-1')
+    held.clear()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert desk.recorder.begun == []
+    async with running_desk(stores=(desk.store, desk.payloads)) as after:
+        assert await after.outcome(future) == b'eno'
+
+
+@dataclass
+class _VersionMaker(Recorder):
+    """An executor whose samples wait until a training step publishes their version."""
+
+    made: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, future: Future, payload: bytes) -> bytes:
+        if future.lane:
+            self.made.set()
+            return await super().__call__(future, payload)
+        self.begun.append(future.key)
+        self.came.set()
+        await self.made.wait()
+        return payload
+
+
+async def test_samples_that_wait_for_a_version_leave_memory_for_its_training_step() -> None:
+    """A training step runs though waiting samples use all the memory that samples of the tenant may use."""
+    async with running_desk(_VersionMaker(), running_bytes=4 * MIB) as desk:
+        samples = [await desk.submit(f's{n}', payload=bytes(MIB)) for n in range(5)]
+        await desk.recorder.has_begun(3)
+        step = await desk.submit('step', payload=bytes(MIB), lane='ad-1')
+        assert await desk.outcome(step) == bytes(MIB)
+        for future in samples:
+            assert await desk.outcome(future) == bytes(MIB)
