@@ -16,7 +16,7 @@ from services.gateway.catalogue.list_runs import ListRuns
 from services.gateway.catalogue.servicer import CatalogueServicer
 from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
 from services.gateway.catalogue.weight_facts import GrpcWeightFacts
-from services.gateway.catalogue.wiring import catalogue_router, change_checkpoints
+from services.gateway.catalogue.wiring import change_checkpoints
 from services.gateway.config import GatewayConfig
 from services.gateway.exports.wiring import OpenExports, make_exports
 from services.gateway.fleet.grpc import ReplicaChannels
@@ -62,7 +62,7 @@ from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.sessions.wiring import session_job
 from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported
-from services.gateway.tinker.wiring import TinkerNeeds, tinker_router
+from services.gateway.tinker.open import open_tinker, open_tinker_catalogue
 from services.kit.clock import Clock, SystemClock
 from services.kit.config import load_config
 from services.kit.rpc.auth import InternalAuthenticator
@@ -106,11 +106,10 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             )
         )
         server.on_drain(futures.verbs.begin_stop)
-        needs = _tinker_needs(futures, upstreams)
         yield Gateway(
             server,
             (
-                session_job(config, database, models=upstreams.models.channels, handles=needs.handles, clock=clock),
+                session_job(config, database, models=upstreams.models.channels, handles=futures.handles, clock=clock),
                 *upstreams.models.jobs,
                 *_catalogue_jobs(database, upstreams, clock=clock),
                 *fleet_jobs(config, upstreams.membership, upstreams.channels, sampler=upstreams.own.get('sampler')),
@@ -119,7 +118,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
                 *futures.jobs,
             ),
             futures.verbs,
-            _http_server(config, database, accounts=accounts, upstreams=upstreams, needs=needs, clock=clock),
+            _http_server(config, database, accounts=accounts, upstreams=upstreams, futures=futures, clock=clock),
         )
 
 
@@ -241,7 +240,7 @@ def _http_server(
     *,
     accounts: Accounts,
     upstreams: _Upstreams,
-    needs: TinkerNeeds,
+    futures: OpenFutures,
     clock: Clock,
 ) -> HttpServer | None:
     if not config.http_listen:
@@ -252,13 +251,20 @@ def _http_server(
         authenticator=KeyAuthenticator(accounts.verifier),
         routes=[
             *open_openai(config, samplers, SqlRunStore(database), clock=clock),
-            *tinker_router(config, database, needs, clock=clock),
-            *catalogue_router(
+            *open_tinker(
+                config,
+                database,
+                futures=futures,
+                models=upstreams.models,
+                samplers=upstreams.sampler_facts,
+                clock=clock,
+            ),
+            *open_tinker_catalogue(
                 config,
                 database,
                 upstreams.quotas.checkpoints(config, upstreams.forwarding.get('checkpoint')),
-                lookups=upstreams.models.lookups,
                 accounts=accounts,
+                lookups=upstreams.models.lookups,
                 clock=clock,
             ),
         ],
@@ -276,17 +282,6 @@ def _trainer(config: GatewayConfig, upstreams: _Upstreams) -> LimitedTrainer | N
 def _sampling(upstreams: _Upstreams) -> FutureSampling:
     weights = GrpcWeightFacts(upstreams.models.lookups)
     return FutureSampling(verbs=upstreams.sampling, gate=upstreams.sampling_gate, weights=weights)
-
-
-def _tinker_needs(futures: OpenFutures, upstreams: _Upstreams) -> TinkerNeeds:
-    return TinkerNeeds(
-        futures=futures,
-        handles=futures.handles,
-        lookups=upstreams.models.lookups,
-        trainers=upstreams.models.facts,
-        samplers=upstreams.sampler_facts,
-        is_rate_limited=upstreams.quotas.rates.is_owing,
-    )
 
 
 def _authenticator(config: GatewayConfig, accounts: Accounts) -> GatewayAuthenticator:

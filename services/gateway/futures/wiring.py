@@ -47,6 +47,8 @@ class OpenFutures:
     """By kind; may be added to until the jobs begin."""
     follow: FollowTopic
     handles: SamplingHandles
+    is_rate_limited: Callable[[str], bool]
+    """Whether a tenant's futures wait until it has paid for the tokens it used."""
     jobs: tuple[Callable[[], Coroutine[Any, Any, Any]], ...]
 
 
@@ -114,7 +116,7 @@ async def open_futures(
     try:
         async with sharing(config, peers, verbs) as carry_on:
             jobs = (carry_on, lambda: expire.keep_on(interval=options.sweep_interval))
-            yield OpenFutures(verbs, executors, FollowTopic(world), handles, jobs)
+            yield OpenFutures(verbs, executors, FollowTopic(world), handles, quotas.rates.is_owing, jobs)
     finally:
         await verbs.close()
         payloads.close()

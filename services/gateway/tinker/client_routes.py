@@ -25,9 +25,9 @@ CLIENT_CONFIG: dict[str, Any] = {
     'sample_enable_stuck_detection': True,
     'sample_max_concurrent_requests': 256,
     'use_pyqwest_transport': True,
-    'sample_use_retrieve_futures': False,
+    'sample_use_retrieve_futures': True,
     'custom_loss_server_side': False,
-    'sample_join_sampling_session': False,
+    'sample_join_sampling_session': True,
     # Read by SDKs 0.22 to 0.36 alone, which would otherwise send JSON and calls that are long gone.
     'proto_write_fwdbwd': True,
     'fwd_via_fwdbwd': True,
@@ -44,10 +44,8 @@ DYNAMIC_CONFIG: dict[str, Any] = {
 class ClientRoutes:
     """Serves them."""
 
-    def __init__(self, base_models: BaseModels, *, flags: dict[str, bool] | None = None) -> None:
-        """Tell of `base_models`; `flags` stand instead of those of `CLIENT_CONFIG`."""
+    def __init__(self, base_models: BaseModels) -> None:
         self._base_models = base_models
-        self._config = {**CLIENT_CONFIG, **(flags or {})}
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -61,7 +59,7 @@ class ClientRoutes:
 
     async def _show_config(self, call: HttpCall) -> Response:
         await read_body(call, dict)
-        return JsonResponse(self._config)
+        return JsonResponse(CLIENT_CONFIG)
 
     async def _show_dynamic_config(self, call: HttpCall) -> Response:
         await read_body(call, dict)

@@ -1,6 +1,5 @@
 """Models in training: made, of fresh or of saved weights, shown and given up."""
 
-from services.gateway.futures.ports import Futures
 from services.gateway.futures.rules import FutureRequest
 from services.gateway.http.call import HttpCall, Response, Route
 from services.gateway.http.fields import text
@@ -12,38 +11,35 @@ from services.gateway.tinker.notes import CREATE, DELETE, Note, Verb
 from services.gateway.tinker.operations import Operations, acknowledged, check_model_id, check_seq_id
 from services.gateway.tinker.ports import Lookups
 from services.gateway.tinker.routes import TRAIN, tinker_route
-from services.gateway.tinker.runs import Runs, creation_key, session_of
+from services.gateway.tinker.runs import KnownModels, creation_key, session_of
 from services.gateway.tinker.weights_routes import load_note, load_of
 from services.kit.errors import InvalidField
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.model.v1 import adapter_service_pb2
 
 
-class ModelRoutes:
+class TinkerModelRoutes:
     """Serves them."""
 
     def __init__(
         self,
-        futures: Futures,
-        runs: Runs,
         operations: Operations,
+        known: KnownModels,
         *,
         base_models: BaseModels,
         lookups: Lookups,
         is_unembed_trained: bool,
     ) -> None:
-        """Make models through `futures`.
+        """Create the routes.
 
         Args:
-            futures: make and delete them.
-            runs: knows them.
-            operations: load weights into them.
-            base_models: what they may adapt.
-            lookups: tells of saved weights.
-            is_unembed_trained: whether a client's `train_unembed` adds an adapter to the output head.
+            operations: Submits futures.
+            known: Models of the caller.
+            base_models: Base models that can be trained.
+            lookups: Client for saved weights.
+            is_unembed_trained: Whether `train_unembed` adds an adapter to the output head.
         """
-        self._futures = futures
-        self._runs = runs
+        self._known = known
         self._operations = operations
         self._base_models = base_models
         self._lookups = lookups
@@ -81,7 +77,7 @@ class ModelRoutes:
         return acknowledged(await self._operations.submit(operation, fields.need('seq_id', check_seq_id), note))
 
     async def _submit(self, request: ModelRequest, base_model: str, verb: Verb) -> Response:
-        await self._runs.check_open(request.session_id)
+        await self._known.check_open(request.session_id)
         known = await self._base_models.need_trainable(base_model, 'base_model')
         rank = request.lora_config.lora_rank if request.lora_config else 0
         if known.max_lora_rank and rank > known.max_lora_rank:
@@ -97,11 +93,11 @@ class ModelRoutes:
             note=str(Note(verb, facts)),
             base_model=known.name,
         )
-        return acknowledged(await self._futures.submit(order))
+        return acknowledged(await self._operations.futures.submit(order))
 
     async def _unload(self, call: HttpCall) -> Response:
         wanted = await read_body(call, lambda body: Fields(body).need('model_id', check_model_id))
-        base_model = await self._runs.base_model_of(wanted)
+        base_model = await self._known.base_model_of(wanted)
         order = FutureRequest(
             kind=DELETE,
             key=f'{wanted}:unload',
@@ -110,7 +106,7 @@ class ModelRoutes:
             note=str(Note(Verb.UNLOAD_MODEL, {'model_id': wanted})),
             base_model=base_model,
         )
-        return acknowledged(await self._futures.submit(order))
+        return acknowledged(await self._operations.futures.submit(order))
 
     async def _refuse_custom_loss(self, call: HttpCall) -> Response:
         await read_body(call, lambda body: Fields(body).get('name', text, ''))

@@ -12,7 +12,7 @@ from services.gateway.http.fields import whole
 from services.gateway.tinker.errors import text_of
 from services.gateway.tinker.fields import bounded_text
 from services.gateway.tinker.notes import EXECUTE, Note
-from services.gateway.tinker.runs import Runs, session_of
+from services.gateway.tinker.runs import KnownModels, session_of
 from services.kit.errors import Code, DomainError, InvalidField
 from twinkle.api.model.v1 import operation_pb2, training_service_pb2
 
@@ -28,9 +28,9 @@ _OTHERS = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
 class Operations:
     """Submits operations on models."""
 
-    def __init__(self, futures: Futures, runs: Runs) -> None:
+    def __init__(self, futures: Futures, runs: KnownModels) -> None:
         """Submit to `futures`; `runs` knows the models."""
-        self._futures = futures
+        self.futures = futures
         self._runs = runs
 
     async def submit(
@@ -55,7 +55,7 @@ class Operations:
         await self._runs.check_open_for(model_id)
         # The operation waits for a place in the trainer's queue: it was accepted already.
         request = training_service_pb2.ExecuteRequest(operation=operation, is_waiting_allowed=True)
-        return await self._futures.submit(
+        return await self.futures.submit(
             FutureRequest(
                 kind=EXECUTE,
                 key=f'{model_id}:{seq_id}',
@@ -105,7 +105,7 @@ class Operations:
             position=place,
             base_model=base_model,
         )
-        await self._futures.submit(order)
+        await self.futures.submit(order)
 
 
 def acknowledged(future: Future) -> JsonResponse:

@@ -31,7 +31,7 @@ def creation_key(model_id: str) -> str:
     return f'{model_id}:0'
 
 
-class Runs:
+class KnownModels:
     """Knows models.
 
     Concurrency: all verbs from the event loop, for the current caller.

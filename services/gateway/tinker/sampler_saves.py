@@ -2,13 +2,13 @@
 
 from services.gateway.sampling.handles import SamplingHandles
 from services.gateway.sampling.rules import HandleRequest
-from services.gateway.tinker.runs import Runs
+from services.gateway.tinker.runs import KnownModels
 
 
 class HandleSaves:
     """Implements `ports.SamplerSaves` with sampling handles."""
 
-    def __init__(self, handles: SamplingHandles, runs: Runs) -> None:
+    def __init__(self, handles: SamplingHandles, runs: KnownModels) -> None:
         """Make `handles`; `runs` know the base models."""
         self._handles = handles
         self._runs = runs

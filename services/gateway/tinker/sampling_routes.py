@@ -20,7 +20,7 @@ from services.gateway.tinker.future_routes import HOLD_SECONDS
 from services.gateway.tinker.notes import Note
 from services.gateway.tinker.paths import path_of_native
 from services.gateway.tinker.routes import SAMPLE, tinker_route
-from services.gateway.tinker.runs import Runs
+from services.gateway.tinker.runs import KnownModels
 from services.gateway.tinker.sampling_request import (
     SampleAsk,
     handle_id,
@@ -47,7 +47,7 @@ class SamplingRoutes:
         self,
         futures: Futures,
         handles: SamplingHandles,
-        runs: Runs,
+        runs: KnownModels,
         *,
         samplers: BaseModels,
         follow: FollowTopic,

@@ -1,7 +1,6 @@
 """Lists of sessions, what is known of one, and the project it belongs to."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.sessions.assign_project import AssignProject
@@ -23,23 +22,23 @@ SAVED_LABEL = 'twinkle:saved_checkpoints'
 _project_id = bounded_text(0, 1024)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionListVerbs:
-    """What is done with single sessions."""
-
-    find_session: FindSession
-    sampler_ids: SamplerIds
-    assign: AssignProject
-
-
 class SessionListRoutes:
     """Serves them."""
 
-    def __init__(self, browser: Browser, sessions: SessionStore, verbs: SessionListVerbs) -> None:
-        """Read lists of `browser`, and look through `sessions`."""
+    def __init__(
+        self,
+        browser: Browser,
+        sessions: SessionStore,
+        *,
+        find_session: FindSession,
+        sampler_ids: SamplerIds,
+        assign: AssignProject,
+    ) -> None:
         self._browser = browser
-        self._verbs = verbs
-        self._search_sessions = SessionSearch(browser, sessions, find_session=verbs.find_session)
+        self._find_session = find_session
+        self._sampler_ids = sampler_ids
+        self._assign_project = assign
+        self._search_sessions = SessionSearch(browser, sessions, find_session=find_session)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -63,12 +62,12 @@ class SessionListRoutes:
 
     async def _show(self, call: HttpCall) -> Response:
         check_scope(query_of(call))
-        session = await self._verbs.find_session(call.path_values['session_id'])
+        session = await self._find_session(call.path_values['session_id'])
         run_ids = await self._browser.run_ids(session.tenant_id, session_id=session.session_id)
         return JsonResponse(
             {
                 'training_run_ids': list(run_ids),
-                'sampler_ids': list(await self._verbs.sampler_ids(session.session_id)),
+                'sampler_ids': list(await self._sampler_ids(session.session_id)),
                 'user_metadata': labels_to_json({**session.user_metadata, **_saved(session)}),
                 'display_name': own_label(session, 'display_name') or None,
             }
@@ -79,11 +78,11 @@ class SessionListRoutes:
 
     async def _assign(self, call: HttpCall) -> Response:
         project_id = await read_body(call, lambda body: Fields(body).get('project_id', _project_id, ''))
-        session = await self._verbs.assign(current_caller(), call.path_values['session_id'], project_id=project_id)
+        session = await self._assign_project(current_caller(), call.path_values['session_id'], project_id=project_id)
         return JsonResponse({'session_id': session.session_id, 'project_id': session.project_id})
 
     async def _export_trace(self, call: HttpCall) -> Response:
-        await self._verbs.find_session(call.path_values['session_id'])
+        await self._find_session(call.path_values['session_id'])
         return JsonResponse({'status': 'failed', 'error': 'traces of sessions are not kept here'})
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
@@ -26,26 +25,21 @@ _REASONS = {
     'errored': FinishReason.FAILED,
     'interrupted': FinishReason.INTERRUPTED,
 }
+_UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head keeps the weights of the base model'
 _session_id = bounded_text(1, 128)
 _short_text = bounded_text(0, 1024)
-
-
-@dataclass(frozen=True)
-class SessionVerbs:
-    """What is done with sessions."""
-
-    create: CreateSession
-    heartbeat: Heartbeat
-    finish: FinishSession
 
 
 class SessionRoutes:
     """Serves them."""
 
-    def __init__(self, verbs: SessionVerbs, *, notice: str = '') -> None:
-        """Begin, keep and end sessions with `verbs`; clients log `notice`, if any, when theirs begins."""
-        self._verbs = verbs
-        self._notice = notice
+    def __init__(
+        self, create: CreateSession, heartbeat: Heartbeat, finish: FinishSession, *, is_unembed_trained: bool
+    ) -> None:
+        self._create_session = create
+        self._record_heartbeat = heartbeat
+        self._finish_session = finish
+        self._notice = {} if is_unembed_trained else {'info_message': _UNEMBED_NOTICE}
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -59,19 +53,18 @@ class SessionRoutes:
         # The client's own key is the same for the repeats of one call, and another one for each attempt above them.
         request_id = call.headers.get('x-idempotency-key', '')[:256] or new_id('rq')
         order = await read_body(call, lambda body: session_order(body, request_id=request_id))
-        session = await self._verbs.create(current_caller(), order)
-        notice = {'info_message': self._notice} if self._notice else {}
-        return JsonResponse({'session_id': session.session_id, 'type': 'create_session', **notice})
+        session = await self._create_session(current_caller(), order)
+        return JsonResponse({'session_id': session.session_id, 'type': 'create_session', **self._notice})
 
     async def _heartbeat(self, call: HttpCall) -> Response:
         session_id = await read_body(call, lambda body: Fields(body).need('session_id', _session_id))
-        await self._verbs.heartbeat(current_caller(), session_id)
+        await self._record_heartbeat(current_caller(), session_id)
         return JsonResponse({'type': 'session_heartbeat'})
 
     async def _finish(self, call: HttpCall) -> Response:
         reason = await read_body(call, finish_reason)
         session_id = call.path_values['session_id']
-        await self._verbs.finish(current_caller(), session_id, reason=reason)
+        await self._finish_session(current_caller(), session_id, reason=reason)
         return JsonResponse({'session_id': session_id})
 
 

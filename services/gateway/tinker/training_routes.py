@@ -13,7 +13,7 @@ from services.gateway.tinker.losses import loss_config, rule_of
 from services.gateway.tinker.notes import Note, Verb
 from services.gateway.tinker.operations import Operations, acknowledged, check_model_id, check_seq_id
 from services.gateway.tinker.routes import TRAIN, tinker_route
-from services.gateway.tinker.runs import Runs
+from services.gateway.tinker.runs import KnownModels
 from services.gateway.tinker.training_request import (
     TrainingRequest,
     message_of,
@@ -34,7 +34,7 @@ _beta = number(0, 1, is_least_excluded=False)
 class TrainingRoutes:
     """Serves them."""
 
-    def __init__(self, operations: Operations, runs: Runs, base_models: BaseModels, *, body_bytes: int) -> None:
+    def __init__(self, operations: Operations, runs: KnownModels, base_models: BaseModels, *, body_bytes: int) -> None:
         """Submit `operations`; bodies may have `body_bytes` once they are decompressed."""
         self._operations = operations
         self._runs = runs

@@ -1,0 +1,155 @@
+"""Opens the Tinker API of a gateway."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from services.gateway.catalogue.change_checkpoints import ChangeCheckpoints
+from services.gateway.catalogue.copy_checkpoint import CopyCheckpoint
+from services.gateway.catalogue.get_run import GetRun
+from services.gateway.catalogue.grpc_checkpoints import GrpcCheckpoints
+from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from services.gateway.catalogue.sql_browse import SqlBrowser
+from services.gateway.config import GatewayConfig
+from services.gateway.forwarding.grpc_lookups import GrpcLookups
+from services.gateway.forwarding.server_info import UpstreamFacts
+from services.gateway.forwarding.wiring import ModelServices
+from services.gateway.futures.wiring import OpenFutures
+from services.gateway.http.call import Route
+from services.gateway.keys.open import Accounts
+from services.gateway.keys.sql import SqlProjectStore
+from services.gateway.sampling.sql import SqlHandleStore
+from services.gateway.sessions.assign_project import AssignProject
+from services.gateway.sessions.create_session import CreateSession
+from services.gateway.sessions.finish_session import FinishSession
+from services.gateway.sessions.get_session import GetSession
+from services.gateway.sessions.heartbeat import Heartbeat
+from services.gateway.sessions.session import Session
+from services.gateway.sessions.sql import SqlSessionStore
+from services.gateway.store.database import Database
+from services.gateway.tinker.account_routes import AccountRoutes
+from services.gateway.tinker.archive_routes import ArchiveRoutes
+from services.gateway.tinker.base_models import BaseModels
+from services.gateway.tinker.checkpoint_routes import CheckpointRoutes
+from services.gateway.tinker.client_routes import ClientRoutes
+from services.gateway.tinker.future_routes import FutureRoutes
+from services.gateway.tinker.info_routes import InfoRoutes
+from services.gateway.tinker.links import Links
+from services.gateway.tinker.model_routes import TinkerModelRoutes
+from services.gateway.tinker.operations import Operations
+from services.gateway.tinker.ports import FindSession
+from services.gateway.tinker.run_routes import RunRoutes
+from services.gateway.tinker.runs import KnownModels
+from services.gateway.tinker.sampler_saves import HandleSaves
+from services.gateway.tinker.sampling_answers import sampling_answers
+from services.gateway.tinker.sampling_routes import SamplingRoutes
+from services.gateway.tinker.session_lists import SessionListRoutes
+from services.gateway.tinker.session_routes import SessionRoutes
+from services.gateway.tinker.training_answers import training_answers
+from services.gateway.tinker.training_routes import TrainingRoutes
+from services.gateway.tinker.upload_routes import UploadRoutes
+from services.gateway.tinker.weights_routes import WeightsRoutes
+from services.kit.clock import Clock
+from services.kit.rpc.context import current_caller
+
+
+def open_tinker(
+    config: GatewayConfig,
+    database: Database,
+    *,
+    futures: OpenFutures,
+    models: ModelServices,
+    samplers: UpstreamFacts,
+    clock: Clock,
+) -> list[Route]:
+    """Return the routes for sessions, training, sampling and futures.
+
+    Args:
+        config: Configuration of the gateway.
+        database: Database of sessions and runs.
+        futures: Run the requests that clients submit.
+        models: Model services.
+        samplers: Base models and limits that the samplers report.
+        clock: Clock of the gateway.
+    """
+    sessions, lookups = SqlSessionStore(database), models.lookups
+    known = KnownModels(futures.verbs, lookups, find_session=_finder(config, sessions, clock=clock))
+    operations = Operations(futures.verbs, known)
+    base_models = BaseModels((*models.facts, samplers))
+    is_unembed_trained = config.tinker_trains_unembed
+    parts = (
+        ClientRoutes(base_models),
+        SessionRoutes(
+            CreateSession(sessions, SqlProjectStore(database), clock=clock),
+            Heartbeat(sessions, clock=clock),
+            FinishSession(sessions),
+            is_unembed_trained=is_unembed_trained,
+        ),
+        TinkerModelRoutes(
+            operations, known, base_models=base_models, lookups=lookups, is_unembed_trained=is_unembed_trained
+        ),
+        InfoRoutes(lookups, SqlRunStore(database), tokenizers=config.tokenizers),
+        TrainingRoutes(operations, known, base_models, body_bytes=config.tinker_body_bytes),
+        WeightsRoutes(operations, HandleSaves(futures.handles, known)),
+        FutureRoutes(
+            futures.verbs,
+            {**training_answers(), **sampling_answers(futures.handles)},
+            is_rate_limited=futures.is_rate_limited,
+        ),
+        SamplingRoutes(futures.verbs, futures.handles, known, samplers=BaseModels((samplers,)), follow=futures.follow),
+    )
+    return list(chain.from_iterable(part.routes() for part in parts))
+
+
+def open_tinker_catalogue(
+    config: GatewayConfig,
+    database: Database,
+    checkpoints: GrpcCheckpoints,
+    *,
+    accounts: Accounts,
+    lookups: GrpcLookups,
+    clock: Clock,
+) -> list[Route]:
+    """Return the routes for runs, checkpoints, lists of sessions, and the account.
+
+    Args:
+        config: Configuration of the gateway.
+        database: Database of sessions, runs and checkpoints.
+        checkpoints: Client of the checkpoint service.
+        accounts: Tenants, projects and keys.
+        lookups: Client for single adapters and checkpoints.
+        clock: Clock of the gateway.
+    """
+    sessions, handles, browser = SqlSessionStore(database), SqlHandleStore(database), SqlBrowser(database)
+    find_session = _finder(config, sessions, clock=clock)
+    change = ChangeCheckpoints(checkpoints, SqlCheckpointStore(database), caller=current_caller, clock=clock)
+
+    async def sampler_ids(session_id: str) -> Sequence[str]:
+        found = await handles.list_of_session(current_caller().tenant_id, session_id)
+        return [handle.handle_id for handle in found]
+
+    # All gateways with the same pepper share the signing key, which no API key equals.
+    links = Links(accounts.verifier.digest('key of the links to files'), clock=clock)
+    parts = (
+        RunRoutes(browser, checkpoints, get_run=GetRun(SqlRunStore(database)), lookups=lookups),
+        CheckpointRoutes(change, CopyCheckpoint(checkpoints), find_session=find_session),
+        SessionListRoutes(
+            browser,
+            sessions,
+            find_session=find_session,
+            sampler_ids=sampler_ids,
+            assign=AssignProject(sessions, SqlProjectStore(database)),
+        ),
+        ArchiveRoutes(checkpoints, links),
+        UploadRoutes(checkpoints),
+        AccountRoutes(browser, revoke=accounts.keys.revoke),
+    )
+    return list(chain.from_iterable(part.routes() for part in parts))
+
+
+def _finder(config: GatewayConfig, sessions: SqlSessionStore, *, clock: Clock) -> FindSession:
+    get_session = GetSession(sessions, lifetime=config.session_lifetime, clock=clock)
+
+    async def find_session(session_id: str) -> Session:
+        return await get_session(current_caller(), session_id)
+
+    return find_session
