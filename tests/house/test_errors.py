@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from fixtures.source_tree import ROOT, modules
-from services.kit.errors import BytesFull, DomainError, FieldViolation, QueueFull, all_error_classes
+from services.kit.errors import BytesFull, Code, Disposition, DomainError, FieldViolation, QueueFull, all_error_classes
 from services.kit.rpc.status import error_from_status, status_from_error
 
 CONTRACT = ROOT / 'protos' / 'twinkle' / 'api' / 'error' / 'v1' / 'error_reason.proto'
@@ -64,6 +64,53 @@ def test_error_survives_the_wire(error: type[DomainError]) -> None:
     assert (back.code, back.reason, str(back)) == (instance.code, instance.reason, str(instance))
     assert (back.metadata(), back.violations) == (dict(instance.metadata()), instance.violations)
     assert back.retry_after == instance.retry_after
+
+
+DECLARED = {
+    'CHUNK_CORRUPT': Disposition.INTERRUPTED,
+    'DIGEST_MISMATCH': Disposition.INTERRUPTED,
+    'DRAINING': Disposition.RETRYABLE,
+    'ENGINE_PAUSED': Disposition.RETRYABLE,
+    'EXPORT_UNAVAILABLE': Disposition.RETRYABLE,
+    'JOURNAL_UNAVAILABLE': Disposition.RETRYABLE,
+    'NO_REPLICA': Disposition.RETRYABLE,
+    'REQUEST_ID_REUSED': Disposition.REFUSED,
+    'SEQUENCE_GAP': Disposition.UNKNOWN,
+    'VERSION_NOT_READY': Disposition.RETRYABLE,
+}
+"""Dispositions by reason, where they differ from that of the status code."""
+UNREACHED = {'ReplicaNotReached': Disposition.RETRYABLE}
+"""Dispositions by class, where they differ from that of the reason."""
+BY_CODE = {
+    Code.DEADLINE_EXCEEDED: Disposition.INTERRUPTED,
+    Code.FAILED_PRECONDITION: Disposition.FAILED,
+    Code.UNAVAILABLE: Disposition.INTERRUPTED,
+    **dict.fromkeys((Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.ALREADY_EXISTS), Disposition.REFUSED),
+    **dict.fromkeys((Code.PERMISSION_DENIED, Code.UNAUTHENTICATED, Code.UNIMPLEMENTED), Disposition.REFUSED),
+    **dict.fromkeys((Code.ABORTED, Code.CANCELLED, Code.DATA_LOSS, Code.INTERNAL), Disposition.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize('error', ERRORS, ids=lambda error: f'{error.__module__}.{error.__name__}')
+def test_error_has_the_disposition_of_its_declaration_or_code(error: type[DomainError]) -> None:
+    """The table of dispositions: few classes declare one, and the status code decides for all others."""
+    instance = _example(error)
+    if error.code is Code.RESOURCE_EXHAUSTED:
+        expected = Disposition.REFUSED if instance.retry_after is None else Disposition.RETRYABLE
+    else:
+        expected = UNREACHED.get(error.__name__) or DECLARED.get(error.reason) or BY_CODE[error.code]
+    assert instance.disposition is expected
+    assert error_from_status(status_from_error(instance)).disposition is expected
+    assert pickle.loads(pickle.dumps(instance)).disposition is expected
+
+
+def test_disposition_of_one_error_can_be_replaced() -> None:
+    """A service that knows more than the class says so on the error, and the wire and pickles keep it."""
+    error = QueueFull(1, 2)
+    error.disposition = Disposition.FAILED
+    assert QueueFull(1, 2).disposition is Disposition.RETRYABLE
+    assert error_from_status(status_from_error(error)).disposition is Disposition.FAILED
+    assert pickle.loads(pickle.dumps(error)).disposition is Disposition.FAILED
 
 
 def test_quotas_have_names_that_programs_can_use() -> None:

@@ -1,4 +1,4 @@
-"""What a call raises when it fails: a small tree, one class for each thing a program may do about it.
+"""Errors of failed calls: a small tree, with one class for each way in which a program may react.
 
 Error:
  ├─ RetryableError > BusyError    try again, after `retry_after` if it is set; the client already has
@@ -12,6 +12,7 @@ Error:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,6 +24,7 @@ __all__ = [
     'CancelledError',
     'ConflictError',
     'DeadlineError',
+    'Disposition',
     'Error',
     'FieldViolation',
     'NotFoundError',
@@ -36,22 +38,38 @@ __all__ = [
     'error_from_status',
 ]
 
+_DISPOSITION_KEY = 'disposition'
 _STATUS_KEY = 'grpc-status-details-bin'
 _REQUEST_ID_KEY = 'x-request-id'
 
 
+class Disposition(StrEnum):
+    """Assumption that a program may make about a failed request."""
+
+    REFUSED = 'REFUSED'
+    """Nothing changed. The same request fails again until something else changes."""
+    RETRYABLE = 'RETRYABLE'
+    """Nothing changed. The same request may succeed later."""
+    FAILED = 'FAILED'
+    """The request was carried out and failed; repeating it returns the same error."""
+    INTERRUPTED = 'INTERRUPTED'
+    """The request may have taken effect. Repeating it with the same id may succeed and has no second effect."""
+    UNKNOWN = 'UNKNOWN'
+    """The request may have taken effect. Check the state before sending another one."""
+
+
 @dataclass(frozen=True)
 class FieldViolation:
-    """A field of the request that was refused."""
+    """An invalid field of the request."""
 
     field: str
-    """Its path, such as `operation.forward_backward.batch.features[2].labels`."""
+    """Path, such as `operation.forward_backward.batch.features[2].labels`."""
     problem: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFacts:
-    """What is known of a failed call."""
+    """Facts about a failed call."""
 
     code: grpc.StatusCode
     message: str
@@ -60,13 +78,14 @@ class ErrorFacts:
     violations: tuple[FieldViolation, ...] = ()
     request_id: str = ''
     retry_after: timedelta | None = None
+    disposition: Disposition | None = None
+    """Disposition that the server sent; None if it sent none."""
 
 
 class Error(Exception):
-    """A call failed. `str()` is a sentence for people; the attributes are for programs."""
+    """A call failed. `str()` is a message for people; the attributes are for programs."""
 
     def __init__(self, facts: ErrorFacts) -> None:
-        """Carry `facts`."""
         super().__init__(facts)
         self._facts = facts
 
@@ -79,37 +98,42 @@ class Error(Exception):
 
     @property
     def code(self) -> grpc.StatusCode:
-        """GRPC's status code."""
+        """The gRPC status code."""
         return self._facts.code
 
     @property
     def reason(self) -> str:
-        """Name of an `ErrorReason` without its prefix; empty where the transport failed."""
+        """Name of an `ErrorReason` without its prefix; empty if the transport failed."""
         return self._facts.reason
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Facts that come with the reason, such as `adapterId`."""
+        """Facts that belong to the reason, such as `adapterId`."""
         return self._facts.metadata
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
-        """The fields that were refused."""
+        """Invalid fields of the request."""
         return self._facts.violations
 
     @property
     def request_id(self) -> str:
-        """The call's id, to be quoted in a report."""
+        """Id of the call, to quote in a report."""
         return self._facts.request_id
 
     @property
     def retry_after(self) -> timedelta | None:
-        """When it makes sense to try again."""
+        """Time after which to retry; None if the server named none."""
         return self._facts.retry_after
+
+    @property
+    def disposition(self) -> Disposition:
+        """Whether the request took effect and whether to repeat it, by the server or else by the status code."""
+        return self._facts.disposition or _disposition_by_code(self._facts)
 
 
 class RetryableError(Error):
-    """The service cannot do it now; the same request may succeed later."""
+    """The service cannot serve the request now; the same request may succeed later."""
 
 
 class BusyError(RetryableError):
@@ -117,19 +141,19 @@ class BusyError(RetryableError):
 
 
 class UsageError(Error):
-    """The request cannot succeed as it is."""
+    """The request cannot succeed without a change."""
 
 
 class NotFoundError(UsageError):
-    """There is no such thing for this caller."""
+    """The caller has no such resource."""
 
 
 class ConflictError(UsageError):
-    """The id, name or number is taken, or another writer was first."""
+    """The id, name or number is in use, or another writer was faster."""
 
 
 class StateError(UsageError):
-    """Something has to happen first: the message says what."""
+    """Something else must be done first; the message says what."""
 
 
 class QuotaError(UsageError):
@@ -137,7 +161,7 @@ class QuotaError(UsageError):
 
 
 class NotSupportedError(UsageError):
-    """The verb is in the contract, but this server does not have it."""
+    """The method is in the contract, but this server does not implement it."""
 
 
 class AccessError(Error):
@@ -145,15 +169,15 @@ class AccessError(Error):
 
 
 class DeadlineError(Error, TimeoutError):
-    """The deadline passed first; what had begun may still finish."""
+    """The deadline passed first; the request may still complete."""
 
 
 class CancelledError(Error):
-    """The call was cancelled by somebody else with the right to."""
+    """Another authorized caller cancelled the call."""
 
 
 class ServerError(Error):
-    """The service failed in a way that is no fault of the request."""
+    """The service has a defect, or data was damaged."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[Error]] = {
@@ -171,31 +195,46 @@ _CLASSES: dict[grpc.StatusCode, type[Error]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.CANCELLED: CancelledError,
 }
+_DISPOSITIONS: dict[grpc.StatusCode, Disposition] = {
+    grpc.StatusCode.INVALID_ARGUMENT: Disposition.REFUSED,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Disposition.INTERRUPTED,
+    grpc.StatusCode.NOT_FOUND: Disposition.REFUSED,
+    grpc.StatusCode.ALREADY_EXISTS: Disposition.REFUSED,
+    grpc.StatusCode.PERMISSION_DENIED: Disposition.REFUSED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Disposition.REFUSED,
+    grpc.StatusCode.FAILED_PRECONDITION: Disposition.FAILED,
+    grpc.StatusCode.UNIMPLEMENTED: Disposition.REFUSED,
+    grpc.StatusCode.UNAVAILABLE: Disposition.INTERRUPTED,
+    grpc.StatusCode.UNAUTHENTICATED: Disposition.REFUSED,
+}
+"""Dispositions by code, for servers that send none; all others are UNKNOWN. See `disposition.proto`."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
 _LOST_STATUS = 'Internal error from Core'
-"""What grpc 1.85 says where a stream ended while we were still sending and the server's own status was
-lost with it. Our servers never end a call without details, so the call may be tried again, which
-tells the status if it was a refusal. To be dropped once grpc keeps the status."""
+"""Message of grpc 1.85 when a stream ends while the client is sending and the server's status is lost.
+
+Servers always send details, so the call can be repeated, which returns the status if it was a refusal. To be deleted
+once grpc keeps the status.
+"""
 
 
 def error_from_status(status: status_pb2.Status, *, request_id: str = '') -> Error:
-    """Return the error that `status` tells of.
+    """Return the error that `status` describes.
 
     Args:
-        status: with `ErrorInfo`, `BadRequest` and `RetryInfo` among its details, where they apply.
-        request_id: the call's id.
+        status: Status with optional details `ErrorInfo`, `BadRequest` and `RetryInfo`.
+        request_id: Id of the call.
     """
     reason, metadata = '', dict[str, str]()
     violations: tuple[FieldViolation, ...] = ()
     retry_after: timedelta | None = None
+    disposition: Disposition | None = None
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()
         bad_request = error_details_pb2.BadRequest()
         retry = error_details_pb2.RetryInfo()
         if detail.Unpack(info):
             reason, metadata = info.reason, dict(info.metadata)
+            disposition = Disposition.__members__.get(metadata.pop(_DISPOSITION_KEY, ''))
         elif detail.Unpack(bad_request):
             violations = tuple(FieldViolation(item.field, item.description) for item in bad_request.field_violations)
         elif detail.Unpack(retry):
@@ -209,6 +248,7 @@ def error_from_status(status: status_pb2.Status, *, request_id: str = '') -> Err
             violations=violations,
             request_id=request_id,
             retry_after=retry_after,
+            disposition=disposition,
         )
     )
 
@@ -217,8 +257,8 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, request_id: str = '') -> Erro
     """Return the error behind a failed call.
 
     Args:
-        error: what grpc raised.
-        request_id: the call's id, where the server did not name it.
+        error: Error that grpc raised.
+        request_id: Id of the call, used if the server did not name one.
     """
     trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
     request_id = str(trailers.get(_REQUEST_ID_KEY) or request_id)
@@ -227,12 +267,18 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, request_id: str = '') -> Erro
         try:
             return error_from_status(status_pb2.Status.FromString(details), request_id=request_id)
         except DecodeError:
-            # Something between us and the service wrote it: the plain status below is all there is.
+            # A proxy wrote the details, so only the plain status below is usable.
             pass
     code, message = error.code(), error.details() or ''
     if code is grpc.StatusCode.INTERNAL and message == _LOST_STATUS:
         code = grpc.StatusCode.UNAVAILABLE
     return _build(ErrorFacts(code=code, message=message, request_id=request_id))
+
+
+def _disposition_by_code(facts: ErrorFacts) -> Disposition:
+    if facts.code is grpc.StatusCode.RESOURCE_EXHAUSTED and facts.retry_after is not None:
+        return Disposition.RETRYABLE
+    return _DISPOSITIONS.get(facts.code, Disposition.UNKNOWN)
 
 
 def _build(facts: ErrorFacts) -> Error:

@@ -20,10 +20,7 @@ from services.gateway.exports.export_world import ExportWorld
 from services.gateway.exports.ports import Sent
 from services.gateway.exports.rules import Export, ExportState, parse_target, pause_after
 from services.kit.caller import Caller
-from services.kit.errors import Code, DomainError, Internal, ServiceUnreachable
-
-_AGAIN = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.DATA_LOSS, Code.ABORTED})
-"""Codes of what another try may cure."""
+from services.kit.errors import DomainError, Internal, ServiceUnreachable
 
 _FORGET_SECONDS = 60
 
@@ -151,7 +148,7 @@ class RunExports:
             _log.error('export broke', export=export.export_id, exc_info=error)
             # A full disk, or too many open files: of this machine now, and seldom for ever.
             error = ServiceUnreachable('gateway') if isinstance(error, OSError) else Internal(export.export_id)
-        if error.code in _AGAIN and export.attempt_count < self._limits.attempts:
+        if error.disposition.is_transient and export.attempt_count < self._limits.attempts:
             due_time = now + pause_after(export.attempt_count)
             return replace(told, state=ExportState.WAITING, error=error, due_time=due_time)
         return replace(told, state=ExportState.FAILED, error=error, sealed_token=b'')

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import structlog
 
-from services.gateway.futures.passing import is_passing
 from services.kit.errors import DomainError
 
 FIRST_PAUSE_SECONDS = 0.05
@@ -36,7 +35,7 @@ class Persistence:
             try:
                 return await call()
             except DomainError as error:
-                if not is_passing(error):
+                if not error.disposition.is_transient:
                     raise
                 # An outage of an hour is one line, not a thousand.
                 write = _log.debug if failures else _log.info

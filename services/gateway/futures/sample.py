@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Protocol
 
 from services.gateway.fleet.routing import AdapterRequest
-from services.gateway.futures.passing import is_passing
 from services.gateway.futures.persistence import Persistence
 from services.gateway.futures.rules import Future
 from services.gateway.sampling.handles import SamplingHandles
@@ -108,7 +107,7 @@ class SamplePrompt:
                 try:
                     return await self._answer(caller, future, task)
                 except DomainError as error:
-                    if not is_passing(error) or loop.time() >= give_up_at:
+                    if not error.disposition.is_transient or loop.time() >= give_up_at:
                         raise
                 await self._persistence.hold(failures)
                 failures += 1

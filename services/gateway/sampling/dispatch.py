@@ -14,12 +14,18 @@ from services.gateway.fleet.members import Membership
 from services.gateway.fleet.routing import RouteKey, candidates
 from services.gateway.fleet.rules import Replica
 from services.gateway.sampling.slots import ReplicaSlots, Slot, equal_weight
-from services.kit.errors import BaseModelNotFound, Code, DeadlinePassed, DomainError, Draining, ServiceUnreachable
+from services.kit.errors import (
+    BaseModelNotFound,
+    Code,
+    DeadlinePassed,
+    Disposition,
+    DomainError,
+    Draining,
+    ServiceUnreachable,
+)
 
 MAX_BREAKDOWNS = 3
 """Samplers in a row that a request may break without a new token: the request itself may be the cause."""
-_REFUSALS = frozenset({'ENGINE_PAUSED', 'QUEUE_FULL', 'DRAINING'})
-"""The sampler works and does not accept the request now; another sampler may."""
 _TRANSIENT_WHEN_STARTED = frozenset({'ID_TAKEN', 'VERSION_NOT_READY'})
 """Errors that pass when a started request moves: its former attempt ends soon, its version arrives soon."""
 _FIRST_WAIT_SECONDS = 0.05
@@ -51,12 +57,12 @@ def verdict_on(error: DomainError, *, is_started: bool) -> Verdict:
     """
     if isinstance(error, ReplicaNotReached):
         return Verdict.UNREACHED
-    if error.reason == 'SERVICE_UNREACHABLE':
+    if error.reason == 'SERVICE_UNREACHABLE' or error.disposition is Disposition.UNKNOWN:
         return Verdict.BROKEN
-    if error.reason in _REFUSALS or (is_started and error.reason in _TRANSIENT_WHEN_STARTED):
+    if error.reason in _TRANSIENT_WHEN_STARTED:
+        return Verdict.REFUSED if is_started else Verdict.FINAL
+    if error.disposition.is_transient and error.code is not Code.DEADLINE_EXCEEDED:
         return Verdict.REFUSED
-    if error.code in {Code.INTERNAL, Code.CANCELLED, Code.UNKNOWN}:
-        return Verdict.BROKEN
     return Verdict.FINAL
 
 

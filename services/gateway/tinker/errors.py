@@ -57,7 +57,7 @@ class TinkerErrors:
         """Return the HTTP status."""
         if error.reason in _REASONS:
             return _REASONS[error.reason]
-        if error.code is Code.RESOURCE_EXHAUSTED and error.retry_after is None:
+        if error.code is Code.RESOURCE_EXHAUSTED and not error.disposition.is_transient:
             return 400
         return _STATUSES.get(error.code, 400)
 

@@ -13,16 +13,14 @@ from services.gateway.tinker.errors import text_of
 from services.gateway.tinker.fields import bounded_text
 from services.gateway.tinker.notes import EXECUTE, Note
 from services.gateway.tinker.runs import KnownModels, session_of
-from services.kit.errors import Code, DomainError, InvalidField
+from services.kit.errors import Disposition, DomainError, InvalidField
 from twinkle.api.model.v1 import operation_pb2, training_service_pb2
 
 MAX_SEQ_ID = (1 << 31) - 1
 check_model_id = bounded_text(1, 128)
 check_seq_id = whole(1, MAX_SEQ_ID)
-_CONTENT = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
-"""Codes of what is wrong with the content of a request, and will be when it is sent again."""
-_OTHERS = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
-"""Reasons with those codes that are not about the content."""
+_NO_PLACE = frozenset({'ADAPTER_NOT_FOUND', 'SESSION_NOT_FOUND'})
+"""Reasons of refusals where the model or session does not exist, so that there is no place to use up."""
 
 
 class Operations:
@@ -82,7 +80,7 @@ class Operations:
         try:
             yield
         except DomainError as error:
-            if error.code in _CONTENT and error.reason not in _OTHERS:
+            if error.disposition is Disposition.REFUSED and error.reason not in _NO_PLACE:
                 with suppress(DomainError):
                     await self._use_up(model_id, seq_id, error)
             raise

@@ -110,7 +110,7 @@ class RequestIdReused(Aborted):
     request_id: str
 
 
-@domain_error('STREAM_OUT_OF_ORDER', 'the stream should continue with {expected}', disposition=Disposition.INTERRUPTED)
+@domain_error('STREAM_OUT_OF_ORDER', 'the stream should continue with {expected}')
 class StreamOutOfOrder(Aborted):
     """A stream's messages came in an order that the method does not allow."""
 

@@ -1,4 +1,4 @@
-"""Domain errors as `google.rpc.Status`, and back."""
+"""Conversion of domain errors to `google.rpc.Status` and back."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,6 +12,7 @@ from services.kit.errors import (
     Cancelled,
     Code,
     DeadlinePassed,
+    Disposition,
     DomainError,
     FieldViolation,
     QuotaExceeded,
@@ -22,14 +23,16 @@ from twinkle.errors import error_class
 DOMAIN = 'twinkle'
 """`ErrorInfo.domain` of every error."""
 
+DISPOSITION_KEY = 'disposition'
+"""Key of the disposition in `ErrorInfo.metadata`; see `twinkle.api.error.v1.Disposition`."""
 _MESSAGE_BYTES = 600
 _FACT_BYTES = 300
-"""A status travels in trailing metadata, of which gRPC takes 8 KiB; with longer ones the call would be lost."""
+"""Limits of texts in a status: it travels in trailing metadata, and gRPC fails calls with more than 8 KiB of it."""
 
 
 @error_class()
 class ForwardedError(DomainError):
-    """An error of another service, passed on as it came."""
+    """An error that another service returned, with that service's facts."""
 
     code: Code  # type: ignore[misc]
     reason: str  # type: ignore[misc]
@@ -42,27 +45,28 @@ class ForwardedError(DomainError):
         return self.message
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the metadata that came with it."""
+        """Return the received metadata, without the disposition."""
         return self.facts
 
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
-        """The fields that came with it."""
+        """The received field violations."""
         return self.fields
 
     @property
     def retry_after(self) -> timedelta | None:
-        """The delay that came with it."""
+        """The received retry delay."""
         return self.delay
 
 
 def status_from_error(error: DomainError) -> status_pb2.Status:
-    """Return the status of `error`: `ErrorInfo` always, then at most one each of the other details.
+    """Return the status of `error`: always `ErrorInfo`, then at most one of each other detail.
 
-    Texts that callers can make as long as they like are cut to what a status may hold.
+    Long texts are cut, because callers control the length of some of them.
     """
     status = status_pb2.Status(code=int(error.code), message=_cut(str(error), _MESSAGE_BYTES))
     metadata = {key: _cut(value, _FACT_BYTES) for key, value in error.metadata().items()}
+    metadata[DISPOSITION_KEY] = error.disposition.value
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
     if error.violations:
@@ -89,7 +93,7 @@ def _cut(text: str, limit_bytes: int) -> str:
 
 
 def error_from_status(status: status_pb2.Status) -> DomainError:
-    """Return the error that `status` tells of; one without `ErrorInfo` has the reason 'INTERNAL'."""
+    """Return the error that `status` describes; without `ErrorInfo` its reason is 'INTERNAL'."""
     reason, facts = 'INTERNAL', dict[str, str]()
     fields: tuple[FieldViolation, ...] = ()
     delay: timedelta | None = None
@@ -103,15 +107,19 @@ def error_from_status(status: status_pb2.Status) -> DomainError:
             fields = tuple(FieldViolation(item.field, item.description) for item in bad_request.field_violations)
         elif detail.Unpack(retry):
             delay = retry.retry_delay.ToTimedelta()
-    return ForwardedError(Code(status.code), reason, status.message, facts, fields, delay)
+    error = ForwardedError(Code(status.code), reason, status.message, facts, fields, delay)
+    disposition = Disposition.__members__.get(facts.pop(DISPOSITION_KEY, ''))
+    if disposition is not None:
+        error.disposition = disposition
+    return error
 
 
 def error_from_call(error: grpc.aio.AioRpcError, *, service: str) -> DomainError:
     """Return the domain error behind a failed call to another service.
 
     Args:
-        error: what the call raised.
-        service: name of the service that was called, for errors that came from the transport.
+        error: Error that the call raised.
+        service: Name of the called service, for errors of the transport.
     """
     status = cast(status_pb2.Status | None, rpc_status.from_call(cast(grpc.Call, error)))
     if status is not None:

@@ -9,7 +9,7 @@ from services.kit.errors import AdapterNotFound, Cancelled, DomainError, Interna
 from services.model.application.change_notifier import ChangeNotifier
 from services.model.domain.errors import SequenceGap
 from services.model.domain.operation import Operation
-from services.model.domain.refusal import is_refusal
+from services.model.domain.refusal import is_refusal, outcome_disposition
 from services.model.domain.result import OperationResult
 from services.model.domain.sequence import Action, OperationSequence
 
@@ -208,6 +208,7 @@ class AdapterQueue:
     def _recorded(self, number: int) -> OperationResult:
         entry = self.sequence.entry(number)
         if entry.error is not None:
+            entry.error.disposition = outcome_disposition(entry.error)
             raise entry.error
         assert entry.result is not None  # noqa: S101 - settled entries have one of the two
         return replace(entry.result, is_replayed=True)
@@ -225,7 +226,9 @@ class AdapterQueue:
             self._settle(operation.sequence_number, outcome)
 
     def _settle(self, number: int, outcome: OperationResult | DomainError) -> None:
-        if isinstance(outcome, DomainError) and is_refusal(outcome):
+        if isinstance(outcome, DomainError):
+            outcome.disposition = outcome_disposition(outcome)
+        if is_refusal(outcome):
             self.sequence.give_back(number)
         else:
             self.sequence.finish(number, outcome)

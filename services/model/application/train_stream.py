@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from services.kit.caller import Caller
-from services.kit.errors import Code, DomainError
+from services.kit.errors import DomainError
 from services.model.application.change_notifier import ChangeNotifier
 from services.model.application.execute_operation import ExecuteOperation
 from services.model.application.queues import Queues
@@ -131,7 +131,7 @@ class _Stream:
 
     def _note_refusal(self, refused: OperationFailure) -> None:
         adapter_id, number = refused.adapter_id, refused.sequence_number
-        if not is_refusal(refused.error) or _is_passing(refused.error):
+        if not is_refusal(refused.error) or refused.error.disposition.is_transient:
             return
         self._refused_numbers[adapter_id] = min(number, self._refused_numbers.get(adapter_id, number))
         queue = self._queues.find(adapter_id)
@@ -144,8 +144,3 @@ class _Stream:
         if not self._unanswered_numbers[adapter_id]:
             del self._unanswered_numbers[adapter_id]
         self._result_sent.notify()
-
-
-def _is_passing(error: DomainError) -> bool:
-    """Whether the same operation may be taken a little later: a quota that is used up does not come back by itself."""
-    return error.code is Code.UNAVAILABLE or (error.code is Code.RESOURCE_EXHAUSTED and error.retry_after is not None)

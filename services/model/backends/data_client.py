@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import grpc
 
-from services.kit.errors import Code, DomainError, InvalidField, NotBuiltYet, ServiceUnreachable
+from services.kit.errors import Code, Disposition, DomainError, InvalidField, NotBuiltYet, ServiceUnreachable
 from services.kit.rpc.status import error_from_call
 from services.model.domain.errors import LoaderAtEnd
 from services.model.domain.loader_batch import BatchReference, LoadedBatch, LoaderCursor
@@ -20,8 +20,6 @@ _THREAD_BYTES = 1 << 20
 """Larger batches are serialized in a thread."""
 _PATIENCE = timedelta(seconds=60)
 """Timeout for one batch, which usually takes milliseconds."""
-_PASSED_ON = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.INTERNAL})
-"""What is not mended by trying again later."""
 
 
 class DataClient:
@@ -80,7 +78,10 @@ def _error_of(error: grpc.aio.AioRpcError) -> DomainError:
         return InvalidField('batch.loader', f'its batch has more than {MOST_BYTES} bytes; use a smaller batch size')
     if fact.code is Code.INVALID_ARGUMENT and fact.violations:
         return InvalidField(_field_here(fact.violations[0].field), fact.violations[0].problem)
-    if fact.code in _PASSED_ON or fact.retry_after is not None:
+    if fact.code is Code.UNAUTHENTICATED:
+        # The deployment's own token was refused, which is not the caller's mistake.
+        return ServiceUnreachable('data')
+    if fact.code is Code.INTERNAL or fact.disposition is Disposition.REFUSED or fact.retry_after is not None:
         return fact
     return ServiceUnreachable('data')
 

@@ -1,19 +1,18 @@
-"""Which failures of an operation leave everything as it was, its number included."""
+"""Which failed operations leave their sequence number free, and what callers may assume of the others."""
 
-from services.kit.errors import Code, DomainError
+from services.kit.errors import Code, Disposition, DomainError
 
-_CODES = {
-    Code.CANCELLED,
-    Code.INVALID_ARGUMENT,
-    Code.NOT_FOUND,
-    Code.ALREADY_EXISTS,
-    Code.PERMISSION_DENIED,
-    Code.RESOURCE_EXHAUSTED,
-    Code.UNAVAILABLE,
-    Code.UNIMPLEMENTED,
-}
+_UNAPPLIED = {Code.CANCELLED, Code.UNAVAILABLE}
+"""Codes of operations that were cancelled, or that a service behind this one could not serve; nothing was applied."""
 
 
 def is_refusal(error: object) -> bool:
-    """Say whether `error` means that nothing changed, so that the operation's number may be used again."""
-    return isinstance(error, DomainError) and error.code in _CODES
+    """Return whether `error` means that nothing changed, so that the operation's number can be used again."""
+    return isinstance(error, DomainError) and (error.disposition.frees_number or error.code in _UNAPPLIED)
+
+
+def outcome_disposition(error: DomainError) -> Disposition:
+    """Return what a caller may assume of an operation that ended with `error`."""
+    if not is_refusal(error):
+        return Disposition.FAILED
+    return Disposition.RETRYABLE if error.disposition.is_transient else Disposition.REFUSED

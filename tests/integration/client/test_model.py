@@ -87,6 +87,20 @@ async def test_number_in_doubt_is_settled_before_the_next(
     assert sorted(gateway.operations) == ([1, 2] if was_applied else [1])
 
 
+@pytest.mark.parametrize(('disposition', 'numbers'), [('FAILED', [1, 2]), ('REFUSED', [1])])
+async def test_disposition_of_an_operation_spares_the_question(
+    gateway: FakeGateway, model: MultiLoraTransformersModel, disposition: str, numbers: list[int]
+) -> None:
+    """A client that knows from the disposition whether the number is used does not ask the service."""
+    lost = failure(grpc.StatusCode.DATA_LOSS, 'DIGEST_MISMATCH', disposition=disposition)
+    gateway.fail('AfterExecute' if disposition == 'FAILED' else 'Execute', lost)
+    with pytest.raises(ServerError):
+        await model.step.aio()
+    await model.step.aio()
+    assert sorted(gateway.operations) == numbers
+    assert gateway.calls['GetOperation'] == []
+
+
 async def test_operation_of_another_program_is_noticed(
     gateway: FakeGateway, client: TwinkleClient, model: MultiLoraTransformersModel
 ) -> None:

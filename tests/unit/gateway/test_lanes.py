@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from services.gateway.errors import FutureNotFound
 from services.gateway.futures.lane import Lane, Place
-from services.gateway.futures.passing import is_passing
 from services.gateway.futures.room import Room
 from services.gateway.futures.rules import Bounds, Future, FutureRequest
 from services.kit.errors import DeadlinePassed, QueueFull, ServiceUnreachable
@@ -141,7 +140,8 @@ def _is_refused(room: Room, future: Future, size_bytes: int = 0) -> bool:
     return False
 
 
-def test_what_passes_by_itself_is_told_from_what_does_not() -> None:
-    """A service that is away or busy is waited for; what is wrong is not."""
-    assert all(map(is_passing, (ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1))))
-    assert not is_passing(FutureNotFound('x'))
+def test_busy_or_absent_services_are_waited_for() -> None:
+    """Failures of a service that is away or busy are transient; those of an invalid request are not."""
+    failures = (ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1))
+    assert all(error.disposition.is_transient for error in failures)
+    assert not FutureNotFound('x').disposition.is_transient

@@ -17,6 +17,10 @@ from services.kit.caller import Caller
 from services.kit.errors import (
     AdapterNotFound,
     BaseModelNotFound,
+    Cancelled,
+    DeadlinePassed,
+    DigestMismatch,
+    Disposition,
     DomainError,
     Draining,
     InvalidField,
@@ -133,6 +137,30 @@ async def test_failed_operation_uses_its_number_up() -> None:
     await harness.do(adapter, 2, Step())
     assert harness.verbs_run() == ['Step']
     assert harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 2
+
+
+@pytest.mark.parametrize(
+    ('error', 'disposition'),
+    [
+        (InvalidField('x', 'is bad'), Disposition.REFUSED),
+        (Cancelled(), Disposition.REFUSED),
+        (ServiceUnreachable('checkpoint'), Disposition.RETRYABLE),
+        (Draining(), Disposition.RETRYABLE),
+        (LossNotFinite('ad-1', 0), Disposition.FAILED),
+        (DigestMismatch('a', 'b'), Disposition.FAILED),
+        (DeadlinePassed(), Disposition.FAILED),
+    ],
+)
+async def test_failed_operation_says_whether_its_number_is_used(error: DomainError, disposition: Disposition) -> None:
+    """The disposition states what the queue did with the number, whatever the error means elsewhere."""
+    harness = Harness()
+    adapter = await harness.adapter()
+    harness.trainer.failures.append(error)
+    with pytest.raises(type(error)) as caught:
+        await harness.do(adapter, 1, Step())
+    assert caught.value.disposition is disposition
+    is_used = harness.directory.get(ALICE, adapter.adapter_id).sequence_number == 1
+    assert is_used is not disposition.frees_number
 
 
 async def test_a_disconnected_caller_does_not_stop_a_running_operation() -> None:

@@ -10,22 +10,11 @@ import grpc
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2, training_service_pb2
 from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
 from twinkle.api.model.v1.training_service_pb2_grpc import TrainingServiceStub
-from twinkle_client.errors import Error, NotFoundError
+from twinkle_client.errors import Disposition, Error, NotFoundError
 from twinkle_client.model.carriers import CallCarrier, Carrier, OperationResult
 from twinkle_client.model.waiting import telling_the_wait
 from twinkle_client.rpc import Connection
 
-_LEAVES_NUMBER_FREE = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
-"""With these the service refused an operation before it was accepted."""
 _OUT_OF_STEP = frozenset({'SEQUENCE_GAP', 'SEQUENCE_REUSED'})
 """With these the service and this program count differently."""
 
@@ -115,14 +104,14 @@ class OperationLog:
         return await self._connection.unary(self._training.GetOperation, request)
 
     async def _after_failure(self, number: int, error: Error, *, is_stream: bool) -> None:
-        is_free = error.code in _LEAVES_NUMBER_FREE
+        is_free = _frees_number(error)
         is_dropped = error.code is grpc.StatusCode.CANCELLED
         is_followed = number < self._last_number
         if error.reason in _OUT_OF_STEP or (is_stream and is_followed and (is_free or is_dropped)):
             self._is_stale = True
         elif is_free:
             await self._give_back(number)
-        elif error.code is not grpc.StatusCode.FAILED_PRECONDITION:
+        elif error.disposition is not Disposition.FAILED:
             self._in_doubt.add(number)
             if is_dropped and is_followed:
                 # Those after it wait for its number.
@@ -166,3 +155,11 @@ class OperationLog:
         except NotFoundError:
             return False
         return True
+
+
+def _frees_number(error: Error) -> bool:
+    """Return whether the operation's number can be used again without asking the service."""
+    if error.code is grpc.StatusCode.UNAVAILABLE:
+        # The answer may belong to a retry, and an earlier attempt may have reached the service.
+        return False
+    return error.disposition in {Disposition.REFUSED, Disposition.RETRYABLE}

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from services.kit.errors import Code, DomainError, MemoryNotShared
+from services.kit.errors import DomainError, MemoryNotShared
 from services.kit.rpc.status import error_from_call
 from services.kit.rpc.weights.frames import encodings_to_proto, frame_of, segment_to_proto
 from services.kit.rpc.weights.handlers import WeightStreamStub
@@ -27,8 +27,6 @@ from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks
 from twinkle.checkpoint_engine.packing import StatePlan
 
-_TRANSIENT = {Code.UNAVAILABLE, Code.DATA_LOSS, Code.RESOURCE_EXHAUSTED}
-"""Codes after which the same transfer may go on."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -149,7 +147,7 @@ class WeightClient:
                 if receiver.encodings != offered:
                     return  # the next stream offers them: with a state at hand, a delta may come
         except DomainError as error:
-            if error.code not in _TRANSIENT:
+            if not error.disposition.is_transient:
                 raise
         finally:
             call.cancel()
@@ -184,7 +182,7 @@ class WeightClient:
                 return await self._stub.publish(_frames(header, state))
             except grpc.aio.AioRpcError as failure:
                 error = error_from_call(failure, service='checkpoint')
-                if error.code not in _TRANSIENT or backoff.count + 1 >= self._attempts:
+                if not error.disposition.is_transient or backoff.count + 1 >= self._attempts:
                     raise error from failure
             await backoff.pause()
 
@@ -199,7 +197,7 @@ class WeightClient:
             except OtherWay:
                 continue
             except DomainError as error:
-                if error.code not in _TRANSIENT or backoff.count + 1 >= self._attempts:
+                if not error.disposition.is_transient or backoff.count + 1 >= self._attempts:
                     raise
             if receiver.offset > begin:
                 backoff.reset()

@@ -4,6 +4,7 @@ isort:skip_file
 Why a call failed, for programs. Every failed call carries a google.rpc.Status whose first
 detail is a google.rpc.ErrorInfo with `domain` "twinkle" and `reason` one of the names below
 without the prefix ERROR_REASON_; the status code beside each name is the only one it comes with.
+The metadata key "disposition", which comes with every reason, says whether to retry; see disposition.proto.
 """
 
 from google.protobuf import descriptor as _descriptor

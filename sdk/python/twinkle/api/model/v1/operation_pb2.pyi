@@ -845,8 +845,8 @@ class Operation(_message.Message):
     those before it. The same number with the same content is answered from the record; with other
     content it is ABORTED (ERROR_REASON_SEQUENCE_REUSED). A number is used up once the operation was
     accepted, even if running it failed; one that ended as CANCELLED, INVALID_ARGUMENT, NOT_FOUND,
-    ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE or UNIMPLEMENTED changed nothing and leaves it
-    free.
+    ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED, UNAVAILABLE or UNIMPLEMENTED changed nothing
+    and leaves it free. The error's disposition says so, too (twinkle.api.error.v1.Disposition).
     """
     @_builtins.property
     def forward_only(self) -> Global___ForwardOnly:

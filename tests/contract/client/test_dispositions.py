@@ -1,0 +1,86 @@
+"""Client, services and contract agree on what a failed request means."""
+
+import re
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from services.kit.errors import Code, Disposition, DomainError, disposition_by_code
+from services.kit.rpc.status import DISPOSITION_KEY, error_from_status, status_from_error
+from twinkle.api.error.v1 import disposition_pb2
+from twinkle_client import errors as client
+
+CONTRACT = Path(__file__).parents[3] / 'protos/twinkle/api/error/v1/disposition.proto'
+CODES = sorted(Code)
+
+
+def _error(code: Code) -> DomainError:
+    return type(code.name, (DomainError,), {'code': code, 'reason': code.name})()
+
+
+def _bare_status(code: Code, *, has_retry_time: bool) -> status_pb2.Status:
+    """Return the status of a server that sends no disposition."""
+    status = status_pb2.Status(code=int(code), message='failed')
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason='REASON', domain='twinkle'))
+    if has_retry_time:
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=1)))
+    return status
+
+
+def test_all_sides_have_the_dispositions_of_the_contract() -> None:
+    """The values of the contract are those of the services and of the client."""
+    names = {name.removeprefix('DISPOSITION_') for name in disposition_pb2.Disposition.DESCRIPTOR.values_by_name} - {
+        'UNSPECIFIED'
+    }
+    assert set(Disposition.__members__) == set(client.Disposition.__members__) == names
+
+
+@pytest.mark.parametrize('disposition', Disposition)
+@pytest.mark.parametrize('code', CODES)
+def test_client_and_services_read_what_was_sent(code: Code, disposition: Disposition) -> None:
+    """A sent disposition counts more than the code, and does not appear among the metadata."""
+    error = _error(code)
+    error.disposition = disposition
+    status = status_from_error(error)
+    for received in (error_from_status(status), client.error_from_status(status)):
+        assert received.disposition == disposition
+        metadata = received.metadata if isinstance(received, client.Error) else received.metadata()
+        assert DISPOSITION_KEY not in metadata
+
+
+@pytest.mark.parametrize('has_retry_time', [False, True])
+@pytest.mark.parametrize('code', CODES)
+def test_client_and_services_fall_back_to_the_code(code: Code, has_retry_time: bool) -> None:  # noqa: FBT001
+    """Without a disposition, both sides derive the same one from the status code."""
+    status = _bare_status(code, has_retry_time=has_retry_time)
+    expected = disposition_by_code(code, has_retry_time=has_retry_time)
+    assert error_from_status(status).disposition is expected
+    assert client.error_from_status(status).disposition == expected
+
+
+def test_unknown_dispositions_fall_back_to_the_code() -> None:
+    """A value of a later release is ignored."""
+    status = status_pb2.Status(code=int(Code.NOT_FOUND), message='failed')
+    info = error_details_pb2.ErrorInfo(reason='REASON', domain='twinkle', metadata={DISPOSITION_KEY: 'LATER'})
+    status.details.add().Pack(info)
+    assert error_from_status(status).disposition is Disposition.REFUSED
+    assert client.error_from_status(status).disposition is client.Disposition.REFUSED
+
+
+def test_failures_of_the_transport_are_ambiguous() -> None:
+    """A request whose connection broke may have taken effect."""
+    lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details='reset')
+    assert client.error_from_rpc(lost).disposition is client.Disposition.INTERRUPTED
+
+
+def test_contract_lists_the_codes_of_each_disposition() -> None:
+    """The comment that clients of other languages follow is what the code does."""
+    comment = ' '.join(re.findall(r'^// ?(.*)', CONTRACT.read_text(), re.MULTILINE))
+    refused = {code for code in CODES if disposition_by_code(code, has_retry_time=False) is Disposition.REFUSED}
+    listed = re.search(r'REFUSED for (.*?); RETRYABLE', comment)
+    assert listed is not None
+    assert set(re.findall(r'[A-Z_]{5,}', listed.group(1))) == {code.name for code in refused}
+    assert 'FAILED for FAILED_PRECONDITION; INTERRUPTED for UNAVAILABLE and DEADLINE_EXCEEDED' in comment
