@@ -1,52 +1,70 @@
-"""The event loop a client's calls run on: one background thread."""
+"""The event loop that runs the calls of all clients, in one background thread per process.
+
+grpc.aio has one completion queue per process and delivers its events through any loop that is registered with
+it. A loop that closes while another one still delivers events makes that one fail with "Event loop is closed",
+so the clients share a loop that stays open until the interpreter exits.
+"""
 
 import asyncio
-import contextlib
+import atexit
+import os
 import threading
+import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 _Result = TypeVar('_Result')
 
+_EXIT_TIMEOUT_SECONDS = 5.0
+"""Longest wait for the tasks that are still running at interpreter exit."""
+
 
 class LoopThread:
-    """An event loop in a daemon thread of its own.
+    """One client's access to the loop thread of the process.
 
-    Coroutines start in the order they are submitted and see the submitter's context variables.
+    Coroutines start in the order they are submitted and see the submitter's context variables. Stopping cancels
+    the tasks of this client only. A client does not survive `os.fork`: in the child it counts as stopped.
     """
 
     def __init__(self) -> None:
-        """Start the thread."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name='twinkle-client', daemon=True)
-        self._thread.start()
+        self._shared = _shared_loop()
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        # Reentrant, because the garbage collector may close an abandoned stream at any point.
+        self._lock = threading.RLock()
+        self._end: Future[None] | None = None
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on this thread."""
-        return threading.current_thread() is self._thread
+        """Whether the caller is a coroutine of this client."""
+        return self._shared.is_current and _owner.get() is self
 
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
         """Start `coroutine`; cancelling the future cancels it.
 
         Raises:
-            RuntimeError: the thread has been stopped.
+            RuntimeError: the client has been stopped.
         """
-        if self._loop.is_closed():
-            coroutine.close()
-            raise RuntimeError('the client is closed')
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        context = copy_context()
+        context.run(_owner.set, self)
+        with self._lock:
+            if self._end is not None or not self._shared.is_open:
+                coroutine.close()
+                raise RuntimeError('the client is closed')
+            return context.run(asyncio.run_coroutine_threadsafe, coroutine, self._shared.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         """Run `coroutine` and wait for it; an interrupt of the waiting thread cancels it.
 
         Raises:
-            RuntimeError: called from a coroutine of this loop, which would wait for itself.
+            RuntimeError: the caller is on the loop thread, which would wait for itself, or the client has been
+                stopped.
         """
-        if self.is_current:
+        if self._shared.is_current:
             coroutine.close()
-            raise RuntimeError('a blocking call inside a coroutine of the client; use its .aio form')
+            raise RuntimeError('a blocking call inside a coroutine of a client; use its .aio form')
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -54,21 +72,103 @@ class LoopThread:
             future.cancel()
 
     def stop(self) -> None:
-        """Cancel what runs and end the thread; stopping again does nothing."""
-        if self._loop.is_closed():
-            return
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        """Cancel the client's tasks and wait until they have ended; stopping again does nothing.
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            tasks = asyncio.all_tasks(self._loop)
+        Raises:
+            RuntimeError: the caller is on the loop thread, which would wait for itself.
+        """
+        if self._shared.is_current:
+            raise RuntimeError('a client cannot be stopped inside a coroutine of a client')
+        with self._lock:
+            if self._end is None and self._shared.is_open:
+                self._end = asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._shared.loop)
+        if self._end is not None and self._shared.is_open:
+            self._end.result()
+
+    async def _cancel_tasks(self) -> None:
+        # A cancelled task may start another one to clean up.
+        while tasks := set(self._tasks) - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.difference_update(tasks)
+
+    def own(self, task: asyncio.Task[Any]) -> None:
+        """Include `task` in the tasks that `stop` cancels."""
+        self._tasks.add(task)
+
+
+_owner: ContextVar[LoopThread | None] = ContextVar('twinkle_client_loop_owner', default=None)
+"""Client whose coroutine is running; tasks inherit it from the task that creates them."""
+
+
+class _SharedLoop:
+    """The loop and its thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(_create_task)
+        self._process_id = os.getpid()
+        self._thread = threading.Thread(target=self._run, name='twinkle-client', daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether coroutines can be submitted: not after `close`, and not in a forked child, which has no thread."""
+        return not self.loop.is_closed() and self._process_id == os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on the loop thread."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Cancel all tasks and end the thread."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_EXIT_TIMEOUT_SECONDS)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+
+def _create_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Any, *, context: Context | None = None, **options: Any
+) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)
+    owner = _owner.get() if context is None else context.get(_owner)
+    if owner is not None:
+        owner.own(task)
+    return task
+
+
+_shared: list[_SharedLoop] = []
+"""The open loop of this process, if a client has been made. A loop inherited by a fork is kept but not used."""
+_shared_lock = threading.Lock()
+
+
+def _shared_loop() -> _SharedLoop:
+    with _shared_lock:
+        if not _shared or not _shared[-1].is_open:
+            _shared.append(_SharedLoop())
+        return _shared[-1]
+
+
+os.register_at_fork(
+    before=_shared_lock.acquire, after_in_parent=_shared_lock.release, after_in_child=_shared_lock.release
+)
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    if _shared and _shared[-1].is_open:
+        _shared[-1].close()

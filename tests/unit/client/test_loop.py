@@ -1,0 +1,134 @@
+"""The shared loop thread: clients use one thread, and stopping one client leaves the others running."""
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+from contextvars import ContextVar
+
+import pytest
+
+from twinkle_client.rpc import LoopThread
+
+_marker: ContextVar[str] = ContextVar('marker', default='')
+
+
+async def _thread() -> threading.Thread:
+    return threading.current_thread()
+
+
+async def _forever(started: threading.Event, ended: threading.Event) -> None:
+    started.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.set()
+
+
+def test_clients_share_one_thread() -> None:
+    """The coroutines of two clients run on the same thread."""
+    first, second = LoopThread(), LoopThread()
+    assert first.run(_thread()) is second.run(_thread())
+
+
+def test_stopping_one_client_leaves_the_tasks_of_another_running() -> None:
+    """Stopping a client waits until its tasks are cancelled and touches no other client's tasks."""
+    first, second = LoopThread(), LoopThread()
+    started, ended, other_started, other_ended = (threading.Event() for _ in range(4))
+    running, other = first.submit(_forever(started, ended)), second.submit(_forever(other_started, other_ended))
+    assert started.wait(10)
+    assert other_started.wait(10)
+    first.stop()
+    assert ended.is_set()
+    assert running.cancelled()
+    assert not other.done()
+    assert second.run(_thread()).is_alive()
+    second.stop()
+    assert other_ended.is_set()
+
+
+def test_stopping_cancels_tasks_that_coroutines_created() -> None:
+    """A background task counts as a task of the client whose coroutine created it."""
+    client, started, ended = LoopThread(), threading.Event(), threading.Event()
+    background: list[asyncio.Task[None]] = []
+
+    async def create() -> None:
+        background.append(asyncio.create_task(_forever(started, ended)))
+
+    client.run(create())
+    assert started.wait(10)
+    client.stop()
+    assert background[0].cancelled()
+
+
+def test_a_stopped_client_refuses_coroutines() -> None:
+    """Submitting to a stopped client raises RuntimeError, and stopping it again does nothing."""
+    client = LoopThread()
+    client.stop()
+    client.stop()
+    with pytest.raises(RuntimeError, match='the client is closed'):
+        client.submit(_thread())
+    with pytest.raises(RuntimeError, match='the client is closed'):
+        client.run(_thread())
+
+
+def test_coroutines_start_in_the_order_of_submission() -> None:
+    """Coroutines of one client start in the order in which they were submitted."""
+    client, order = LoopThread(), list[int]()
+
+    async def note(number: int) -> None:
+        order.append(number)
+
+    futures = [client.submit(note(number)) for number in range(100)]
+    for future in futures:
+        future.result(10)
+    assert order == list(range(100))
+
+
+def test_coroutines_see_the_context_of_the_submitter() -> None:
+    """A coroutine sees the context variables that were set where it was submitted."""
+
+    async def read() -> str:
+        return _marker.get()
+
+    client = LoopThread()
+    token = _marker.set('here')
+    try:
+        future = client.submit(read())
+    finally:
+        _marker.reset(token)
+    assert future.result(10) == 'here'
+
+
+def test_cancelling_the_future_cancels_the_coroutine() -> None:
+    """Cancelling a submitted call's future cancels the coroutine."""
+    client, started, ended = LoopThread(), threading.Event(), threading.Event()
+    future = client.submit(_forever(started, ended))
+    assert started.wait(10)
+    future.cancel()
+    assert ended.wait(10)
+    with pytest.raises(CancelledError):
+        future.result(10)
+
+
+def test_a_blocking_call_on_the_loop_thread_is_refused() -> None:
+    """Blocking calls and stops raise RuntimeError on the loop thread, also for another client."""
+    first, second = LoopThread(), LoopThread()
+
+    async def block() -> None:
+        with pytest.raises(RuntimeError):
+            second.run(_thread())
+        with pytest.raises(RuntimeError):
+            second.stop()
+
+    first.run(block())
+
+
+def test_only_the_running_client_is_current() -> None:
+    """A client is current inside its own coroutines, not inside those of another client."""
+    first, second = LoopThread(), LoopThread()
+
+    async def current() -> tuple[bool, bool]:
+        return first.is_current, second.is_current
+
+    assert first.run(current()) == (True, False)
+    assert not first.is_current
