@@ -129,9 +129,9 @@ async def test_process_that_was_killed_is_replaced(checker):
 async def test_tokens_taken_at_once_have_the_allowance_of_as_many_steps() -> None:
     """What another engine began of an output is replayed in one go; it may cost what it cost there."""
     need_vllm()
-    from twinkle.sampler.vllm.forms import Patience  # noqa: PLC0415 - heavy
+    from twinkle.sampler.vllm.forms import FormBudget  # noqa: PLC0415 - heavy
 
-    replayed, stalled = Patience(), Patience()
+    replayed, stalled = FormBudget(), FormBudget()
     replayed.spend(0.5, 6000)
     stalled.spend(0.5)
     assert (replayed.is_exhausted, stalled.is_exhausted) == (False, True)

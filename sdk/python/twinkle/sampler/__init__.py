@@ -1,4 +1,4 @@
-"""Samplers: the torch reference engine (`engine/`) and the faces users see."""
+"""Samplers for user programs: `TorchSampler`, with the reference engine in `engine/`, and `vLLMSampler`."""
 
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.errors import (

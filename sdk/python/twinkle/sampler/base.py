@@ -1,4 +1,4 @@
-"""What every sampler offers, whatever engine is behind it."""
+"""The interface of all samplers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from twinkle.data_format import InputFeature, LoraConfig, SampleResults, Samplin
 from twinkle.template import Template, build_template
 
 SamplerInput = Trajectory | InputFeature | Sequence[int]
-"""A chat, a tokenised prompt, or token ids."""
+"""A chat, a tokenized prompt, or token ids."""
 
 
 class Sampler(ABC):
-    """Continues prompts with a base model and its adapters."""
+    """Samples completions of prompts with a base model and its adapters."""
 
     model_id: str
     """Hub id or folder of the base model."""
@@ -33,61 +33,61 @@ class Sampler(ABC):
         """Return the completions of each input, in order.
 
         Args:
-            inputs: one or many. A chat is opened for the assistant by the template first.
-            sampling_params: for all of them. Unset: the defaults of `SamplingParams`.
-            adapter_name: an adapter that was added. Empty: the one that was received from a trainer, see
-                `receive_weights`; the base model alone where none was.
-            num_samples: completions of each input, in place of `sampling_params.num_samples`.
-            use_base_model: sample the base model alone, also where an adapter was received.
+            inputs: one or many. The template adds the generation prompt to a chat.
+            sampling_params: parameters of all inputs. None: the defaults of `SamplingParams`.
+            adapter_name: an added adapter. Empty: the adapter received from a trainer (see `receive_weights`), or the
+                base model if no adapter was received.
+            num_samples: number of completions per input. None: `sampling_params.num_samples`.
+            use_base_model: sample from the base model even if an adapter was received.
 
         Raises:
-            UnknownAdapter: no adapter of that name was added.
-            ContextExceeded, InvalidPrompt, InvalidSamplingParams: nothing was sampled.
-            ValueError: a chat or parameter is malformed, or several adapters were received and none is named.
+            UnknownAdapter: no adapter of this name was added.
+            ContextExceeded, InvalidPrompt, InvalidSamplingParams: an input was refused, and nothing was sampled.
+            ValueError: a chat or parameter is malformed, or several adapters were received and `adapter_name` is empty.
         """
 
     @property
     @abstractmethod
     def base_source(self) -> BaseSource:
-        """Where the base weights it samples with come from."""
+        """Origin of the base weights."""
 
     @abstractmethod
     def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
-        """Take weights from memory, whole and verified or not at all.
+        """Verify and load weights from memory. A failed call leaves the sampler's weights unchanged.
 
-        An adapter's state becomes the newest version of `adapter_name`; requests that run keep theirs. A
-        model's own weights replace those of the base model, and every adapter is forgotten, as it was made
-        for another one. Nothing cached from earlier weights is used for later requests.
+        An adapter's state becomes the newest version of `adapter_name`; running requests keep their version. The state
+        of a model replaces the base weights and removes all adapters, because they belong to the previous base model.
+        Later requests use nothing that was cached for earlier weights.
 
         Args:
-            state: an adapter's, or a model's; only read, and not needed afterwards.
-            adapter_name: how `sample` names the adapter; empty for a model's own weights.
+            state: state of an adapter or a model; read-only, and not needed after the call.
+            adapter_name: name of the adapter for `sample`; empty for the state of a model.
 
         Returns:
-            The version that tokens drawn with these weights carry: counted from 1 for each name, and for the base.
+            The version of tokens sampled with these weights, counted from 1 per adapter name and for the base model.
 
         Raises:
-            DigestMismatch: the bytes are others than the manifest says.
-            ValueError: the weights do not fit the model, or name and state do not fit together.
-            SamplerBusy: requests run on the base weights that are to be replaced.
+            DigestMismatch: the bytes do not match the manifest's digest.
+            ValueError: the weights do not fit the model, or `adapter_name` does not match the kind of state.
+            SamplerBusy: requests are running on the base weights that would be replaced.
         """
 
     @property
     def template(self) -> Template:
-        """How chats become tokens; the model's own format unless `set_template` chose another."""
+        """Chat template: the model's own, unless `set_template` was called."""
         if self._template is None:
             self._template = Template(self.model_id)
         return self._template
 
     def set_template(self, template_cls: str | type[Template] | Template, **options: Any) -> None:
-        """Choose how chats become tokens.
+        """Set the chat template.
 
         Args:
-            template_cls: a name, class or instance.
-            options: of the template; `model_id` is this sampler's unless given.
+            template_cls: name, class or instance of a template.
+            options: options of the template; `model_id` defaults to the sampler's.
 
         Raises:
-            UnknownTemplate: no template has that name.
+            UnknownTemplate: no template of this name exists.
         """
         if not isinstance(template_cls, Template):
             options.setdefault('model_id', self.model_id)
@@ -95,25 +95,25 @@ class Sampler(ABC):
 
     @abstractmethod
     def add_adapter_to_sampler(self, adapter_name: str, config_or_dir: 'LoraConfig | str | PathLike[str]') -> None:
-        """Add an adapter, or replace it by a newer version.
+        """Add an adapter, or replace it with a new version.
 
         Args:
-            adapter_name: how `sample` names it.
-            config_or_dir: a peft folder, or a configuration for fresh weights, which change nothing yet.
+            adapter_name: name of the adapter for `sample`.
+            config_or_dir: a PEFT folder, or a configuration for newly initialized weights, which have no effect yet.
         """
 
     @abstractmethod
     def reset_prefix_cache(self) -> None:
-        """Make sure that nothing computed for earlier requests is used for later ones."""
+        """Ensure that later requests use nothing that was computed for earlier ones."""
 
     def encode_trajectory(self, trajectory: Trajectory, *, add_generation_prompt: bool = True) -> InputFeature:
-        """Return a chat as tokens, by the template.
+        """Convert a chat to tokens with the template.
 
         Raises:
-            InvalidTrajectory: names the field that is wrong.
+            InvalidTrajectory: the chat is malformed. The error names the field.
         """
         return self.template.encode(trajectory, add_generation_prompt=add_generation_prompt)
 
     def decode_response(self, token_ids: Sequence[int]) -> str:
-        """Return new tokens as text, special tokens left out."""
+        """Convert sampled tokens to text, without special tokens."""
         return self.template.decode(token_ids, skip_special_tokens=True)

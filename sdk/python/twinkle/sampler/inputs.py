@@ -1,4 +1,4 @@
-"""What users may give a sampler, as prompts of tokens."""
+"""Conversion of the arguments of `Sampler.sample` to features and sampling parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from twinkle.sampler.errors import InvalidPrompt
 
 
 def split_inputs(inputs: SamplerInput | Sequence[SamplerInput]) -> list[SamplerInput]:
-    """Return one input or a list of them as a list.
+    """Return a single input or a list of inputs as a list.
 
     Raises:
         ValueError: the list is empty.
@@ -23,19 +23,19 @@ def split_inputs(inputs: SamplerInput | Sequence[SamplerInput]) -> list[SamplerI
         return [inputs]
     items = list(inputs)
     if not items:
-        raise ValueError('inputs is empty; give at least one chat, feature or list of token ids')
+        raise ValueError('inputs is empty; pass at least one chat, feature or list of token ids')
     return items
 
 
 def prompt_feature(item: Any, encode: Callable[[Trajectory], InputFeature]) -> InputFeature:
-    """Return an input as a feature with `input_ids`.
+    """Convert an input to a feature with `input_ids`.
 
     Args:
         item: a chat, a feature or token ids.
-        encode: turns a chat into tokens.
+        encode: converts a chat to tokens.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the input has another type.
     """
     if isinstance(item, Mapping):
         if 'input_ids' in item:
@@ -44,18 +44,20 @@ def prompt_feature(item: Any, encode: Callable[[Trajectory], InputFeature]) -> I
             return encode(item)
     elif _is_tokens(item):
         return InputFeature(input_ids=[int(token_id) for token_id in item])
-    raise ValueError(f'an input is a chat with messages, a feature with input_ids or a list of token ids; got {item!r}')
+    raise ValueError(
+        f'an input must be a chat with messages, a feature with input_ids or a list of token ids, got {item!r}'
+    )
 
 
 def refuse_media(feature: InputFeature) -> None:
     """Refuse a prompt with images or videos.
 
     Raises:
-        InvalidPrompt: names the field.
+        InvalidPrompt: the prompt has images or videos. The message names the field.
     """
     for name in MEDIA_NAMES:
         if feature.get(name) is not None:
-            raise InvalidPrompt(f'{name} is given, but this engine reads text alone; the torch engine reads images')
+            raise InvalidPrompt(f'{name} is set, but this engine supports text only; use the torch engine for images')
 
 
 def _is_tokens(value: Any) -> bool:
@@ -65,10 +67,10 @@ def _is_tokens(value: Any) -> bool:
 
 
 def sampling_params_of(given: SamplingParams | Mapping[str, Any] | None, num_samples: int | None) -> SamplingParams:
-    """Return what users may give as sampling parameters; without new tokens the prompt is scored.
+    """Return the sampling parameters of a call. With `max_tokens` 0, log-probabilities of the prompt are enabled.
 
     Raises:
-        ValueError: a key is no parameter, or a value is out of range.
+        ValueError: a key is not a parameter, or a value is out of range.
     """
     params = given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
     if params.max_tokens == 0 and params.prompt_logprobs is None:

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for engines that need one behind calls that do not."""
+"""An event loop in a separate thread, for calling asynchronous engines from synchronous code."""
 
 import asyncio
 import threading
@@ -9,23 +9,18 @@ _Result = TypeVar('_Result')
 
 
 class LoopThread:
-    """Runs coroutines for callers of other threads.
+    """Runs coroutines for callers in other threads.
 
-    Concurrency: `run` and `iterate` from any thread but its own.
+    Concurrency: call `run` and `iterate` from any thread except the loop's own.
     """
 
     def __init__(self, name: str) -> None:
-        """Start the thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine and return what it returns; an interrupted caller cancels it.
-
-        Raises:
-            BaseException: what the coroutine raises.
-        """
+        """Run a coroutine and return its result or raise its error. Interrupting the caller cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -34,7 +29,7 @@ class LoopThread:
             raise
 
     def iterate(self, items: AsyncGenerator[_Result, None]) -> Iterator[_Result]:
-        """Yield the items of a generator, asking for each when it is wanted; closing it closes the generator."""
+        """Yield the items of an asynchronous generator on demand. Closing the iterator closes the generator."""
         try:
             while True:
                 try:
@@ -46,7 +41,7 @@ class LoopThread:
             self.run(items.aclose())
 
     def close(self) -> None:
-        """End the thread; what still runs in it is dropped. Twice is no error."""
+        """Stop the thread and abandon running coroutines. Calling it again has no effect."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

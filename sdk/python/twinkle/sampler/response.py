@@ -1,4 +1,4 @@
-"""Events of one request put together to a `SampleResponse`."""
+"""Assembly of a `SampleResponse` from the events of a request."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -11,15 +11,14 @@ from twinkle.template import Template
 
 
 class ResponseBuilder:
-    """Gathers the events of one request."""
+    """Collects the events of one request."""
 
     def __init__(self, prompt: InputFeature, num_samples: int) -> None:
-        """Expect `num_samples` sequences that continue `prompt`."""
         self._prompt = prompt
         self._prompt_event: PromptEvent | None = None
         self._sequences = [SampledSequence(stop_reason=StopReason.ERROR, tokens=[]) for _ in range(num_samples)]
 
-    def take(self, event: EngineEvent) -> None:
+    def add(self, event: EngineEvent) -> None:
         """Add one event."""
         if isinstance(event, PromptEvent):
             self._prompt_event = event
@@ -35,7 +34,7 @@ class ResponseBuilder:
         )
 
     def build(self, template: Template) -> SampleResponse:
-        """Return the response; every sequence must have ended."""
+        """Return the response. All sequences must have ended."""
         prompt = self._prompt_event
         return SampleResponse(
             sequences=[
@@ -47,11 +46,11 @@ class ResponseBuilder:
         )
 
     def _continued(self, sequence: SampledSequence, template: Template) -> InputFeature:
-        """Return prompt and completion as a training feature, its chat with the new turn behind it."""
+        """Return prompt and completion as a training feature, with the new turn appended to its messages."""
         feature = template.concat_input_feature(self._prompt, sequence.tokens)
         count, length = len(sequence.tokens), len(feature['input_ids'])
         old_logps = np.zeros(length, dtype=np.float32)
-        # What earlier turns were sampled with stays; new ones stand where their labels do: the token before predicts.
+        # Like labels, log-probabilities are stored at the preceding token. Those of earlier turns are kept.
         old_logps[: length - count] = self._prompt.get('old_logps', 0.0)
         old_logps[length - count - 1 : length - 1] = [entry[0][1] for entry in sequence.logprobs]
         feature['old_logps'] = old_logps

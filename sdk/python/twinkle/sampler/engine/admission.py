@@ -1,4 +1,4 @@
-"""What an engine refuses, before any work is done."""
+"""Checks of a request before any work is done."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,48 +9,52 @@ from twinkle.sampler.errors import ContextExceeded, InvalidPrompt, InvalidSampli
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """The bounds one engine holds every request to."""
+    """Limits of an engine, against which every request is checked."""
 
     vocab_size: int
     context_tokens: int
-    """Most tokens of one sequence, prompt and completion together."""
+    """Maximum number of tokens of one sequence, including its prompt."""
     is_text_known: bool
-    """Whether the engine can turn tokens into text."""
+    """Whether the engine can convert tokens to text."""
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """Return the most new tokens each sequence may have, or refuse.
+        """Check a request and return the maximum number of new tokens per sequence.
 
         Raises:
-            InvalidPrompt: the prompt is empty or has a token outside the vocabulary.
-            ContextExceeded: prompt and new tokens do not fit the context.
-            InvalidSamplingParams: a parameter cannot be honoured here.
-            NotSupportedByEngine: a form of the output is asked for, which this engine cannot hold.
+            InvalidPrompt: the prompt is empty or contains a token outside the vocabulary.
+            ContextExceeded: prompt and new tokens exceed the context length.
+            InvalidSamplingParams: a parameter is not valid for this engine.
+            NotSupportedByEngine: `structured_output` is set, which this engine does not support.
         """
         if params.structured_output is not None:
             raise NotSupportedByEngine('structured_output')
         self._check_prompt(prompt)
         room = self.context_tokens - len(prompt)
-        least = 1 if params.max_tokens is None else params.max_tokens
-        if least > room:
-            raise ContextExceeded(prompt_tokens=len(prompt), max_tokens=least, context_tokens=self.context_tokens)
-        max_new_tokens = room if params.max_tokens is None else least
+        needed = 1 if params.max_tokens is None else params.max_tokens
+        if needed > room:
+            raise ContextExceeded(prompt_tokens=len(prompt), max_tokens=needed, context_tokens=self.context_tokens)
+        max_new_tokens = room if params.max_tokens is None else needed
         self._check_params(params, max_new_tokens)
         return max_new_tokens
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
-            raise InvalidPrompt('the prompt is empty; give at least one token')
-        for place, token_id in enumerate(prompt):
+            raise InvalidPrompt('the prompt is empty; pass at least one token')
+        for position, token_id in enumerate(prompt):
             if not 0 <= token_id < self.vocab_size:
-                raise InvalidPrompt(f'prompt token {place} is {token_id}; tokens are 0 to {self.vocab_size - 1}')
+                raise InvalidPrompt(f'prompt token {position} must be from 0 to {self.vocab_size - 1}, got {token_id}')
 
     def _check_params(self, params: SamplingParams, max_new_tokens: int) -> None:
         if params.min_tokens > max_new_tokens:
-            raise InvalidSamplingParams('min_tokens', f'{params.min_tokens} is above the {max_new_tokens} allowed')
+            raise InvalidSamplingParams(
+                'min_tokens', f'must be at most {max_new_tokens}, the number of new tokens, got {params.min_tokens}'
+            )
         if params.stop_strings and not self.is_text_known:
-            raise InvalidSamplingParams('stop', 'this engine has no tokenizer; give stop token ids')
+            raise InvalidSamplingParams('stop', 'this engine has no tokenizer; use stop token ids instead of strings')
         if '' in params.stop_strings:
-            raise InvalidSamplingParams('stop', 'a stop string is empty')
+            raise InvalidSamplingParams('stop', 'stop strings must not be empty')
         for token_id in params.stop_token_ids:
             if not 0 <= token_id < self.vocab_size:
-                raise InvalidSamplingParams('stop', f'token {token_id} is not in 0 to {self.vocab_size - 1}')
+                raise InvalidSamplingParams(
+                    'stop', f'token ids must be from 0 to {self.vocab_size - 1}, got {token_id}'
+                )

@@ -1,4 +1,4 @@
-"""Tokens to text, one token at a time, never half a character."""
+"""Incremental conversion of tokens to text that never splits a character."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ _INCOMPLETE = '\ufffd'
 
 
 class TokenDecoder(Protocol):
-    """The part of `tokenizers.Tokenizer` that is needed here."""
+    """The part of `tokenizers.Tokenizer` that is used here."""
 
     def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool) -> str:
         """Return the text of `ids`."""
@@ -15,11 +15,11 @@ class TokenDecoder(Protocol):
 
 
 class IncrementalDetokenizer:
-    """Turns a growing token list into text pieces whose sum is the text of the whole list.
+    """Converts a growing list of tokens to pieces of text that add up to the text of the complete list.
 
-    A byte-level token may end inside a UTF-8 character; such a tail decodes to U+FFFD and is held
-    back until a later token completes it. Some decoders strip a leading space, so each piece is the
-    difference of two decodings that start at an earlier piece.
+    A byte-level token may end inside a UTF-8 character. Such an end decodes to U+FFFD and is withheld until a later
+    token completes the character. Some decoders strip a leading space, so each piece is computed as the difference of
+    two decodings that start at an earlier piece.
     """
 
     def __init__(self, decoder: TokenDecoder) -> None:
@@ -29,19 +29,19 @@ class IncrementalDetokenizer:
         self._emitted = ''
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that is certain now; may be empty."""
+        """Add a token and return the new text, which may be empty."""
         self._window.append(token_id)
         text = self._decode(self._window)
         is_complete = not text.endswith(_INCOMPLETE)
-        certain = text if is_complete else text[:-1]
-        piece = certain[len(self._emitted) :]
+        complete = text if is_complete else text[:-1]
+        piece = complete[len(self._emitted) :]
         self._emitted += piece
         if piece and is_complete:
             self._slide()
         return piece
 
     def flush(self) -> str:
-        """Return what was held back, as it stands."""
+        """Return the withheld text."""
         piece = self._decode(self._window)[len(self._emitted) :]
         self._emitted += piece
         return piece

@@ -1,8 +1,8 @@
-"""Drawing one token from one row of logits.
+"""Sampling of one token from one row of logits.
 
-Token t of sequence i depends on `(seed, i, t)` and its own logits only: one uniform number from a
-keyed hash, and the inverse of the cumulative distribution. There is no generator state, so batching,
-order and restarts cannot change a sample. V is the vocabulary size.
+Token t of sequence i depends only on `(seed, i, t)` and its logits: a hash gives a uniform number, and the inverse of
+the cumulative distribution gives the token. There is no generator state, so batching, order and restarts do not change
+the samples. V is the vocabulary size.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from twinkle.sampler.engine.request import TopTokens
 
 
 def uniform(seed: int, sequence_index: int, token_index: int) -> float:
-    """Return a number in [0, 1) with 53 random bits that depends on the arguments only."""
+    """Return a number in [0, 1) with 53 random bits that depends only on the arguments."""
     key = f'{seed}/{sequence_index}/{token_index}'.encode()
     return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), 'little') >> 11) * 2.0**-53
 
@@ -30,31 +30,30 @@ def draw_token(
     number: float,
     drawn: Sequence[int] = (),
 ) -> int:
-    """Draw a token.
+    """Sample a token.
 
     Args:
-        logits_V: float32 [V], the model's own; not changed.
-        params: the penalties, temperature, min_p, top_k and top_p are used, in this order: repetition,
-            frequency and presence penalty, forbidden tokens, temperature, min_p, top_k, top_p.
-        present: tokens already in the sequence, prompt included.
-        forbidden: tokens that may not be drawn.
-        number: uniform in [0, 1).
-        drawn: the sequence's new tokens so far, which frequency and presence penalty count.
+        logits_V: float32 [V], the model's logits; not modified.
+        params: sampling parameters, applied in this order: repetition, frequency and presence penalty, forbidden
+                tokens, temperature, min_p, top_k, top_p.
+        present: tokens already in the sequence, including the prompt.
+        forbidden: tokens that must not be sampled.
+        number: uniform random number in [0, 1).
+        drawn: tokens sampled so far, for the frequency and presence penalties.
     """
-    scores_V = _forbid(_penalise(logits_V, params, present=present, drawn=drawn), forbidden)
+    scores_V = _forbid(_penalize(logits_V, params, present=present, drawn=drawn), forbidden)
     if params.temperature == 0.0:
         return int(scores_V.argmax())
     weights, token_ids = _candidates(scores_V, params)
     cumulative = weights.cumsum(0)
-    place = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
-    place = min(place, int(weights.nonzero()[-1]))
-    return place if token_ids is None else int(token_ids[place])
+    index = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
+    index = min(index, int(weights.nonzero()[-1]))
+    return index if token_ids is None else int(token_ids[index])
 
 
 def top_logprobs(logprobs_V: Tensor, token_id: int, count: int) -> TopTokens:
     """Return `token_id` with its log-probability, followed by the `count` most likely tokens."""
-    own = [(token_id, float(logprobs_V[token_id]))]
-    return own + most_likely(logprobs_V, count)
+    return [(token_id, float(logprobs_V[token_id])), *most_likely(logprobs_V, count)]
 
 
 def most_likely(logprobs_V: Tensor, count: int) -> TopTokens:
@@ -65,18 +64,18 @@ def most_likely(logprobs_V: Tensor, count: int) -> TopTokens:
     return list(zip(token_ids.tolist(), values.tolist(), strict=True))
 
 
-def _penalise(logits_V: Tensor, params: SamplingParams, *, present: Collection[int], drawn: Sequence[int]) -> Tensor:
-    """Return the logits after all penalties; those given where there is none."""
+def _penalize(logits_V: Tensor, params: SamplingParams, *, present: Collection[int], drawn: Sequence[int]) -> Tensor:
+    """Return the logits with all penalties applied; without penalties, the given tensor."""
     scores_V = logits_V
     penalty = params.repetition_penalty
     if penalty != 1.0 and present:
         scores_V = scores_V.clone()
         index = torch.tensor(sorted(set(present)), device=scores_V.device)
         chosen = scores_V[index]
-        # The smallest and largest penalties would make infinities, whose differences are no numbers.
+        # Extreme penalties would give infinities, whose differences are NaN.
         limits = torch.finfo(scores_V.dtype)
-        punished = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
-        scores_V[index] = punished.clamp(limits.min, limits.max)
+        penalized = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+        scores_V[index] = penalized.clamp(limits.min, limits.max)
     if drawn and (params.frequency_penalty or params.presence_penalty):
         token_ids, counts = torch.tensor(drawn, device=scores_V.device).unique(return_counts=True)
         scores_V = scores_V.clone() if scores_V is logits_V else scores_V
@@ -93,8 +92,8 @@ def _forbid(scores_V: Tensor, forbidden: Collection[int]) -> Tensor:
 
 
 def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
-    """Return float64 weights of the tokens that may be drawn, and their ids (None: all, in order)."""
-    # Relative to the best, so that the lowest temperatures divide nothing above 0.
+    """Return float64 weights of the candidate tokens, and their ids (None: all tokens in order)."""
+    # The maximum is subtracted first, so that very low temperatures do not overflow.
     scores_V = scores_V.double()
     probs = torch.softmax((scores_V - scores_V.max()) / params.temperature, dim=0)
     token_ids: Tensor | None = None
@@ -106,7 +105,7 @@ def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tenso
         probs, token_ids = probs[: params.top_k], token_ids[: params.top_k]
         probs = probs / probs.sum()
     if params.top_p < 1.0:
-        # Tokens below (1 - top_p) / V together weigh less than 1 - top_p: the nucleus needs none of them.
+        # All tokens below (1 - top_p) / V together have less than 1 - top_p, so they are not in the nucleus.
         floor = (1.0 - params.top_p) / probs.shape[0]
         kept, kept_ids = _sorted(probs, probs >= floor)
         size = int(torch.searchsorted(kept.cumsum(0), params.top_p)) + 1
@@ -116,7 +115,7 @@ def _candidates(scores_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tenso
 
 
 def _sorted(probs: Tensor, is_kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the kept probabilities in falling order with their places; ties keep their order."""
-    places = is_kept.nonzero().squeeze(1)
-    kept, order = probs[places].sort(descending=True, stable=True)
-    return kept, places[order]
+    """Return the kept probabilities in descending order with their indexes; ties keep their order."""
+    indexes = is_kept.nonzero().squeeze(1)
+    kept, order = probs[indexes].sort(descending=True, stable=True)
+    return kept, indexes[order]

@@ -1,7 +1,7 @@
-"""The torch sampling engine: requests in, events out, one step at a time.
+"""The torch sampling engine: it accepts requests and returns events, one step at a time.
 
-It is synchronous and owned by one thread. `scheduler.py` decides what a step computes, `pack.py` lays
-it out, `twinkle.nn` computes it, `draw.py` draws and `stopping.py` ends. V is the vocabulary size.
+The engine is synchronous and belongs to one thread. `scheduler.py` decides what a step computes, `pack.py` arranges the
+rows, `twinkle.nn` computes them, `draw.py` samples tokens and `stopping.py` ends sequences. V is the vocabulary size.
 """
 
 import random
@@ -35,7 +35,7 @@ from twinkle.sampler.engine.stopping import StopRules, StopWatch
 from twinkle.sampler.errors import DuplicateRequest, UnknownRequest
 
 SCORED_ROWS = 64
-"""Prompt rows whose logits exist at once; at a vocabulary of 150k tokens 37 MiB in float32."""
+"""Number of prompt rows whose logits are computed at once; 37 MiB in float32 for a vocabulary of 150k tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,21 +43,30 @@ class EngineConfig:
     """Limits of one engine."""
 
     max_sequences: int = 32
-    """Sequences continued at once."""
+    """Maximum number of running sequences."""
     max_batch_tokens: int = 1024
-    """Rows computed in one step."""
+    """Maximum number of rows in one step."""
     prefill_chunk_tokens: int = 512
-    """Prompt tokens computed in one piece."""
+    """Maximum number of prompt tokens in one chunk."""
     kv_cache_memory_bytes: int = 1 << 29
-    """Memory for keys and values; requests wait for room in it."""
+    """Memory for keys and values. Requests wait until there is room."""
     max_model_len: int | None = None
-    """Most tokens of one sequence. Unset: the model's context, or less if the memory holds less."""
+    """Maximum number of tokens of one sequence. None: the model's context length, or less if memory is smaller."""
 
 
 class SamplerEngine:
-    """Continues prompts on a shared base model, each with its own adapter version.
+    """Samples completions on a shared base model, each request with its own adapter version.
 
-    Concurrency: not thread-safe; every method must be called from the thread that steps.
+    Args:
+        model: the frozen base model; not modified.
+        tokenizer: converts tokens to text. None: events have no text, and stop strings are refused.
+        config: limits of the engine.
+        new_seed: returns seeds for requests without one. None: random seeds of the operating system.
+
+    Raises:
+        ValueError: the limits contradict each other.
+
+    Concurrency: not thread-safe; call all methods from the thread that calls `step`.
     """
 
     def __init__(
@@ -68,17 +77,6 @@ class SamplerEngine:
         config: EngineConfig | None = None,
         new_seed: Callable[[], int] | None = None,
     ) -> None:
-        """Build an engine on `model`, which it does not change.
-
-        Args:
-            model: the frozen base model.
-            tokenizer: gives the text of tokens. Unset: events have no text and stop strings are refused.
-            config: limits.
-            new_seed: seed for requests that bring none. Unset: from the operating system.
-
-        Raises:
-            ValueError: limits that contradict each other.
-        """
         self.config = config or EngineConfig()
         self._model = model
         self._tokenizer = tokenizer
@@ -99,14 +97,14 @@ class SamplerEngine:
             )
         )
         self._unfinished: dict[str, int] = {}
-        self._ended_before: list[EngineEvent] = []
+        self._pending_events: list[EngineEvent] = []
         self.last_step_rows = 0
-        """Rows the last step computed; 0 means that stepping again brings nothing before something changes."""
+        """Number of rows in the last step. 0: another step has no effect until requests are added or resumed."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is waiting or running."""
-        return not self._unfinished and not self._ended_before
+        return not self._unfinished and not self._pending_events
 
     def is_running(self, request_id: str) -> bool:
         """Return whether a request is waiting or running."""
@@ -114,7 +112,7 @@ class SamplerEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
+        """Current load of the engine."""
         scheduler = self._scheduler
         pending = [*scheduler.waiting, *scheduler.prefilling]
         return EngineLoad(
@@ -126,7 +124,7 @@ class SamplerEngine:
 
     @property
     def kv_bytes_allocated(self) -> int:
-        """Memory that keys and values take now; never above the configured amount."""
+        """Current size of keys and values; at most the configured size."""
         prompts = [group.cache for group in self._scheduler.prefilling]
         return sum(cache.size_bytes for cache in [*prompts, *(item.cache for item in self._scheduler.running)])
 
@@ -140,24 +138,24 @@ class SamplerEngine:
         media: PromptMedia | None = None,
         continued: TokenIds[SequenceSoFar] = (),
     ) -> None:
-        """Let a request wait for its turn.
+        """Add a request to the queue.
 
         Args:
             request_id: unique among running requests.
-            prompt_token_ids: at least one token.
-            params: how to draw.
-            adapter: unset, the base model alone.
-            media: images and videos of the prompt, for a model that reads them.
-            continued: empty, or one entry for each sequence of a request that another engine began: the events
-                that follow are those this engine would have brought after these tokens, to the bit.
+            prompt_token_ids: tokens of the prompt, at least one.
+            params: sampling parameters.
+            adapter: adapter version. None: the base model.
+            media: images and videos of the prompt, for a model that supports them.
+            continued: for a request that another engine started, one entry per sequence. The engine then returns
+                bitwise the events that would have followed these tokens. Empty: a new request.
 
         Raises:
-            DuplicateRequest: a request of that id is running.
-            InvalidPrompt: the prompt is empty or has a token outside the vocabulary.
-            ContextExceeded: prompt and new tokens do not fit the context.
-            InvalidSamplingParams: a parameter cannot be honoured here.
-            InvalidContinuation: `continued` cannot be the beginning of this request.
-            NotSupportedByEngine: a form of the output is asked for.
+            DuplicateRequest: a request with this id is running.
+            InvalidPrompt: the prompt is empty or contains a token outside the vocabulary.
+            ContextExceeded: prompt and new tokens exceed the context length.
+            InvalidSamplingParams: a parameter is not valid for this engine.
+            InvalidContinuation: `continued` cannot be the start of this request.
+            NotSupportedByEngine: `structured_output` is set.
         """
         if request_id in self._unfinished:
             raise DuplicateRequest(request_id)
@@ -179,13 +177,13 @@ class SamplerEngine:
             self._scheduler.add(group)
 
     def abort(self, request_id: str) -> list[EngineEvent]:
-        """End a request now and free its memory.
+        """End a request immediately and free its memory.
 
         Returns:
-            The last event of each of its sequences that had not ended.
+            The last event of each unfinished sequence.
 
         Raises:
-            UnknownRequest: no such request is running.
+            UnknownRequest: no request with this id is running.
         """
         if request_id not in self._unfinished:
             raise UnknownRequest(request_id)
@@ -204,10 +202,10 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Hold back the sequences of a request, or let them go on; they keep their memory.
+        """Park or resume the sequences of a request. Parked sequences keep their memory but are not computed.
 
         Raises:
-            UnknownRequest: no such request is running.
+            UnknownRequest: no request with this id is running.
         """
         if request_id not in self._unfinished:
             raise UnknownRequest(request_id)
@@ -218,11 +216,11 @@ class SamplerEngine:
 
     @torch.inference_mode()
     def step(self) -> list[EngineEvent]:
-        """Compute one batch and return what it brought; nothing where prompts are not complete yet.
+        """Compute one batch and return its events. There may be none while prompts are being computed.
 
-        If it raises, what the batch held is undefined: abort its requests.
+        If it raises, the state of the requests in the batch is undefined; abort them.
         """
-        events, self._ended_before = self._ended_before, []
+        events, self._pending_events = self._pending_events, []
         plan = self._scheduler.schedule()
         self.last_step_rows = plan.row_count
         if plan.row_count == 0:
@@ -230,7 +228,7 @@ class SamplerEngine:
         hidden_TD, item_rows = self._forward(plan)
         prefill_rows = item_rows[len(plan.decodes) + len(plan.replays) :]
         for chunk, rows in zip(plan.prefills, prefill_rows, strict=True):
-            self._take_prompt_rows(chunk, hidden_TD[rows.start : rows.stop])
+            self._record_prompt_rows(chunk, hidden_TD[rows.start : rows.stop])
         computed = [
             (chunk.group, rows.stop - 1)
             for chunk, rows in zip(plan.prefills, prefill_rows, strict=True)
@@ -250,11 +248,11 @@ class SamplerEngine:
     def _replays(
         self, request: EngineRequest, continued: TokenIds[SequenceSoFar], max_new_tokens: int
     ) -> dict[int, Replay]:
-        """Return the sequences to go on with; the ends of those that have no token left to draw come with a step."""
+        """Return the unfinished sequences. The next step reports the end of those whose last token ended them."""
         check_continued(continued, request.params, vocab_size=self._model.vocab_size, max_new_tokens=max_new_tokens)
         rules = self._stop_rules(request, max_new_tokens)
         replays = replay(continued, lambda: self._stop_watch(rules))
-        self._ended_before += [
+        self._pending_events += [
             last_event(request, index, item.reason, token_count=len(item.tokens))
             for index, item in replays.items()
             if item.reason is not None
@@ -264,7 +262,7 @@ class SamplerEngine:
     def _groups(
         self, request: EngineRequest, max_new_tokens: int, replays: dict[int, Replay] | None
     ) -> list[SampleGroup]:
-        """Split the samples into groups that can be admitted whole; nearly always one."""
+        """Split the samples into groups that can be admitted as a unit, nearly always one."""
         params = request.params
         samples = list(range(params.num_samples) if replays is None else replays)
         size = max(len(samples), 1)
@@ -277,7 +275,7 @@ class SamplerEngine:
                 sample_indices=samples[begin : begin + size],
                 max_new_tokens=max_new_tokens,
                 is_prompt_scored=begin == 0 and params.prompt_logprobs is not None and not request.is_continued,
-                is_prompt_told=begin == 0 and not request.is_continued,
+                is_prompt_reported=begin == 0 and not request.is_continued,
                 replays=replays or {},
                 seed=seed,
                 cache=KVCache(len(request.prompt_token_ids) + max_new_tokens),
@@ -289,7 +287,7 @@ class SamplerEngine:
         return [group for group in groups if group.request.request_id == request_id]
 
     def _forward(self, plan: StepPlan) -> tuple[Tensor, list[range]]:
-        """Return hidden states of all rows, and the rows of each decode and then each chunk."""
+        """Return the hidden states of all rows, and the rows of each decode, replay and prompt chunk."""
         items = [
             PackItem(token_ids=sequence.tokens[-1:], cache=sequence.cache, request=sequence.group.request)
             for sequence in plan.decodes
@@ -315,8 +313,8 @@ class SamplerEngine:
         )
         return hidden_TD, packed.item_rows
 
-    def _take_prompt_rows(self, chunk: PrefillChunk, hidden_RD: Tensor) -> None:
-        """Note that a chunk is in the cache; score the prompt tokens its rows predict."""
+    def _record_prompt_rows(self, chunk: PrefillChunk, hidden_RD: Tensor) -> None:
+        """Record that a chunk is in the cache, and score the prompt tokens that its rows predict."""
         group = chunk.group
         group.computed_tokens = chunk.end
         if not group.is_prompt_scored:
@@ -324,18 +322,18 @@ class SamplerEngine:
         count = group.request.params.prompt_logprobs or 0
         labels = group.request.prompt_token_ids[chunk.begin + 1 : chunk.end + 1]
         for begin in range(0, len(labels), SCORED_ROWS):
-            piece = labels[begin : begin + SCORED_ROWS]
-            owner = [(group.request.adapter, range(len(piece)))]
-            rows_RD = hidden_RD[begin : begin + len(piece)]
+            scored = labels[begin : begin + SCORED_ROWS]
+            owner = [(group.request.adapter, range(len(scored)))]
+            rows_RD = hidden_RD[begin : begin + len(scored)]
             logprobs_RV = log_probabilities(self._model.logits(rows_RD, adapters=adapter_spans(owner)))
-            for logprobs_V, label in zip(logprobs_RV, piece, strict=True):
+            for logprobs_V, label in zip(logprobs_RV, scored, strict=True):
                 group.prompt_logprobs.append(float(logprobs_V[label]))
                 group.prompt_top_logprobs.append(most_likely(logprobs_V, count))
 
     def _start(self, group: SampleGroup, logits_V: Tensor) -> list[EngineEvent]:
-        """Report a computed prompt and draw the first token of each sample that has none yet."""
+        """Report a computed prompt, and sample the first token of each sequence that has none."""
         request = group.request
-        events: list[EngineEvent] = [prompt_event(group)] if group.is_prompt_told else []
+        events: list[EngineEvent] = [prompt_event(group)] if group.is_prompt_reported else []
         if group.max_new_tokens == 0:
             self._scheduler.start(group, [])
             del self._unfinished[request.request_id]
@@ -347,14 +345,14 @@ class SamplerEngine:
         return events + [self._extend(sequence, logits_V) for sequence in sequences if not sequence.tokens]
 
     def _sequence(self, group: SampleGroup, index: int, rules: StopRules) -> Sequence:
-        begun = group.replays.get(index)
-        tokens = list(begun.tokens) if begun else []
+        replay_state = group.replays.get(index)
+        tokens = list(replay_state.tokens) if replay_state else []
         return Sequence(
             group=group,
             index=index,
             cache=group.cache if index == group.sample_indices[-1] else group.cache.copy(),
             rules=rules,
-            stop_watch=begun.stop_watch if begun else self._stop_watch(rules),
+            stop_watch=replay_state.stop_watch if replay_state else self._stop_watch(rules),
             tokens=tokens,
             uncomputed_count=max(len(tokens), 1),
         )
@@ -367,7 +365,7 @@ class SamplerEngine:
         return StopWatch(rules, IncrementalDetokenizer(self._tokenizer) if self._tokenizer else None)
 
     def _extend(self, sequence: Sequence, logits_V: Tensor) -> TokenEvent:
-        """Draw the next token of a sequence and decide whether it was the last."""
+        """Sample the next token of a sequence and decide whether the sequence ends."""
         request, token_index = sequence.group.request, len(sequence.tokens)
         token_id = draw_token(
             logits_V,

@@ -1,4 +1,4 @@
-"""Events that are no new token: a computed prompt, and ends."""
+"""Events without a new token: computed prompts and ends of sequences."""
 
 from twinkle.data_format import StopReason, VersionSpan
 from twinkle.sampler.engine.request import EngineRequest, PromptEvent, TokenEvent
@@ -6,7 +6,7 @@ from twinkle.sampler.engine.sequence import SampleGroup
 
 
 def prompt_event(group: SampleGroup) -> PromptEvent:
-    """Return the news that the prompt of `group` is computed."""
+    """Return the event that reports the computed prompt of `group`."""
     params = group.request.params
     return PromptEvent(
         request_id=group.request.request_id,
@@ -18,7 +18,7 @@ def prompt_event(group: SampleGroup) -> PromptEvent:
 def last_event(
     request: EngineRequest, sequence_index: int, reason: StopReason, *, token_count: int = 0, text: str = ''
 ) -> TokenEvent:
-    """Return the event that ends a sequence of `token_count` tokens without a new one."""
+    """Return the event that ends a sequence of `token_count` tokens without a new token."""
     return TokenEvent(
         request_id=request.request_id,
         sequence_index=sequence_index,
@@ -30,14 +30,14 @@ def last_event(
 
 
 def aborted_event(group: SampleGroup, sequence_index: int) -> TokenEvent:
-    """Return the end of a sequence that was not begun here."""
-    begun = group.replays.get(sequence_index)
-    count, text = (len(begun.tokens), begun.stop_watch.release()) if begun else (0, '')
+    """Return the event that ends a sequence before this engine has started it."""
+    state = group.replays.get(sequence_index)
+    count, text = (len(state.tokens), state.stop_watch.release()) if state else (0, '')
     return last_event(group.request, sequence_index, StopReason.ABORT, token_count=count, text=text)
 
 
 def version_spans(request: EngineRequest, token_count: int) -> list[VersionSpan]:
-    """Return which version drew the tokens of a sequence; none where there are none."""
+    """Return the version span of a sequence's tokens; an empty list without tokens."""
     if token_count == 0:
         return []
     return [VersionSpan(version=request.version, begin_token=0, end_token=token_count)]

@@ -1,4 +1,4 @@
-"""Rows of many sequences as one batch for the model: same adapter side by side, no padding."""
+"""Packing of the rows of many sequences into one batch: grouped by adapter, without padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,41 +15,41 @@ from twinkle.sampler.engine.request import EngineAdapter, EngineRequest
 
 @dataclass(frozen=True, kw_only=True)
 class PackItem:
-    """Rows of one sequence: the next tokens after those in its cache."""
+    """Rows of one sequence: the tokens that follow those in its cache."""
 
     token_ids: Sequence[int]
     cache: KVCache
     request: EngineRequest
-    """Whose sequence it is."""
+    """Request of the sequence."""
     is_by_row: bool = False
-    """Attend row by row, as when the tokens were drawn one after the other: to the bit the same keys and values."""
+    """Whether to compute attention row by row, which gives bitwise the same keys and values as during sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """What `PackedCausalLM.hidden` takes; T is the number of rows."""
+    """The arguments of `PackedCausalLM.hidden`; T is the number of rows."""
 
     input_ids: Tensor
     """int64 [T]."""
     position_ids: Tensor
-    """int64 [T], or [3, T] where a prompt has images."""
+    """int64 [T], or [3, T] if a prompt has images."""
     sequences: list[SequenceSpan]
     adapters: list[AdapterSpan]
     media: list[MediaSpan]
     item_rows: list[range]
-    """Rows of each item, in the order the items were given."""
+    """Rows of each item, in input order."""
 
 
 def pack(items: Sequence[PackItem], *, device: str | torch.device) -> Pack:
-    """Lay out `items` so that rows of one adapter version are contiguous."""
-    order = sorted(range(len(items)), key=lambda place: _adapter_key(items[place].request.adapter))
+    """Arrange `items` so that the rows of each adapter version are contiguous."""
+    order = sorted(range(len(items)), key=lambda position: _adapter_key(items[position].request.adapter))
     token_ids: list[int] = []
     positions: list[npt.NDArray[np.int64]] = []
     media: list[MediaSpan] = []
     sequences: list[SequenceSpan] = []
     item_rows = [range(0)] * len(items)
-    for place in order:
-        item = items[place]
+    for position in order:
+        item = items[position]
         rows = range(len(token_ids), len(token_ids) + len(item.token_ids))
         token_ids.extend(item.token_ids)
         begin, end = item.cache.length, item.cache.length + len(rows)
@@ -57,15 +57,15 @@ def pack(items: Sequence[PackItem], *, device: str | torch.device) -> Pack:
             positions.append(np.arange(begin, end))
         else:
             positions.append(item.request.media.positions(begin, end))
-            media += item.request.media.pieces(begin, end, first_row=rows.start)
+            media += item.request.media.spans_between(begin, end, first_row=rows.start)
         step = 1 if item.is_by_row else max(len(rows), 1)
         sequences += [SequenceSpan(row, min(row + step, rows.stop), item.cache) for row in rows[::step]]
-        item_rows[place] = rows
+        item_rows[position] = rows
     return Pack(
         input_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         position_ids=torch.as_tensor(join_positions(positions), dtype=torch.int64, device=device),
         sequences=sequences,
-        adapters=adapter_spans([(items[place].request.adapter, item_rows[place]) for place in order]),
+        adapters=adapter_spans([(items[position].request.adapter, item_rows[position]) for position in order]),
         media=media,
         item_rows=item_rows,
     )
@@ -76,7 +76,7 @@ def _adapter_key(adapter: EngineAdapter | None) -> tuple[str, int]:
 
 
 def adapter_spans(rows: list[tuple[EngineAdapter | None, range]]) -> list[AdapterSpan]:
-    """Join neighbours of one adapter version into one span."""
+    """Join adjacent rows of one adapter version into one span."""
     spans: list[AdapterSpan] = []
     last_key: tuple[str, int] | None = None
     for adapter, item_rows in rows:

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of a step. Values only; the machine is in `engine.py`."""
+"""The engine's requests and events, as values."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -20,46 +20,46 @@ class EngineAdapter:
     """One immutable version of one adapter."""
 
     key: str
-    """Names the adapter; rows of equal `(key, version)` share one LoRA computation."""
+    """Name of the adapter. Rows with equal `(key, version)` share one LoRA computation."""
     version: int
-    """At least 1; 0 is the base model alone."""
+    """Version number, at least 1; 0 means the base model."""
     weights: 'LoraWeights'
-    """Never changed once given to an engine."""
+    """Weights; must not be modified after they were passed to an engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSoFar:
-    """A sequence that another engine began, as far as its reader has it."""
+    """The part of a sequence from another engine that its reader already has."""
 
     token_ids: tuple[int, ...] = ()
     is_finished: bool = False
-    """Its end was told, too: nothing more is said of it."""
+    """Whether the reader also has the end of the sequence. It then gets no further events."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PromptMedia:
-    """The images and videos of a prompt, and where its tokens stand."""
+    """The images and videos of a prompt, and the positions of its tokens."""
 
     spans: 'tuple[MediaSpan, ...]'
-    """By the prompt's tokens as rows."""
+    """Media spans; rows are the tokens of the prompt."""
     positions_3T: npt.NDArray[np.int64]
-    """Of the prompt, in time, height and width; the same on each axis where a model has one."""
+    """Positions of the prompt's tokens in time, height and width; equal on all axes if the model has only one."""
     has_axes: bool = True
-    """Whether the model has three."""
+    """Whether the model has three position axes."""
 
     def positions(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return [3, end - begin], or [end - begin] where the model has one axis.
+        """Return the positions of tokens [begin, end): int64 [3, end - begin], or [end - begin] for one axis.
 
-        What is drawn stands behind the furthest of the prompt, on every axis.
+        On every axis, sampled tokens follow the largest position of the prompt.
         """
         length = self.positions_3T.shape[1]
         drawn = int(self.positions_3T.max()) + 1 + np.arange(max(begin - length, 0), max(end - length, 0))
-        own = self.positions_3T[:, begin : min(end, length)]
-        positions_3T = np.concatenate([own, np.broadcast_to(drawn, (3, len(drawn)))], axis=1)
+        prompt = self.positions_3T[:, begin : min(end, length)]
+        positions_3T = np.concatenate([prompt, np.broadcast_to(drawn, (3, len(drawn)))], axis=1)
         return positions_3T if self.has_axes else positions_3T[0]
 
-    def pieces(self, begin: int, end: int, *, first_row: int) -> 'list[MediaSpan]':
-        """Return what of the media is among tokens `[begin, end)`, which are rows from `first_row` on."""
+    def spans_between(self, begin: int, end: int, *, first_row: int) -> 'list[MediaSpan]':
+        """Return the media spans among the tokens `[begin, end)`, as rows that start at `first_row`."""
         return [
             replace(
                 span,
@@ -74,37 +74,37 @@ class PromptMedia:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRequest:
-    """A prompt with everything needed to continue it."""
+    """A prompt with all parameters for sampling."""
 
     request_id: str
     """Unique among running requests."""
     prompt_token_ids: tuple[int, ...]
-    """At least one token."""
+    """Tokens of the prompt, at least one."""
     params: SamplingParams
     adapter: EngineAdapter | None = None
-    """None: the base model alone."""
+    """Adapter version. None: the base model."""
     media: PromptMedia | None = None
-    """None: the prompt is text."""
+    """Media of the prompt. None: the prompt is text."""
     is_continued: bool = False
-    """Another engine began it; its prompt is not told again."""
+    """Whether another engine started the request. Its prompt is not reported again."""
 
     @property
     def version(self) -> int:
-        """The version that draws every token of this request; 0 is the base model."""
+        """Version that samples all tokens of this request; 0 is the base model."""
         return self.adapter.version if self.adapter else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptEvent:
-    """A prompt is computed. Comes once for each request, before its tokens."""
+    """Reports that a prompt was computed; sent once per request, before its tokens."""
 
     request_id: str
     logprobs: list[float | None] | None = None
-    """Natural log-probability of each prompt token, the first None; None if not asked for."""
+    """Natural log-probability of each prompt token, with None for the first. None: not requested."""
     top_logprobs: list[TopTokens | None] | None = None
-    """The most likely tokens at each prompt position, the first None; None if not asked for."""
+    """Most likely tokens at each prompt position, with None for the first. None: not requested."""
     cached_tokens: int = 0
-    """Prompt tokens found in a prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +115,15 @@ class TokenEvent:
     sequence_index: int
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TopTokens] = field(default_factory=list[TopTokens])
-    """One entry a token: the drawn token first, then the most likely where asked for."""
+    """One entry per token: the sampled token, followed by the most likely tokens if requested."""
     text: str = ''
-    """Text that became certain with these tokens."""
+    """New text; text that may still change is withheld."""
     version: int = 0
-    """Version that drew these tokens."""
+    """Version that sampled these tokens."""
     stop_reason: StopReason | None = None
-    """Set on the last event of the sequence, and only there."""
+    """Reason of the end; set only in the last event of the sequence."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
-    """With `stop_reason`: which version drew which tokens."""
+    """Version spans of the sequence; set together with `stop_reason`."""
 
 
 EngineEvent = PromptEvent | TokenEvent
@@ -131,7 +131,7 @@ EngineEvent = PromptEvent | TokenEvent
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLoad:
-    """How busy an engine is."""
+    """The load of an engine."""
 
     running_sequences: int
     waiting_sequences: int

@@ -1,9 +1,9 @@
-"""Which rows the next step computes. Pure: it counts tokens and rows and touches no tensor.
+"""Selection of the rows of the next step. The scheduler counts tokens and rows and does not access tensors.
 
-Groups wait in order of arrival. A group is admitted when its sequences have room: a slot each, and
-memory for every token they can ever hold, so that nothing running is ever preempted. Each step
-continues all running sequences by one row and fills up with prompts, in chunks whose borders depend
-on the prompt alone, so that the company a prompt has never changes its numbers.
+Groups wait in order of arrival. A group is admitted when there is a slot for each of its sequences and memory for their
+maximum number of tokens, so running sequences are never preempted. Each step continues all running sequences by one row
+and fills the remaining rows with prompt chunks. The chunk boundaries depend only on the prompt, so other requests
+do not affect its numerical results.
 """
 
 from collections import deque
@@ -14,30 +14,30 @@ from twinkle.sampler.engine.sequence import SampleGroup, Sequence
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
-    """What one engine may hold and compute at once."""
+    """Limits of the scheduler."""
 
     max_sequences: int
-    """Sequences admitted at once."""
+    """Maximum number of admitted sequences."""
     max_step_rows: int
-    """Rows (tokens) computed in one step."""
+    """Maximum number of rows (tokens) in one step."""
     prefill_chunk_rows: int
-    """Rows of one piece of a prompt."""
+    """Maximum number of rows of one prompt chunk."""
     kv_budget_tokens: int
-    """Tokens whose keys and values may be held."""
+    """Maximum number of tokens whose keys and values are stored."""
 
     def __post_init__(self) -> None:
-        """Refuse limits under which a prompt could wait for ever.
+        """Check that every prompt can be scheduled.
 
         Raises:
-            ValueError: names the limit and the cure.
+            ValueError: a limit is too small. The message names it and the minimum.
         """
         for name in ('max_sequences', 'prefill_chunk_rows', 'kv_budget_tokens'):
             if getattr(self, name) < 1:
                 raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}')
         if self.max_step_rows < self.max_sequences + self.prefill_chunk_rows:
             raise ValueError(
-                f'max_step_rows {self.max_step_rows} leaves no room for a prompt beside running sequences; '
-                f'give at least {self.max_sequences + self.prefill_chunk_rows}'
+                f'max_step_rows must be at least {self.max_sequences + self.prefill_chunk_rows}, so that a step has '
+                f'room for a prompt chunk besides all running sequences, got {self.max_step_rows}'
             )
 
 
@@ -52,7 +52,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class ReplayChunk:
-    """The next tokens of a sequence that was begun elsewhere; at least one, and never its newest."""
+    """The next tokens of a sequence from another engine that are not in the cache: at least one, never the newest."""
 
     sequence: Sequence
     row_count: int
@@ -60,7 +60,7 @@ class ReplayChunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step computes."""
+    """The rows that one step computes."""
 
     decodes: list[Sequence] = field(default_factory=list[Sequence])
     replays: list[ReplayChunk] = field(default_factory=list[ReplayChunk])
@@ -68,13 +68,13 @@ class StepPlan:
 
     @property
     def row_count(self) -> int:
-        """Rows of the step."""
+        """Number of rows of the step."""
         replayed = sum(chunk.row_count for chunk in self.replays)
         return len(self.decodes) + replayed + sum(chunk.end - chunk.begin for chunk in self.prefills)
 
 
 class Scheduler:
-    """First come, first served; continuous batching without preemption."""
+    """First-come, first-served continuous batching without preemption."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -84,15 +84,15 @@ class Scheduler:
         self.kv_tokens_reserved = 0
 
     def largest_group(self, kv_tokens_per_sample: int) -> int:
-        """Return how many samples of that size can be admitted together; 0 if not even one."""
+        """Return how many samples of this size can be admitted together; 0 if one is too large."""
         return min(self.limits.max_sequences, self.limits.kv_budget_tokens // kv_tokens_per_sample)
 
     def add(self, group: SampleGroup) -> None:
-        """Let a group wait. It must be no larger than `largest_group` allows."""
+        """Add a group to the queue. It must not be larger than `largest_group` allows."""
         self.waiting.append(group)
 
     def schedule(self) -> StepPlan:
-        """Admit what has room and return the rows of the next step."""
+        """Admit groups while there is room, and return the rows of the next step."""
         while self.waiting and self._has_room(self.waiting[0]):
             group = self.waiting.popleft()
             self.kv_tokens_reserved += group.sample_count * group.kv_tokens_per_sample
@@ -104,19 +104,19 @@ class Scheduler:
         return StepPlan(decodes, replays, self._next_chunks(rows_left - sum(chunk.row_count for chunk in replays)))
 
     def start(self, group: SampleGroup, sequences: list[Sequence]) -> None:
-        """Turn a group whose prompt is computed into its running sequences; each holds a share of its room."""
+        """Replace a group whose prompt is computed by its running sequences, which keep their reserved memory."""
         self.prefilling.remove(group)
         self.running.extend(sequences)
         absent = group.sample_count - len(sequences)
         self.kv_tokens_reserved -= absent * group.kv_tokens_per_sample
 
     def finish(self, sequence: Sequence) -> None:
-        """Give back the room of a sequence."""
+        """Remove a sequence and release its reserved memory."""
         self.running.remove(sequence)
         self.kv_tokens_reserved -= sequence.group.kv_tokens_per_sample
 
     def remove_group(self, group: SampleGroup) -> None:
-        """Forget a group that has not started."""
+        """Remove a group that has not started."""
         if group in self.waiting:
             self.waiting.remove(group)
         else:
@@ -128,7 +128,7 @@ class Scheduler:
         return slots + group.sample_count <= self.limits.max_sequences and kv_tokens <= self.limits.kv_budget_tokens
 
     def _next_replays(self, sequences: list[Sequence], rows_left: int) -> list[ReplayChunk]:
-        """Return what fits of the tokens that sequences bring with them; their newest are decoded like any other."""
+        """Return the chunks of started tokens that fit the step. The newest token of a sequence is decoded normally."""
         replays: list[ReplayChunk] = []
         for sequence in sequences:
             row_count = min(sequence.uncomputed_count - 1, self.limits.prefill_chunk_rows, rows_left)

@@ -1,4 +1,4 @@
-"""The state of requests inside the engine: groups of samples that share a prompt, and their sequences."""
+"""The state of requests in the engine: groups of samples that share a prompt, and their sequences."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as TokenIds
@@ -18,56 +18,56 @@ class SampleGroup:
 
     request: EngineRequest
     sample_indices: TokenIds[int]
-    """The samples among all of the request; at least one."""
+    """Indices of the samples in the request; at least one."""
     max_new_tokens: int
-    """0: the prompt is computed and nothing is drawn."""
+    """Maximum number of new tokens. 0: only the prompt is computed."""
     is_prompt_scored: bool
-    """Whether log-probabilities of the prompt are to be reported."""
+    """Whether log-probabilities of the prompt are reported."""
     seed: int
-    is_prompt_told: bool = True
-    """Whether the prompt is to be reported: once for each request."""
+    is_prompt_reported: bool = True
+    """Whether this group reports the computed prompt; true for one group per request."""
     replays: 'Mapping[int, Replay]' = field(default_factory=dict[int, 'Replay'])
-    """Samples that were begun elsewhere, by index."""
+    """Samples that another engine started, by index."""
     computed_tokens: int = 0
-    """Prompt tokens whose keys and values are in `cache`."""
+    """Number of prompt tokens whose keys and values are in `cache`."""
     cache: Any = None
-    """`KVCache` of the prompt while it is computed."""
+    """`KVCache` of the prompt while it is being computed."""
     is_parked: bool = False
-    """Parked sequences keep their memory and are not continued."""
+    """Whether the sequences are parked: they keep their memory and are not computed."""
     prompt_logprobs: list[float | None] = field(default_factory=lambda: [None])
     prompt_top_logprobs: list[TopTokens | None] = field(default_factory=lambda: [None])
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.request.prompt_token_ids)
 
     @property
     def sample_count(self) -> int:
-        """Sequences that need room; one where only the prompt is computed."""
+        """Number of sequences that need a slot; 1 if only the prompt is computed."""
         return len(self.sample_indices) if self.max_new_tokens else 1
 
     @property
     def kv_tokens_per_sample(self) -> int:
-        """Most tokens one sample's cache can come to hold."""
+        """Maximum number of tokens in the cache of one sample."""
         return self.prompt_length + self.max_new_tokens
 
     @property
     def is_prompt_computed(self) -> bool:
-        """Whether the whole prompt is in the cache."""
+        """Whether the complete prompt is in the cache."""
         return self.computed_tokens == self.prompt_length
 
 
 @dataclass(eq=False, kw_only=True)
 class Sequence:
-    """One completion on its way."""
+    """A running sequence."""
 
     group: SampleGroup
     index: int
-    """Among all samples of the request; part of what its randomness depends on."""
+    """Index of the sample in the request; its random numbers depend on it."""
     cache: Any
     rules: 'StopRules'
     stop_watch: 'StopWatch'
     tokens: list[int] = field(default_factory=list[int])
     uncomputed_count: int = 1
-    """Tokens at the end whose keys and values are not in the cache: one, the newest, unless it was begun elsewhere."""
+    """Number of last tokens that are not in the cache: 1, or more if another engine started the sequence."""

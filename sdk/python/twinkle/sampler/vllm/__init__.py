@@ -1,7 +1,7 @@
-"""The vLLM engine in the library: vLLM's AsyncLLM with adapters from memory and our own ends of sequences.
+"""The vLLM engine: vLLM's AsyncLLM with adapters loaded from memory and this library's stop rules.
 
-`engine.py` is what a host uses. `worker.py`, `patches.py` and `watchdog.py` run in vLLM's own
-processes. Importing this package loads vLLM, so only those who want that engine import it.
+`engine.py` contains the public engine. `worker.py`, `patches.py` and `watchdog.py` run in vLLM's processes. Importing
+this package imports vLLM.
 """
 
 from twinkle.sampler.vllm.adapters import VllmAdapter

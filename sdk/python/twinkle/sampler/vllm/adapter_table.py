@@ -1,7 +1,7 @@
-"""Which adapter versions an engine has, and who uses them.
+"""The adapter versions of an engine, with the number of requests that use each.
 
-vLLM dies when a request names an adapter it does not have. So a request is given to it only with a
-version that every worker has confirmed, and a version leaves only when nobody uses it.
+vLLM crashes if a request names an unknown adapter. A request is therefore submitted only with a version that every
+worker has confirmed, and a version is removed only when no request uses it.
 """
 
 import asyncio
@@ -18,39 +18,38 @@ from twinkle.sampler.vllm.core import VllmCore
 from twinkle.sampler.vllm.handover import AdapterSource, in_memory_file, layout_of
 
 _NOWHERE = '/twinkle/weights/came/from/memory'
-"""vLLM wants a path of every adapter; were it ever read, loading would fail and not find other weights."""
+"""Path that is passed to vLLM, which requires one. It does not exist, so an attempt to read it fails."""
 
 
 class AdapterTable:
-    """The versions of one engine."""
+    """The adapter versions of one engine."""
 
     def __init__(self, core: VllmCore) -> None:
-        """Begin with none."""
         self._core = core
         self._requests: dict[int, LoRARequest] = {}
         self._users: Counter[int] = Counter()
         self._retired: set[int] = set()
         self._ids = count(1)
-        self._work: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def add(self, key: str, version: int, source: AdapterSource) -> VllmAdapter:
-        """Give a version to every worker, from memory; running requests go on between two steps.
+        """Load a version into every worker, from memory. Running requests continue.
 
         Raises:
-            AdapterDoesNotFit: nothing of it stays.
-            EngineFailed: the engine is broken.
+            AdapterDoesNotFit: the version does not fit the model. It is not loaded.
+            EngineFailed: the engine has failed.
         """
-        # A number is never used twice, and it is in the name: cached prefixes belong to one version for ever.
+        # The id is never reused and is part of the name, so cached prefixes always belong to one version.
         adapter = VllmAdapter(key, version, next(self._ids))
         sending = asyncio.create_task(self._send(adapter, source))
         try:
             problems = await asyncio.shield(sending)
         except asyncio.CancelledError:
-            # The workers take it all the same, and nobody would ever remove it.
-            self._keep(self._take_back(adapter, sending))
+            # The workers load it nevertheless, so it must be removed afterwards.
+            self._run_in_background(self._remove_when_sent(adapter, sending))
             raise
         if any(problems):
-            await self._core.everywhere('twinkle_remove_adapter', adapter.lora_id)
+            await self._core.call_workers('twinkle_remove_adapter', adapter.lora_id)
             raise AdapterDoesNotFit(next(filter(None, problems)))
         name = f'{key}@{version}#{adapter.lora_id}'
         self._requests[adapter.lora_id] = LoRARequest(name, adapter.lora_id, _NOWHERE)
@@ -59,20 +58,20 @@ class AdapterTable:
     async def _send(self, adapter: VllmAdapter, source: AdapterSource) -> list[str]:
         layout = layout_of(source.tensors, source.config)
         with in_memory_file(source.tensors, segment_path=source.segment_path) as path:
-            return await self._core.everywhere('twinkle_add_adapter', adapter.lora_id, path, layout)
+            return await self._core.call_workers('twinkle_add_adapter', adapter.lora_id, path, layout)
 
-    async def _take_back(self, adapter: VllmAdapter, sending: 'asyncio.Task[list[str]]') -> None:
+    async def _remove_when_sent(self, adapter: VllmAdapter, sending: 'asyncio.Task[list[str]]') -> None:
         await asyncio.wait({sending})
         if not self._core.is_failed:
-            await self._core.everywhere('twinkle_remove_adapter', adapter.lora_id)
+            await self._core.call_workers('twinkle_remove_adapter', adapter.lora_id)
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def remove(self, adapter: VllmAdapter) -> None:
-        """Forget a version: at once, or when its last user has left. Unknown ones are no error."""
+        """Remove a version, immediately or after its last request. Unknown versions are ignored."""
         if adapter.lora_id not in self._requests:
             return
         if self._users[adapter.lora_id]:
@@ -81,13 +80,13 @@ class AdapterTable:
         self._retired.discard(adapter.lora_id)
         del self._requests[adapter.lora_id]
         if not self._core.is_failed:
-            await self._core.everywhere('twinkle_remove_adapter', adapter.lora_id)
+            await self._core.call_workers('twinkle_remove_adapter', adapter.lora_id)
 
     def acquire(self, adapter: VllmAdapter) -> None:
-        """Keep a version until it is released.
+        """Prevent the removal of a version until `release` is called.
 
         Raises:
-            UnknownAdapter: this engine does not have it, or it is on its way out.
+            UnknownAdapter: the engine does not have the version, or it is being removed.
         """
         if adapter.lora_id not in self._requests or adapter.lora_id in self._retired:
             known = sorted(request.lora_name for request in self._requests.values())
@@ -95,7 +94,7 @@ class AdapterTable:
         self._users[adapter.lora_id] += 1
 
     async def release(self, adapter: VllmAdapter) -> None:
-        """Give a version back; the last user of a retired one ends it."""
+        """Undo `acquire`. The last user of a retired version removes it."""
         self._users[adapter.lora_id] -= 1
         if not self._users[adapter.lora_id]:
             del self._users[adapter.lora_id]
@@ -103,5 +102,5 @@ class AdapterTable:
                 await self.remove(adapter)
 
     def request_of(self, adapter: VllmAdapter | None) -> LoRARequest | None:
-        """Return how vLLM is told of a version that is acquired; None for the base model."""
+        """Return vLLM's request object of an acquired version, or None for the base model."""
         return None if adapter is None else self._requests[adapter.lora_id]

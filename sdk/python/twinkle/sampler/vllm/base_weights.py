@@ -1,4 +1,4 @@
-"""Whether tensors are the whole of a base model, before any of its weights is touched."""
+"""Check that tensors are a complete base model, before any of its weights is replaced."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,9 @@ _FLOATS = ('float32', 'bfloat16', 'float16')
 
 
 def problem_with(folder: str, tensors: Mapping[str, TensorData]) -> str:
-    """Return why the tensors cannot replace the weights of the model in `folder`; empty: they can.
+    """Return why the tensors cannot replace the weights of the model in `folder`, or '' if they can.
 
-    A reload that fails in the middle leaves neither the old nor the new weights, so everything that
-    can be known before is asked before.
+    A reload that fails halfway leaves the model in an undefined state, so as much as possible is checked first.
     """
     wanted = checkpoint_shapes(folder)
     missing = sorted(set(wanted) - set(tensors) - {_TIED_HEAD})
@@ -21,10 +20,10 @@ def problem_with(folder: str, tensors: Mapping[str, TensorData]) -> str:
     if missing:
         return f'{len(missing)} tensors are missing, such as {missing[0]}'
     if unknown:
-        return f'{len(unknown)} tensors are not of this model, such as {unknown[0]}'
+        return f'{len(unknown)} tensors do not belong to this model, such as {unknown[0]}'
     for name, tensor in tensors.items():
         if name in wanted and tensor.shape != wanted[name]:
-            return f'{name} is {list(tensor.shape)}, the model has {list(wanted[name])}'
+            return f'{name} has shape {list(tensor.shape)}, the model has {list(wanted[name])}'
         if tensor.dtype not in _FLOATS:
-            return f'{name} is {tensor.dtype}; weights are one of {list(_FLOATS)}'
+            return f'{name} is {tensor.dtype}; weights must be one of {list(_FLOATS)}'
     return ''

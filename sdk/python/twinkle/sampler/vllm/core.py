@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM with what it lacks: calls that end when the engine dies, and a way to wait for that."""
+"""A wrapper of vLLM's AsyncLLM whose calls end when the engine fails, and that can wait for a failure."""
 
 import asyncio
 import logging
@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 
 _ALIVE_CHECK_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 0.5
-"""How long the engine core may take to end by itself; it has nothing to save."""
+"""Time for the engine core to stop by itself; it has no data to save."""
 _LONG_METHODS = ('twinkle_replace_base', 'twinkle_restore')
-"""Of our side of the workers: those that load a whole model."""
+"""Worker methods that load a complete model."""
 
 
 def make_async_llm(folder: str, args: Mapping[str, Any], *, thread_count: int = 1) -> AsyncLLM:
-    """Start vLLM as `VllmEngine` does and return it bare; takes many seconds and blocks.
+    """Start vLLM with the settings of `VllmEngine` and return the AsyncLLM. Blocks for many seconds.
 
     Raises:
         ValueError: an argument is unknown to vLLM.
@@ -40,31 +40,31 @@ def make_async_llm(folder: str, args: Mapping[str, Any], *, thread_count: int = 
 
 
 class VllmCore:
-    """One AsyncLLM.
+    """One AsyncLLM. The constructor starts vLLM and blocks for many seconds.
 
-    Concurrency: made in any thread; used on one event loop.
+    Args:
+        folder: model folder in the Hugging Face layout.
+        args: arguments of vLLM's engine.
+        thread_count: number of CPU threads of the engine core, if it runs on a CPU.
+        hang_seconds: time without response after which the engine core is killed.
+
+    Raises:
+        ValueError: an argument is unknown, or vLLM would use another dtype than requested.
+
+    Concurrency: create it in any thread; use it on one event loop.
     """
 
     def __init__(
         self, folder: str, args: Mapping[str, Any], *, thread_count: int, hang_seconds: float = HANG_SECONDS
     ) -> None:
-        """Start vLLM; takes many seconds and blocks.
-
-        Args:
-            folder: the model in the layout of the hub.
-            args: engine arguments as vLLM names them.
-            thread_count: CPU threads of the engine core, on a CPU.
-            hang_seconds: how long the engine core may give no sign of life before it is ended.
-
-        Raises:
-            ValueError: an argument is unknown, or vLLM would compute in another dtype than asked for.
-        """
         prepare_environment(thread_count=thread_count)
         self.args = engine_args(folder, args)
         config = self.args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         self.facts: ModelFacts = read_model_facts(folder, config)
         if self.facts.dtype != self.args.dtype:
-            raise ValueError(f'vLLM would compute in {self.facts.dtype}, not in {self.args.dtype}; give another dtype')
+            raise ValueError(
+                f'vLLM would use the dtype {self.facts.dtype} instead of {self.args.dtype}; set another dtype'
+            )
         self.stats = EngineStats()
         self._llm = AsyncLLM.from_vllm_config(config, stat_loggers=[self.stats.make], disable_log_stats=True)
         self._is_failed = False
@@ -78,116 +78,116 @@ class VllmCore:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the engine is broken for good."""
+        """Whether the engine has failed permanently."""
         if not self._is_failed:
             self._is_failed = self._llm.errored
         return self._is_failed
 
     def fail(self) -> None:
-        """Declare the engine broken: what it holds cannot be relied on any more."""
+        """Mark the engine as failed, because its state is undefined."""
         self._is_failed = True
 
     def check(self) -> None:
-        """Refuse to go on with a broken engine.
+        """Check that the engine has not failed.
 
         Raises:
-            EngineFailed: it is.
+            EngineFailed: the engine has failed.
         """
         if self.is_failed:
-            raise EngineFailed('the vLLM engine is broken; start another')
+            raise EngineFailed('the vLLM engine has failed; start another')
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine is broken for good, or hangs."""
+        """Wait until the engine fails or hangs."""
         with self._heartbeat.watching():
-            await self._death()
+            await self._failure()
 
     def watching(self) -> AbstractContextManager[None]:
-        """Have an engine core that hangs ended within the block, so that nobody waits for it for ever."""
+        """Return a context in which a hanging engine core is killed, so that callers do not wait indefinitely."""
         return self._heartbeat.watching()
 
     def generate(
         self, engine_id: str, token_ids: list[int], params: SamplingParams, *, lora: LoRARequest | None, salt: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt by one sequence; read it within `watching`."""
+        """Sample one sequence for a prompt. Read the generator inside `watching`."""
         return self._llm.generate(tokens_input(token_ids, cache_salt=salt), params, engine_id, lora_request=lora)
 
     async def abort(self, engine_ids: list[str]) -> None:
-        """End sequences; unknown ones are no error."""
+        """Cancel sequences. Unknown ids are ignored."""
         if engine_ids and not self.is_failed:
             await self._llm.abort(engine_ids)
 
-    async def everywhere(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every worker, between two steps, and return what each says.
+    async def call_workers(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every worker between two steps, and return the results.
 
         Raises:
-            EngineFailed: the engine broke before they answered.
+            EngineFailed: the engine failed before the workers responded.
         """
         is_long = method in _LONG_METHODS
         return await self._unless_failed(lambda: self._llm.collective_rpc(method, args=args), is_long=is_long)
 
     async def pause(self) -> None:
-        """Stop between two steps; requests keep their memory."""
+        """Pause between two steps. Requests keep their memory."""
         await self._unless_failed(lambda: self._llm.pause_generation(mode='keep', clear_cache=False))
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume after `pause`."""
         await self._unless_failed(self._llm.resume_generation)
 
     async def reset_prefix_cache(self) -> None:
-        """Free cached prefixes, where no running request shares the memory with them."""
+        """Free cached prefixes that no running request uses."""
         await self._unless_failed(self._llm.reset_prefix_cache)
 
     async def sleep(self, level: int) -> None:
-        """Give back the accelerator's memory; requests that run are aborted."""
+        """Release the accelerator's memory. Running requests are aborted."""
         await self._unless_failed(lambda: self._llm.sleep(level), is_long=True)
 
     async def wake_up(self) -> None:
-        """Take the memory again."""
+        """Allocate the memory again."""
         await self._unless_failed(self._llm.wake_up, is_long=True)
 
     async def close(self) -> None:
-        """End vLLM's processes and give back what this one holds for them."""
+        """Stop vLLM's processes and release the resources of this process."""
         if not hasattr(self, '_llm'):
             return
         self._is_failed = True
         await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_SECONDS)
-        # vLLM closes its sockets by a callback on this loop, and leaves their context to the garbage collector.
+        # vLLM closes its sockets in a callback on this loop and leaves their context to the garbage collector.
         await asyncio.sleep(0)
         client: Any = self._llm.engine_core
-        for socket in list(client.ctx._sockets):  # noqa: SLF001 - a context with an open socket never ends
+        for socket in list(client.ctx._sockets):  # noqa: SLF001 - terminating a context with open sockets blocks
             socket.close(linger=0)
         client.resources.ctx.term()
-        # vLLM shuts down once more when it is collected, which fails while the interpreter ends.
+        # The finalizer of vLLM shuts down again, which would fail during interpreter exit.
         del self._llm
 
     @property
     def _processes(self) -> list[Any]:
-        """Processes of the engine core on this host, by handle."""
+        """Processes of the engine core on this host."""
         client: Any = self._llm.engine_core
         return list(getattr(client.resources.engine_manager, 'processes', ()))
 
     def _kill(self) -> None:
-        """End a core that hangs: vLLM tells everybody who waits for it, and whoever owns this engine ends."""
-        _log.error('the engine core gives no sign of life; it is ended')
+        """Kill a hanging core. vLLM then fails all waiting calls, and the owner of this engine stops."""
+        _log.error('engine core does not respond; killing it')
         self.fail()
         for process in self._processes:
             process.kill()
 
-    async def _death(self) -> None:
-        while not self.is_failed:  # noqa: ASYNC110 - vLLM sets a flag from a thread of its own
+    async def _failure(self) -> None:
+        while not self.is_failed:  # noqa: ASYNC110 - vLLM sets a flag from another thread
             await asyncio.sleep(_ALIVE_CHECK_SECONDS)
 
     async def _unless_failed(self, call: Callable[[], Awaitable[_Result]], *, is_long: bool = False) -> _Result:
-        """Make a call and await it, but not for ever: the answer of a dead engine never comes."""
+        """Await a call, or raise if the engine fails first, because a failed engine never responds."""
         self.check()
         answer = asyncio.ensure_future(call())
-        death = asyncio.ensure_future(self._death())
+        failure = asyncio.ensure_future(self._failure())
         try:
             with self._heartbeat.watching(is_long=is_long):
-                await asyncio.wait({answer, death}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({answer, failure}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 self.check()
             return await answer
         finally:
             answer.cancel()
-            death.cancel()
+            failure.cancel()

@@ -1,8 +1,8 @@
-"""Our side of vLLM's engine core, where that is another process than its workers.
+"""Applies the patches and the watchdog to vLLM's engine core if it runs in another process than the workers.
 
-With one worker the core is the worker's process, which loads `worker.py`. With several, as tensor parallelism has,
-the core schedules, clears memory and follows forms in a process of its own that loads no extension of workers; it
-imports the plugin for parsers of reasoning, and so this.
+With one worker, the core runs in the worker's process, which imports `worker.py`. With several workers, as in tensor
+parallelism, the core is a separate process that does not import the worker extension. It imports the module that is
+configured as the reasoning parser plugin, which is this one.
 """
 
 from twinkle.sampler.vllm import patches

@@ -1,7 +1,7 @@
-"""vLLM behind our events: many requests at once, each with its own adapter version.
+"""The vLLM engine with the events of the torch engine: concurrent requests, each with its own adapter version.
 
-vLLM draws; text, stop strings and ends are ours, the same as in the torch engine, so that a sequence
-one engine began goes on in the other as if nothing had been.
+vLLM samples the tokens. Text, stop strings and the end of sequences are computed by the same code as in the torch
+engine, so a sequence started by one engine can be continued by the other.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from twinkle.sampler.vllm.sampling import vllm_params
 
 @dataclass(frozen=True, kw_only=True)
 class VllmLoad:
-    """How busy an engine is."""
+    """The load of an engine."""
 
     running_sequences: int
     waiting_sequences: int
     kv_usage: float
-    """Share of the key-value memory in use, 0 to 1."""
+    """Fraction of the key-value memory in use, 0 to 1."""
     tokens_per_second: float
     prefix_hit_rate: float
     is_paused: bool
@@ -56,9 +56,22 @@ class VllmLoad:
 
 
 class VllmEngine:
-    """Continues prompts on a shared base model, each with its own adapter version.
+    """Samples completions on a shared base model, each request with its own adapter version.
 
-    Concurrency: made in any thread; used on one event loop, by any number of tasks.
+    The constructor starts vLLM and blocks for many seconds.
+
+    Args:
+        folder: model folder in the Hugging Face layout.
+        args: arguments of vLLM's engine.
+        tokenizer: converts tokens to text. None: events have no text, and stop strings are refused.
+        thread_count: number of CPU threads of the engine core, if it runs on a CPU.
+        hang_seconds: time without response after which the engine core is killed. The limit is ten times as long
+            while the core is seen to compute on a CPU or loads weights.
+
+    Raises:
+        ValueError: an argument is unknown, or vLLM would use another dtype than requested.
+
+    Concurrency: create it in any thread; use it on one event loop, from any number of tasks.
     """
 
     def __init__(
@@ -70,19 +83,6 @@ class VllmEngine:
         thread_count: int = 1,
         hang_seconds: float = HANG_SECONDS,
     ) -> None:
-        """Start vLLM on a model folder; takes many seconds and blocks.
-
-        Args:
-            folder: the model in the layout of the hub.
-            args: engine arguments as vLLM names them.
-            tokenizer: gives the text of tokens. Unset: events have no text and stop strings are refused.
-            thread_count: CPU threads of the engine core, on a CPU.
-            hang_seconds: how long the engine core may give no sign of life before it is ended. One that is seen to
-                compute on a CPU, or that loads weights, may take ten times as long.
-
-        Raises:
-            ValueError: an argument is unknown, or vLLM would compute in another dtype than asked for.
-        """
         self._folder = folder
         self._tokenizer = tokenizer
         self._core = VllmCore(folder, args or {}, thread_count=thread_count, hang_seconds=hang_seconds)
@@ -93,9 +93,9 @@ class VllmEngine:
             context_tokens=self.facts.context_tokens,
             is_text_known=tokenizer is not None,
         )
-        self._forms = FormChecker(folder, vocabulary_size=self.facts.vocabulary_size)
+        self._output_checker = FormChecker(folder, vocabulary_size=self.facts.vocabulary_size)
         self.base_version = 0
-        """What drew the tokens of requests without an adapter."""
+        """Version of tokens sampled without an adapter."""
         self._runs: dict[str, Run] = {}
         self._is_open = asyncio.Event()
         self._is_open.set()
@@ -106,14 +106,14 @@ class VllmEngine:
 
     @property
     def load(self) -> VllmLoad:
-        """How busy the engine is now."""
+        """Current load of the engine."""
         count = sum(run.open_sequences for run in self._runs.values())
         running = min(count, self.facts.max_sequences)
         stats, usage = self._core.stats, self._core.stats.kv_usage
         return VllmLoad(
             running_sequences=running,
             waiting_sequences=count - running,
-            # vLLM tells of every step, and there is none after the last request.
+            # vLLM reports statistics with each step, and there is no step after the last request.
             kv_usage=sum(usage.values()) / len(usage) if count and usage else 0.0,
             tokens_per_second=stats.tokens_per_second,
             prefix_hit_rate=stats.prefix_hit_rate,
@@ -123,35 +123,35 @@ class VllmEngine:
 
     @property
     def can_sleep(self) -> bool:
-        """Whether it can give memory back: on a CPU vLLM only says so."""
+        """Whether the engine can release its memory. On a CPU, vLLM's sleep has no effect."""
         return bool(self._core.args.enable_sleep_mode) and not is_cpu()
 
     async def generate(self, request: VllmRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Run a request and yield what it brings: the prompt once, tokens, one end for each sequence.
+        """Run a request and yield its events: the prompt once, the tokens, and one end per sequence.
 
-        Closing the generator ends the request. A reader that is slow holds nothing back: what waits for it
-        is bounded by the request's own tokens.
+        Closing the generator ends the request. A slow reader does not delay other requests: its backlog is bounded by
+        the number of tokens of the request.
 
         Raises:
-            DuplicateRequest: a request of that id is running.
-            InvalidPrompt, ContextExceeded, InvalidSamplingParams, InvalidContinuation: nothing was done.
-            UnknownAdapter: this engine does not have the version.
-            EngineFailed: the engine is broken.
+            DuplicateRequest: a request with this id is running.
+            InvalidPrompt, ContextExceeded, InvalidSamplingParams, InvalidContinuation: the request was refused.
+            UnknownAdapter: the engine does not have the version.
+            EngineFailed: the engine has failed.
         """
         await self._is_open.wait()
         run = self._begin(request)
         try:
             if request.params.structured_output is not None:
-                run.form = await self._forms.check(request.params.structured_output)
+                run.constraint = await self._output_checker.check(request.params.structured_output)
             with self._core.watching():
                 async with aclosing(self._events(run)) as events:
                     async for event in events:
                         yield event
         except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineFailed('the vLLM engine is broken; start another') from error
+            raise EngineFailed('the vLLM engine has failed; start another') from error
         except VLLMClientError as error:
             field = 'structured_output' if request.params.structured_output else 'params'
-            raise InvalidSamplingParams(field, 'vLLM cannot honour it') from error
+            raise InvalidSamplingParams(field, 'is not supported by vLLM') from error
         finally:
             del self._runs[request.request_id]
             self._cached_tokens += run.computed_tokens
@@ -159,116 +159,117 @@ class VllmEngine:
                 await asyncio.shield(self._adapters.release(request.adapter))
 
     async def check_form(self, form: StructuredOutput, *, owner: str = '') -> None:
-        """Find out whether outputs can have a form; `generate` does too, but asks a second time for nothing.
+        """Check that structured output can be compiled. `generate` also checks it and reuses the cached result.
 
         Args:
-            form: as the caller gave it.
-            owner: whose it is. Owners take turns: one with many forms holds up nobody but itself.
+            form: specification of the output.
+            owner: owner of the request. Owners take turns, so one with many checks delays only its own.
 
         Raises:
             InvalidSamplingParams: it cannot be compiled, or not within the limits.
-            EngineFailed: it could not be found out.
+            EngineFailed: the check failed.
         """
-        await self._forms.check(form, owner=owner)
+        await self._output_checker.check(form, owner=owner)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its sequences end with `StopReason.ABORT`. Unknown requests are no error."""
+        """Cancel a request: its sequences end with `StopReason.ABORT`. Unknown ids are ignored."""
         run = self._runs.get(request_id)
         if run is not None:
             run.is_aborted = True
             await self._core.abort([item.engine_id for item in run.sequences if not item.is_ended])
 
     async def add_adapter(self, key: str, version: int, source: AdapterSource) -> VllmAdapter:
-        """Make a version usable, from memory; running requests go on between two steps.
+        """Load an adapter version from memory. Running requests continue.
 
         Raises:
-            AdapterDoesNotFit: nothing of it stays.
-            EngineFailed: the engine is broken.
+            AdapterDoesNotFit: the version does not fit the model. It is not loaded.
+            EngineFailed: the engine has failed.
         """
         return await self._adapters.add(key, version, source)
 
     async def remove_adapter(self, adapter: VllmAdapter) -> None:
-        """Forget a version: at once, or when its last request has ended. Unknown ones are no error."""
+        """Remove a version, immediately or after its last request. Unknown versions are ignored."""
         await self._adapters.remove(adapter)
 
     async def replace_base(self, tensors: Mapping[str, TensorData], *, version: int = 0) -> None:
-        """Replace the base model's weights; adapters stay, cached prefixes are forgotten, requests wait.
+        """Replace the base weights. Adapters are kept, cached prefixes are discarded, and new requests wait.
 
         Args:
-            tensors: every tensor of the checkpoint, by its names there. A tied head may be left out.
-            version: what the spans of the base model's tokens say from now on.
+            tensors: all tensors of the checkpoint, by name. A tied head may be omitted.
+            version: version of tokens sampled from the new base model.
 
         Raises:
-            SamplerBusy: requests run; nothing was done.
-            BaseDoesNotFit: the old weights go on serving.
-            EngineFailed: the engine broke, so that what it holds is unknown.
+            SamplerBusy: requests are running; nothing was changed.
+            BaseDoesNotFit: the weights do not fit the model. The previous weights stay in use.
+            EngineFailed: the replacement failed, and the state of the engine is undefined.
         """
         if self._runs or not self._is_open.is_set():
             raise SamplerBusy
         problem = problem_with(self._folder, tensors)
         if problem:
             raise BaseDoesNotFit(problem)
-        # A caller that leaves in the middle must not leave half of it behind.
+        # A cancelled caller must not interrupt the replacement.
         await asyncio.shield(self._replace(tensors, version))
 
     async def pause(self) -> None:
-        """Stop between two steps; requests wait and keep their memory."""
+        """Pause between two steps. Requests wait and keep their memory."""
         await self._core.pause()
         self._is_paused = True
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume after `pause`."""
         await self._core.resume()
         self._is_paused = False
 
     async def sleep(self, level: int) -> None:
-        """Give back the accelerator's memory; cached prefixes are forgotten.
+        """Release the accelerator's memory. Cached prefixes are discarded.
 
         Args:
-            level: 1 keeps the weights in the host's memory, 2 drops them.
+            level: 1 keeps the weights in host memory, 2 discards them.
 
         Raises:
-            SleepUnavailable: on a CPU, or `enable_sleep_mode` was not set.
+            SleepUnavailable: the engine runs on a CPU, `enable_sleep_mode` is not set, or weights that were
+                replaced from memory would be lost.
         """
         if not self.can_sleep:
-            raise SleepUnavailable('vLLM sleeps on an accelerator only, and where enable_sleep_mode was set')
+            raise SleepUnavailable('sleeping requires an accelerator and the engine argument enable_sleep_mode')
         if level > 1 and self.base_version:
-            raise SleepUnavailable('the base model was replaced from memory, and its weights would be lost')
+            raise SleepUnavailable('the base weights were replaced from memory and would be lost; use level 1')
         await self._core.sleep(level)
         self._cache_epoch += 1
         self._sleep_level = level
 
     async def wake_up(self) -> None:
-        """Take the memory again. An engine that does not sleep is no error."""
+        """Allocate the memory again. Has no effect if the engine does not sleep."""
         level, self._sleep_level = self._sleep_level, 0
         if level:
             await self._core.wake_up()
         if level > 1:
-            # vLLM comes back with room for weights and none in it.
-            problems = await self._core.everywhere('twinkle_restore')
+            # vLLM allocates memory for the weights but does not load them.
+            problems = await self._core.call_workers('twinkle_restore')
             if any(problems):
                 self._core.fail()
                 raise EngineFailed(next(filter(None, problems)))
 
     async def reset_prefix_cache(self) -> int:
-        """Forget cached prefixes, also those that running requests keep in memory.
+        """Discard cached prefixes, including those that running requests keep in memory.
 
         Returns:
-            Tokens that ended requests left in the cache since the last time; some may have made room since.
+            Number of tokens that finished requests added to the cache since the last call; some may have been evicted.
         """
-        # vLLM frees nothing while a request runs; another salt makes sure that nothing old is found even so.
+        # vLLM frees nothing while a request runs, but a new salt prevents matches with old prefixes.
         self._cache_epoch += 1
         count, self._cached_tokens = self._cached_tokens, 0
         await self._core.reset_prefix_cache()
         return count
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine is broken for good; else never."""
+        """Wait until the engine fails permanently."""
         await self._core.wait_until_failed()
 
     async def close(self) -> None:
-        """End the engine and every request; returns when its processes have ended."""
-        await self._forms.close()
+        """Stop the engine and all requests; return when its processes have ended."""
+        await self._output_checker.close()
         await self._core.close()
 
     async def _replace(self, tensors: Mapping[str, TensorData], version: int) -> None:
@@ -276,7 +277,7 @@ class VllmEngine:
         is_done = False
         try:
             with in_memory_file(tensors) as path:
-                problems = await self._core.everywhere('twinkle_replace_base', path, layout_of(tensors))
+                problems = await self._core.call_workers('twinkle_replace_base', path, layout_of(tensors))
             if any(problems):
                 raise EngineFailed(next(filter(None, problems)))
             self.base_version = version
@@ -288,11 +289,11 @@ class VllmEngine:
             self._is_open.set()
 
     def _begin(self, request: VllmRequest) -> Run:
-        """Check a request and take its id and adapter; nothing is awaited here."""
+        """Check a request and reserve its id and adapter, without awaiting."""
         self._core.check()
         if request.request_id in self._runs:
             raise DuplicateRequest(request.request_id)
-        # The form of the output is checked once this request can be aborted.
+        # Structured output is checked later, when the request can already be aborted.
         params = replace(request.params, structured_output=None)
         max_new_tokens = self.admission.check(request.prompt_token_ids, params)
         rules = StopRules.of(params, eos_token_ids=self.facts.eos_token_ids, max_new_tokens=max_new_tokens)
@@ -315,44 +316,44 @@ class VllmEngine:
                 vocab_size=self.facts.vocabulary_size,
                 max_new_tokens=rules.max_tokens,
             )
-            begun = replay(request.continued, new_watch)
+            started = replay(request.continued, new_watch)
         else:
-            begun = {index: Replay((), new_watch(), None) for index in range(request.params.num_samples)}
+            started = {index: Replay((), new_watch(), None) for index in range(request.params.num_samples)}
         top_count = request.params.logprobs or 0
         return [
             Sequence(
                 request.request_id,
                 index,
                 version,
-                so_far.stop_watch,
-                so_far.tokens,
-                so_far.reason,
+                state.stop_watch,
+                state.tokens,
+                state.reason,
                 top_count,
-                has_form=request.params.structured_output is not None,
+                is_structured=request.params.structured_output is not None,
             )
-            for index, so_far in begun.items()
+            for index, state in started.items()
         ]
 
     async def _events(self, run: Run) -> AsyncGenerator[EngineEvent, None]:
-        """Yield the events of a request; the prompt's comes before all others."""
+        """Yield the events of a request, starting with that of the prompt."""
         for sequence in run.sequences:
             if sequence.reason is not None:
                 yield sequence.end(sequence.reason)
         is_scored_only = run.rules.max_tokens == 0
         open_sequences = [item for item in run.sequences if not item.is_ended]
         streams = [self._stream(run, item) for item in (open_sequences[:1] if is_scored_only else open_sequences)]
-        held: list[TokenEvent] | None = None if run.request.continued else []
+        delayed: list[TokenEvent] | None = None if run.request.continued else []
         async with aclosing(merged(streams)) as outputs:
             async for sequence, output in outputs:
-                event = None if is_scored_only else sequence.take(output)
-                if held is not None:
+                event = None if is_scored_only else sequence.add(output)
+                if delayed is not None:
                     if sequence.index:
-                        held += [event] if event else []
+                        delayed += [event] if event else []
                         continue
                     yield prompt_event(run.request, output)
-                    for earlier in held:
+                    for earlier in delayed:
                         yield earlier
-                    held = None
+                    delayed = None
                 if event is not None:
                     yield event
         for sequence in run.sequences:
@@ -360,14 +361,16 @@ class VllmEngine:
                 yield sequence.end(StopReason.ABORT if run.is_aborted else StopReason.LENGTH)
 
     async def _stream(self, run: Run, sequence: Sequence) -> AsyncGenerator[tuple[Sequence, Any], None]:
-        """Yield vLLM's news of one sequence until it has ended for us; closing it ends it in vLLM."""
+        """Yield vLLM's outputs of one sequence until its end by our rules. Closing the generator aborts it in vLLM."""
         if run.is_aborted:
             return
         request = run.request
         outputs = self._core.generate(
             sequence.engine_id,
             [*request.prompt_token_ids, *sequence.drawn],
-            vllm_params(request.params, run.rules, sequence_index=sequence.index, drawn=sequence.drawn, form=run.form),
+            vllm_params(
+                request.params, run.rules, sequence_index=sequence.index, drawn=sequence.drawn, form=run.constraint
+            ),
             lora=self._adapters.request_of(request.adapter),
             salt=f'{self._cache_epoch}/{request.cache_salt}',
         )

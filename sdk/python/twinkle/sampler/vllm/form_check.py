@@ -1,8 +1,8 @@
-"""Whether the form of an output can be compiled, found out before vLLM is asked to.
+"""Checks whether a structured output specification (a *form*) can be compiled, before it is passed to vLLM.
 
-vLLM parses a form on the event loop once for each sequence, and compiles it in the engine core with few threads and
-without a limit: one costly form, and everybody else's wait. So a form is compiled first in a process that can be
-ended, once for all its sequences, and what came out is remembered.
+vLLM parses a form on the event loop for each sequence and compiles it in the engine core, with few threads and without
+limits, so one costly form would delay all others. A form is therefore compiled first in a separate process with
+limits, once for all its sequences, and the result is cached.
 """
 
 import asyncio
@@ -27,52 +27,50 @@ from twinkle.sampler.errors import EngineFailed, InvalidSamplingParams
 from twinkle.sampler.vllm.forms import BACKEND
 
 CPU_SECONDS = 2
-"""What compiling one form may take; usual ones take less than a tenth of a second."""
+"""CPU time limit for compiling one form. Typical forms take less than 0.1 s."""
 MEMORY_BYTES = 1 << 30
 _PROGRAM = Path(__file__).with_name('form_process.py')
 _FIELD = 'structured_output'
 _START_SECONDS = 180.0
 _ANSWER_SECONDS = 60.0
-"""Far beyond the limit, which is one of CPU time: only a process that hangs takes so long."""
-_KEPT = 4096
-"""Outcomes that are remembered."""
+"""Wall-clock limit, far above the CPU limit, that only a hanging process exceeds."""
+_CACHED_RESULTS = 4096
+"""Number of cached results."""
 
 
 class FormChecker:
-    """Finds out whether forms can be compiled; one after the other, and the owners of forms take turns.
+    """Checks forms one at a time; owners take turns. The process starts with the first check.
 
-    Concurrency: for one event loop.
+    Args:
+        folder: folder of the model whose tokenizer is used.
+        vocabulary_size: number of tokens of the model.
+
+    Concurrency: one event loop.
     """
 
     def __init__(self, folder: str, *, vocabulary_size: int) -> None:
-        """Start nothing yet.
-
-        Args:
-            folder: of the model whose tokens are to have the forms.
-            vocabulary_size: how many there are.
-        """
         self._arguments = [folder, vocabulary_size, CPU_SECONDS, MEMORY_BYTES]
         self._problems: OrderedDict[bytes, str] = OrderedDict()
         self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
-        self._asked = 0
+        self._question_count = 0
 
     @property
     def compiled_count(self) -> int:
-        """How many forms were compiled to find out; the others were known."""
-        return self._asked
+        """Number of forms that were compiled; other results came from the cache."""
+        return self._question_count
 
     async def check(self, form: StructuredOutput, *, owner: str = '') -> StructuredOutputsParams:
-        """Return how vLLM is told of a form that can be compiled.
+        """Check a form and return it in vLLM's format.
 
         Args:
-            form: as the caller gave it.
-            owner: whose it is; of one owner's forms at most one waits for the others'.
+            form: the form.
+            owner: owner of the request. At most one form per owner competes with those of other owners.
 
         Raises:
-            InvalidSamplingParams: it cannot be compiled, or not within the limits.
-            EngineFailed: it could not be found out.
+            InvalidSamplingParams: the form cannot be compiled, or not within the limits.
+            EngineFailed: the check failed.
         """
         if form.json_object:
             return _checked(json_object=True)
@@ -80,59 +78,59 @@ class FormChecker:
         key = hashlib.blake2b(f'{kind} {text}'.encode('utf-8', 'surrogatepass'), digest_size=32).digest()
         problem = self._problems.get(key)
         if problem is None:
-            async with self._turn_of(owner):
+            async with self._exclusive(owner):
                 problem = self._problems.get(key)
                 if problem is None:
-                    problem = self._problems[key] = await self._ask(kind, text)
+                    problem = self._problems[key] = await self._request(kind, text)
         self._problems.move_to_end(key)
-        while len(self._problems) > _KEPT:
+        while len(self._problems) > _CACHED_RESULTS:
             self._problems.popitem(last=False)
         if problem:
             raise InvalidSamplingParams(_FIELD, problem)
         return _checked(**{_ARGUMENTS[kind]: text})
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         process, self._process = self._process, None
         if process is None:
             return
-        # With it the fork that compiles just now: the process leads a group of its own.
+        # The process leads a process group, which includes the fork that is compiling.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
     @asynccontextmanager
-    async def _turn_of(self, owner: str) -> AsyncIterator[None]:
+    async def _exclusive(self, owner: str) -> AsyncIterator[None]:
         lock = self._owners.setdefault(owner, asyncio.Lock())
-        async with lock, self._turn:
+        async with lock, self._lock:
             yield
 
-    async def _ask(self, kind: str, text: str) -> str:
-        """Return what is wrong with a form; a caller that leaves does not let the next one in before the answer."""
-        asking = asyncio.create_task(self._answer(kind, text))
+    async def _request(self, kind: str, text: str) -> str:
+        """Return the problem of a form. After a cancellation, the next check still waits for the answer."""
+        task = asyncio.create_task(self._answer(kind, text))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await asyncio.wait({asking})
+            await asyncio.wait({task})
             raise
 
     async def _answer(self, kind: str, text: str) -> str:
-        self._asked += 1
-        line = json.dumps({'id': self._asked, 'kind': kind, 'text': text}) + '\n'
+        self._question_count += 1
+        line = json.dumps({'id': self._question_count, 'kind': kind, 'text': text}) + '\n'
         try:
             process = await self._started()
             async with asyncio.timeout(_ANSWER_SECONDS):
-                await _tell(process, line)
-                return await _problem_of(process, self._asked)
+                await _send(process, line)
+                return await _problem_of(process, self._question_count)
         except (OSError, EOFError, TimeoutError) as error:
             await self.close()
-            raise EngineFailed('the form of the output could not be checked; try again') from error
+            raise EngineFailed('structured_output could not be checked; retry the request') from error
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                # Its folder has modules whose names others have, too.
+                # -P: modules in the program's folder must not shadow other modules.
                 '-P',
                 str(_PROGRAM),
                 *map(str, self._arguments),
@@ -147,27 +145,27 @@ class FormChecker:
 
 
 _ARGUMENTS = {'json_schema': 'json', 'regex': 'regex', 'grammar': 'grammar', 'lark': 'grammar'}
-"""vLLM's names, by those of xgrammar's compiler."""
+"""vLLM's argument names, by the names of xgrammar's compiler."""
 
 
 def specification(form: StructuredOutput) -> tuple[str, str]:
-    """Return what xgrammar is to compile, and its kind in the words of its compiler.
+    """Return the kind of a form, by the name of xgrammar's compiler, and the text to compile.
 
     Raises:
-        InvalidSamplingParams: xgrammar would hold less of the form than it promises, or is not to be given it.
+        InvalidSamplingParams: the form is malformed or uses features that xgrammar does not enforce.
     """
     try:
         if form.json_schema is not None:
             schema = dict(form.json_schema)
             check_json_nesting(schema)
             if has_xgrammar_unsupported_json_features(schema):
-                raise ValueError('the JSON schema uses what is not supported')
+                raise ValueError('the JSON schema uses unsupported features')
             return 'json_schema', json.dumps(schema)
     except (ValueError, RecursionError) as error:
         raise InvalidSamplingParams(_FIELD, str(error)) from error
     if form.regex is not None:
         if '\x00' in form.regex:
-            raise InvalidSamplingParams(_FIELD, 'a regular expression has no NUL')
+            raise InvalidSamplingParams(_FIELD, 'a regular expression must not contain NUL')
         return 'regex', form.regex
     if form.choices is not None:
         return 'grammar', choice_as_grammar(list(form.choices))
@@ -179,22 +177,22 @@ def specification(form: StructuredOutput) -> tuple[str, str]:
 
 def _checked(**form: Any) -> StructuredOutputsParams:
     params = StructuredOutputsParams(**form)
-    params._backend = BACKEND  # noqa: SLF001 - vLLM sets it where it checks forms itself
+    params._backend = BACKEND  # noqa: SLF001 - vLLM sets it in its own check
     return params
 
 
-async def _tell(process: asyncio.subprocess.Process, line: str) -> None:
+async def _send(process: asyncio.subprocess.Process, line: str) -> None:
     if process.stdin is not None:
         process.stdin.write(line.encode())
         await process.stdin.drain()
 
 
 async def _problem_of(process: asyncio.subprocess.Process, number: int) -> str:
-    """Return the answer to a question; what libraries may have written is passed over."""
+    """Return the answer to a question. Other output, such as that of libraries, is skipped."""
     while True:
         line = await process.stdout.readline() if process.stdout else b''
         if not line:
-            raise EOFError('the process that compiles forms has ended')
+            raise EOFError('the process that compiles structured output has ended')
         with suppress(ValueError):
             answer = json.loads(line)
             if isinstance(answer, dict) and answer.get('id') == number:

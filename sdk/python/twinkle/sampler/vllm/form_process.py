@@ -1,10 +1,10 @@
-"""Compiles forms of outputs to find out whether they can be; runs as a program of its own, by its path.
+"""A program that checks whether structured output specifications (forms) can be compiled.
 
-xgrammar takes minutes and gigabytes for some forms of a few kilobytes, cannot be interrupted, and may crash. So this
-process learns the vocabulary once, and each form is compiled in a fork of it that the kernel ends at a limit.
+For some forms of a few kilobytes, xgrammar needs minutes and gigabytes, cannot be interrupted, and may crash. This
+process therefore loads the vocabulary once and compiles each form in a fork, which the kernel ends at a limit.
 
-Reads a line of JSON for each form, `{"id", "kind", "text"}`, and writes `{"id", "problem"}`; the first line it writes
-has the id 0 and says that it is ready. It ends with its input.
+The program reads JSON lines `{"id", "kind", "text"}` and writes `{"id", "problem"}`. The first line it writes has the
+id 0 and signals that it is ready. It exits at the end of its input.
 """
 
 import json
@@ -21,37 +21,37 @@ _TOO_MUCH = 3
 """Exit status of a fork that ran out of memory."""
 _IMPOSSIBLE = 4
 """Exit status of a fork whose form xgrammar refused."""
-_PROBLEMS = {0: '', _IMPOSSIBLE: 'it cannot be compiled'}
-_TOO_MUCH_PROBLEM = 'it takes too much time or memory to compile'
+_PROBLEMS = {0: '', _IMPOSSIBLE: 'cannot be compiled'}
+_TOO_MUCH_PROBLEM = 'takes too much time or memory to compile'
 
 
 def main(folder: str, vocabulary_size: int, cpu_seconds: int, memory_bytes: int) -> None:
-    """Answer until the input ends.
+    """Answer questions until the end of the input.
 
     Args:
-        folder: of the model, whose tokenizer decides what a form costs.
-        vocabulary_size: tokens that the model knows.
-        cpu_seconds: limit of each form.
-        memory_bytes: limit of each form, beyond what this process has.
+        folder: folder of the model, whose tokenizer is used.
+        vocabulary_size: number of tokens of the model.
+        cpu_seconds: CPU time limit of each form.
+        memory_bytes: memory limit of each form, in addition to the memory of this process.
     """
     answers = os.fdopen(os.dup(1), 'w')
-    # Libraries may write what they like, but not between answers.
+    # Output of libraries must not mix with the answers.
     os.dup2(2, 1)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     vocabulary = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary_size)
-    asked: dict[str, Any] = {'id': 0}
+    question: dict[str, Any] = {'id': 0}
     problem = ''
     while True:
-        answers.write(json.dumps({'id': asked['id'], 'problem': problem}) + '\n')
+        answers.write(json.dumps({'id': question['id'], 'problem': problem}) + '\n')
         answers.flush()
         line = sys.stdin.buffer.readline()
         if not line:
             return
-        asked = json.loads(line)
+        question = json.loads(line)
         process_id = os.fork()
         if not process_id:
             _limit(cpu_seconds, memory_bytes)
-            _compile(vocabulary, asked['kind'], asked['text'])
+            _compile(vocabulary, question['kind'], question['text'])
         _, status = os.waitpid(process_id, 0)
         problem = _PROBLEMS.get(os.waitstatus_to_exitcode(status), _TOO_MUCH_PROBLEM)
 
@@ -66,7 +66,7 @@ def _limit(cpu_seconds: int, memory_bytes: int) -> None:
 
 
 def _compile(vocabulary: Any, kind: str, text: str) -> None:
-    """Compile a form as vLLM does, and end this process with the outcome."""
+    """Compile a form like vLLM, and exit with the result as status."""
     status = _IMPOSSIBLE
     try:
         compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
@@ -75,7 +75,7 @@ def _compile(vocabulary: Any, kind: str, text: str) -> None:
     except MemoryError:
         status = _TOO_MUCH
     finally:
-        # Nothing of the process it was forked from may be ended twice.
+        # Exit handlers of the parent process must not run in the fork.
         os._exit(status)
 
 

@@ -1,8 +1,8 @@
-"""Forms of outputs inside vLLM's engine core: what following one may cost, and where a continued one goes on.
+"""Structured output (*forms*) in vLLM's engine core: time limits, and the start of continued outputs.
 
-xgrammar follows a form between two steps of the engine, while all other sequences wait, and 28 characters are enough
-for one whose every token costs more than the one before: `(a{1,100}){1,100}` took minutes. A sequence whose form
-costs too much is ended; nothing else can be done about it from outside.
+xgrammar applies a form between two steps of the engine, while all other sequences wait. A short form can have a cost
+that grows with each token: `(a{1,100}){1,100}` took minutes. A sequence whose form costs too much is ended, because
+xgrammar cannot be interrupted.
 """
 
 import time
@@ -12,30 +12,29 @@ from contextlib import contextmanager
 from vllm.sampling_params import SamplingParams
 
 BACKEND = 'xgrammar'
-"""What vLLM follows forms with; it is given no other."""
+"""The only backend that vLLM is configured with."""
 ALLOWANCE_SECONDS = 0.01
-"""What a form may cost in each step; on a vocabulary of 49 thousand tokens usual ones take less than one thousandth."""
-MOST_DEBT_SECONDS = 0.25
-"""By how much the steps of one sequence may go beyond that, all together."""
+"""Time allowance per step. Typical forms take less than 1 ms with a vocabulary of 49 thousand tokens."""
+MAX_DEBT_SECONDS = 0.25
+"""Maximum total time by which one sequence may exceed its allowance."""
 BEGUN_KEY = 'twinkle_begun'
-"""Says in vLLM's `extra_args` how many tokens at the end of the prompt belong to the output."""
+"""Key in vLLM's `extra_args` for the number of tokens at the end of the prompt that belong to the output."""
 
 
-class Patience:
-    """What one sequence's form has cost beyond its allowance; in seconds of this thread, however busy the machine."""
+class FormBudget:
+    """The time by which one sequence's form exceeded its allowance, in CPU seconds of this thread."""
 
     def __init__(self) -> None:
-        """Begin without debt."""
         self._debt_seconds = 0.0
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the sequence has to end."""
-        return self._debt_seconds > MOST_DEBT_SECONDS
+        """Whether the sequence must be ended."""
+        return self._debt_seconds > MAX_DEBT_SECONDS
 
     @contextmanager
     def spending(self, step_count: int = 1) -> Iterator[None]:
-        """Count what the block costs, which does the work of so many steps."""
+        """Charge the time of the block, which does the work of `step_count` steps."""
         begin = time.thread_time()
         try:
             yield
@@ -43,11 +42,11 @@ class Patience:
             self.spend(time.thread_time() - begin, step_count)
 
     def spend(self, seconds: float, step_count: int = 1) -> None:
-        """Count a cost; what steps leave of their allowance pays for those before."""
+        """Charge a cost. The unused allowance of later steps reduces the debt of earlier ones."""
         self._debt_seconds = max(0.0, self._debt_seconds + seconds - step_count * ALLOWANCE_SECONDS)
 
 
 def begun_tokens(params: SamplingParams | None, prompt: list[int] | None) -> list[int]:
-    """Return the tokens at the end of a prompt that another engine drew as the beginning of this output."""
+    """Return the tokens at the end of a prompt that another engine sampled as the start of this output."""
     count = ((params and params.extra_args) or {}).get(BEGUN_KEY, 0)
     return (prompt or [])[-count:] if count else []

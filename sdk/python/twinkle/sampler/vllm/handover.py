@@ -1,7 +1,7 @@
-"""Tensors on their way into vLLM's processes: one file in memory and a description of what lies where.
+"""Transfer of tensors to vLLM's processes through an in-memory file and a description of its layout.
 
-The bytes are written once, or not at all where they lie in a shared-memory file already. Nothing
-reaches a disk: the file is a memfd, which vanishes with the process that made it, whatever ends it.
+The bytes are written once, or not at all if they are already in a shared-memory file. They are not written to disk: the
+file is a memfd, which the kernel deletes with the process that created it.
 """
 
 import json
@@ -15,27 +15,27 @@ from pathlib import Path
 from twinkle.data_format import LoraConfig, TensorData
 
 _WRITE_VECTORS = 1024
-"""Buffers of one writev call; Linux takes no more."""
+"""Maximum number of buffers in one writev call on Linux."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSource:
-    """A version's weights, as they are given to the engine."""
+    """The weights of an adapter version."""
 
     config: LoraConfig
     tensors: Mapping[str, TensorData]
-    """By peft's names."""
+    """Weights by PEFT's names."""
     segment_path: str = ''
-    """A file that holds exactly these tensors' bytes, in their order and without gaps; empty: none."""
+    """File with exactly the bytes of these tensors, in order and without gaps. Empty: there is no such file."""
 
 
 @contextmanager
 def in_memory_file(tensors: Mapping[str, TensorData], *, segment_path: str = '') -> Iterator[str]:
-    """Yield the path of a file that holds the tensors one after the other; it is gone afterwards.
+    """Return a context with the path of a temporary file that contains the tensors one after the other.
 
     Args:
-        tensors: in order.
-        segment_path: use this file, which holds them already; it stays.
+        tensors: tensors, in order.
+        segment_path: existing file with the tensors, which is used instead and not deleted.
     """
     if segment_path:
         yield segment_path
@@ -51,18 +51,17 @@ def in_memory_file(tensors: Mapping[str, TensorData], *, segment_path: str = '')
 
 
 def layout_of(tensors: Mapping[str, TensorData], config: LoraConfig | None = None) -> bytes:
-    """Return what the other side needs to find the tensors in the file; equal layouts give equal bytes.
+    """Return a description of the file's layout. Equal layouts give equal bytes.
 
-    Tensors whose data are views of one buffer may lie apart in it; in the file they are packed in
-    the order of the mapping.
+    In the file, the tensors are packed in the order of the mapping, even if their data are separate views of a buffer.
     """
     entries: list[tuple[str, str, tuple[int, ...], int]] = []
     offset = 0
     for name, tensor in tensors.items():
         entries.append((name, tensor.dtype, tensor.shape, offset))
         offset += len(tensor.data)
-    known = None if config is None else {**asdict(config), 'seed': None}
-    return json.dumps({'tensors': entries, 'size_bytes': offset, 'config': known}, separators=(',', ':')).encode()
+    described = None if config is None else {**asdict(config), 'seed': None}
+    return json.dumps({'tensors': entries, 'size_bytes': offset, 'config': described}, separators=(',', ':')).encode()
 
 
 def _new_file() -> tuple[int, str]:
@@ -73,7 +72,7 @@ def _new_file() -> tuple[int, str]:
 
 
 def _write(descriptor: int, parts: list[bytes | memoryview]) -> None:
-    """Write all parts one after the other, whatever one call takes."""
+    """Write all parts one after the other, with as many calls as necessary."""
     views = [memoryview(part).cast('B') for part in parts if len(part)]
     while views:
         written = os.writev(descriptor, views[:_WRITE_VECTORS])

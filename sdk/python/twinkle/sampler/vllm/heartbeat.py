@@ -1,7 +1,7 @@
-"""Notices an engine core that is there and does nothing: stopped, or in a call that never returns.
+"""Detection of an engine core that hangs: a process that is stopped or in a call that never returns.
 
-vLLM tells of a core that ended. One that hangs holds its requests for as long as their callers wait, and the sampler
-goes on being given new ones.
+vLLM detects only a core that has exited. Requests to a hanging core would wait indefinitely, and the sampler would
+continue to receive new ones.
 """
 
 import asyncio
@@ -12,41 +12,39 @@ from typing import Any
 import psutil
 
 HANG_SECONDS = 20.0
-"""How long a core may be silent, unless told otherwise; far above any step on an accelerator."""
+"""Default time without response after which a core is considered hanging; far above the duration of any step."""
 _TICKS = 4
-"""Looks in that time. They are counted, not timed: a loop that was held up itself looks again before it judges."""
-_PATIENCE = 10
-"""How much longer a core may be silent that is known to work: one long step on a CPU, weights that are loaded."""
-_BUSY_SHARE = 0.1
-"""A process that uses more of a CPU than this works."""
+"""Number of checks in that time. Checks are counted instead of measuring time, in case this event loop is delayed."""
+_BUSY_FACTOR = 10
+"""Factor on the time limit for a core that is known to work, such as a long step on a CPU or loading of weights."""
+_BUSY_FRACTION = 0.1
+"""CPU usage above which a process counts as working."""
 
 
 class Heartbeat:
-    """Asks a core for a sign of life for as long as anybody waits for it.
+    """Pings a core while a caller waits for it.
 
-    Concurrency: for one event loop.
+    Args:
+        ping: a call that a working core answers between two steps.
+        process_ids: returns the process ids of the core.
+        on_hang: called once when the core has not responded for too long.
+        hang_seconds: time without response after which the core is considered hanging.
+        is_computing_trusted: whether CPU usage proves that the core works. A core that waits for an accelerator may
+            use a full CPU without progress.
+
+    Concurrency: one event loop.
     """
 
     def __init__(
         self,
-        ask: Callable[[], Awaitable[Any]],
+        ping: Callable[[], Awaitable[Any]],
         process_ids: Callable[[], list[int]],
         on_hang: Callable[[], None],
         *,
         hang_seconds: float = HANG_SECONDS,
         is_computing_trusted: bool = False,
     ) -> None:
-        """Ask nobody yet.
-
-        Args:
-            ask: a call that the core answers between two steps, soon or never.
-            process_ids: of the core.
-            on_hang: called once, when the core has been silent for too long.
-            hang_seconds: how long that is.
-            is_computing_trusted: whether a core that uses a CPU is at work; one that waits for an accelerator may
-                use a whole CPU for nothing.
-        """
-        self._ask = ask
+        self._ping = ping
         self._process_ids = process_ids
         self._on_hang = on_hang
         self._tick_seconds = hang_seconds / _TICKS
@@ -57,15 +55,15 @@ class Heartbeat:
 
     @contextmanager
     def watching(self, *, is_long: bool = False) -> Iterator[None]:
-        """Watch the core within the block.
+        """Return a context in which the core is watched.
 
         Args:
-            is_long: the core is busy with something that may take long, such as loading weights.
+            is_long: whether the core does something that may take long, such as loading weights.
         """
         self._watchers += 1
         self._long_calls += is_long
         if self._task is None:
-            self._task = asyncio.create_task(self._beat(), name='vllm heartbeat')
+            self._task = asyncio.create_task(self._run(), name='vllm heartbeat')
         try:
             yield
         finally:
@@ -75,10 +73,10 @@ class Heartbeat:
                 self._task.cancel()
                 self._task = None
 
-    async def _beat(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._tick_seconds)
-            answer = asyncio.ensure_future(self._ask())
+            answer = asyncio.ensure_future(self._ping())
             try:
                 if not await self._is_answered(answer):
                     self._on_hang()
@@ -86,24 +84,24 @@ class Heartbeat:
             finally:
                 answer.cancel()
             if answer.exception() is not None:
-                # The core ended, which vLLM tells everybody itself.
+                # The core has exited, which vLLM reports itself.
                 return
 
     async def _is_answered(self, answer: 'asyncio.Future[Any]') -> bool:
-        """Wait for a sign of life; return whether it came in time."""
+        """Wait for the response; return whether it came in time."""
         silence, used = 0.0, self._cpu_seconds()
         while True:
             done, _ = await asyncio.wait({answer}, timeout=self._tick_seconds)
             if done:
                 return True
             used, before = self._cpu_seconds(), used
-            is_computing = self._is_computing_trusted and used - before > _BUSY_SHARE * self._tick_seconds
-            silence += 1 / _PATIENCE if is_computing or self._long_calls else 1
+            is_computing = self._is_computing_trusted and used - before > _BUSY_FRACTION * self._tick_seconds
+            silence += 1 / _BUSY_FACTOR if is_computing or self._long_calls else 1
             if silence >= _TICKS:
                 return False
 
     def _cpu_seconds(self) -> float:
-        """Return what the core and its children have used of CPUs."""
+        """Return the CPU time of the core and its child processes."""
         total = 0.0
         for process_id in self._process_ids():
             with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""How busy a vLLM engine is: our own count of sequences, and what vLLM's scheduler says of its memory."""
+"""Load statistics of a vLLM engine, from the statistics of its scheduler."""
 
 import time
 from collections import deque
@@ -8,20 +8,20 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 RATE_WINDOW_SECONDS = 5.0
 _HIT_WINDOW = 1000
-"""Prompts over which the hit rate is taken."""
+"""Number of prompts over which the hit rate is computed."""
 
 
 class EngineStats(StatLoggerBase):
-    """Keeps the last statistics of every engine core; vLLM calls it after each step."""
+    """Stores the latest statistics of every engine core; vLLM calls it after each step."""
 
     def __init__(self) -> None:
         self.kv_usage: dict[int, float] = {}
-        """Share of the key-value memory in use, by engine core."""
+        """Fraction of the key-value memory in use, by engine core."""
         self._hits: deque[tuple[int, int]] = deque(maxlen=_HIT_WINDOW)
         self._drawn: deque[tuple[float, int]] = deque(maxlen=4096)
 
     def make(self, vllm_config: Any, engine_index: int = 0) -> 'EngineStats':
-        """Stand for the logger of one more engine core; vLLM wants a factory."""
+        """Serve as the factory that vLLM calls for each engine core; all cores share this object."""
         del vllm_config
         self.kv_usage[engine_index] = 0.0
         return self
@@ -29,7 +29,7 @@ class EngineStats(StatLoggerBase):
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Take the statistics of a step."""
+        """Record the statistics of a step."""
         del mm_cache_stats
         if scheduler_stats is not None:
             self.kv_usage[engine_idx] = float(scheduler_stats.kv_cache_usage)
@@ -40,16 +40,16 @@ class EngineStats(StatLoggerBase):
             self._drawn.append((time.monotonic(), iteration_stats.num_generation_tokens))
 
     def log_engine_initialized(self) -> None:
-        """Say nothing."""
+        """Ignore the event."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens drawn over the last seconds."""
+        """Rate of sampled tokens over the last `RATE_WINDOW_SECONDS`."""
         begin = time.monotonic() - RATE_WINDOW_SECONDS
-        return sum(count for at, count in self._drawn if at >= begin) / RATE_WINDOW_SECONDS
+        return sum(count for time_, count in self._drawn if time_ >= begin) / RATE_WINDOW_SECONDS
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Share of the last prompts' tokens that were found in the prefix cache."""
+        """Fraction of the last prompts' tokens that were found in the prefix cache."""
         queries = sum(count for count, _ in self._hits)
         return sum(hits for _, hits in self._hits) / queries if queries else 0.0

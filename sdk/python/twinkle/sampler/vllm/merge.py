@@ -1,4 +1,4 @@
-"""Several streams read as one."""
+"""Merging of several asynchronous streams into one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -8,14 +8,13 @@ from typing import TypeVar, cast
 _Item = TypeVar('_Item')
 
 _READ_AHEAD = 2
-"""Items of each stream that may wait; behind them the streams keep what they have together."""
+"""Number of buffered items per stream. When the buffer is full, the streams wait."""
 
 
 async def merged(streams: Sequence[AsyncGenerator[_Item, None]]) -> AsyncIterator[_Item]:
-    """Yield the items of all streams as they come; closing it closes the streams.
+    """Yield the items of all streams as they arrive. Closing the generator closes the streams.
 
-    Raises:
-        Exception: what the first stream that fails raises; the others are closed.
+    The error of the first stream that fails propagates, and the other streams are closed.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -27,12 +26,12 @@ async def merged(streams: Sequence[AsyncGenerator[_Item, None]]) -> AsyncIterato
     try:
         left = len(tasks)
         while left:
-            news = await queue.get()
-            if isinstance(news, tuple):
-                yield news[0]
+            received = await queue.get()
+            if isinstance(received, tuple):
+                yield received[0]
                 continue
             left -= 1
-            await news
+            await received
     finally:
         for task in tasks:
             task.cancel()
@@ -40,7 +39,7 @@ async def merged(streams: Sequence[AsyncGenerator[_Item, None]]) -> AsyncIterato
 
 
 async def _pump(stream: AsyncGenerator[_Item, None], queue: 'asyncio.Queue[tuple[_Item] | asyncio.Task[None]]') -> None:
-    """Put every item into the queue, and behind the last one this task itself, which knows how it ended."""
+    """Put all items into the queue, followed by this task, whose result tells how the stream ended."""
     task = cast('asyncio.Task[None]', asyncio.current_task())
     async with aclosing(stream):
         try:

@@ -1,4 +1,4 @@
-"""What a model folder and vLLM's configuration say of a model; reads no weights."""
+"""Properties of a model, read from its folder and vLLM's configuration without reading weights."""
 
 import json
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from twinkle.checkpoint_engine import FileEntry, parse_header
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What does not change while an engine lives."""
+    """Constant properties of an engine's model."""
 
     context_tokens: int
-    """Most tokens of one sequence, prompt and completion together."""
+    """Maximum number of tokens of one sequence, including its prompt."""
     vocabulary_size: int
     parameter_count: int
     dtype: str
-    """vLLM's own, such as 'float32'."""
+    """Data type that vLLM computes in, such as 'float32'."""
     max_sequences: int
-    """Sequences it continues at once."""
+    """Maximum number of running sequences."""
     eos_token_ids: frozenset[int]
 
 
 def read_model_facts(folder: str, config: Any) -> ModelFacts:
-    """Return the facts of a model under vLLM's configuration."""
+    """Return the properties of a model under vLLM's configuration."""
     model = config.model_config
     return ModelFacts(
         context_tokens=model.max_model_len,
@@ -50,7 +50,7 @@ def _header(path: Path) -> list[FileEntry]:
 
 
 def _eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the tokens that end a generation: what generation_config.json says, or else config.json."""
+    """Return the end-of-sequence tokens from generation_config.json, or else from config.json."""
     for name in ('generation_config.json', 'config.json'):
         path = folder / name
         declared = json.loads(path.read_text()).get('eos_token_id') if path.exists() else None

@@ -1,4 +1,4 @@
-"""Arguments of vLLM: what its users give, and what each platform wants where they give nothing."""
+"""The arguments of vLLM's engine: the user's, the defaults of each platform, and fixed ones."""
 
 import json
 import os
@@ -16,14 +16,13 @@ from twinkle.sampler.vllm.penalties import CONTINUED_PENALTIES
 from twinkle.sampler.vllm.watchdog import name_owner
 
 EXTENSION = 'twinkle.sampler.vllm.worker.TwinkleWorker'
-"""What our side of vLLM's workers is called."""
+"""Worker extension that vLLM imports."""
 CORE_SIDE = 'twinkle.sampler.vllm.core_side'
-"""What every engine core imports, also one that is not the process of its worker."""
+"""Module that every engine core imports, even if it runs in another process than the workers."""
 NEVER_EVICT = 1 << 20
-"""Adapters vLLM may keep beside those in its slots. It evicts above this, and an evicted adapter cannot be
-read again: only we say which versions leave."""
+"""Capacity of vLLM's adapter cache. It must never evict an adapter, because evicted adapters cannot be loaded again."""
 _OWNED = ('model', 'enable_lora', 'worker_extension_cls', 'logprobs_mode', 'max_cpu_loras')
-"""Arguments that are decided here; another value would make answers wrong."""
+"""Arguments that users cannot set, because other values would give wrong results."""
 _DEFAULTS: Mapping[str, Any] = {
     'enable_prefix_caching': True,
     'max_num_seqs': 256,
@@ -37,19 +36,19 @@ _CPU_DEFAULTS: Mapping[str, Any] = {
     'enforce_eager': True,
     'kv_cache_memory_bytes': 1 << 29,
     'max_num_seqs': 32,
-    # Blocks are what prefixes are shared by; vLLM's own 128 on a CPU would share next to nothing.
+    # Prefixes are shared in units of blocks. vLLM's default of 128 on a CPU would share very little.
     'block_size': 32,
 }
 _ENVIRONMENT: Mapping[str, str] = {
     'VLLM_NO_USAGE_STATS': '1',
     'VLLM_LOGGING_LEVEL': 'WARNING',
-    # A fork of a process with threads may hang on a lock that one of them held.
+    # A fork of a multithreaded process may deadlock on a lock that another thread held.
     'VLLM_WORKER_MULTIPROC_METHOD': 'spawn',
 }
 _CPU_ENVIRONMENT: Mapping[str, str] = {
-    # The worker lives in the engine core: one process and one hop less.
+    # The worker runs in the engine core's process, which saves a process and a hop.
     'VLLM_ENABLE_V1_MULTIPROCESSING': '0',
-    # OMP_NUM_THREADS decides; 'auto' would keep a core for itself and pin the others.
+    # 'auto' would reserve a core and pin threads; OMP_NUM_THREADS sets the number of threads instead.
     'VLLM_CPU_OMP_THREADS_BIND': 'nobind',
 }
 
@@ -63,25 +62,25 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
     """Return vLLM's arguments for a model folder.
 
     Args:
-        folder: the model in the layout of the hub.
-        given: arguments as vLLM names them.
+        folder: model folder in the Hugging Face layout.
+        given: the user's arguments, by vLLM's names.
 
     Raises:
-        ValueError: an argument is unknown to vLLM, or one that is decided here.
+        ValueError: an argument is unknown to vLLM or cannot be set by users.
     """
     owned = sorted(set(given) & set(_OWNED))
     if owned:
-        raise ValueError(f'engine arguments {owned} are decided by twinkle; leave them out')
+        raise ValueError(f'engine arguments {owned} are set by twinkle; leave them out')
     values = {**_DEFAULTS, **(_CPU_DEFAULTS if is_cpu() else {}), **given}
-    # Else every replica, and every start of one, would draw the same for requests without a seed.
+    # vLLM's fixed default seed would give every replica and every start the same samples for unseeded requests.
     values.setdefault('seed', random.SystemRandom().getrandbits(31))
     values['dtype'] = explicit_dtype(folder, str(values.get('dtype', 'auto')))
-    # vLLM's own 'auto' takes the first form's backend for all, and holds in silence less of a form than it promised.
+    # vLLM's backend 'auto' uses the first request's backend for all requests and may silently enforce less of a form.
     forms = {'backend': BACKEND, **values.pop('structured_outputs_config', {})}
     if forms['backend'] != BACKEND:
-        raise ValueError(f'structured_outputs_config: only the backend {BACKEND} has bounds for costly forms')
+        raise ValueError(f'structured_outputs_config: the backend must be {BACKEND}, got {forms["backend"]!r}')
     if forms.get('reasoning_parser_plugin') or values.get('reasoning_parser_plugin'):
-        raise ValueError('reasoning_parser_plugin is decided by twinkle; leave it out')
+        raise ValueError('reasoning_parser_plugin is set by twinkle; leave it out')
     forms['reasoning_parser_plugin'] = CORE_SIDE
     fixed = {
         'structured_outputs_config': StructuredOutputsConfig(**forms),
@@ -99,7 +98,7 @@ def engine_args(folder: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
 
 
 def explicit_dtype(folder: str, dtype: str) -> str:
-    """Return 'auto' as the dtype the model is stored in: vLLM's own 'auto' makes bfloat16 of float32 silently."""
+    """Resolve 'auto' to the dtype of the stored model, because vLLM's 'auto' silently converts float32 to bfloat16."""
     if dtype != 'auto':
         return dtype
     config = json.loads((Path(folder) / 'config.json').read_text())
@@ -108,9 +107,9 @@ def explicit_dtype(folder: str, dtype: str) -> str:
 
 
 def prepare_environment(*, thread_count: int) -> None:
-    """Set what vLLM reads from the environment, for this process and those it starts.
+    """Set the environment variables that vLLM reads, for this process and its children.
 
-    Variables that are set already stay, but for the owner and, on a CPU, the number of threads.
+    Existing values are kept, except the owner and, on a CPU, the number of threads.
     """
     name_owner()
     for name, value in _ENVIRONMENT.items():

@@ -1,10 +1,11 @@
-"""What is changed in vLLM 0.32, whose faults are no upstream issues known to us; look again when the version grows.
+"""Patches of vLLM 0.32. We know of no upstream issues for these defects; review the patches with each new version.
 
-* LoRA on a CPU gives rows of the base model the last slot's adapter while every slot is taken; ours skips them, and
-  multiplies once for each adapter. LoRA on the head breaks log-probabilities of prompts: heads are left alone.
-* A reload on a CPU leaves a tied head with a packed copy of the old embeddings; ours packs it again.
-* Adapters in mapped memory are put into slots by one batched copy.
-* Blocks of keys and values are cleared before use on a CPU, and forms of outputs bounded and continued: see below.
+* On a CPU, LoRA applies the last slot's adapter to rows of the base model while every slot is in use. The patch skips
+  these rows and multiplies once per adapter. LoRA on the head breaks the log-probabilities of prompts, so heads are
+  excluded.
+* On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs it again.
+* Adapters in mapped memory are copied into slots by one batched copy.
+* On a CPU, blocks of keys and values are cleared before use. Structured output has time limits and can be continued.
 """
 
 from collections.abc import Callable
@@ -21,29 +22,31 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from twinkle.sampler.vllm.adapters import MappedAdapter, Slots
-from twinkle.sampler.vllm.forms import Patience, begun_tokens
+from twinkle.sampler.vllm.forms import FormBudget, begun_tokens
 
 PATCHED_VERSIONS = ('0.32.',)
-"""Beginnings of the versions that need the changes and that they fit."""
+"""Prefixes of the vLLM versions that the patches were written for."""
 
 
 class UnknownVllm(RuntimeError):
-    """This vLLM is another than the changes were written for."""
+    """The installed vLLM is not a version that the patches were written for."""
 
 
 def apply() -> None:
-    """Change vLLM in this process; once is enough, twice does no harm.
+    """Apply the patches in this process. Applying them again has no effect.
 
     Raises:
-        UnknownVllm: the installed version is not one that was tried; serving would be a gamble.
+        UnknownVllm: the installed version was not tested with the patches.
     """
     if not vllm.__version__.startswith(PATCHED_VERSIONS):
-        raise UnknownVllm(f'vLLM {vllm.__version__} was not tried; install one of {PATCHED_VERSIONS}')
+        raise UnknownVllm(
+            f'vLLM {vllm.__version__} is not supported; install a version that starts with {PATCHED_VERSIONS}'
+        )
     model_manager.get_supported_lora_modules = _linear_modules
     model_manager.LoRAModelManager.activate_adapter = _activate_adapter
     XgrammarGrammar.accept_tokens = _accept_tokens
     XgrammarGrammar.fill_bitmask = _fill_bitmask
-    StructuredOutputManager._create_grammar = _create_grammar  # noqa: SLF001 - it has no public name
+    StructuredOutputManager._create_grammar = _create_grammar  # noqa: SLF001 - no public name exists
     if current_platform.is_cpu():
         KVCacheConfig.needs_kv_cache_zeroing = property(_is_cleared)
         punica_cpu.PunicaWrapperCPU.update_metadata = _update_metadata
@@ -61,12 +64,12 @@ _stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_gram
 
 
 def forget_slots(manager: Any) -> None:
-    """Let every slot of a manager be filled anew, whatever it was filled with."""
+    """Discard the record of the slots' contents, so that every slot is filled again."""
     manager.twinkle_slots = Slots(manager)
 
 
 def pack_heads(model: Any) -> None:
-    """Have the heads of a model compute with the weights that they hold now, not with a copy of those they held."""
+    """Pack the weights of a model's heads again after a reload, replacing packed copies of the old weights."""
     for module in model.modules():
         method = getattr(module, 'quant_method', None)
         if isinstance(module, ParallelLMHead) and isinstance(method, UnquantizedEmbeddingMethod):
@@ -74,11 +77,11 @@ def pack_heads(model: Any) -> None:
 
 
 def _activate_adapter(self: Any, lora_id: int) -> bool:
-    """Put an adapter into a free slot, unless it has one; vLLM has made room before."""
+    """Copy an adapter into a free slot, unless it has one. vLLM has made room before the call."""
     adapter = self._registered_adapters[lora_id]
     if not isinstance(adapter, MappedAdapter):
         if lora_id not in self._active_adapters:
-            # It may fill a slot that we believe to know.
+            # vLLM may overwrite a slot whose contents are recorded.
             forget_slots(self)
         return _stock_activate_adapter(self, lora_id)
     if lora_id in self._active_adapters:
@@ -92,58 +95,58 @@ def _activate_adapter(self: Any, lora_id: int) -> bool:
     return True
 
 
-def _patience_of(grammar: Any) -> Patience:
-    if not hasattr(grammar, 'twinkle_patience'):
-        grammar.twinkle_patience = Patience()
-    return grammar.twinkle_patience
+def _budget_of(grammar: Any) -> FormBudget:
+    if not hasattr(grammar, 'twinkle_budget'):
+        grammar.twinkle_budget = FormBudget()
+    return grammar.twinkle_budget
 
 
 def _accept_tokens(self: Any, request_id: str, tokens: list[int]) -> bool:
-    """Follow the form by tokens; where that has cost too much, say that they do not belong to it."""
-    patience = _patience_of(self)
-    with patience.spending(len(tokens)):
+    """Advance the form by tokens, or reject them if the form has cost too much."""
+    budget = _budget_of(self)
+    with budget.spending(len(tokens)):
         is_accepted = _stock_accept_tokens(self, request_id, tokens)
-    return is_accepted and not patience.is_exhausted
+    return is_accepted and not budget.is_exhausted
 
 
 def _fill_bitmask(self: Any, bitmask: Tensor, index: int) -> None:
-    """Find out which tokens may follow, and count what that costs."""
-    with _patience_of(self).spending():
+    """Compute the tokens that may follow, and charge the cost."""
+    with _budget_of(self).spending():
         _stock_fill_bitmask(self, bitmask, index)
 
 
 def _create_grammar(self: Any, request: Any) -> Any:
-    """Prepare a request's form, where another engine began its output for what is left of it."""
+    """Create a request's form, advanced by the tokens that another engine sampled."""
     grammar = _stock_create_grammar(self, request)
     begun = begun_tokens(request.sampling_params, request.prompt_token_ids)
     if begun and not grammar.accept_tokens(request.request_id, begun):
-        raise ValueError('what was drawn so far does not have the form')
+        raise ValueError('the tokens sampled so far do not match the form')
     return grammar
 
 
 def _is_cleared(_: KVCacheConfig) -> bool:
-    """Have vLLM clear blocks of keys and values before it gives them to a sequence.
+    """Return True, so that vLLM clears blocks of keys and values before assigning them to a sequence.
 
-    Attention on a CPU multiplies what lies behind a sequence in its block by 0, and 0 times NaN is NaN: after one
-    adapter with such weights all answers of the engine were NaN for good.
+    On a CPU, attention multiplies the unused part of a block by 0, and 0 times NaN is NaN: after one adapter with NaN
+    weights, all results of the engine would be NaN.
     """
     return True
 
 
 def _linear_modules(model: Any) -> list[str]:
-    """Return vLLM's list without embeddings and heads."""
+    """Return vLLM's list of LoRA modules without embeddings and heads."""
     embeddings = {name for module in model.modules() for name in (getattr(module, 'embedding_modules', None) or ())}
     return [name for name in _supported_lora_modules(model) if name not in embeddings]
 
 
 def _update_metadata(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Note once a step which rows each adapter has; every layer asks."""
+    """Compute the rows of each adapter once per step, for use by all layers."""
     _stock_update_metadata(self, *args, **kwargs)
     self.twinkle_rows = adapter_rows(self.token_lora_indices)
 
 
 def adapter_rows(slots_T: Tensor) -> list[tuple[int, 'slice | Tensor']]:
-    """Return the slot and the rows of each adapter in a batch; rows of the base model are in none.
+    """Return the slot and the rows of each adapter in a batch, without the rows of the base model.
 
     Args:
         slots_T: slot of each row, -1 for the base model.
@@ -161,15 +164,15 @@ def adapter_rows(slots_T: Tensor) -> list[tuple[int, 'slice | Tensor']]:
 def _add_lora_linear(
     self: Any, y: Tensor, x: Tensor, a_stacked: tuple[Tensor, ...], b_stacked: tuple[Tensor, ...], *rest: Any, **_: Any
 ) -> None:
-    """Add each adapter's update to its own rows of `y`.
+    """Add each adapter's update to its rows of `y`.
 
     Args:
         self: vLLM's wrapper.
-        y: [T, out], changed in place.
+        y: [T, out], modified in place.
         x: [T, in].
         a_stacked: [slots, 1, rank, in] for each slice of the output.
         b_stacked: [slots, 1, slice, rank] for each slice of the output.
-        rest: vLLM's scale, 1 in practice since scaling is in B, and the width of each slice.
+        rest: vLLM's scale, which is 1 because B is already scaled, and the width of each slice.
     """
     scale, widths = rest[:2]
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])

@@ -1,7 +1,7 @@
-"""Penalties of sequences that another engine began. Runs in vLLM's workers.
+"""Penalties for sequences that another engine started. Runs in vLLM's workers.
 
-vLLM gets the tokens drawn so far as the end of the prompt, and its presence and frequency penalties do not
-look there. So such a sequence is drawn with vLLM's own penalties off and with these. V is the vocabulary size.
+The tokens sampled so far are passed to vLLM as the end of the prompt, which its presence and frequency penalties
+ignore. Such sequences therefore use these penalties instead of vLLM's. V is the vocabulary size.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from twinkle.data_format import SamplingParams as OurParams
 
 CONTINUED_PENALTIES = 'twinkle.sampler.vllm.penalties:ContinuedPenalties'
-"""How vLLM is told of the class."""
+"""Import path of the class for vLLM."""
 _KEY = 'twinkle_penalties'
 
 
 @dataclass
 class _Row:
-    """One sequence; `drawn` grows as vLLM draws."""
+    """One sequence. vLLM appends to `drawn`."""
 
     prompt: Sequence[int]
     begun: Sequence[int]
@@ -33,8 +33,8 @@ class _Row:
     frequency: float
 
     def apply(self, logits_V: Tensor) -> None:
-        """Change the logits in place, in vLLM's own order."""
-        # A step that is prepared before the last one's token is known has -1 in its place.
+        """Apply the penalties in place, in vLLM's order."""
+        # A token that is not known yet when a step is prepared is -1.
         new = torch.tensor([*self.begun, *(token for token in self.drawn if token >= 0)], dtype=torch.long)
         seen = torch.cat([torch.tensor(self.prompt, dtype=torch.long), new]).unique().to(logits_V.device)
         if self.repetition != 1.0:
@@ -45,38 +45,37 @@ class _Row:
 
 
 class ContinuedPenalties(LogitsProcessor):
-    """Implements vLLM's interface."""
+    """Applies the penalties; implements vLLM's interface."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: FBT001 - vLLM's
-        """Begin without rows."""
         del vllm_config, device, is_pin_memory
         self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Return that greedy drawing is concerned, too."""
+        """Return False, because penalties also affect greedy sampling."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the rows of the batch."""
+        """Update the rows after a change of the batch."""
         process_dict_updates(self._rows, batch_update, _row)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Change the rows concerned, in place."""
+        """Apply the penalties to the logits in place."""
         for index, row in self._rows.items():
             row.apply(logits[index])
         return logits
 
 
 def penalty_arguments(params: OurParams, drawn: Sequence[int]) -> dict[str, Any]:
-    """Return what of vLLM's parameters says how a sequence is penalised."""
-    own = {
+    """Return vLLM's parameters for the penalties of a sequence."""
+    penalties = {
         'repetition_penalty': params.repetition_penalty,
         'presence_penalty': params.presence_penalty,
         'frequency_penalty': params.frequency_penalty,
     }
     if not drawn or not (params.presence_penalty or params.frequency_penalty):
-        return own
-    return {'extra_args': {_KEY: [len(drawn), *own.values()]}}
+        return penalties
+    return {'extra_args': {_KEY: [len(drawn), *penalties.values()]}}
 
 
 def _row(params: SamplingParams, prompt: list[int] | None, drawn: list[int]) -> _Row | None:

@@ -1,6 +1,6 @@
-"""Which tensor of an adapter goes where in a model, and whether it fits. Runs in vLLM's workers.
+"""Assignment of an adapter's tensors to a model's layers, with checks of shapes. Runs in vLLM's workers.
 
-A *plan* is made once for a layout, since every version of an adapter has the same one.
+A *plan* is computed once per layout, because all versions of an adapter have the same layout.
 """
 
 import json
@@ -25,24 +25,24 @@ _DTYPES = {
     'float16': torch.float16,
     'float64': torch.float64,
 }
-_PLANS_KEPT = 64
+_CACHED_PLANS = 64
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in the file."""
+    """The location of a tensor in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
     def view(self, buffer: Tensor) -> Tensor:
-        """Return the tensor; it aliases `buffer`, which is uint8 [bytes]."""
+        """Return the tensor as a view of `buffer`, which is uint8 [bytes]."""
         end = self.offset + self.dtype.itemsize * prod(self.shape)
         return buffer[self.offset : end].view(self.dtype).view(self.shape)
 
     def view_typed(self, elements: Tensor) -> Tensor:
-        """Return a matrix as `view` does, in one step, from the file seen as elements of its dtype."""
+        """Return a matrix like `view`, but with a single operation on the file viewed as elements of its dtype."""
         return elements.as_strided(self.shape, (self.shape[1], 1), self.offset // self.dtype.itemsize)
 
     @property
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The two factors of one layer and the factor of its update."""
+    """The two factors of one layer and its scaling factor."""
 
     a: Place
     b: Place
@@ -62,7 +62,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything goes: by vLLM's modules, for packed ones one entry for each part."""
+    """The layers of an adapter, by vLLM's modules. Packed modules have one entry per part."""
 
     size_bytes: int
     rank: int
@@ -70,44 +70,43 @@ class Plan:
 
 
 class Misfit(ValueError):
-    """The weights do not fit this model; says which and why."""
+    """The weights do not fit this model. The message names the tensor or layer and the reason."""
 
 
-class PlanBook:
-    """Plans by layout; the last ones used are kept."""
+class PlanCache:
+    """The most recently used plans, by layout, for the modules of vLLM's adapter manager."""
 
     def __init__(self, manager: Any) -> None:
-        """Plan for the modules of vLLM's adapter manager."""
         self.manager = manager
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
 
     def plan(self, layout: bytes) -> Plan:
-        """Return the plan for a layout.
+        """Return the plan of a layout.
 
         Raises:
-            Misfit: it cannot be used on this model.
+            Misfit: the adapter does not fit this model.
         """
         if layout in self._plans:
             self._plans.move_to_end(layout)
             return self._plans[layout]
         plan = make_plan(self.manager, layout)
         self._plans[layout] = plan
-        while len(self._plans) > _PLANS_KEPT:
+        while len(self._plans) > _CACHED_PLANS:
             self._plans.popitem(last=False)
         return plan
 
 
 def map_file(path: str, size_bytes: int) -> Tensor:
-    """Return a file's bytes as uint8 [bytes], copied nowhere; they stay until the tensor is gone.
+    """Map a file into memory and return it as uint8 [bytes]. The mapping exists as long as the tensor.
 
     Raises:
-        Misfit: the file is shorter than it has to be.
+        Misfit: the file is too short.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if os.fstat(descriptor).st_size < size_bytes:
-            raise Misfit(f'the file of weights ends before byte {size_bytes}')
-        # Private and writable, since torch knows no read-only tensors; nobody writes, so no page is copied.
+            raise Misfit(f'the weights file has fewer than {size_bytes} bytes')
+        # Writable because torch has no read-only tensors. It is private and never written, so no page is copied.
         area = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
@@ -115,26 +114,26 @@ def map_file(path: str, size_bytes: int) -> Tensor:
 
 
 def read_layout(layout: bytes) -> tuple[dict[str, Place], LoraConfig | None, int]:
-    """Return each tensor's place, the adapter's configuration and the bytes of the file.
+    """Parse a layout; return the location of each tensor, the adapter's configuration and the size of the file.
 
     Raises:
-        Misfit: a dtype that no weights have.
+        Misfit: a tensor has an unsupported dtype.
     """
     value = json.loads(layout)
     places: dict[str, Place] = {}
     for name, dtype, shape, offset in value['tensors']:
         if dtype not in _DTYPES:
-            raise Misfit(f'{name} is {dtype}; weights are one of {sorted(_DTYPES)}')
+            raise Misfit(f'{name} is {dtype}; weights must be one of {sorted(_DTYPES)}')
         places[name] = Place(_DTYPES[dtype], tuple(shape), offset)
     config = value['config']
     return places, None if config is None else LoraConfig.of(config), value['size_bytes']
 
 
 def make_plan(manager: Any, layout: bytes) -> Plan:
-    """Decide where each tensor of a layout goes.
+    """Assign the tensors of a layout to the model's layers.
 
     Raises:
-        Misfit: a tensor belongs to no layer that takes an adapter, or does not fit it.
+        Misfit: a tensor belongs to no layer that supports LoRA, or has the wrong shape.
     """
     places, config, size_bytes = read_layout(layout)
     if config is None:
@@ -149,34 +148,34 @@ def make_plan(manager: Any, layout: bytes) -> Plan:
             modules[name] = plans
     if layers:
         unknown = ', '.join(sorted(layers)[:3])
-        raise Misfit(f'{len(layers)} layers take no adapter here, such as {unknown}')
+        raise Misfit(f'{len(layers)} layers do not support LoRA here, such as {unknown}')
     rank = max(plan.a.shape[0] for plans in modules.values() for plan in plans if plan)
     if rank > manager.lora_config.max_lora_rank:
-        raise Misfit(f'its rank {rank} is above max_lora_rank, {manager.lora_config.max_lora_rank}')
+        raise Misfit(f'rank {rank} is above max_lora_rank {manager.lora_config.max_lora_rank}')
     return Plan(size_bytes, rank, modules)
 
 
 def _layer_plans(manager: Any, places: Mapping[str, Place], config: LoraConfig) -> dict[str, LayerPlan]:
     mapper = getattr(manager.model, 'hf_to_vllm_mapper', None)
     mapper = None if mapper is None else mapper.get_rename_mapper()
-    halves: dict[str, dict[bool, Place]] = {}
+    pairs: dict[str, dict[bool, Place]] = {}
     paths: dict[str, str] = {}
     for name, place in places.items():
         try:
             module, is_a = parse_fine_tuned_lora_name(name, mapper)
             path, _ = parse_fine_tuned_lora_name(name)
         except ValueError as error:
-            raise Misfit(f'{name} is no LoRA matrix of a linear layer') from error
-        pair = halves.setdefault(module, {})
+            raise Misfit(f'{name} is not a LoRA matrix of a linear layer') from error
+        pair = pairs.setdefault(module, {})
         if is_a in pair:
-            raise Misfit(f'{name} is another name for what {module} has already')
+            raise Misfit(f'{name} duplicates a matrix of {module}')
         pair[is_a] = place
         paths[module] = path
-    for module, pair in halves.items():
+    for module, pair in pairs.items():
         if len(pair) != 2:
-            raise Misfit(f'{module} lacks lora_{"B" if True in pair else "A"}')
+            raise Misfit(f'{module} has no lora_{"B" if True in pair else "A"}')
     return {
-        module: LayerPlan(pair[True], pair[False], scaling_at(paths[module], config)) for module, pair in halves.items()
+        module: LayerPlan(pair[True], pair[False], scaling_at(paths[module], config)) for module, pair in pairs.items()
     }
 
 
@@ -189,16 +188,16 @@ def _check_shapes(
             continue
         a, b = plan.a.shape, plan.b.shape
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
-            raise Misfit(f'lora_A {list(a)} and lora_B {list(b)} of {part} do not fit together')
+            raise Misfit(f'the shapes of lora_A {list(a)} and lora_B {list(b)} of {part} do not match')
         if a[1] != inputs or b[0] != output:
-            raise Misfit(f'{part} maps {inputs} to {output}, its adapter {a[1]} to {b[0]} ({name})')
+            raise Misfit(f'{part} maps {inputs} to {output} features, but its adapter maps {a[1]} to {b[0]} ({name})')
 
 
 def _widths(module: Any, part_count: int) -> tuple[int, tuple[int, ...]]:
-    """Return inputs and the outputs of each part of a layer, whole, however many ranks share it.
+    """Return the input width and the output width of each part of a layer, over all ranks.
 
     Raises:
-        Misfit: a kind of layer that is not built from memory yet, such as experts.
+        Misfit: the type of layer is not supported yet, such as experts.
     """
     base = module.base_layer
     if not hasattr(base, 'input_size') or not hasattr(base, 'output_size'):

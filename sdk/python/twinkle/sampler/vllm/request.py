@@ -1,4 +1,4 @@
-"""One request to vLLM: its sequences, their text and ends, put together to events."""
+"""The state of one request to vLLM: its sequences, and the conversion of vLLM's outputs to events."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,76 +13,75 @@ from twinkle.sampler.vllm.adapters import VllmAdapter
 from twinkle.sampler.vllm.sampling import top_tokens
 
 _REASONS = {'stop': StopReason.STOP, 'length': StopReason.LENGTH, 'abort': StopReason.ABORT}
-"""vLLM's reasons, where ours are not known first; whatever else it says is an error."""
+"""Stop reasons by vLLM's names, used if our own rules did not end the sequence. Other reasons are errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmRequest:
-    """A prompt with everything needed to continue it."""
+    """A prompt with all parameters for sampling."""
 
     request_id: str
     """Unique among running requests."""
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     adapter: VllmAdapter | None = None
-    """None: the base model alone. Otherwise one that this engine has."""
+    """Adapter version that the engine has loaded. None: the base model."""
     cache_salt: str = ''
-    """Prefixes are shared between requests of the same salt and version only."""
+    """Prefixes are shared only between requests with the same salt and version."""
     continued: tuple[SequenceSoFar, ...] = ()
-    """Empty: a new request. Otherwise one entry for each sequence, in order."""
+    """One entry per sequence of a request that another engine started, in order. Empty: a new request."""
 
 
 @dataclass
 class Sequence:
-    """One sequence on its way."""
+    """A running sequence."""
 
     request_id: str
     index: int
     version: int
     stop_watch: StopWatch
     drawn: tuple[int, ...] = ()
-    """Tokens that another engine drew; the reader has them."""
+    """Tokens sampled by another engine, which the reader already has."""
     reason: StopReason | None = None
-    """Set where the last of them ended it and the reader was not told."""
+    """Stop reason, if the last of these tokens ended the sequence and the reader does not know it."""
     top_count: int = 0
-    """Most likely tokens to report beside each drawn one."""
-    has_form: bool = False
-    """Whether its output has to have a form."""
+    """Number of most likely tokens to report for each sampled token."""
+    is_structured: bool = False
+    """Whether structured output is requested."""
     is_ended: bool = False
 
     def __post_init__(self) -> None:
-        """Count the tokens so far."""
         self.token_count = len(self.drawn)
 
     @property
     def engine_id(self) -> str:
-        """What vLLM calls it."""
+        """Id of the sequence in vLLM."""
         return f'{self.request_id}/{self.index}'
 
-    def take(self, output: Any) -> TokenEvent | None:
-        """Take vLLM's news; return what they mean, None where they bring nothing new.
+    def add(self, output: Any) -> TokenEvent | None:
+        """Process an output of vLLM; return an event, or None if there is nothing new.
 
-        Tokens behind the end are dropped: vLLM knows no stop strings, and may be a step ahead.
+        Tokens after the end are discarded, because vLLM does not know the stop strings and may be a step ahead.
 
         Raises:
-            InvalidSamplingParams: vLLM gave the sequence up over the form of its output.
-            EngineFailed: vLLM gave the sequence up.
+            InvalidSamplingParams: vLLM ended the sequence because of its structured output.
+            EngineFailed: vLLM ended the sequence with an error.
         """
         completion = output.outputs[0]
         tokens: list[int] = []
         logprobs: list[TopTokens] = []
         text, reason = '', None
-        for place, token_id in enumerate(completion.token_ids):
+        for position, token_id in enumerate(completion.token_ids):
             verdict = self.stop_watch.push(token_id)
             tokens.append(token_id)
-            logprobs.append(top_tokens(completion.logprobs, place, count=self.top_count))
+            logprobs.append(top_tokens(completion.logprobs, position, count=self.top_count))
             text, reason = text + verdict.text, verdict.reason
             if reason is not None:
                 break
         if reason is None and completion.finish_reason is not None:
             reason = _REASONS.get(completion.finish_reason)
-            if reason is None and self.has_form:
-                raise InvalidSamplingParams('structured_output', 'no token can follow, or it takes too long to follow')
+            if reason is None and self.is_structured:
+                raise InvalidSamplingParams('structured_output', 'allows no further token, or takes too long to apply')
             if reason is None:
                 raise EngineFailed(f'vLLM ended a sequence with {completion.finish_reason!r}')
             text += self.stop_watch.release()
@@ -92,7 +91,7 @@ class Sequence:
         return self._event(tokens, logprobs, text, reason)
 
     def end(self, reason: StopReason) -> TokenEvent:
-        """Return the end of a sequence that gets no more tokens."""
+        """Return the event that ends the sequence without a new token."""
         return self._event([], [], self.stop_watch.release(), reason)
 
     def _event(self, tokens: list[int], logprobs: list[TopTokens], text: str, reason: StopReason | None) -> TokenEvent:
@@ -112,34 +111,34 @@ class Sequence:
 
 @dataclass
 class Run:
-    """A request while it runs."""
+    """A running request."""
 
     request: VllmRequest
     rules: StopRules
     sequences: list[Sequence]
-    form: StructuredOutputsParams | None = None
-    """Of its outputs, checked."""
+    constraint: StructuredOutputsParams | None = None
+    """Checked structured output."""
     is_aborted: bool = False
 
     @property
     def open_sequences(self) -> int:
-        """Sequences that have not ended."""
+        """Number of sequences that have not ended."""
         return sum(not item.is_ended for item in self.sequences)
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens of prompt and completions, those found in the cache too."""
+        """Number of tokens of the prompt and all completions, including cached ones."""
         return len(self.request.prompt_token_ids) + sum(item.token_count for item in self.sequences)
 
 
 def prompt_event(request: VllmRequest, output: Any) -> PromptEvent:
-    """Return the news that the prompt is computed, from the first output of the first sequence."""
+    """Return the event that reports the computed prompt, from the first output of the first sequence."""
     found = output.prompt_logprobs
     wanted = request.params.prompt_logprobs
     cached = output.num_cached_tokens or 0
     if wanted is None or not found:
         return PromptEvent(request_id=request.request_id, cached_tokens=cached)
-    entries = [top_tokens(found, place, count=wanted) for place in range(1, len(request.prompt_token_ids))]
+    entries = [top_tokens(found, position, count=wanted) for position in range(1, len(request.prompt_token_ids))]
     return PromptEvent(
         request_id=request.request_id,
         logprobs=[None, *(entry[0][1] for entry in entries)],

@@ -1,4 +1,4 @@
-"""Our sampling parameters in vLLM's words, one sequence at a time."""
+"""Conversion of sampling parameters and log-probabilities between this library and vLLM, per sequence."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from twinkle.sampler.vllm.penalties import penalty_arguments
 
 
 def sequence_seed(seed: int, sequence_index: int) -> int:
-    """Return the seed of one sequence; a function of both numbers that keeps neighbours apart."""
+    """Return the seed of one sequence, a hash of both numbers."""
     digest = hashlib.blake2b(f'{seed}/{sequence_index}'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'little') >> 1
 
 
 class CheckedParams(SamplingParams):
-    """Parameters whose form was checked: vLLM would do it once for each sequence, while all requests wait."""
+    """Parameters with checked structured output. vLLM would check it per sequence while all requests wait."""
 
     def _validate_structured_outputs(self, *_: Any) -> None:
-        """Find nothing."""
+        """Skip the check."""
 
 
 def vllm_params(
@@ -35,17 +35,17 @@ def vllm_params(
     drawn: Sequence[int],
     form: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
-    """Return what vLLM has to know to draw one sequence.
+    """Return vLLM's parameters for one sequence.
 
-    Text, stop strings and the end of the sequence are ours: vLLM is told the stop tokens alone, so
-    that it draws nothing in vain.
+    Text, stop strings and the end of the sequence are handled by this library. vLLM receives only the stop tokens, so
+    that it does not sample unnecessarily.
 
     Args:
-        params: of the request.
-        rules: what ends its sequences.
-        sequence_index: which of them this is.
-        drawn: tokens it has already; they are part of the prompt that vLLM gets.
-        form: of its output, checked.
+        params: sampling parameters of the request.
+        rules: stop rules of the request.
+        sequence_index: index of the sequence in the request.
+        drawn: tokens sampled by another engine, which are part of vLLM's prompt.
+        form: checked structured output.
     """
     left = max(rules.max_tokens - len(drawn), 1)
     wants_prompt = sequence_index == 0 and not drawn
@@ -71,19 +71,19 @@ def vllm_params(
 
 
 def top_tokens(logprobs: Any, position: int, *, count: int) -> TopTokens:
-    """Return the entry of one position: the token itself first, then the `count` most likely ones."""
+    """Return the entry of one position: the token itself, followed by the `count` most likely tokens."""
     flat: FlatLogprobs = logprobs
     entry = range(flat.start_indices[position], flat.end_indices[position])
-    own, *best = [(flat.token_ids[place], flat.logprobs[place]) for place in entry]
+    sampled, *best = [(flat.token_ids[index], flat.logprobs[index]) for index in entry]
     if len(best) < count:
-        # vLLM joins outputs that nobody has taken yet by way of dictionaries, which hold a token once.
-        best.insert((flat.ranks[entry.start] or 1) - 1, own)
-    return [own, *best]
+        # vLLM merges unread outputs through dictionaries, which contain the sampled token only once.
+        best.insert((flat.ranks[entry.start] or 1) - 1, sampled)
+    return [sampled, *best]
 
 
 def _penalties_and_beginning(params: OurParams, drawn: Sequence[int]) -> dict[str, Any]:
-    """Return the arguments that say how a sequence is penalised, and where its form goes on."""
-    given = penalty_arguments(params, drawn)
+    """Return the arguments for penalties and for continuing structured output."""
+    arguments = penalty_arguments(params, drawn)
     if drawn and params.structured_output is not None:
-        given['extra_args'] = {**given.get('extra_args', {}), BEGUN_KEY: len(drawn)}
-    return given
+        arguments['extra_args'] = {**arguments.get('extra_args', {}), BEGUN_KEY: len(drawn)}
+    return arguments

@@ -1,4 +1,4 @@
-"""Weights from what users give: peft folders, configurations, model folders."""
+"""Weights from PEFT folders, LoRA configurations and model folders."""
 
 from os import PathLike
 from pathlib import Path
@@ -14,46 +14,46 @@ from twinkle.sampler.vllm.handover import AdapterSource
 from twinkle.sampler.vllm.model_facts import checkpoint_shapes
 
 _NO_LAYERS = ('embed_tokens', 'lm_head')
-"""Matrices that are no linear layers of the body."""
+"""Matrices that are not linear layers of the model body."""
 
 
 def adapter_source(folder: str, given: LoraConfig | str | PathLike[str]) -> AdapterSource:
-    """Return the weights of a peft folder, or fresh ones for a configuration.
+    """Return the weights of a PEFT folder, or newly initialized weights for a configuration.
 
     Args:
-        folder: of the base model.
-        given: the peft folder, or the configuration (ours or peft's).
+        folder: folder of the base model.
+        given: PEFT folder, or configuration (`LoraConfig` or PEFT's).
 
     Raises:
-        ValueError: no layer of the model is named by the configuration.
-        InvalidPeftFolder: the folder is no adapter.
+        ValueError: the configuration matches no layer of the model, or includes the output head.
+        InvalidPeftFolder: the folder does not contain a supported adapter.
     """
     if isinstance(given, str | PathLike):
         tensors, config = read_peft_folder(Path(given))
         return AdapterSource(config=config, tensors=tensors)
     config = LoraConfig.of(given)
     if OUTPUT_HEAD in _targets_of(config):
-        raise ValueError(f'target_modules {OUTPUT_HEAD!r}: vLLM takes no adapters of the output head')
+        raise ValueError(f'target_modules includes {OUTPUT_HEAD!r}, but vLLM does not support LoRA on the output head')
     return AdapterSource(config=config, tensors=_fresh(folder, config))
 
 
 def folder_tensors(folder: str) -> dict[str, TensorData]:
-    """Return every tensor in a model folder's safetensors files, by name."""
+    """Return all tensors of a model folder's safetensors files, by name."""
     tensors: dict[str, TensorData] = {}
     for path in sorted(Path(folder).glob('*.safetensors')):
         with safe_open(path, framework='pt') as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - not a mapping
                 tensors[name] = tensor_data_of(file.get_tensor(name))
     return tensors
 
 
 def tensor_names(folder: str) -> list[str]:
-    """Return the names of every tensor in a model folder."""
+    """Return the names of all tensors in a model folder."""
     return sorted(checkpoint_shapes(folder))
 
 
 def _fresh(folder: str, config: LoraConfig) -> dict[str, TensorData]:
-    """Return factors of zeros: an update of nothing, whatever A would have been."""
+    """Return factors of zeros. The initial value of A does not matter, because B is zero."""
     tensors: dict[str, TensorData] = {}
     for name, shape in checkpoint_shapes(folder).items():
         path = name.removesuffix('.weight')
@@ -64,7 +64,7 @@ def _fresh(folder: str, config: LoraConfig) -> dict[str, TensorData]:
             zeros = bytes(4 * size[0] * size[1])
             tensors[f'base_model.model.{path}.lora_{part}.weight'] = TensorData('float32', size, zeros)
     if not tensors:
-        raise ValueError(f'target_modules {config.target_modules!r} name no layer of this model')
+        raise ValueError(f'target_modules {config.target_modules!r} matches no layer of this model')
     return tensors
 
 

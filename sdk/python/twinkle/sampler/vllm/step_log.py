@@ -1,7 +1,7 @@
-"""A scheduler of vLLM's that notes what each step of the engine core drew: for measurements, and for tests.
+"""A vLLM scheduler that logs the sampled tokens of each step of the engine core, for measurements and tests.
 
-Off unless the engine arguments name it: `scheduler_cls` is `SCHEDULER`, and `additional_config` has the path of a
-file as `step_log`. It runs in the engine core and schedules as vLLM's own does. One engine core writes one file.
+It is enabled by the engine arguments `scheduler_cls=SCHEDULER` and `additional_config={'step_log': path}`. It runs in
+the engine core and schedules like vLLM's default scheduler. Each engine core writes one file.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 SCHEDULER = 'twinkle.sampler.vllm.step_log.StepLog'
-"""What vLLM is told to load."""
+"""Import path of the scheduler for vLLM."""
 
 
 @dataclass(frozen=True)
@@ -22,48 +22,49 @@ class Step:
     """One step of the engine core."""
 
     at: float
-    """When its tokens were known, in seconds of `time.monotonic`, which all processes of a machine share."""
+    """Time when its tokens were known, in seconds of `time.monotonic`, which all processes of a machine share."""
     steps_since: Mapping[str, int]
-    """By sequence that a token was drawn for: steps since its last one; 0 where there was none or it was preempted."""
+    """Steps since the previous token, by sequence; 0 for its first token and after a preemption."""
     preempted: tuple[str, ...]
-    """Sequences that lost their memory, and will be computed anew."""
+    """Sequences that lost their memory and will be recomputed."""
 
 
 class StepLog(AsyncScheduler):
-    """Schedules as its base class, and appends a line to a file after each step."""
+    """Schedules like its base class and appends a line to a file after each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Open the file that the configuration names."""
         super().__init__(*args, **kwargs)
         self._file = Path(self.vllm_config.additional_config['step_log']).open('a', encoding='utf-8')  # noqa: SIM115
         self._step_number = 0
         self._drawn_at: dict[str, int] = {}
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take the tokens of a step, and note whose they are."""
+        """Process the tokens of a step and log them."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._step_number += 1
         preempted = tuple(scheduler_output.preempted_req_ids or ())
         for name in preempted:
             self._drawn_at.pop(name, None)
-        news = [output for each in outputs.values() for output in each.outputs]
-        steps_since = {output.request_id: self._note(output.request_id) for output in news if output.new_token_ids}
-        for output in news:
+        produced = [output for each in outputs.values() for output in each.outputs]
+        steps_since = {
+            output.request_id: self._record(output.request_id) for output in produced if output.new_token_ids
+        }
+        for output in produced:
             if output.finish_reason is not None:
                 self._drawn_at.pop(output.request_id, None)
         self._file.write(json.dumps(asdict(Step(time.monotonic(), steps_since, preempted))) + '\n')
         self._file.flush()
         return outputs
 
-    def _note(self, name: str) -> int:
-        """Note that a sequence has a token; return how many steps its last one is ago."""
+    def _record(self, name: str) -> int:
+        """Record a new token of a sequence; return the number of steps since its previous one."""
         last = self._drawn_at.get(name, self._step_number)
         self._drawn_at[name] = self._step_number
         return self._step_number - last
 
 
 def read_steps(path: Path) -> Iterator[Step]:
-    """Yield the steps of a file so far, in their order."""
+    """Yield the steps in a file, in order."""
     for line in path.read_text(encoding='utf-8').splitlines():
         values = json.loads(line)
         yield Step(values['at'], values['steps_since'], tuple(values['preempted']))

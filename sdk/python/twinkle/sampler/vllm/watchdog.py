@@ -1,8 +1,8 @@
-"""Ends vLLM's processes with the one that owns them.
+"""Stops vLLM's processes when their owner process exits.
 
-vLLM's engine core waits for ever when its owner is killed with -9, and keeps the model's memory. The
-owner names itself in the environment before it starts the core; the core watches it by a pidfd, which
-the kernel makes readable at the moment the owner is gone.
+If its owner is killed by SIGKILL, vLLM's engine core waits indefinitely and keeps the model's memory. The owner
+therefore writes its process id to the environment before it starts the core, and the core watches a pidfd of the owner,
+which becomes readable when the owner exits.
 """
 
 import os
@@ -11,16 +11,16 @@ import signal
 import threading
 
 OWNER_VARIABLE = 'TWINKLE_VLLM_OWNER_PID'
-"""Process id of the owner, for the processes it starts."""
+"""Environment variable with the process id of the owner, for its child processes."""
 
 
 def name_owner() -> None:
-    """Make every process that this one starts from now on end with it."""
+    """Make all child processes that are started from now on stop with this process."""
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
 def end_with_owner() -> None:
-    """Watch the owner from a thread, and end this process with it. Does nothing in the owner itself."""
+    """Start a thread that kills this process when the owner exits. Has no effect in the owner."""
     owner = int(os.environ.get(OWNER_VARIABLE, '0'))
     if owner in {0, os.getpid()} or not hasattr(os, 'pidfd_open'):
         return
@@ -34,5 +34,5 @@ def end_with_owner() -> None:
 
 def _wait(descriptor: int) -> None:
     select.select([descriptor], [], [])
-    # Nothing here is worth saving, and vLLM's own shutdown may wait for the owner that is gone.
+    # There is no state to save, and vLLM's shutdown could wait for the owner, which has exited.
     os.kill(os.getpid(), signal.SIGKILL)

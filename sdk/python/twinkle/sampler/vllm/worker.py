@@ -1,7 +1,7 @@
-"""Our side of vLLM's workers: methods that the engine calls in each of them, between two steps.
+"""The extension of vLLM's workers: methods that the engine calls in every worker between two steps.
 
-vLLM mixes the class into its own worker. Problems come back as text and never as exceptions: an
-exception in a worker may end the engine for everybody.
+vLLM mixes the class into its worker. Problems are returned as text instead of raised, because an exception in a worker
+may stop the engine.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from twinkle.sampler.vllm import patches
 from twinkle.sampler.vllm.adapters import MappedAdapter, build_model, is_whole
-from twinkle.sampler.vllm.plans import Misfit, PlanBook, map_file, read_layout
+from twinkle.sampler.vllm.plans import Misfit, PlanCache, map_file, read_layout
 from twinkle.sampler.vllm.watchdog import end_with_owner
 
 end_with_owner()
@@ -19,22 +19,22 @@ patches.apply()
 
 
 _RELOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, AssertionError)
-"""What vLLM's loaders fail with."""
+"""Errors that vLLM's loaders raise."""
 
 
 class TwinkleWorker:
-    """Adapters and base weights from memory."""
+    """Loads adapters and base weights from memory."""
 
     def twinkle_add_adapter(self, lora_id: int, path: str, layout: bytes) -> str:
-        """Keep an adapter; put it into a slot if one is free.
+        """Register an adapter, and copy it into a slot if one is free.
 
         Args:
-            lora_id: vLLM's number for it, new.
-            path: a file with its tensors; it may go when this returns.
-            layout: what lies where in it.
+            lora_id: new id of the adapter in vLLM.
+            path: file with its tensors. It may be deleted after the call.
+            layout: description of the file from `layout_of`.
 
         Returns:
-            What is wrong with the adapter; empty: nothing. Then it is kept until it is removed.
+            The problem of the adapter, or '' if it was registered.
         """
         manager = self._twinkle_manager()
         try:
@@ -46,30 +46,30 @@ class TwinkleWorker:
             model = MappedAdapter(lora_id, plan, buffer)
         else:
             model = build_model(manager, plan, buffer, lora_id)
-        manager._registered_adapters[lora_id] = model  # noqa: SLF001 - add_adapter would pack what is packed
+        manager._registered_adapters[lora_id] = model  # noqa: SLF001 - add_adapter would pack the layers again
         if None in manager.lora_index_to_id:
             manager.activate_adapter(lora_id)
         return ''
 
     def twinkle_remove_adapter(self, lora_id: int) -> None:
-        """Forget an adapter; unknown ones are no error."""
+        """Remove an adapter. Unknown ids are ignored."""
         self._twinkle_manager().remove_adapter(lora_id)
 
     def twinkle_adapters(self) -> dict[str, list[int]]:
-        """Return the numbers of the adapters that are kept, and of those in slots."""
+        """Return the ids of the registered adapters ('kept') and of those in slots ('in_slots')."""
         manager = self._twinkle_manager()
         slots = [lora_id for lora_id in manager.lora_index_to_id if lora_id is not None]
         return {'kept': sorted(manager.list_adapters()), 'in_slots': sorted(slots)}
 
     def twinkle_replace_base(self, path: str, layout: bytes) -> str:
-        """Replace the base model's weights; adapters stay.
+        """Replace the base weights. Adapters are kept.
 
         Args:
-            path: a file with every tensor of the checkpoint; it may go when this returns.
-            layout: what lies where in it.
+            path: file with all tensors of the checkpoint. It may be deleted after the call.
+            layout: description of the file from `layout_of`.
 
         Returns:
-            What went wrong; empty: nothing. Otherwise the weights are undefined.
+            The problem, after which the weights are undefined; '' on success.
         """
         try:
             places, _, size_bytes = read_layout(layout)
@@ -80,10 +80,10 @@ class TwinkleWorker:
         return ''
 
     def twinkle_restore(self) -> str:
-        """Read the base model's weights from its folder again; adapters stay.
+        """Reload the base weights from the model folder. Adapters are kept.
 
         Returns:
-            What went wrong; empty: nothing. Otherwise the weights are undefined.
+            The problem, after which the weights are undefined; '' on success.
         """
         try:
             self._twinkle_reload()
@@ -92,31 +92,31 @@ class TwinkleWorker:
         return ''
 
     def _twinkle_reload(self, **given: Any) -> None:
-        """Have vLLM load weights, and have everything that it made of the old ones made anew; adapters stay."""
+        """Reload the base weights and recompute everything that vLLM derived from the old ones. Adapters are kept."""
         worker: Any = self
-        kept = list(self._twinkle_manager().list_adapters().items())
+        adapters = list(self._twinkle_manager().list_adapters().items())
         worker.reload_weights(**given)
         patches.pack_heads(worker.model_runner.get_model())
-        self._twinkle_keep(kept)
+        self._twinkle_register(adapters)
 
-    def _twinkle_keep(self, kept: Any) -> None:
-        """Take back the adapters that vLLM dropped with the old weights; no slot is trusted."""
+    def _twinkle_register(self, adapters: Any) -> None:
+        """Register the adapters that vLLM dropped with the old weights, and discard the record of the slots."""
         manager = self._twinkle_manager()
         patches.forget_slots(manager)
-        for lora_id, model in kept:
-            manager._registered_adapters[lora_id] = model  # noqa: SLF001 - as above
+        for lora_id, model in adapters:
+            manager._registered_adapters[lora_id] = model  # noqa: SLF001 - see twinkle_add_adapter
 
     def _twinkle_manager(self) -> Any:
         worker: Any = self
-        return worker.model_runner.lora_manager._adapter_manager  # noqa: SLF001 - vLLM has no other way
+        return worker.model_runner.lora_manager._adapter_manager  # noqa: SLF001 - vLLM has no public access
 
-    def _twinkle_plans(self) -> PlanBook:
+    def _twinkle_plans(self) -> PlanCache:
         worker: Any = self
         manager = self._twinkle_manager()
-        book = getattr(worker, 'twinkle_book', None)
-        if book is None or book.manager is not manager:
-            book = worker.twinkle_book = PlanBook(manager)
-        return book
+        plan_cache = getattr(worker, 'twinkle_plan_cache', None)
+        if plan_cache is None or plan_cache.manager is not manager:
+            plan_cache = worker.twinkle_plan_cache = PlanCache(manager)
+        return plan_cache
 
 
 def _tensors(places: Any, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
