@@ -1,4 +1,4 @@
-"""What the suites of the checkpoint service share."""
+"""Fixtures shared by the suites of the checkpoint service."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A crash at every request that changes a bucket: what is found afterwards is the old state or the new one, alone."""
+"""A crash at every request that changes a bucket: a new store then finds either the old state or the new one."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -21,18 +21,18 @@ KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
 OLD, NEW = make_state(1, is_trainer_included=True), make_state(2)
 PART_BYTES = 8 << 20
 _OF_THE_STATE = 6
-"""Objects of a committed state with a trainer's part: record, manifest, two descriptions at most, two of tensors."""
+"""Maximum number of objects of a state: record, manifest, two descriptions and two tensor files."""
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process has ended."""
 
 
 class CrashingBucket(RemoteDisk):
-    """A bucket whose client is gone before its n-th change."""
+    """A bucket whose client ends before its n-th change."""
 
     def __init__(self, url: str, server: S3Server, *, left: int) -> None:
-        """Let `left` changes through."""
+        """Allow `left` changes before the crash."""
         super().__init__(*fsspec.url_to_fs(url, **server.options))
         self._left = left
 
@@ -42,17 +42,17 @@ class CrashingBucket(RemoteDisk):
         self._left -= 1
 
     def close_synced(self, file: IO[bytes]) -> None:
-        """Put an object, or crash before: what was written into it is nowhere then."""
+        """Put an object, or crash first, which leaves no object."""
         self._burn()
         super().close_synced(file)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put an object, or crash before."""
+        """Put an object, or crash first."""
         self._burn()
         super().write(name, data)
 
     def remove(self, name: str) -> None:
-        """Remove object by object, or crash in the middle."""
+        """Remove object by object, or crash in between."""
         for below in reversed(self.names(name)):
             self._burn()
             super().remove(f'{name}/{below}')
@@ -60,18 +60,18 @@ class CrashingBucket(RemoteDisk):
         super().remove(name)
 
     def abandon(self, file: IO[bytes]) -> None:
-        """Drop it as the end of a process would."""
+        """Drop the file as the end of a process would."""
         _drop(file)
 
 
 @pytest.mark.parametrize('action', ['commit', 'replace', 'update', 'delete'])
 def test_a_crash_at_any_request_leaves_the_old_or_the_new(s3_server: S3Server, action: str) -> None:
-    """The record is the last object to come and the first to go."""
+    """A store finds the old or the new state after a crash at any request."""
     asyncio.run(_crash_everywhere(s3_server, action))
 
 
 def test_parts_of_a_dead_upload_are_removed(s3_server: S3Server) -> None:
-    """A process that dies in the middle of a large object leaves parts that cost money and that no listing shows."""
+    """The parts of an interrupted multipart upload are removed at the next start."""
     url = s3_server.new_url()
     disk = open_disk(url, s3_server.options)
     file = disk.open_to_write('states/alice/ad-1/versions/1/st-1/adapter_model.safetensors')
@@ -105,7 +105,7 @@ async def _crash_everywhere(server: S3Server, action: str) -> None:
     after = {'commit': NEW, 'replace': NEW, 'update': OLD, 'delete': None}[action]
     assert [seen[0], seen[-1]] == [before, after]
     assert all(state in (before, after) for state in seen)
-    # Once it can be seen, it stays.
+    # The new state stays visible.
     is_old = [state == before for state in seen]
     assert is_old == sorted(is_old, reverse=True)
 
@@ -132,7 +132,7 @@ async def _put(store: FolderStore, state: PackedState) -> None:
 
 
 def _drop(file: Any) -> None:
-    """Keep a file from putting what it has when it is forgotten."""
+    """Prevent a file from writing its buffer when it is garbage collected."""
     file.closed = True
 
 

@@ -1,4 +1,4 @@
-"""One suite for every store: in memory, on a disk, through fsspec elsewhere, over the S3 API, and memory first."""
+"""One suite for every store: in memory, on disk, through fsspec, over the S3 API, and in shared memory."""
 
 import io
 import random
@@ -119,7 +119,7 @@ async def read_all(source: ByteSource) -> bytes:
 
 
 async def test_committed_states_come_back(store: StateStore) -> None:
-    """Bytes, manifests and records, of versions and checkpoints."""
+    """Bytes, manifests and records of committed versions and checkpoints are returned unchanged."""
     versions, saved = make_state(1), make_state(2, is_trainer_included=True)
     records = [await put_version(store, versions), await put_checkpoint(store, saved)]
     for key, state in ((VERSION, versions), (CHECKPOINT, saved)):
@@ -130,7 +130,7 @@ async def test_committed_states_come_back(store: StateStore) -> None:
 
 
 async def test_the_adapter_section_comes_alone(store: StateStore) -> None:
-    """With a manifest that describes just it."""
+    """The adapter section can be opened without the trainer section, with a manifest that describes only it."""
     state = make_state(2, is_trainer_included=True)
     await put_checkpoint(store, state)
     source = await store.open_state(CHECKPOINT, is_adapter_only=True)
@@ -141,7 +141,7 @@ async def test_the_adapter_section_comes_alone(store: StateStore) -> None:
 
 
 async def test_reads_begin_and_end_anywhere(store: StateStore) -> None:
-    """Also across the border of the sections, and shorter only at the end."""
+    """A read may start and end at any byte, and is shorter only at the end of the state."""
     state = make_state(2, is_trainer_included=True)
     await put_checkpoint(store, state)
     source = await store.open_state(CHECKPOINT, is_adapter_only=False)
@@ -153,7 +153,7 @@ async def test_reads_begin_and_end_anywhere(store: StateStore) -> None:
 
 
 async def test_nothing_is_visible_before_the_commit(store: StateStore) -> None:
-    """Neither half written nor whole; and a discarded state leaves nothing."""
+    """A state is not visible before its commit, and a discarded one leaves nothing."""
     state = make_state(1)
     writer = store.begin(VERSION, state.manifest)
     for chunk in iter_chunks(state.data):
@@ -165,7 +165,7 @@ async def test_nothing_is_visible_before_the_commit(store: StateStore) -> None:
 
 
 async def test_refused_chunks_change_nothing(store: StateStore) -> None:
-    """The right one may still come, and the state is then whole."""
+    """A refused chunk changes nothing: the correct one is accepted, and the state is complete."""
     state = make_state(1)
     first, second = iter_chunks(state.data, chunk_bytes=2500)
     writer = store.begin(VERSION, state.manifest)
@@ -186,7 +186,7 @@ async def test_refused_chunks_change_nothing(store: StateStore) -> None:
 
 
 async def test_a_state_with_another_digest_is_not_committed(store: StateStore) -> None:
-    """However good its chunks are."""
+    """A state whose bytes do not match the announced digest is not committed."""
     promised, sent = make_state(1), make_state(2)
     writer = store.begin(VERSION, promised.manifest)
     for chunk in iter_chunks(sent.data):
@@ -198,7 +198,7 @@ async def test_a_state_with_another_digest_is_not_committed(store: StateStore) -
 
 
 async def test_replacing_keeps_what_is_being_read(store: StateStore) -> None:
-    """An open source goes on with the old state; the next one has the new."""
+    """A source that was opened before a replacement returns the old state."""
     old, new = make_state(1), make_state(2)
     await put_version(store, old)
     source = await store.open_state(VERSION, is_adapter_only=False)
@@ -210,7 +210,7 @@ async def test_replacing_keeps_what_is_being_read(store: StateStore) -> None:
 
 
 async def test_deleting_keeps_what_is_being_read(store: StateStore) -> None:
-    """And is no error the second time."""
+    """A source that was opened before a deletion stays readable, and deleting twice is allowed."""
     state = make_state(1)
     await put_version(store, state)
     source = await store.open_state(VERSION, is_adapter_only=False)
@@ -223,7 +223,7 @@ async def test_deleting_keeps_what_is_being_read(store: StateStore) -> None:
 
 
 async def test_updated_records_are_loaded(store: StateStore) -> None:
-    """The state stays as it was; a record without a state cannot be made."""
+    """An updated record is loaded with its unchanged state; a record without a state is refused."""
     state = make_state(1)
     record = await put_version(store, state)
     pinned = replace(record, is_pinned=True)
@@ -235,7 +235,7 @@ async def test_updated_records_are_loaded(store: StateStore) -> None:
 
 
 async def test_marks_are_loaded(store: StateStore) -> None:
-    """The last one of each adapter, beside its states."""
+    """The last mark of each adapter is loaded together with its states."""
     other = AdapterKey('te/nant', 'ad-2')
     kept = await put_version(store, make_state(1))
     for number in (3, 7):
@@ -247,7 +247,7 @@ async def test_marks_are_loaded(store: StateStore) -> None:
 
 
 async def test_a_reader_outlives_a_deletion_and_a_new_state(store: StateStore) -> None:
-    """Each of two readers goes on with what it opened, whoever closes first."""
+    """Two readers return the old state after it was deleted and published again."""
     old, new = make_state(1, size_bytes=1 << 16), make_state(2, size_bytes=1 << 16)
     await put_version(store, old)
     first, second = [await store.open_state(VERSION, is_adapter_only=False) for _ in range(2)]
@@ -260,7 +260,7 @@ async def test_a_reader_outlives_a_deletion_and_a_new_state(store: StateStore) -
 
 
 async def test_missing_states_say_so(store: StateStore) -> None:
-    """By their kind."""
+    """Opening a missing version or checkpoint raises the error of its kind."""
     with pytest.raises(VersionNotFound):
         await store.open_state(VERSION, is_adapter_only=True)
     with pytest.raises(CheckpointNotFound):
@@ -270,7 +270,7 @@ async def test_missing_states_say_so(store: StateStore) -> None:
 
 
 async def test_archives_are_the_same_bytes_in_every_store(store: StateStore, tmp_path: Path) -> None:
-    """So a download may go on anywhere, even after a move to another store."""
+    """The archive of a checkpoint has the same bytes in every store."""
     state = make_state(3, is_trainer_included=True)
     await put_checkpoint(store, state)
     data = await read_all(await store.open_archive(CHECKPOINT))
@@ -285,7 +285,7 @@ async def test_archives_are_the_same_bytes_in_every_store(store: StateStore, tmp
 
 @pytest.mark.parametrize('tenant_id', ['..', '.', '../../x', 'a b/c', '%2e%2e', 'é'])
 async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: str) -> None:
-    """Whatever their ids are."""
+    """Tenant ids that look like paths do not collide with other tenants."""
     keys = [VersionKey(AdapterKey(tenant, 'ad-1'), 1) for tenant in (tenant_id, 'alice')]
     for seed, key in enumerate(keys):
         await put_version(store, make_state(seed), key)
@@ -296,7 +296,7 @@ async def test_tenants_have_folders_of_their_own(store: StateStore, tenant_id: s
 
 @pytest.mark.parametrize('adapter_id', ['0b5c:train:0', 'a' + 127 * ':'], ids=['parts', 'longest'])
 async def test_adapters_may_have_ids_of_several_parts(store: StateStore, adapter_id: str) -> None:
-    """A colon joins them, and leads nowhere else."""
+    """Adapter ids with colons do not collide with ids with dots."""
     keys = [VersionKey(AdapterKey('alice', run), 1) for run in (adapter_id, adapter_id.replace(':', '.'))]
     for seed, key in enumerate(keys):
         await put_version(store, make_state(seed), key)
@@ -306,7 +306,7 @@ async def test_adapters_may_have_ids_of_several_parts(store: StateStore, adapter
 
 
 async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
-    """Only that: a version whose bytes never reached the disk goes, its neighbour stays."""
+    """A version with truncated files is dropped at the next load; the others stay."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
@@ -319,7 +319,7 @@ async def test_what_a_loss_of_power_tore_is_dropped(tmp_path: Path) -> None:
 
 
 async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
-    """It is left for somebody to look at, and the others load."""
+    """An unreadable record is left in place, and the other states are loaded."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
@@ -332,7 +332,7 @@ async def test_an_unreadable_record_costs_only_itself(tmp_path: Path) -> None:
 
 
 async def test_pinning_keeps_the_state_as_it_was(tmp_path: Path) -> None:
-    """A version that was written in haste is synced when it is pinned."""
+    """A version that was written unsynced keeps its state when it is pinned."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     record = replace(await put_version(store, make_state(1)), is_pinned=True)

@@ -1,4 +1,4 @@
-"""Archives that are taken away, and checkpoints that go by themselves."""
+"""Downloads of archives, and checkpoints that expire."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,20 +23,19 @@ MIB = 1 << 20
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service with an empty store, called for alice by default."""
+    """A service with an empty store; calls are made for Alice by default."""
     async with serving(tmp_path) as running:
         with acting_for(ALICE):
             yield running
 
 
 async def save(service: Running, *, seed: int = 1, size_bytes: int = 4096, **fields: Any) -> None:
-    """Save a checkpoint."""
     target = weights_pb2.CheckpointTarget(name='best', **fields)
     await service.weights.save_checkpoint('ad-1', make_state(seed, size_bytes=size_bytes), target)
 
 
 async def set_public(service: Running, caller: Caller, *, is_public: bool) -> None:
-    """Let every tenant read a tenant's checkpoint, or that tenant alone."""
+    """Make a tenant's checkpoint public or private."""
     with acting_for(caller):
         stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
         request = wire.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=is_public)
@@ -44,14 +43,14 @@ async def set_public(service: Running, caller: Caller, *, is_public: bool) -> No
 
 
 async def download(service: Running, offset: int = 0) -> tuple[bytes, set[str]]:
-    """Return an archive from a byte on, and every digest that came with it."""
+    """Return an archive from byte `offset` on, and the set of digests that came with it."""
     request = wire.DownloadCheckpointRequest(checkpoint_path=PATH, offset=offset)
     pieces = [piece async for piece in service.checkpoints.DownloadCheckpoint(request, metadata=as_tenant('alice'))]
     return b''.join(piece.chunk.data for piece in pieces), {piece.archive_digest for piece in pieces}
 
 
 async def test_an_archive_says_its_digest_at_every_offset(service: Running) -> None:
-    """At the beginning, in the middle and at the end; a download that goes on knows that it is the same archive."""
+    """A download has the same digest at every offset, so that a resumed one can be verified."""
     await save(service, size_bytes=3 * MIB)
     whole, digests = await download(service)
     assert digests == {blake3(whole).hexdigest()}
@@ -60,7 +59,7 @@ async def test_an_archive_says_its_digest_at_every_offset(service: Running) -> N
 
 
 async def test_an_archive_that_is_replaced_has_another_digest(service: Running, tmp_path: Path) -> None:
-    """And the same one after a restart."""
+    """A replaced checkpoint has another archive digest."""
     await save(service)
     before = await download(service)
     await save(service, seed=2, is_overwrite_allowed=True)
@@ -69,7 +68,7 @@ async def test_an_archive_that_is_replaced_has_another_digest(service: Running, 
 
 
 async def test_labels_and_rank_survive_a_restart(tmp_path: Path) -> None:
-    """They are told by get and by list; who reads a public checkpoint of another tenant is not told its labels."""
+    """Labels and LoRA rank survive a restart; another tenant does not see the labels of a public checkpoint."""
     request = wire.GetCheckpointRequest(checkpoint_path=PATH)
     with acting_for(ALICE):
         async with serving(tmp_path) as service:
@@ -83,7 +82,7 @@ async def test_labels_and_rank_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_an_expired_checkpoint_is_deleted_with_its_bytes_after_a_restart(tmp_path: Path) -> None:
-    """What ran out while the service was down is not served again, and its files go."""
+    """A checkpoint that expired while the service was down is not served, and its files are deleted."""
     clock = FakeClock()
     with acting_for(ALICE):
         async with serving(tmp_path, clock=clock) as service:
@@ -103,7 +102,7 @@ async def test_an_expired_checkpoint_is_deleted_with_its_bytes_after_a_restart(t
 
 
 async def test_of_two_tenants_that_publish_one_path_at_once_one_does(service: Running) -> None:
-    """However close together: the other one is told that the path is taken, and stays private."""
+    """Exactly one of two tenants can make a checkpoint of the same path public."""
     await save(service)
     with acting_for(BOB):
         await save(service, seed=2)

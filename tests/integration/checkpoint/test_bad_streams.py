@@ -1,4 +1,4 @@
-"""Publishes, subscriptions and fetches that are wrong: refused with reason and field, leaving nothing."""
+"""Malformed Publish, Subscribe and Fetch calls: each is refused with reason and field, and leaves nothing."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ from twinkle.checkpoint_engine import chunk_checksum
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service with an empty store, called for alice by default."""
+    """A service with an empty store; calls are made for Alice by default."""
     async with serving(tmp_path) as running:
         with acting_for(ALICE):
             yield running
@@ -113,7 +113,7 @@ BAD_PUBLISHES = {
 
 @pytest.mark.parametrize('case', BAD_PUBLISHES)
 async def test_bad_publish_is_refused_with_reason_and_field(service: Running, case: str) -> None:
-    """And leaves nothing behind."""
+    """A malformed publish is refused with its reason and field, and leaves no state."""
     edit, reason, field = BAD_PUBLISHES[case]
     frames = edit(publish_frames(make_state(1)))
     failure = await failure_of(service.streams.Publish(stream_of(*frames)))
@@ -123,7 +123,7 @@ async def test_bad_publish_is_refused_with_reason_and_field(service: Running, ca
 
 
 async def test_a_refusal_reaches_a_client_that_is_still_sending(service: Running) -> None:
-    """However much is on its way when the header has already decided; grpcio by itself would say INTERNAL."""
+    """A refusal based on the header reaches a client that is still sending chunks."""
     await service.weights.publish_version('ad-1', make_state(1), version=9)
     frames = publish_frames(make_state(2, size_bytes=8 << 20), version=3)
     for _ in range(20):
@@ -131,7 +131,7 @@ async def test_a_refusal_reaches_a_client_that_is_still_sending(service: Running
 
 
 async def test_oversized_state_is_refused_before_its_bytes(tmp_path: Path) -> None:
-    """The header alone is enough to know."""
+    """A state above the size limit is refused after its header."""
     async with serving(tmp_path, state_limit_bytes=1000) as service:
         with acting_for(ALICE):
             failure = await failure_of(service.streams.Publish(stream_of(publish_frames(make_state(1))[0])))
@@ -154,7 +154,7 @@ async def test_oversized_state_is_refused_before_its_bytes(tmp_path: Path) -> No
     ],
 )
 async def test_bad_subscribe_and_fetch_name_the_field(service: Running, request_: Any, field: str) -> None:
-    """Whatever is wrong with the request, before a byte is sent."""
+    """A malformed Subscribe or Fetch is refused with its field before any byte is sent."""
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     method = service.streams.Subscribe if isinstance(request_, wire.SubscribeRequest) else service.streams.Fetch
     failure = await failure_of(method(request_))

@@ -1,4 +1,4 @@
-"""The checkpoint service over loopback: finding, downloading, uploading, expiring, watching."""
+"""The checkpoint service over loopback: get, list, download, expire and watch checkpoints."""
 
 import io
 import random
@@ -29,13 +29,13 @@ MIB = 1 << 20
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """Moves when a test says so."""
+    """A clock that a test advances."""
     return FakeClock()
 
 
 @pytest.fixture
 async def service(tmp_path: Path, clock: FakeClock) -> AsyncIterator[Running]:
-    """A service with an empty store, called for alice by default."""
+    """A service with an empty store; calls are made for Alice by default."""
     async with serving(tmp_path, clock=clock, state_limit_bytes=64 * MIB) as running:
         with acting_for(ALICE):
             yield running
@@ -66,7 +66,7 @@ async def _archive(service: Running, path: str, *, offset: int = 0) -> bytes:
 
 
 async def test_saved_checkpoint_is_found_by_path_and_id_and_loads_from_its_folder(service: Running) -> None:
-    """The folder is a peft folder with the very weights."""
+    """A saved checkpoint is found by path and id, and its folder is a PEFT folder with the same weights."""
     saved = await _save(service, 'final', step_count=12)
     assert await _get(service, 'twinkle://ad-1/weights/final') == saved == await _get(service, 'ad-1/weights/final')
     assert (saved.base_model, saved.is_optimizer_included, saved.step_count) == ('org/tiny', True, 12)
@@ -75,7 +75,7 @@ async def test_saved_checkpoint_is_found_by_path_and_id_and_loads_from_its_folde
 
 
 async def test_list_pages_newest_first_and_by_run(service: Running, clock: FakeClock) -> None:
-    """Of one run or of all, each once."""
+    """Checkpoints are listed in pages, newest first, for one run or for all."""
     for index in range(5):
         await _save(service, f'step-{index}', adapter_id=f'ad-{index % 2}')
         clock.advance(timedelta(seconds=1))
@@ -96,7 +96,7 @@ async def test_list_pages_newest_first_and_by_run(service: Running, clock: FakeC
 
 
 async def test_deleted_checkpoint_is_gone_from_list_and_disk(service: Running) -> None:
-    """Deleting it again finds nothing."""
+    """A deleted checkpoint is removed from disk, and deleting it again reports that it is not found."""
     await _save(service, 'final')
     request = wire.DeleteCheckpointRequest(checkpoint_path='ad-1/weights/final')
     await service.checkpoints.DeleteCheckpoint(request, metadata=ALICE_CALLS)
@@ -106,7 +106,7 @@ async def test_deleted_checkpoint_is_gone_from_list_and_disk(service: Running) -
 
 
 async def test_expired_checkpoint_is_absent_at_once_and_swept_later(service: Running, clock: FakeClock) -> None:
-    """A longer time keeps it; none keeps it for good."""
+    """An expired checkpoint is not found at once and deleted by the next sweep; clearing the lifetime keeps it."""
     await _save(service, 'short', ttl=duration_pb2.Duration(seconds=60))
     await _save(service, 'kept', ttl=duration_pb2.Duration(seconds=60))
     request = wire.SetCheckpointTtlRequest(checkpoint_path='ad-1/weights/kept')
@@ -122,7 +122,7 @@ async def test_expired_checkpoint_is_absent_at_once_and_swept_later(service: Run
 
 
 async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: Path) -> None:
-    """It unpacks to what peft loads, without the trainer's state."""
+    """A download contains the PEFT files and not the trainer's state."""
     await _save(service, 'final')
     with tarfile.open(fileobj=io.BytesIO(await _archive(service, 'ad-1/weights/final'))) as archive:
         assert sorted(archive.getnames()) == ['adapter_config.json', 'adapter_model.safetensors']
@@ -133,7 +133,7 @@ async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: 
 
 @pytest.mark.parametrize('seed', range(10))
 async def test_download_goes_on_at_any_byte(service: Running, seed: int) -> None:
-    """The archive is always the same bytes."""
+    """A download can be resumed at any byte."""
     await _save(service, 'final')
     whole = await _archive(service, 'ad-1/weights/final')
     cut = random.Random(seed).randrange(len(whole) + 1)
@@ -141,7 +141,7 @@ async def test_download_goes_on_at_any_byte(service: Running, seed: int) -> None
 
 
 async def test_watch_tells_the_snapshot_then_changes_and_resumes(service: Running, clock: FakeClock) -> None:
-    """Of all tenants; a token of an event tells only what came after it."""
+    """A watch yields the checkpoints of all tenants, then changes, and a token resumes it after its event."""
     await _save(service, 'one')
     with acting_for(BOB):
         await _save(service, 'two')
@@ -171,14 +171,14 @@ async def test_watch_tells_the_snapshot_then_changes_and_resumes(service: Runnin
 
 @pytest.mark.parametrize('token', ['x', 'ep-1.5', '.', 'a.b'])
 async def test_watch_refuses_tokens_it_did_not_make(service: Running, token: str) -> None:
-    """The follower then begins anew, with an empty one."""
+    """A resume token that this process did not issue is refused."""
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     failure = await failure_of(stub.WatchCheckpoints(wire.WatchCheckpointsRequest(resume_token=token)))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'resume_token')
 
 
 async def test_clients_may_not_watch(service: Running) -> None:
-    """It tells of all tenants."""
+    """A client may not watch, since the watch covers all tenants."""
     call = service.checkpoints.WatchCheckpoints(wire.WatchCheckpointsRequest(), metadata=ALICE_CALLS)
     assert (await failure_of(call)).code == 'PERMISSION_DENIED'
 
@@ -193,7 +193,7 @@ BY_PATH = {
 
 @pytest.mark.parametrize('method', BY_PATH)
 async def test_foreign_and_malformed_paths_are_like_missing_ones(service: Running, method: str) -> None:
-    """Only an empty path is a fault of the request."""
+    """Another tenant's path and a malformed path are reported as missing; an empty path is invalid."""
     await _save(service, 'final')
     call = getattr(service.checkpoints, method)
     foreign = await failure_of(call(BY_PATH[method](checkpoint_path='ad-1/weights/final'), metadata=as_tenant('bob')))
@@ -220,7 +220,7 @@ async def test_foreign_and_malformed_paths_are_like_missing_ones(service: Runnin
     ],
 )
 async def test_bad_fields_are_named(service: Running, method: str, request_: Any, field: str) -> None:
-    """Before anything changes."""
+    """A field out of range is refused by name, and nothing changes."""
     saved = await _save(service, 'final')
     if method != 'ListCheckpoints':
         request_.checkpoint_path = saved.path
@@ -231,7 +231,7 @@ async def test_bad_fields_are_named(service: Running, method: str, request_: Any
 
 @pytest.mark.parametrize('method', ['DeleteCheckpoint', 'SetCheckpointTtl', 'UploadCheckpoint'])
 async def test_changes_need_the_scope(service: Running, method: str) -> None:
-    """A key that may only sample changes nothing."""
+    """A key with the scope `sample` only may not change checkpoints."""
     await _save(service, 'final')
     argument = stream_of() if method == 'UploadCheckpoint' else BY_PATH[method](checkpoint_path='ad-1/weights/final')
     call = getattr(service.checkpoints, method)(argument, metadata=as_tenant('alice', scopes='sample'))

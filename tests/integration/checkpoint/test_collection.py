@@ -1,4 +1,4 @@
-"""Versions that nobody uses are collected, and their numbers never come back."""
+"""Unused versions are collected, and their numbers are not reused."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,14 +20,14 @@ IDLE = timedelta(days=10)
 
 @asynccontextmanager
 async def serving_alice(folder: Path, clock: FakeClock) -> AsyncIterator[Running]:
-    """Serve, called for alice."""
+    """Serve with calls made for Alice."""
     async with serving(folder, clock=clock) as service:
         with acting_for(ALICE):
             yield service
 
 
 async def test_unused_versions_go_the_newest_too(tmp_path: Path) -> None:
-    """Nothing is left on the disk but the number, and a retry of the last publish is told so."""
+    """All unused versions are deleted, the newest included, and its number stays in use."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         for version in (1, 2, 3):
@@ -41,7 +41,7 @@ async def test_unused_versions_go_the_newest_too(tmp_path: Path) -> None:
 
 
 async def test_numbers_count_on_after_a_restart(tmp_path: Path) -> None:
-    """The mark tells what no version tells any more."""
+    """Version numbers continue after a restart even if all versions were collected."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         await service.weights.publish_version('ad-1', make_state(3), version=3)
@@ -56,7 +56,7 @@ async def test_numbers_count_on_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_what_is_used_stays(tmp_path: Path) -> None:
-    """Pinned, read since, or of an adapter that somebody follows."""
+    """Versions that are pinned, were read recently, or belong to a followed adapter are not collected."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)
@@ -75,7 +75,7 @@ async def test_what_is_used_stays(tmp_path: Path) -> None:
 
 
 async def test_a_start_counts_as_use(tmp_path: Path) -> None:
-    """What was read before it is not known any more, so nothing is taken for idle too early."""
+    """The start of the service counts as a use of all versions."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         await service.weights.publish_version('ad-1', make_state(1), version=1)
@@ -85,7 +85,7 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
 
 
 async def test_a_version_that_is_read_while_it_is_deleted_is_read_to_its_end(tmp_path: Path) -> None:
-    """The reader has what it opened; the next one is told that it is gone."""
+    """A running fetch returns all bytes of a version that is deleted; later fetches do not find it."""
     state = make_state(1, size_bytes=24 << 20)
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
@@ -106,7 +106,7 @@ async def test_a_version_that_is_read_while_it_is_deleted_is_read_to_its_end(tmp
 
 @pytest.mark.parametrize('order', ['pin first', 'publish first'])
 async def test_a_pin_and_an_eviction_do_not_cross(tmp_path: Path, order: str) -> None:
-    """Sent at once, either the pin comes first and keeps the version, or it comes late and says so."""
+    """A pin that is sent together with an evicting publish either keeps the version or reports that it is missing."""
     async with serving(tmp_path, ring_capacity=1) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1)
@@ -142,6 +142,6 @@ async def _assert_conflict(service: Running) -> None:
 
 
 async def _held(service: Running) -> list[int]:
-    """Return the versions of ad-1 that are here, newest first."""
+    """Return the versions of ad-1, newest first."""
     listed, _ = await Versions(service.registry).list_page(ALICE, 'ad-1', Page(size=100))
     return [version.version for version in listed]

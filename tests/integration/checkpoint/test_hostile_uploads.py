@@ -1,4 +1,4 @@
-"""Archives that are made to harm, and adapters that do not fit: refused by name, before anything is to be seen."""
+"""Malicious archives and adapters that do not fit are refused by name and leave nothing."""
 
 import gzip
 import io
@@ -28,7 +28,7 @@ CONFIG = {'peft_type': 'LORA', 'r': RANK, 'lora_alpha': 8, 'target_modules': ['q
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a small base model."""
+    """The folder of a small base model."""
     return build_tiny_model(tmp_path_factory.mktemp('model'))
 
 
@@ -42,7 +42,7 @@ async def service(tmp_path: Path, model: Path) -> AsyncIterator[Running]:
 
 
 class Adapter:
-    """An adapter that fits the model, to be spoilt."""
+    """An adapter that fits the model, which a test then damages."""
 
     def __init__(self, model: Path) -> None:
         out, width = ModelFolder.open(model).entries[f'{LAYER}.weight'].shape
@@ -55,12 +55,11 @@ class Adapter:
         }
 
     def files(self) -> dict[str, bytes]:
-        """Return its folder."""
         config = json.dumps(self.config).encode()
         return {'adapter_config.json': config, 'adapter_model.safetensors': save(self.tensors, self.metadata)}
 
     def archive(self, *extra: tarfile.TarInfo) -> bytes:
-        """Return its folder as an archive, behind entries without content."""
+        """Return its folder as an archive, after `extra` entries without content."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode='w') as archive:
             for info in extra:
@@ -86,7 +85,7 @@ def upload(service: Running, data: bytes, base_model: object, *, upload_id: str 
 async def test_an_adapter_that_fits_is_taken(
     service: Running, model: Path, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
-    """As it is or compressed, with its labels and its rank; nothing is left of the archive."""
+    """A valid archive, plain or compressed, becomes a checkpoint with its labels and rank; the upload is removed."""
     data = pack(Adapter(model).archive(tarfile.TarInfo('README.md')))
     made = (await upload(service, data, model, user_metadata={'from': 'elsewhere'})).checkpoint
     assert (dict(made.user_metadata), made.lora_rank, made.base_model) == ({'from': 'elsewhere'}, RANK, str(model))
@@ -126,7 +125,7 @@ def _seed(adapter: Adapter) -> None:
 
 
 def _many_layers(adapter: Adapter) -> None:
-    """5000 layers, as many as no message names."""
+    """Use 5000 layers, more than a message may name."""
     values = list(adapter.tensors.values())
     small = [values[0][:, :1].copy(), values[1][:1].copy()]
     adapter.tensors = {f'layers.{n}.q_proj.lora_{"AB"[m]}.weight': small[m] for n in range(5000) for m in range(2)}
@@ -134,7 +133,7 @@ def _many_layers(adapter: Adapter) -> None:
 
 
 def _no_text(adapter: Adapter) -> None:
-    """A layer whose name has no encoding: a header may hold it, written with escapes."""
+    """Use a layer name that cannot be encoded but can be escaped in JSON."""
     _no_layer(adapter)
     adapter.config['target_modules'] = ['x_proj\ud800']
 
@@ -171,10 +170,10 @@ MISFITS: dict[str, tuple[Callable[[Adapter], None], str]] = {
 
 @pytest.mark.parametrize('case', MISFITS)
 async def test_an_adapter_that_does_not_fit_is_refused(service: Running, model: Path, case: str) -> None:
-    """What is wrong with it is said by name, nothing is kept, and the same upload may come again mended."""
-    spoil, named = MISFITS[case]
+    """An unsuitable adapter is refused with the offending name, and the upload can be repeated with a valid one."""
+    damage, named = MISFITS[case]
     adapter = Adapter(model)
-    spoil(adapter)
+    damage(adapter)
     failure = await failure_of(upload(service, adapter.archive(), model))
     assert (failure.code, failure.reason, failure.field) == ('INVALID_ARGUMENT', 'INVALID_FIELD', 'chunk')
     assert named in failure.message
@@ -185,7 +184,7 @@ async def test_an_adapter_that_does_not_fit_is_refused(service: Running, model: 
 async def test_a_base_model_that_is_not_served_is_refused_before_a_byte_is_taken(
     service: Running, model: Path, tmp_path: Path
 ) -> None:
-    """By reason; and an adapter that says it belongs to another served model is refused, too."""
+    """An upload for an unknown base model is refused before any byte is stored."""
     failure = await failure_of(upload(service, Adapter(model).archive(), 'org/other'))
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'BASE_MODEL_NOT_FOUND')
     assert not (tmp_path / 'checkpoint-uploads').exists()
@@ -247,7 +246,7 @@ def _globals() -> bytes:
 
 
 def _endless_map() -> bytes:
-    """A sparse file, the blocks of whose map say that another one follows."""
+    """Return a sparse file whose every map block announces another one."""
     first = bytearray(_claimed(tarfile.GNUTYPE_SPARSE, 0))
     first[482] = 1
     first[148:156] = b'%06o\0 ' % tarfile.calc_chksums(bytes(first))[0]
@@ -267,7 +266,7 @@ def _tar(files: dict[str, bytes]) -> bytes:
 
 @pytest.mark.parametrize('case', HOSTILE)
 async def test_hostile_archives_are_refused(service: Running, model: Path, tmp_path: Path, case: str) -> None:
-    """As a fault of the request; nothing is kept of them, and no path of this machine is told."""
+    """A malicious archive is refused as an invalid request without revealing a local path."""
     failure = await failure_of(upload(service, HOSTILE[case](Adapter(model)), model))
     assert (failure.code, failure.reason) == ('INVALID_ARGUMENT', 'INVALID_FIELD')
     assert str(tmp_path) not in failure.message
@@ -276,14 +275,14 @@ async def test_hostile_archives_are_refused(service: Running, model: Path, tmp_p
 
 
 @pytest.mark.parametrize('base_model', ['', 'm' * 300, 'org/mo\ndel'])
-async def test_a_base_model_that_is_none_is_refused(service: Running, model: Path, base_model: str) -> None:
-    """It stands in messages and logs."""
+async def test_a_malformed_base_model_is_refused(service: Running, model: Path, base_model: str) -> None:
+    """A base model name that is empty, too long or not printable is refused."""
     failure = await failure_of(upload(service, Adapter(model).archive(), base_model))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'header.base_model')
 
 
 async def test_a_tenant_has_few_unfinished_uploads(service: Running, model: Path) -> None:
-    """Another tenant still has room; so has this one, once one of its uploads is whole."""
+    """The number of unfinished uploads is limited per tenant, and a finished one no longer counts."""
     data = Adapter(model).archive()
     header = {'name': 'mine', 'base_model': str(model), 'size_bytes': len(data)}
 

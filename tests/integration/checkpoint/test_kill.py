@@ -1,4 +1,4 @@
-"""`kill -9` of the service at any byte of a publish or a save, and a restart from what it left."""
+"""`kill -9` of the service at any byte of a publish or a save, and a restart on the remaining files."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ STATE_BYTES = 1 << 20
 
 @pytest.mark.timeout(240)
 async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> None:
-    """After each kill the old state is whole, or the new one is; never a part, never none."""
+    """A complete old or new state is served after each kill."""
     process = await ServiceProcess.start(tmp_path)
     newest, saved = make_state(0), make_state(1)
     await _commit(process, newest, version=1)
@@ -35,7 +35,7 @@ async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> 
             process = await ServiceProcess.start(tmp_path)
             await until(lambda: _is_nothing_half_written(tmp_path))
             newest, saved = await _check(process, state, newest=newest, saved=saved)
-            # Whether or not it was committed before the kill, sending it again has the same outcome.
+            # Sending it again has the same outcome whether or not it was committed before the kill.
             await _commit(process, state, version=version, checkpoint=seed % 2 == 1)
             newest, saved = (newest, state) if seed % 2 == 1 else (state, saved)
             await _check(process, state, newest=newest, saved=saved)
@@ -44,7 +44,7 @@ async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> 
 
 
 async def test_a_client_that_follows_rides_over_a_kill(tmp_path: Path) -> None:
-    """Its stream breaks, and the version published after the restart arrives all the same."""
+    """A follower receives the version that is published after the service was killed and restarted."""
     process = await ServiceProcess.start(tmp_path)
     port = process.address.rpartition(':')[2]
     channel = open_channel(process.address)
@@ -66,7 +66,7 @@ async def test_a_client_that_follows_rides_over_a_kill(tmp_path: Path) -> None:
 
 
 async def test_asked_to_end_it_does_not_wait_for_those_who_follow(tmp_path: Path) -> None:
-    """Their streams end with a word to come back; the drain is for calls that end by themselves."""
+    """Shutdown ends open subscriptions with a retryable error instead of waiting for them."""
     process = await ServiceProcess.start(tmp_path, 'drain_seconds=1000')
     await _commit(process, make_state(1), version=1)
     async with _channel(process) as channel:
@@ -83,7 +83,7 @@ async def test_asked_to_end_it_does_not_wait_for_those_who_follow(tmp_path: Path
 async def _kill_while_sending(
     process: ServiceProcess, state: PackedState, *, version: int, checkpoint: bool, seed: int
 ) -> None:
-    """Kill the service when it has been sent a random part of a publish."""
+    """Kill the service after a random part of a publish."""
     rng = random.Random(seed)
     frames = publish_frames(
         state, version=version, checkpoint=_target() if checkpoint else None, chunk_bytes=rng.randrange(1000, 200_000)
@@ -102,7 +102,7 @@ async def _kill_while_sending(
         with acting_for(ALICE):
             stub = weight_stream_service_pb2_grpc.WeightStreamServiceStub(channel)
             call = stub.Publish(send())
-            # grpc.aio tells a write into a connection that has just broken as INTERNAL.
+            # grpc.aio reports a write into a connection that has just broken as INTERNAL.
             assert await call.code() in {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}
     await process.kill()
 
@@ -119,7 +119,7 @@ async def _commit(process: ServiceProcess, state: PackedState, *, version: int =
 async def _check(
     process: ServiceProcess, sent: PackedState, *, newest: PackedState, saved: PackedState
 ) -> tuple[PackedState, PackedState]:
-    """Return what the service has, having seen that it is the old state or the one sent."""
+    """Return the states of the service after checking that each is the old one or the one sent."""
     async with _channel(process) as channel:
         with acting_for(ALICE):
             client = WeightClient(channel)
@@ -131,9 +131,9 @@ async def _check(
 
 
 def _is_nothing_half_written(state_dir: Path) -> bool:
-    """Say whether every folder is named by the record beside it; such a folder loads.
+    """Return whether every folder is named by a record and can be loaded.
 
-    What was in memory only is on its way to the disk when the service has just begun.
+    States that were only in memory may still be on their way to the disk right after a start.
     """
     slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
     return all(_is_committed_alone(slot) for slot in slots)

@@ -1,4 +1,4 @@
-"""What the service stores and hands out loads in plain peft, with the very weights and scaling."""
+"""Stored and downloaded folders load in plain PEFT with the same weights and scaling."""
 
 import io
 import tarfile
@@ -26,7 +26,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize('name', CONFIGS)
 async def test_saved_and_downloaded_folders_load_in_peft(tmp_path: Path, tiny_qwen3_dir: Path, name: str) -> None:
-    """Same logits as the model that the weights were taken from."""
+    """A model loaded from the stored or downloaded folder has bitwise the same logits as the original."""
     config = CONFIGS[name]
     model = _peft_model(tiny_qwen3_dir, config)
     async with serving(tmp_path) as service:
@@ -45,7 +45,7 @@ async def test_saved_and_downloaded_folders_load_in_peft(tmp_path: Path, tiny_qw
 
 
 def _peft_model(folder: Path, config: LoraConfig) -> peft.PeftModel:
-    """Return a model whose LoRA is random, and so has an effect."""
+    """Return a model with random LoRA weights, which therefore have an effect."""
     values = {field: getattr(config, field) for field in config.__dataclass_fields__ if field != 'seed'}
     targets = values.pop('target_modules')
     peft_config = peft.LoraConfig(

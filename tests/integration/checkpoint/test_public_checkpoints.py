@@ -1,4 +1,4 @@
-"""Checkpoints that every tenant may read, and copies of them."""
+"""Public checkpoints, which every tenant may read and copy."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -21,7 +21,7 @@ STATE = make_state(1, is_trainer_included=True)
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """Return a service that has Alice's checkpoint."""
+    """A service with one checkpoint of Alice's."""
     async with serving(tmp_path) as running:
         await _save(running, STATE)
         yield running
@@ -65,7 +65,7 @@ async def _fetched(service: Running, caller: Any) -> bytes:
 
 
 async def test_public_checkpoint_is_read_by_every_tenant_until_it_is_private(service: Running) -> None:
-    """Another tenant gets, downloads and fetches it while it is public, is not told where it lies, and loses it."""
+    """Another tenant can read a checkpoint while it is public, and does not see its folder."""
     for call in _reads(service):
         assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
     assert (await _set(service, is_public=True)).is_public
@@ -81,7 +81,7 @@ async def test_public_checkpoint_is_read_by_every_tenant_until_it_is_private(ser
 
 
 async def test_public_checkpoint_stays_so_across_a_restart_and_is_private_once_replaced(tmp_path: Path) -> None:
-    """The mark is in the record on the disk; it says something of the state it was set for, and of no other."""
+    """A checkpoint stays public after a restart, and the one that replaces it is private."""
     async with serving(tmp_path) as service:
         await _save(service, STATE)
         await _set(service, is_public=True)
@@ -92,7 +92,7 @@ async def test_public_checkpoint_stays_so_across_a_restart_and_is_private_once_r
 
 
 async def test_public_checkpoint_is_listed_and_changed_by_its_owner_alone(service: Running) -> None:
-    """Who may read it may not delete it, give it an end or make it private, and does not find it in a list."""
+    """Another tenant cannot list, delete or change a public checkpoint."""
     await _set(service, is_public=True)
     bob = as_tenant('bob')
     listed = await service.checkpoints.ListCheckpoints(messages.ListCheckpointsRequest(), metadata=bob)
@@ -106,7 +106,7 @@ async def test_public_checkpoint_is_listed_and_changed_by_its_owner_alone(servic
 
 
 async def test_own_checkpoint_comes_before_a_public_one_of_the_same_path(service: Running) -> None:
-    """A path means one's own first, and the second checkpoint of one path cannot become public."""
+    """A tenant's checkpoint takes precedence over a public one of the same path, and cannot become public itself."""
     await _set(service, is_public=True)
     own = make_state(3)
     await _save(service, own, caller=BOB)
@@ -115,7 +115,7 @@ async def test_own_checkpoint_comes_before_a_public_one_of_the_same_path(service
 
 
 async def test_copy_has_all_of_the_state_and_is_private(service: Running) -> None:
-    """What may not be read cannot be copied; a copy is the caller's own, optimizer included, and is made once."""
+    """A copy contains the complete state, is private, and is made once; an unreadable checkpoint is not copied."""
     assert (await failure_of(_copy(service))).reason == 'CHECKPOINT_NOT_FOUND'
     await _set(service, is_public=True)
     first, again = await _copy(service), await _copy(service)
@@ -129,7 +129,7 @@ async def test_copy_has_all_of_the_state_and_is_private(service: Running) -> Non
 
 
 async def test_visibility_and_copies_are_between_services(service: Running) -> None:
-    """A call that comes from a client may neither publish nor copy, even its own."""
+    """A client may neither publish nor copy a checkpoint directly."""
     alice = as_tenant('alice')
     visibility = messages.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=True)
     copy = messages.CopyCheckpointRequest(checkpoint_path=PATH, adapter_id='ad-2', name='x')
@@ -141,7 +141,7 @@ async def test_visibility_and_copies_are_between_services(service: Running) -> N
 
 
 async def test_public_checkpoint_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    """An expired one is gone for every tenant at once, and its bytes are gone once expired ones are deleted."""
+    """An expired public checkpoint is not found by any tenant and is deleted by the next sweep."""
     clock = FakeClock()
     async with serving(tmp_path, clock=clock) as service:
         await _save(service, STATE, ttl=timedelta(seconds=5))

@@ -1,4 +1,4 @@
-"""Uploading checkpoints over loopback: archives made elsewhere, cut streams, and what is no archive."""
+"""Uploads of checkpoints over loopback: archives made elsewhere, interrupted streams, and invalid archives."""
 
 import asyncio
 import io
@@ -23,14 +23,14 @@ MIB = 1 << 20
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service with an empty store, called for alice by default."""
+    """A service with an empty store; calls are made for Alice by default."""
     async with serving(tmp_path, state_limit_bytes=64 * MIB) as running:
         with acting_for(ALICE):
             yield running
 
 
 def _tar(files: dict[str, bytes | str]) -> bytes:
-    """Return an archive; a string is where a link leads."""
+    """Return an archive; a string is the target of a symbolic link."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode='w') as archive:
         for name, content in files.items():
@@ -72,7 +72,7 @@ def _upload(service: Running, *parts: wire.UploadCheckpointRequest, tenant_id: s
 
 
 async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: Path) -> None:
-    """Bit for bit, in a run of its own, and the same upload again is the same checkpoint."""
+    """An uploaded folder becomes a checkpoint with bitwise the same weights, once per upload id."""
     data = _tar({'run/README.md': b'hello', **_peft_files(tmp_path)})
     made = (await _upload(service, _header(len(data)), *_chunks(data))).checkpoint
     assert (made.base_model, made.name, made.is_optimizer_included) == ('org/tiny', 'final', False)
@@ -85,7 +85,7 @@ async def test_uploaded_folder_becomes_a_checkpoint(service: Running, tmp_path: 
 
 
 async def test_names_of_other_tools_become_pefts_own(service: Running, tmp_path: Path) -> None:
-    """A state dict's names hold the adapter's; whoever loads the checkpoint finds the usual ones."""
+    """Tensor names with an adapter name are stored under the standard PEFT names."""
     state = make_state(1)
     tensors = unpack_state(state.manifest, state.data)
     renamed = {name.replace('.weight', '.default.weight'): tensor for name, tensor in tensors.items()}
@@ -99,7 +99,7 @@ async def test_names_of_other_tools_become_pefts_own(service: Running, tmp_path:
 
 @pytest.mark.parametrize('seed', range(10))
 async def test_cut_upload_goes_on_where_it_was_cut(service: Running, tmp_path: Path, seed: int) -> None:
-    """Sent again from the byte the service names, or from the beginning."""
+    """An interrupted upload continues from the reported byte, or from an earlier one."""
     rng = random.Random(seed)
     data = _tar(_peft_files(tmp_path))
     parts = [_header(len(data)), *_chunks(data)]
@@ -116,7 +116,7 @@ async def test_cut_upload_goes_on_where_it_was_cut(service: Running, tmp_path: P
 
 
 async def test_uploads_of_two_tenants_do_not_meet(service: Running, tmp_path: Path) -> None:
-    """The same upload id is another upload, and its checkpoint cannot be found by the other."""
+    """The same upload id of another tenant is another upload with a private checkpoint."""
     data = _tar(_peft_files(tmp_path))
     await failure_of(_upload(service, _header(len(data)), *_chunks(data)[:3]))
     failure = await failure_of(_upload(service, _header(len(data)), tenant_id='bob'))
@@ -154,7 +154,7 @@ BAD_ARCHIVES: dict[str, Callable[[dict[str, bytes]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize('case', BAD_ARCHIVES)
 async def test_archives_that_are_no_peft_folder_are_refused(service: Running, tmp_path: Path, case: str) -> None:
-    """And nothing becomes of them."""
+    """An archive without a valid PEFT folder is refused and leaves no state."""
     data = _tar(BAD_ARCHIVES[case](_peft_files(tmp_path)))
     failure = await failure_of(_upload(service, _header(len(data)), *_chunks(data)))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'chunk')
@@ -163,7 +163,7 @@ async def test_archives_that_are_no_peft_folder_are_refused(service: Running, tm
 
 
 async def test_random_bytes_are_refused(service: Running) -> None:
-    """Whatever they are."""
+    """Random bytes are refused as an invalid archive."""
     rng = random.Random(0)
     for index in range(20):
         data = rng.randbytes(rng.randrange(1, 5000))
@@ -199,13 +199,13 @@ async def test_random_bytes_are_refused(service: Running) -> None:
     ],
 )
 async def test_bad_uploads_are_refused(service: Running, parts: list[Any], reason: str, field: str) -> None:
-    """With reason and field."""
+    """A malformed upload stream is refused with its reason and field."""
     failure = await failure_of(_upload(service, *parts))
     assert (failure.reason, failure.field) == (reason, field)
 
 
 async def test_an_upload_has_one_stream_at_a_time(service: Running) -> None:
-    """A second one is told so; when the first has gone, the upload goes on."""
+    """A second stream of the same upload is refused until the first one has ended."""
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""The version service over loopback, as a client's calls reach it."""
+"""The version service over loopback, called as by a client."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ ALICE_CALLS = as_tenant('alice')
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service that keeps three versions, of which alice's adapter has 1 to 3."""
+    """A service with a ring of three versions, which contains versions 1 to 3 of Alice's adapter."""
     async with serving(tmp_path, ring_capacity=3, pin_limit=2) as running:
         with acting_for(ALICE):
             for version in (1, 2, 3):
@@ -35,9 +35,9 @@ async def _pin(service: Running, version: int) -> Any:
 
 
 async def test_get_finds_the_newest_or_one_by_number(service: Running) -> None:
-    """0 is the newest."""
-    for asked, expected in ((0, 3), (2, 2)):
-        request = wire.GetVersionRequest(adapter_id='ad-1', version=asked)
+    """A version is found by number, and 0 stands for the newest."""
+    for requested, expected in ((0, 3), (2, 2)):
+        request = wire.GetVersionRequest(adapter_id='ad-1', version=requested)
         found = (await service.versions.GetVersion(request, metadata=ALICE_CALLS)).version
         assert (found.version, found.adapter_id, found.is_pinned) == (expected, 'ad-1', False)
         assert found.digest == make_state(expected).manifest.digest
@@ -45,7 +45,7 @@ async def test_get_finds_the_newest_or_one_by_number(service: Running) -> None:
 
 
 async def test_list_pages_newest_first(service: Running) -> None:
-    """A page token goes on where the page ended, and only for this query."""
+    """Versions are listed in pages, newest first, and a page token is valid for its query only."""
     request = wire.ListVersionsRequest(adapter_id='ad-1', page_size=2)
     first = await service.versions.ListVersions(request, metadata=ALICE_CALLS)
     assert [version.version for version in first.versions] == [3, 2]
@@ -58,7 +58,7 @@ async def test_list_pages_newest_first(service: Running) -> None:
 
 
 async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
-    """Newer ones pass it by; unpinned, it leaves in its turn, which here is at once."""
+    """A pinned version is not evicted by newer ones, and is evicted once it is unpinned."""
     assert (await _pin(service, 1)).version.is_pinned
     for version in (4, 5):
         await service.weights.publish_version('ad-1', make_state(version), version=version)
@@ -71,7 +71,7 @@ async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
 
 
 async def test_pins_are_bounded(service: Running) -> None:
-    """Pinning again what is pinned takes no further place."""
+    """The number of pins is limited, and pinning a pinned version again does not count."""
     await _pin(service, 1)
     await _pin(service, 2)
     await _pin(service, 2)
@@ -80,7 +80,7 @@ async def test_pins_are_bounded(service: Running) -> None:
 
 
 async def test_delete_takes_a_version_that_nothing_needs(service: Running) -> None:
-    """The newest and a pinned one are refused; a deleted one is gone from the disk."""
+    """The newest and pinned versions cannot be deleted; a deleted version is removed from disk."""
     await _pin(service, 2)
     for version in (2, 3):
         request = wire.DeleteVersionRequest(adapter_id='ad-1', version=version)
@@ -107,7 +107,7 @@ def _request(method: str, adapter_id: str, version: int) -> Any:
 
 @pytest.mark.parametrize('method', REQUESTS)
 async def test_foreign_adapter_is_like_none(service: Running, method: str) -> None:
-    """Another tenant is told what it would be told if nothing were there."""
+    """Another tenant's adapter is reported exactly like a missing one."""
     call = getattr(service.versions, method)
     foreign = await failure_of(call(_request(method, 'ad-1', 2), metadata=as_tenant('bob')))
     missing = await failure_of(call(_request(method, 'ad-9', 2), metadata=ALICE_CALLS))
@@ -118,7 +118,7 @@ async def test_foreign_adapter_is_like_none(service: Running, method: str) -> No
 
 @pytest.mark.parametrize('method', [method for method in REQUESTS if method != 'ListVersions'])
 async def test_missing_version_says_which(service: Running, method: str) -> None:
-    """With the number as metadata."""
+    """The error for a missing version contains its number as metadata."""
     failure = await failure_of(getattr(service.versions, method)(_request(method, 'ad-1', 9), metadata=ALICE_CALLS))
     assert (failure.code, failure.reason) == ('NOT_FOUND', 'VERSION_NOT_FOUND')
     assert failure.metadata == {'adapterId': 'ad-1', 'version': '9'}
@@ -127,14 +127,14 @@ async def test_missing_version_says_which(service: Running, method: str) -> None
 @pytest.mark.parametrize('method', REQUESTS)
 @pytest.mark.parametrize('adapter_id', ['', 'a/b', '..', 'x' * 129])
 async def test_bad_adapter_ids_name_the_field(service: Running, method: str, adapter_id: str) -> None:
-    """None of them can become a path."""
+    """An adapter id that could act as a path is refused by field."""
     failure = await failure_of(getattr(service.versions, method)(_request(method, adapter_id, 1), metadata=ALICE_CALLS))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'adapter_id')
 
 
 @pytest.mark.parametrize('method', ['PinVersion', 'UnpinVersion', 'DeleteVersion'])
 async def test_changes_ask_for_an_exact_version_and_the_scope(service: Running, method: str) -> None:
-    """0 is no version to change, and a key that may only sample changes nothing."""
+    """A change needs an exact version and the scope `train`."""
     call = getattr(service.versions, method)
     failure = await failure_of(call(_request(method, 'ad-1', 0), metadata=ALICE_CALLS))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'version')
@@ -143,7 +143,7 @@ async def test_changes_ask_for_an_exact_version_and_the_scope(service: Running, 
 
 
 async def test_bad_paging_names_the_field(service: Running) -> None:
-    """A negative size and a made-up token."""
+    """A negative page size and a made-up page token are refused."""
     request = wire.ListVersionsRequest(adapter_id='ad-1', page_size=-1)
     assert (await failure_of(service.versions.ListVersions(request, metadata=ALICE_CALLS))).field == 'page_size'
     request = wire.ListVersionsRequest(adapter_id='ad-1', page_token='x')

@@ -1,4 +1,4 @@
-"""The real service and the real client: deltas to those who hold a base, segments to those who share its memory."""
+"""Deltas to followers that have a base version, and segments to followers that share memory."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,21 +17,21 @@ from twinkle.data_format import TensorData
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service with memory of its own, called for alice."""
+    """A service with separate shared memory; calls are made for Alice."""
     async with serving(tmp_path) as running:
         with acting_for(ALICE):
             yield running
 
 
 def step(state: PackedState, seed: int) -> PackedState:
-    """Return the state after a small change everywhere."""
+    """Return the state after a small change to every value."""
     bits = np.random.default_rng(seed).integers(0, 4, len(state.data), np.uint8)
     tensors = unpack_state(state.manifest, (np.frombuffer(state.data, np.uint8) ^ bits).tobytes())
     return pack_state(tensors, base_model=state.manifest.base_model, lora_config=state.manifest.lora_config)
 
 
 async def followed(client: WeightClient, publisher: WeightClient, states: list[PackedState]) -> list[ReceivedState]:
-    """Publish states one after the other and return them as a follower gets them."""
+    """Publish states one after the other and return them as a follower receives them."""
     taken: list[ReceivedState] = []
     await publisher.publish_version('ad-1', states[0], version=1)
     async with aclosing(client.follow('ad-1')) as events:
@@ -45,7 +45,7 @@ async def followed(client: WeightClient, publisher: WeightClient, states: list[P
 
 
 async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
-    """The first version is whole, the later ones are a part of their size, and each is bit for bit right."""
+    """A follower without shared memory receives the first version whole and later ones as exact, smaller deltas."""
     states = [make_state(1, size_bytes=3 << 20)]
     states += [step(states[-1], 1), step(states[0], 2)]
     taken = await followed(service.weights, service.weights, states)
@@ -55,7 +55,7 @@ async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
 
 
 async def test_trainer_and_follower_on_the_services_host_move_no_bytes(service: Running, tmp_path: Path) -> None:
-    """From the trainer's tensors to the follower's view of them."""
+    """No bytes are sent between a trainer and a follower that share memory with the service."""
     folder = tmp_path / 'memory'
     publisher, client = (WeightClient(service.channel, segments=Segments(folder)) for _ in range(2))
     states = [make_state(seed, size_bytes=1 << 20) for seed in range(3)]
@@ -67,7 +67,7 @@ async def test_trainer_and_follower_on_the_services_host_move_no_bytes(service: 
 
 
 async def test_versions_of_a_whole_model_take_the_same_ways(service: Running, tmp_path: Path) -> None:
-    """Planned, published, fetched and followed without a LoRA configuration."""
+    """Full-parameter versions can be planned, published, fetched and followed like adapters."""
     weights = {'model.norm.weight': TensorData('bfloat16', (1 << 12,), np.random.default_rng(1).bytes(1 << 13))}
     plan = plan_state(weights, base_model='org/tiny', lora_config=None)
     shared = WeightClient(service.channel, segments=Segments(tmp_path / 'memory'))
@@ -81,8 +81,8 @@ async def test_versions_of_a_whole_model_take_the_same_ways(service: Running, tm
 
 
 async def test_what_killed_services_left_is_removed_when_this_one_ends(tmp_path: Path) -> None:
-    """It may be the last of its host for long, and memory of nobody would stay taken."""
+    """The service removes segments of killed processes when it ends."""
     async with serving(tmp_path):
         left = tmp_path / 'memory' / f'{"0" * 16}.{"1" * 16}'
-        left.write_bytes(b'weights of a process that is gone')
+        left.write_bytes(b'weights of a killed process')
     assert not left.exists()

@@ -1,4 +1,4 @@
-"""Publish, Subscribe and Fetch over loopback: whole states, cut streams, bad frames, foreign tenants."""
+"""Publish, Subscribe and Fetch over loopback: complete states, interrupted streams, and isolation of tenants."""
 
 import asyncio
 import random
@@ -36,14 +36,14 @@ MIB = 1 << 20
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    """A service with an empty store, called for alice by default."""
+    """A service with an empty store; calls are made for Alice by default."""
     async with serving(tmp_path) as running:
         with acting_for(ALICE):
             yield running
 
 
 async def test_published_state_is_fetched_and_followed_bit_for_bit(service: Running) -> None:
-    """What a trainer publishes is what samplers get, newest first, then the mark that it was."""
+    """A published state is fetched and followed bitwise unchanged, followed by the synced mark."""
     state = make_state(1, size_bytes=5 * MIB + 8 * 32)
     version = await service.weights.publish_version('ad-1', state, version=3)
     assert (version.version, version.digest, version.size_bytes) == (
@@ -66,7 +66,7 @@ async def test_published_state_is_fetched_and_followed_bit_for_bit(service: Runn
 
 
 async def test_checkpoint_state_comes_back_with_or_without_the_trainer_section(service: Running) -> None:
-    """The adapter part alone has a manifest and digest of its own."""
+    """A checkpoint can be fetched completely or without its trainer section."""
     state = make_state(1, size_bytes=3 * MIB, is_trainer_included=True)
     target = weights_pb2.CheckpointTarget(name='final', step_count=30)
     saved = (await service.weights.save_checkpoint('ad-1', state, target)).checkpoint
@@ -80,7 +80,7 @@ async def test_checkpoint_state_comes_back_with_or_without_the_trainer_section(s
 
 @pytest.mark.parametrize('seed', range(20))
 async def test_publish_cut_anywhere_leaves_the_old_version(service: Running, seed: int) -> None:
-    """Cut by the client, by an early end or by a damaged byte: nothing of it stays."""
+    """An interrupted or damaged publish leaves the old version and no other files."""
     rng = random.Random(seed)
     old, new = make_state(1), make_state(2, size_bytes=rng.randrange(32, 300_000, 32))
     await service.weights.publish_version('ad-1', old, version=1)
@@ -120,12 +120,12 @@ async def _damage(service: Running, frames: list[Any], rng: random.Random) -> No
     data = rng.randbytes(100)
     bad = chunk_request(StateChunk(0, data, chunk_checksum(data) ^ 1 << rng.randrange(63)))
     failure = await failure_of(service.streams.Publish(stream_of(frames[0], bad)))
-    assert failure.reason in {'CHUNK_CORRUPT', 'INVALID_FIELD'}  # a tiny state ends before the chunk does
+    assert failure.reason in {'CHUNK_CORRUPT', 'INVALID_FIELD'}  # the chunk may extend beyond a small state
 
 
 @pytest.mark.parametrize('seed', range(20))
 async def test_subscribe_resumes_at_any_byte(service: Running, seed: int) -> None:
-    """The bytes before and after the cut are together the state."""
+    """A subscription resumed at any byte sends exactly the remaining bytes."""
     rng = random.Random(seed)
     state = make_state(seed, size_bytes=rng.randrange(32, 3 * MIB, 32))
     await service.weights.publish_version('ad-1', state, version=1)
@@ -140,7 +140,7 @@ async def test_subscribe_resumes_at_any_byte(service: Running, seed: int) -> Non
 
 
 async def test_resume_of_a_version_that_left_sends_the_newest_whole(service: Running) -> None:
-    """What cannot be gone on with is begun anew, never mixed."""
+    """A resume of an evicted version sends the newest version from its first byte."""
     for version in range(1, 7):
         await service.weights.publish_version('ad-1', make_state(version), version=version)
     request = wire.SubscribeRequest(adapter_id='ad-1', resume_version=1, resume_offset=100, is_single=True)
@@ -150,14 +150,14 @@ async def test_resume_of_a_version_that_left_sends_the_newest_whole(service: Run
 
 
 async def test_subscriber_that_holds_the_newest_is_synced_at_once(service: Running) -> None:
-    """No byte is sent twice."""
+    """A subscriber that has the newest version receives only the synced mark."""
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     request = wire.SubscribeRequest(adapter_id='ad-1', held_version=1, is_single=True)
     assert [response.is_synced async for response in service.streams.Subscribe(request)] == [True]
 
 
 async def test_slow_subscriber_holds_up_nobody_and_gets_whole_versions(service: Running) -> None:
-    """While one does not read, others follow and versions are published; it then gets its own and the newest."""
+    """A slow subscriber does not delay others, and receives its version completely and then the newest."""
     big = make_state(1, size_bytes=24 * MIB)
     await service.weights.publish_version('ad-1', big, version=1)
     slow = service.streams.Subscribe(wire.SubscribeRequest(adapter_id='ad-1'))
@@ -176,7 +176,7 @@ async def test_slow_subscriber_holds_up_nobody_and_gets_whole_versions(service: 
 
 
 async def test_publish_again_is_answered_like_the_first_time(service: Running) -> None:
-    """The same version with the same digest is not read again, however often it is sent."""
+    """A repeated publish is answered from the record after its header."""
     state = make_state(1, size_bytes=8 * MIB)
     first = await service.weights.publish_version('ad-1', state, version=1)
     assert await service.weights.publish_version('ad-1', state, version=1) == first
@@ -184,7 +184,7 @@ async def test_publish_again_is_answered_like_the_first_time(service: Running) -
 
 
 async def test_publishing_twice_at_once_makes_one_version(service: Running) -> None:
-    """Whoever commits second gets the first one's answer."""
+    """Concurrent publishes of the same state all return the same version."""
     state = make_state(1, size_bytes=2 * MIB)
     versions = await asyncio.gather(*(service.weights.publish_version('ad-1', state, version=1) for _ in range(5)))
     assert all(version == versions[0] for version in versions)
@@ -192,7 +192,7 @@ async def test_publishing_twice_at_once_makes_one_version(service: Running) -> N
 
 
 async def test_two_writers_of_one_version_cannot_both_win(service: Running) -> None:
-    """One becomes the version, the other is told that it lost."""
+    """One of two concurrent publishes of different states under one number is refused."""
     frames = [publish_frames(make_state(seed, size_bytes=MIB)) for seed in (1, 2)]
     calls = [service.streams.Publish(stream_of(*each)) for each in frames]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -202,7 +202,7 @@ async def test_two_writers_of_one_version_cannot_both_win(service: Running) -> N
 
 @pytest.mark.parametrize('version', [1, 2])
 async def test_older_or_other_version_is_a_conflict(service: Running, version: int) -> None:
-    """A number that is taken, and one below the newest, are refused alike."""
+    """A number that is in use, or below the newest, is refused."""
     await service.weights.publish_version('ad-1', make_state(1), version=2)
     failure = await failure_of(service.streams.Publish(stream_of(*publish_frames(make_state(9), version=version))))
     assert (failure.code, failure.reason) == ('ABORTED', 'VERSION_CONFLICT')
@@ -210,7 +210,7 @@ async def test_older_or_other_version_is_a_conflict(service: Running, version: i
 
 
 async def test_existing_checkpoint_is_replaced_only_where_allowed(service: Running) -> None:
-    """The old state is served until the new one is committed, and then is gone."""
+    """A checkpoint is replaced only if overwriting is allowed, and then the old state is deleted."""
     old, new = make_state(1), make_state(2)
     target = weights_pb2.CheckpointTarget(name='best')
     await service.weights.save_checkpoint('ad-1', old, target)
@@ -223,7 +223,7 @@ async def test_existing_checkpoint_is_replaced_only_where_allowed(service: Runni
 
 
 async def test_another_tenants_state_is_like_one_that_never_was(service: Running) -> None:
-    """Same code, reason, metadata and words, for versions and checkpoints."""
+    """Another tenant's version or checkpoint is reported exactly like a missing one."""
     target = weights_pb2.CheckpointTarget(name='final')
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     await service.weights.save_checkpoint('ad-1', make_state(1), target)
@@ -244,7 +244,7 @@ async def test_another_tenants_state_is_like_one_that_never_was(service: Running
 
 
 async def test_clients_may_not_move_weights_themselves(service: Running) -> None:
-    """Even with every scope; only services may, on a tenant's behalf."""
+    """A client with every scope may not publish, subscribe or fetch."""
     stub = type(service.streams)(service.client_channel)
     metadata = as_tenant('alice')
     calls = [
@@ -257,7 +257,7 @@ async def test_clients_may_not_move_weights_themselves(service: Running) -> None
 
 
 async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Running) -> None:
-    """Only the ring stays, and the newest of all is whole."""
+    """Only the versions of the ring remain after a thousand publishes."""
     for version in range(1, 1001):
         await service.weights.publish_version('ad-1', make_state(version, size_bytes=64), version=version)
     await until(lambda: [each.split('/')[3] for each in service.stored_folders()] == ['1000', '997', '998', '999'])
@@ -267,7 +267,7 @@ async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Runn
 
 
 async def test_versions_survive_a_restart(tmp_path: Path) -> None:
-    """The ring with the newest, the pinned ones and the checkpoints are there again; numbers still count up."""
+    """Pinned and newest versions and checkpoints survive a restart, and numbers stay ascending."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)

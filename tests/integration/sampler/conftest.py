@@ -1,4 +1,4 @@
-"""The engines behind the services of these tests. vLLM's is started once and lent to each test."""
+"""The engines of these tests. vLLM is started once and lent to each test."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ SEQUENCES = 32
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """The oracle, wide enough for every stream of a test."""
+    """The reference engine, large enough for every stream of a test."""
     engine = make_torch_engine(tiny_llama_dir, max_sequences=SEQUENCES, max_batch_tokens=512)
     yield engine
     await engine.close()
@@ -31,7 +31,7 @@ async def lasting_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngi
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def vllm_engine(lasting_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """VLLM with nothing loaded."""
+    """VLLM without loaded versions."""
     loan = Loan(lasting_vllm_engine, whole_weights(tiny_llama_dir, 0))
     yield loan
     await loan.give_back()

@@ -1,4 +1,4 @@
-"""A sampler that belongs to a full-parameter run, behind the real checkpoint service."""
+"""A sampler that serves one full-parameter run, behind the real checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,24 +24,23 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.sampler import TorchSampler
 
-# The first test on vLLM has its start counted in, which takes minutes where others compute, too.
+# The timeout of the first test on vLLM includes the start of the engine, which may take minutes.
 pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
 
 ALICE, BOB = tenant('alice'), tenant('bob')
 FACTORS = {1: 1.25, 2: 0.75, 3: 1.1}
-"""What each version multiplies the model's weights by."""
+"""Factor by which each version multiplies the model's weights."""
 
 
 @asynccontextmanager
 async def following(engine, folder: Path) -> AsyncIterator[Published]:
-    """Serve both services, the sampler following alice's run 'full'."""
+    """Serve both services, with the sampler following Alice's run 'full'."""
     async with serving_both(engine, folder, follow_run='full', follow_tenant='alice') as both:
         both.sampler.versions.start()
         yield both
 
 
 async def publish(both: Published, model: Path, version: int) -> None:
-    """Publish a whole model."""
     with acting_for(ALICE_SERVICE):
         state = whole_state(model, factor=FACTORS[version])
         await both.checkpoint.weights.publish_version('full', state, version=version)
@@ -61,19 +60,19 @@ async def answer_of(both: Published, **wanted: int) -> Answer:
 
 
 async def scores(both: Published, version: int, tokens: list[int]) -> list[float]:
-    """Return the log-probabilities of the tokens after the prompt under exactly a version."""
+    """Return the log-probabilities of the tokens after the prompt under one exact version."""
     request = wire.ComputeLogprobsRequest(base_model='tiny', adapter=run_ref(exact=version), token_ids=[ints(tokens)])
     answer = await both.sampler.stub.ComputeLogprobs(request, metadata=ALICE)
     return numbers(answer.sequences[0].logprobs)[len(PROMPT) :]
 
 
 async def refusal(both: Published, ref: sampling_pb2.AdapterRef | None, caller=ALICE) -> str:
-    """Return the reason a request is refused with."""
+    """Return the reason with which a request is refused."""
     return (await failure_of(both.sampler.stub.Sample(sample_request(ref), metadata=caller))).reason
 
 
 def expected_scores(model: Path, version: int, tokens: list[int]) -> list[float]:
-    """Return what the library's sampler, held to the trainer's bits elsewhere, says of the tokens after the prompt."""
+    """Return the library sampler's log-probabilities of the tokens after the prompt."""
     sampler = TorchSampler(str(model))
     sampler.receive_weights(whole_state(model, factor=FACTORS[version]))
     (scored,) = sampler.sample([*PROMPT, *tokens], {'max_tokens': 0})
@@ -81,7 +80,7 @@ def expected_scores(model: Path, version: int, tokens: list[int]) -> list[float]
 
 
 def greedy(model: Path, version: int) -> list[int]:
-    """Return what transformers draws with a version's weights."""
+    """Return the tokens that transformers draws with the weights of a version."""
     oracle = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
         for parameter in oracle.parameters():
@@ -91,7 +90,7 @@ def greedy(model: Path, version: int) -> list[int]:
 
 
 async def test_each_version_is_answered_with_its_own_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Tokens are those of transformers with the published weights; on the torch engine every bit is the trainer's."""
+    """Tokens equal those of transformers with the published weights; the torch engine matches the trainer bitwise."""
     async with following(real_engine, tmp_path) as both:
         assert await refusal(both, run_ref(0.05)) == 'VERSION_NOT_READY'
         for version in (1, 2):
@@ -109,8 +108,8 @@ async def test_each_version_is_answered_with_its_own_weights(real_engine, tiny_l
         assert await refusal(both, run_ref(0.05, exact=3)) == 'VERSION_NOT_READY'
 
 
-async def test_nobody_else_is_answered(torch_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The plain base model, other adapters and other tenants are refused; the run goes on."""
+async def test_other_requests_are_refused(torch_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """The base model, other adapters and other tenants are refused, and the run continues to be served."""
     async with following(torch_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         await both.publish(1, adapter_id='ad-1')
@@ -130,7 +129,7 @@ async def test_nobody_else_is_answered(torch_engine, tiny_llama_dir: Path, tmp_p
 async def test_running_request_ends_on_the_weights_it_began_with(
     real_engine, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """A version that comes meanwhile waits for it; what is asked for meanwhile waits for the version."""
+    """A new version is not put in place while a request runs, and a request for it waits."""
     async with following(real_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         request = sample_request(run_ref(), params={'temperature': 0.0, 'max_tokens': 64})
@@ -149,7 +148,7 @@ async def test_running_request_ends_on_the_weights_it_began_with(
 
 
 async def aiter_of(versions, choice: AdapterChoice):
-    """Yield the version that is leased for a choice."""
+    """Yield the version leased for a choice."""
     async with versions.lease(ALICE_SERVICE, choice) as version:
         yield version.key.version
 
@@ -157,7 +156,7 @@ async def aiter_of(versions, choice: AdapterChoice):
 async def test_version_that_is_no_whole_model_leaves_the_old_one_serving(
     torch_engine, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """Who wants it is told why not; the run's version stays, and the next good one comes."""
+    """A LoRA version of the run is refused with its reason, and the old version serves until the next valid one."""
     async with following(torch_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         before = await answer_of(both)

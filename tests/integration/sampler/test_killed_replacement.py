@@ -1,7 +1,7 @@
-"""A sampler of a full-parameter run is killed while its base model is replaced: no answer is ever of a mixture.
+"""A sampler of a full-parameter run is killed while its base model is replaced: no answer ever mixes two versions.
 
-Its process is a real one, on the torch engine. Meanwhile a client asks without pause, across the death and the new
-start. Whatever it was told, whole answers and parts of answers that broke off, has to be one version's.
+The sampler is a real process on the torch engine. A client sends requests continuously, across kill and restart. Every
+answer that it receives, complete or broken off, must belong to a single version.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ ALICE = tenant('alice')
 RUN = whole_publisher.RUN
 TOKENS = 24
 SEEDS = 8
-"""Of a version so many answers are heard again and again: each is checked, and few have to be scored."""
+"""Number of distinct answers per version; repeated answers are scored only once."""
 CLOSE, FAR = 1e-4, 1e-2
-"""A version's log-probabilities are closer than CLOSE; another's, and a mixture's, are farther than FAR somewhere."""
+"""Log-probabilities of one version differ by less than CLOSE, those of another or of a mixture by more than FAR."""
 
 
 def factor_of(version: int) -> float:
-    """Return what a version multiplies the model's weights by; consecutive ones are far apart."""
+    """Return the factor by which a version multiplies the model's weights; consecutive ones differ strongly."""
     return (1.25, 0.75, 1.1, 0.9)[version % 4]
 
 
@@ -59,7 +59,7 @@ def ref(seconds: float = 60, **wanted: int) -> sampling_pb2.AdapterRef:
 
 
 class Oracle:
-    """What each version says, by the library's own sampler."""
+    """Scores tokens under each version with the library's sampler."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
@@ -75,11 +75,11 @@ class Oracle:
         return scores_of(self.of_version(version), tokens)
 
     def mixture(self, old: int, new: int, count: int) -> TorchSampler:
-        """Return what a sampler would be that has the first `count` weights new and the others old."""
+        """Return a sampler with the first `count` weights of `new` and the others of `old`."""
         arrays = load_file(self._model / 'model.safetensors')
         tensors = {
-            name: TensorData.from_numpy(array * np.float32(factor_of(new if place < count else old)))
-            for place, (name, array) in enumerate(arrays.items())
+            name: TensorData.from_numpy(array * np.float32(factor_of(new if index < count else old)))
+            for index, (name, array) in enumerate(arrays.items())
         }
         sampler = TorchSampler(str(self._model))
         sampler.receive_weights(pack_state(tensors, base_model='tiny', lora_config=None))
@@ -93,36 +93,35 @@ def scores_of(sampler: TorchSampler, tokens: Sequence[int]) -> list[float]:
 
 
 @dataclass
-class Heard:
-    """What the client was told, whole or in part."""
+class Received:
+    """A complete or partial answer that the client received."""
 
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     version: int = 0
-    """0: it broke off before its end told."""
+    """Version named at the end of the answer; 0 if it broke off."""
 
 
 @dataclass
 class Scene:
-    """The services and the client; processes come and go."""
+    """The services and the client; processes are killed and restarted."""
 
     model: Path
     folder: Path
     checkpoint: ServiceProcess
     settings: dict[str, object]
     sampler: SamplerProcess | None = None
-    heard: list[Heard] = field(default_factory=list[Heard])
+    received: list[Received] = field(default_factory=list[Received])
     refusals: set[str] = field(default_factory=set[str])
 
     async def publish(self, version: int) -> None:
-        """Publish a version whole."""
         state = whole_state(self.model, factor=factor_of(version), base_model=str(self.model))
         async with open_channel(self.checkpoint.address) as channel:
             with acting_for(ALICE_SERVICE):
                 await WeightClient(channel).publish_version(RUN, state, version=version)
 
     async def begin_to_publish(self, version: int, messages: int) -> None:
-        """Have a trainer die in the middle of publishing a version."""
+        """Let a trainer die in the middle of publishing a version."""
         arguments = (self.checkpoint.address, self.model, version, factor_of(version), messages)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, '-m', 'fixtures.whole_publisher'),
@@ -137,23 +136,23 @@ class Scene:
         return self.sampler
 
     async def restart_checkpoint(self) -> None:
-        """Start the checkpoint service again, where it was."""
+        """Start the checkpoint service again on the same port."""
         self.checkpoint = await start_checkpoint(self.folder, self.checkpoint.address)
 
     async def answer(self, **wanted: int) -> Answer:
-        """Return a greedy answer of the sampler that runs."""
+        """Return a greedy answer of the running sampler."""
         assert self.sampler is not None
         request = sample_request(ref(**wanted), base_model=str(self.model), params=PARAMS)
         return await read_answer(self.sampler.stub.Sample(request, metadata=ALICE))
 
     async def refusal(self, seconds: float = 0.05, **wanted: int) -> str:
-        """Return the reason a request is refused with."""
+        """Return the reason with which a request is refused."""
         assert self.sampler is not None
         request = sample_request(ref(seconds, **wanted), base_model=str(self.model), params=PARAMS)
         return (await failure_of(self.sampler.stub.Sample(request, metadata=ALICE))).reason
 
     async def keep_asking(self) -> None:
-        """Ask one question after the other, until cancelled."""
+        """Send one request after the other until cancelled."""
         async with grpc.aio.insecure_channel(str(self.settings['listen']), options=QUICK) as channel:
             stub = type(self.sampler.stub)(channel) if self.sampler else None
             assert stub is not None
@@ -163,34 +162,34 @@ class Scene:
                 await self._ask(stub.Sample(request, metadata=ALICE))
 
     async def _ask(self, call: grpc.aio.UnaryStreamCall) -> None:
-        heard = Heard()
+        received = Received()
         try:
             async for response in call:
                 if response.HasField('delta'):
-                    heard.tokens += numbers(response.delta.token_ids)
-                    heard.logprobs += numbers(response.delta.logprobs)
+                    received.tokens += numbers(response.delta.token_ids)
+                    received.logprobs += numbers(response.delta.logprobs)
                 elif response.HasField('finished'):
                     ((span),) = response.finished.version_spans
-                    heard.version = span.version
+                    received.version = span.version
         except grpc.aio.AioRpcError as error:
             self.refusals.add(error.code().name)
-        if heard.tokens:
-            self.heard.append(heard)
+        if received.tokens:
+            self.received.append(received)
 
 
 PARAMS = {'temperature': 0.0, 'max_tokens': TOKENS}
 QUICK = (('grpc.initial_reconnect_backoff_ms', 50), ('grpc.max_reconnect_backoff_ms', 200))
-"""A client that comes back soon after its server has."""
+"""Channel options for a quick reconnect."""
 
 
 async def start_checkpoint(folder: Path, address: str) -> ServiceProcess:
-    """Start the checkpoint service there."""
+    """Start the checkpoint service at an address."""
     return await ServiceProcess.start(folder, f'listen={address}', 'telemetry.log_level=ERROR')
 
 
 @asynccontextmanager
 async def staged(folder: Path, model: Path) -> AsyncIterator[Scene]:
-    """Yield a scene with the checkpoint service; whatever runs at the end is killed."""
+    """Yield a scene with a checkpoint service; all running processes are killed at the end."""
     checkpoint = await start_checkpoint(folder, f'127.0.0.1:{free_port()}')
     settings: dict[str, object] = {
         'listen': f'127.0.0.1:{free_port()}',
@@ -212,7 +211,7 @@ async def staged(folder: Path, model: Path) -> AsyncIterator[Scene]:
 
 @asynccontextmanager
 async def asking(scene: Scene) -> AsyncIterator[None]:
-    """Have the client ask within this block."""
+    """Let the client send requests within this block."""
     task = asyncio.create_task(scene.keep_asking())
     try:
         yield
@@ -223,35 +222,37 @@ async def asking(scene: Scene) -> AsyncIterator[None]:
 
 
 def check_whole(answer: Answer, version: int, oracle: Oracle) -> None:
-    """Hold an answer to a version."""
+    """Check that an answer belongs to a version."""
     assert answer.spans == [[(version, 0, TOKENS)]]
     assert answer.logprobs[0] == pytest.approx(oracle.scores(version, tuple(answer.tokens[0])), rel=0, abs=CLOSE)
 
 
-def check_heard(scene: Scene, oracle: Oracle, versions: Sequence[int]) -> None:
-    """Hold all that the client heard to one version each: the one that was named, or any where it broke off."""
-    assert scene.heard
-    for heard in scene.heard:
-        tokens = tuple(heard.tokens)
-        possible = [heard.version] if heard.version else versions
+def check_received(scene: Scene, oracle: Oracle, versions: Sequence[int]) -> None:
+    """Check that each answer belongs to one version: the named one, or any if it was broken off."""
+    assert scene.received
+    for received in scene.received:
+        tokens = tuple(received.tokens)
+        possible = [received.version] if received.version else versions
         assert any(
-            heard.logprobs == pytest.approx(oracle.scores(version, tokens), rel=0, abs=CLOSE) for version in possible
+            received.logprobs == pytest.approx(oracle.scores(version, tokens), rel=0, abs=CLOSE) for version in possible
         )
-    assert {heard.version for heard in scene.heard} - {0} <= set(versions)
+    assert {received.version for received in scene.received} - {0} <= set(versions)
 
 
-def places(model: Path) -> list[str]:
-    """Return where a sampler dies at its second replacement: around it, and at its first, middle and last weight."""
+def failpoints_of(model: Path) -> list[str]:
+    """Return the failpoints of the second replacement: around it, and at its first, middle and last weight."""
     count = len(load_file(model / 'model.safetensors'))
-    middle = [f'replacement.tensor={count + place}' for place in (2, count // 2, count)]
+    middle = [f'replacement.tensor={count + index}' for index in (2, count // 2, count)]
     return ['replacement.staged=2', 'replacement.begun=2', *middle, 'replacement.done=2', 'replacement.served=2']
 
 
 async def test_a_mixture_would_be_noticed(tiny_llama_dir: Path) -> None:
-    """Half of one version and half of the other scores unlike both; so does the model as it was loaded."""
+    """A mixture of two versions, and the original model, score clearly differently from both versions."""
     oracle, tokens = Oracle(tiny_llama_dir), tuple(range(50, 50 + TOKENS))
     count = len(load_file(tiny_llama_dir / 'model.safetensors'))
-    wrong = [oracle.mixture(1, 2, place) for place in (1, count // 2, count - 1)] + [TorchSampler(str(tiny_llama_dir))]
+    wrong = [oracle.mixture(1, 2, position) for position in (1, count // 2, count - 1)] + [
+        TorchSampler(str(tiny_llama_dir))
+    ]
     for sampler in wrong:
         for version in (1, 2):
             mine, its = scores_of(sampler, tokens), oracle.scores(version, tokens)
@@ -259,13 +260,13 @@ async def test_a_mixture_would_be_noticed(tiny_llama_dir: Path) -> None:
 
 
 async def test_killed_in_a_replacement_it_comes_back_with_a_whole_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Wherever it dies, what is answered before, meanwhile and after is the old version's or the new one's."""
+    """All answers before, during and after a kill at any failpoint belong to the old or the new version."""
     oracle = Oracle(tiny_llama_dir)
     async with staged(tmp_path, tiny_llama_dir) as scene:
         await scene.publish(1)
         old = 1
-        for place in places(tiny_llama_dir):
-            process = await scene.start_sampler(place)
+        for armed in failpoints_of(tiny_llama_dir):
+            process = await scene.start_sampler(armed)
             check_whole(await scene.answer(at_least=old), old, oracle)
             async with asking(scene):
                 await scene.publish(old + 1)
@@ -274,16 +275,16 @@ async def test_killed_in_a_replacement_it_comes_back_with_a_whole_version(tiny_l
         await scene.start_sampler()
         check_whole(await scene.answer(at_least=old), old, oracle)
         assert await scene.refusal(exact=old - 1) == 'VERSION_NOT_FOUND'
-    assert old == 1 + len(places(tiny_llama_dir))
-    check_heard(scene, oracle, range(1, old + 1))
+    assert old == 1 + len(failpoints_of(tiny_llama_dir))
+    check_received(scene, oracle, range(1, old + 1))
 
 
 async def test_without_the_checkpoint_service_it_does_not_answer_from_what_it_loaded(
     tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """Both die in the middle: the sampler that comes back alone refuses, and then serves what was published."""
+    """A restarted sampler refuses requests until it reaches the checkpoint service, then serves the newest version."""
     oracle = Oracle(tiny_llama_dir)
-    middle = places(tiny_llama_dir)[3]
+    middle = failpoints_of(tiny_llama_dir)[3]
     async with staged(tmp_path, tiny_llama_dir) as scene:
         await scene.publish(1)
         process = await scene.start_sampler(middle)
@@ -296,12 +297,12 @@ async def test_without_the_checkpoint_service_it_does_not_answer_from_what_it_lo
             assert await scene.refusal() == 'VERSION_NOT_READY'
             await scene.restart_checkpoint()
             check_whole(await scene.answer(at_least=2), 2, oracle)
-    check_heard(scene, oracle, (1, 2))
+    check_received(scene, oracle, (1, 2))
     assert 'UNAVAILABLE' in scene.refusals
 
 
 async def test_what_a_killed_trainer_left_half_sent_is_no_version(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Trainer and sampler die: what comes back is exactly the old version, until the new one is published whole."""
+    """A version that a killed trainer published partially is never served."""
     oracle = Oracle(tiny_llama_dir)
     async with staged(tmp_path, tiny_llama_dir) as scene:
         await scene.publish(1)
@@ -315,5 +316,5 @@ async def test_what_a_killed_trainer_left_half_sent_is_no_version(tiny_llama_dir
             assert await scene.refusal(at_least=2) == 'VERSION_NOT_READY'
             await scene.publish(2)
             check_whole(await scene.answer(at_least=2), 2, oracle)
-    check_heard(scene, oracle, (1, 2))
+    check_received(scene, oracle, (1, 2))
     assert 'UNAVAILABLE' in scene.refusals

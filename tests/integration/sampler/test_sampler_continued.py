@@ -1,4 +1,4 @@
-"""Requests taken up by another sampler over loopback: nothing lost, nothing twice, and for internal callers alone."""
+"""Requests continued by another sampler over loopback: nothing is lost or repeated, and only services may continue."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -32,7 +32,7 @@ EXACT = sampling_pb2.AdapterRef(adapter_id='ad-1', exact=1)
 
 @pytest.fixture(params=['fake', 'torch'])
 async def samplers(request: pytest.FixtureRequest, tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Any]:
-    """Two samplers with engines of one kind, and one source of weights."""
+    """Two samplers with engines of the same kind and one source of weights."""
     source = FakeWeightSource()
     source.publish('alice', lora_weights(1))
     limits = EngineConfig(max_sequences=4, max_batch_tokens=64, prefill_chunk_tokens=32)
@@ -47,7 +47,7 @@ async def samplers(request: pytest.FixtureRequest, tiny_llama_dir: Path, tmp_pat
 
 
 class Delivered:
-    """What a reader has of a stream."""
+    """The events of a stream that its reader has received."""
 
     def __init__(self, count: int) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(count)]
@@ -57,7 +57,7 @@ class Delivered:
         self.prompts = 0
 
     def take(self, response: wire.SampleResponse) -> None:
-        """Add an event; nothing may follow an end."""
+        """Add an event; no event may follow the end of a sequence."""
         kind = response.WhichOneof('event')
         if kind == 'prompt':
             self.prompts += 1
@@ -73,7 +73,7 @@ class Delivered:
         self.logprobs[event.sequence_index] += numbers(event.logprobs)
 
     def so_far(self) -> list[wire.SequenceSoFar]:
-        """Return what another sampler has to know."""
+        """Return the continuation that another sampler needs."""
         return [
             wire.SequenceSoFar(sequence_index=index, token_ids=ints(tokens), is_finished=end is not None)
             for index, (tokens, end) in enumerate(zip(self.tokens, self.ends, strict=True))
@@ -82,7 +82,7 @@ class Delivered:
 
 @pytest.mark.parametrize('ref', [None, EXACT], ids=['base', 'adapter'])
 async def test_stream_goes_on_elsewhere_to_the_same_end(samplers, ref):
-    """Cut behind any event, the second sampler brings the rest: tokens, log-probabilities, text, ends and spans."""
+    """A stream interrupted after any event is completed by the second sampler with the same result."""
     one, two = samplers
     params = {'max_tokens': 8, 'seed': 5, 'sample_count': 2, 'stop_strings': ['th'], 'presence_penalty': 0.5}
     responses = [response async for response in one.stub.Sample(sample_request(ref, params=params), metadata=CLIENT)]
@@ -103,14 +103,14 @@ async def test_stream_goes_on_elsewhere_to_the_same_end(samplers, ref):
 
 
 async def test_only_services_go_on_for_others(samplers):
-    """A client cannot put tokens into a sequence that its weights did not draw."""
+    """A client may not continue a sequence."""
     request = sample_request(continued=[wire.SequenceSoFar(token_ids=ints([5]))])
     refused = await failure_of(samplers[0].stub.Sample(request, metadata=CLIENT))
     assert (refused.code, refused.reason) == ('PERMISSION_DENIED', 'SCOPE_MISSING')
 
 
 async def test_weights_are_named_exactly(samplers):
-    """The newest version may not be the one that drew the tokens so far."""
+    """A continuation must name an exact version."""
     latest = sampling_pb2.AdapterRef(adapter_id='ad-1')
     request = sample_request(latest, continued=[wire.SequenceSoFar(token_ids=ints([5]))])
     refused = await failure_of(samplers[0].stub.Sample(request, metadata=INTERNAL))
@@ -118,7 +118,7 @@ async def test_weights_are_named_exactly(samplers):
 
 
 async def test_tokens_that_cannot_be_are_refused(samplers):
-    """More tokens than the request allows were never drawn for it."""
+    """A continuation with more tokens than the request allows is refused."""
     request = sample_request(continued=[wire.SequenceSoFar(token_ids=ints([5] * 7))])
     refused = await failure_of(samplers[0].stub.Sample(request, metadata=INTERNAL))
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'continued')

@@ -1,4 +1,4 @@
-"""Many streams and large batches: memory stays bounded, whoever reads slowly, and everything ends once."""
+"""Many streams and large batches: memory stays bounded and every request ends exactly once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ PROMPTS = 1000
 
 @pytest.fixture
 async def engine(tiny_llama_dir: Path) -> AsyncIterator[TorchEngine]:
-    """An engine with room for all streams, whose readers may be a few events behind."""
+    """An engine with space for all streams and small mailboxes."""
     limits = EngineConfig(max_sequences=STREAMS, max_batch_tokens=512, prefill_chunk_tokens=32)
     folder = str(tiny_llama_dir)
     made = TorchEngine(TorchEngineOptions(base_model='tiny', folder=folder, limits=limits, mailbox_events=MAILBOX))
@@ -53,26 +53,26 @@ def request_of(number: int) -> GenerationRequest:
 
 
 async def test_slow_readers_keep_memory_bounded(engine):
-    """200 streams that nobody reads stop after a few events each; read again, they lose nothing."""
+    """Unread streams stop after a few events each, and lose nothing when they are read again."""
     streams = [engine.generate(request_of(number)) for number in range(STREAMS)]
     for stream in streams:
         await anext(stream)
     while engine.load.running_sequences < STREAMS or engine.step_rows:
-        await engine.abort('nobody')
-    # One step may bring an event after the box is full, and the reader took one.
+        await engine.abort('unknown')
+    # One step may add an event to a full mailbox, and the reader has taken one.
     assert engine.buffered_events <= STREAMS * (MAILBOX + 1)
     rest = [[event async for event in stream] for stream in streams[:20]]
-    # 40 tokens and the end; the prompt was taken first.
+    # 40 tokens and the end; the prompt event was read before.
     assert {len(events) for events in rest} == {41}
     for stream in streams[20:]:
         await stream.aclose()
     while engine.load.running_sequences:
-        await engine.abort('nobody')
+        await engine.abort('unknown')
     assert engine.buffered_events == 0
 
 
 async def test_thousand_streams_finish(sampler):
-    """All are served, those that found no place in their turn, and nothing stays behind."""
+    """A thousand streams all finish and leave nothing behind, although most have to wait for a slot."""
     calls = [
         sampler.stub.Sample(sample_request(params={'max_tokens': 4, 'seed': number}), metadata=ALICE)
         for number in range(PROMPTS)
@@ -83,7 +83,7 @@ async def test_thousand_streams_finish(sampler):
 
 
 async def test_batch_of_a_thousand_prompts_finishes_each_once(sampler):
-    """Answers come as they finish, with their indices; equal prompts draw the same, the longest is not waited for."""
+    """Results come in the order in which they finish, and equal prompts draw equal tokens."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([1, 3 + number % 300, 7])) for number in range(PROMPTS)]
     prompts[0] = sampling_pb2.Prompt(token_ids=ints([1] * 400))
     request = wire.SampleBatchRequest(
@@ -104,7 +104,7 @@ async def test_batch_of_a_thousand_prompts_finishes_each_once(sampler):
 
 
 async def test_leaving_a_batch_frees_everything(sampler):
-    """A reader that goes after one answer takes the rest with it."""
+    """Cancelling a batch after one result frees all of its sequences."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([1, 3 + number % 300])) for number in range(PROMPTS)]
     params = sampling_pb2.SamplingParams(max_tokens=3, sample_count=8, top_logprob_count=20, is_eos_ignored=True)
     call = sampler.stub.SampleBatch(
@@ -117,7 +117,7 @@ async def test_leaving_a_batch_frees_everything(sampler):
 
 
 async def test_thousand_sequences_are_scored_in_their_order(sampler):
-    """Scores come in the order of the request, each that of its sequence."""
+    """Scores are returned in the order of the request."""
     request = wire.ComputeLogprobsRequest(
         base_model='tiny', token_ids=[ints([1, 3 + number % 7, 9]) for number in range(PROMPTS)]
     )

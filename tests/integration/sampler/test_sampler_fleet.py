@@ -1,4 +1,4 @@
-"""A sampler in the fleet of a real gateway over loopback: it joins, tells what it holds, and leaves when asked."""
+"""A sampler in the fleet of a real gateway over loopback: it joins, reports its versions, and drains on request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -40,7 +40,7 @@ ALICE = Caller(tenant_id='alice', is_internal=True)
 
 @dataclass
 class Member:
-    """A sampler that runs as its process would run it."""
+    """A sampler that runs as in its process."""
 
     engine: FakeSamplerEngine
     source: FakeWeightSource
@@ -50,7 +50,7 @@ class Member:
 
 @asynccontextmanager
 async def member(gateway: RunningGateway, folder: Path) -> AsyncIterator[Member]:
-    """Make a sampler of the fleet of `gateway`; it serves while `Member.serve` runs."""
+    """Create a sampler in the fleet of `gateway`; it serves while `Member.serve` runs."""
     config = SamplerConfig(
         base_model='tiny',
         state_dir=folder,
@@ -72,7 +72,6 @@ async def member(gateway: RunningGateway, folder: Path) -> AsyncIterator[Member]
 
 @asynccontextmanager
 async def serving(sampler: Member) -> AsyncIterator[asyncio.Task[None]]:
-    """Serve within this block."""
     task = asyncio.create_task(sampler.serve())
     try:
         yield task
@@ -89,14 +88,14 @@ async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
 
 
 class Fleet:
-    """The fleet as an operator sees it."""
+    """The fleet as seen by an operator."""
 
     def __init__(self, gateway: RunningGateway, metadata: Any) -> None:
         self._stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
         self._metadata = metadata
 
     async def until(self, is_so: Any) -> wire.Replica | None:
-        """Watch until a sampler is as `is_so` says; None where it left first."""
+        """Watch until a sampler satisfies `is_so`; return None if it leaves first."""
         call = self._stub.WatchFleet(wire.WatchFleetRequest(), metadata=self._metadata)
         try:
             async for event in call:
@@ -109,23 +108,21 @@ class Fleet:
         return None
 
     async def replica_ids(self) -> list[str]:
-        """Return the samplers there are."""
         answer = await self._stub.ListReplicas(wire.ListReplicasRequest(), metadata=self._metadata)
         return [replica.replica_id for replica in answer.replicas if replica.service == 'sampler']
 
     async def drain(self, replica_id: str) -> None:
-        """Ask a replica to leave."""
         await self._stub.Drain(wire.DrainRequest(replica_id=replica_id), metadata=self._metadata)
 
 
 @pytest.fixture
 async def fleet(gateway: RunningGateway) -> Fleet:
-    """The fleet."""
+    """The fleet of the gateway."""
     return Fleet(gateway, ADMIN)
 
 
 async def test_sampler_joins_and_tells_what_it_holds(gateway, fleet, tmp_path):
-    """Its address, model, engine and load are there, and a version as soon as it is held."""
+    """The fleet shows the address, model, engine, load and resident versions of a sampler."""
     async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler):
         replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
         assert (replica.engine, list(replica.base_models)) == ('torch', ['tiny'])
@@ -137,7 +134,7 @@ async def test_sampler_joins_and_tells_what_it_holds(gateway, fleet, tmp_path):
 
 
 async def test_asked_to_leave_it_finishes_and_ends_well(gateway, fleet, tmp_path):
-    """A stream that runs is served to its end; then the process would end with 0, and the fleet has forgotten it."""
+    """A drained sampler finishes its running stream, ends without an error, and leaves the fleet."""
     async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler) as task:
         replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
         channel = open_channel(replica.address, internal_token=TOKEN)
@@ -159,7 +156,7 @@ async def test_asked_to_leave_it_finishes_and_ends_well(gateway, fleet, tmp_path
 
 
 async def test_engine_that_fails_ends_the_service(gateway, tmp_path):
-    """Whoever supervises the process sees that it failed."""
+    """The process exits with an error when its engine fails."""
     async with member(gateway, tmp_path / 'sampler') as sampler:
         sampler.engine.failed.set()
         with pytest.raises(SystemExit):

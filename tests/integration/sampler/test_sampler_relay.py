@@ -1,4 +1,4 @@
-"""Versions passed on by samplers over loopback: a chain of them, and what happens when one of it is gone."""
+"""Versions relayed by samplers over loopback: a chain of samplers, and the loss of one of them."""
 
 import asyncio
 import socket
@@ -30,20 +30,20 @@ NOWHERE = '127.0.0.1:1'
 
 
 class Node:
-    """A sampler of a chain: its engine, its service and where its weights come from."""
+    """A sampler of a chain: its engine, its service and its sources of weights."""
 
     def __init__(self, stack: AsyncExitStack, running: RunningSampler, sources: WeightSources) -> None:
         self.stack, self.running, self.sources = stack, running, sources
 
     @property
     def engine(self) -> FakeSamplerEngine:
-        """What holds the versions."""
+        """The engine with the loaded versions."""
         engine = self.running.engine
         assert isinstance(engine, FakeSamplerEngine)
         return engine
 
     async def sampled(self, version: int) -> int:
-        """Sample from at least that version and return which it was."""
+        """Sample from at least that version and return the version that answered."""
         ref = sampling_pb2.AdapterRef(adapter_id='ad-1', at_least=version)
         ref.wait_timeout.FromTimedelta(timedelta(seconds=60))
         answer = await read_answer(self.running.stub.Sample(sample_request(ref), metadata=ALICE))
@@ -57,7 +57,7 @@ async def publish(checkpoint: Running, version: int) -> None:
 
 
 async def node(checkpoint_address: str, folder: Path, *, relay: Node | None, segments: Segments | None) -> Node:
-    """Start a sampler that takes weights from `relay`, if any."""
+    """Start a sampler that takes weights from `relay`, if given."""
     stack = AsyncExitStack()
     sources = WeightSources(checkpoint_address, segments=segments)
     stack.push_async_callback(sources.close)
@@ -73,20 +73,20 @@ async def node(checkpoint_address: str, folder: Path, *, relay: Node | None, seg
 
 @pytest.fixture
 async def checkpoint(tmp_path: Path) -> AsyncIterator[Running]:
-    """The service that versions are published to."""
+    """The service to which versions are published."""
     async with serving(tmp_path / 'checkpoint', ring_capacity=8) as running:
         yield running
 
 
 @asynccontextmanager
 async def chained(first: str, others: str, folder: Path, *, is_shared: bool) -> AsyncIterator[list[Node]]:
-    """Run three samplers, each behind the one before.
+    """Run three samplers in a chain: each takes weights from the one before.
 
     Args:
-        first: the checkpoint service of the first one.
-        others: that of the others.
-        folder: of their states.
-        is_shared: whether weights go by shared memory.
+        first: Address of the checkpoint service for the first sampler.
+        others: Address of the checkpoint service for the others.
+        folder: Folder for their state.
+        is_shared: Whether weights are exchanged through shared memory.
     """
     segments = Segments(folder / 'segments') if is_shared else None
     nodes: list[Node] = []
@@ -101,14 +101,14 @@ async def chained(first: str, others: str, folder: Path, *, is_shared: bool) -> 
 
 @pytest.fixture(params=['bytes', 'shared'])
 async def chain(request: pytest.FixtureRequest, checkpoint: Running, tmp_path: Path) -> AsyncIterator[list[Node]]:
-    """Three samplers, with and without shared memory, that all reach the checkpoint service."""
+    """Three samplers that all reach the checkpoint service, with and without shared memory."""
     is_shared = request.param == 'shared'
     async with chained(checkpoint.address, checkpoint.address, tmp_path, is_shared=is_shared) as nodes:
         yield nodes
 
 
 def check_weights(item: Node, version: int) -> None:
-    """Compare what an engine holds of a version with what was published."""
+    """Compare an engine's weights of a version with the published ones."""
     held = item.engine.loaded[VersionKey(AdapterKey('alice', 'ad-1'), version)]
     for name, tensor in lora_tensors(version).items():
         assert bytes(held.tensors[name].data) == bytes(tensor.data)
@@ -116,7 +116,7 @@ def check_weights(item: Node, version: int) -> None:
 
 @pytest.mark.parametrize('is_shared', [False, True])
 async def test_versions_go_down_the_chain(checkpoint, tmp_path, is_shared):
-    """The last one, which cannot reach the checkpoint service, gets every version, bit for bit."""
+    """The last sampler, which cannot reach the checkpoint service, receives every version bitwise unchanged."""
     async with chained(checkpoint.address, NOWHERE, tmp_path, is_shared=is_shared) as chain:
         for version in range(1, VERSIONS + 1):
             await publish(checkpoint, version)
@@ -125,7 +125,7 @@ async def test_versions_go_down_the_chain(checkpoint, tmp_path, is_shared):
 
 
 async def test_losing_the_middle_loses_nothing(chain, checkpoint):
-    """Its subscriber asks the checkpoint service at once: no version is missed, no stream answers with another."""
+    """A sampler whose relay ends continues from the checkpoint service without missing a version."""
     await publish(checkpoint, 1)
     assert [await item.sampled(1) for item in chain] == [1, 1, 1]
     for version in range(2, 12):
@@ -138,7 +138,7 @@ async def test_losing_the_middle_loses_nothing(chain, checkpoint):
 
 
 async def test_relay_that_does_not_answer_is_left(checkpoint, tmp_path):
-    """One that takes the call and is silent costs its patience, once; its connection is not kept."""
+    """A silent relay is abandoned after the patience, and its connection is closed."""
     sources = WeightSources(checkpoint.address, patience=timedelta(seconds=0.05))
     with socket.create_server(('127.0.0.1', 0)) as silent:
         sources.use_relay(f'127.0.0.1:{silent.getsockname()[1]}')
@@ -152,7 +152,7 @@ async def test_relay_that_does_not_answer_is_left(checkpoint, tmp_path):
 
 
 def _read_to_end(listener: socket.socket) -> None:
-    """Return when the other end has closed the connection."""
+    """Return when the peer has closed the connection."""
     connection, _ = listener.accept()
     with connection:
         while connection.recv(4096):
@@ -160,17 +160,17 @@ def _read_to_end(listener: socket.socket) -> None:
 
 
 async def test_fleet_moves_a_sampler_to_another_place(chain, checkpoint):
-    """When it is told of another relay, or of none, what it follows goes on from there."""
+    """A sampler that is assigned another relay, or none, continues to follow from there."""
     await publish(checkpoint, 1)
     assert await chain[2].sampled(1) == 1
-    for version, place in ((2, ''), (3, chain[0].running.address), (4, NOWHERE), (5, '')):
-        chain[2].sources.use_relay(place)
+    for version, address in ((2, ''), (3, chain[0].running.address), (4, NOWHERE), (5, '')):
+        chain[2].sources.use_relay(address)
         await publish(checkpoint, version)
         assert await chain[2].sampled(version) == version
 
 
 async def test_weights_are_relayed_to_services_alone(chain, checkpoint):
-    """A client's key cannot take weights from a sampler, nor can another tenant's service call see them."""
+    """A service call for another tenant does not see the weights."""
     await publish(checkpoint, 1)
     await chain[0].sampled(1)
     channel = open_channel(chain[0].running.address)
@@ -187,7 +187,7 @@ async def test_weights_are_relayed_to_services_alone(chain, checkpoint):
 
 
 async def test_address_of_the_checkpoint_service_may_come_later(checkpoint, tmp_path):
-    """A request waits for it, as long as it waits for its version."""
+    """A request waits for its version until the address of the checkpoint service is known."""
     sources = WeightSources()
     async with serving_sampler(FakeSamplerEngine(), sources, tmp_path / 'sampler') as running:
         await publish(checkpoint, 1)

@@ -1,4 +1,4 @@
-"""The sampler service over loopback: streams, batches, scores, ends of every kind, refusals."""
+"""The sampler service over loopback: streams, batches, scores, aborts, pauses and refusals."""
 
 import asyncio
 import math
@@ -49,13 +49,13 @@ async def engine(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncI
 
 @pytest.fixture
 async def sampler(engine: SamplerEngine, tmp_path: Path) -> AsyncIterator[RunningSampler]:
-    """A service on that engine, with no adapters."""
+    """A service on that engine, without adapters."""
     async with serving_sampler(engine, FakeWeightSource(), tmp_path, queue_length=3) as running:
         yield running
 
 
 async def test_stream_has_prompt_tokens_and_ends(sampler):
-    """The prompt comes first, tokens and text add up, each sequence ends once with its spans."""
+    """A stream has the prompt first, then tokens, and one end with version spans per sequence."""
     params = {'seed': 1, 'sample_count': 2, 'top_logprob_count': 2}
     answer = await read_answer(sampler.stub.Sample(sample_request(params=params), metadata=ALICE), 2)
     assert numbers(answer.prompt.token_ids) == PROMPT
@@ -66,7 +66,7 @@ async def test_stream_has_prompt_tokens_and_ends(sampler):
 
 
 async def test_text_and_chat_are_prompts(sampler):
-    """Both become tokens, which the answer tells."""
+    """Text and chat prompts are encoded, and the response contains their tokens."""
     turn = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.ContentPart(text='hi')])
     chat = sampling_pb2.ChatPrompt(trajectory=message_pb2.Trajectory(messages=[turn]))
     for prompt in (sampling_pb2.Prompt(text='hello'), sampling_pb2.Prompt(chat=chat)):
@@ -76,7 +76,7 @@ async def test_text_and_chat_are_prompts(sampler):
 
 
 async def test_cancelling_the_call_empties_the_engine(sampler):
-    """The client leaves after two events; its sequences go with it."""
+    """A cancelled call's sequences leave the engine."""
     call = sampler.stub.Sample(sample_request(params={**LONG, 'sample_count': 2}), metadata=ALICE)
     await anext(aiter(call))
     await anext(aiter(call))
@@ -85,7 +85,7 @@ async def test_cancelling_the_call_empties_the_engine(sampler):
 
 
 async def test_deadline_empties_the_engine(sampler):
-    """A call whose deadline passes is told so, and its sequences end."""
+    """A call whose deadline passes fails with DEADLINE_EXCEEDED, and its sequences leave the engine."""
     reading = asyncio.ensure_future(
         read_answer(sampler.stub.Sample(sample_request(params=LONG), metadata=ALICE, timeout=0.5))
     )
@@ -100,7 +100,7 @@ async def test_deadline_empties_the_engine(sampler):
 
 
 async def test_abort_ends_the_stream_well(sampler):
-    """Another call ends the request; its stream ends with the reason, and the id is free again."""
+    """An aborted stream ends with the stop reason ABORT, and its id can be used again."""
     request = sample_request(request_id='mine', params=LONG)
     call = sampler.stub.Sample(request, metadata=ALICE)
     await anext(aiter(call))
@@ -118,8 +118,8 @@ async def test_abort_ends_the_stream_well(sampler):
 
 
 async def test_batch_finishes_every_prompt_once(sampler):
-    """More prompts than places; each index comes once, with all its sequences, as Sample would give them."""
-    prompts = [[1, 40 + place, 41] for place in range(11)]
+    """Each prompt of a batch is returned once, with the same sequences as Sample."""
+    prompts = [[1, 40 + index, 41] for index in range(11)]
     params = sampling_pb2.SamplingParams(max_tokens=4, seed=2, sample_count=2, is_eos_ignored=True)
     request = wire.SampleBatchRequest(
         base_model='tiny', prompts=[sampling_pb2.Prompt(token_ids=ints(prompt)) for prompt in prompts], params=params
@@ -137,7 +137,7 @@ async def test_batch_finishes_every_prompt_once(sampler):
 
 
 async def test_cancelling_a_batch_empties_the_engine(sampler):
-    """Every prompt of the batch goes with its call."""
+    """All prompts of a cancelled batch leave the engine."""
     request = wire.SampleBatchRequest(
         base_model='tiny',
         prompts=[sampling_pb2.Prompt(token_ids=ints(PROMPT))] * 3,
@@ -153,7 +153,7 @@ async def test_cancelling_a_batch_empties_the_engine(sampler):
 
 
 async def test_scores_are_those_of_the_prompt(sampler):
-    """ComputeLogprobs gives what Sample tells of the same prompt, in request order."""
+    """ComputeLogprobs returns the prompt log-probabilities of Sample, in the order of the request."""
     sequences = [PROMPT, [5, 6], [7]]
     request = wire.ComputeLogprobsRequest(
         base_model='tiny', token_ids=[ints(tokens) for tokens in sequences], top_logprob_count=2
@@ -170,7 +170,7 @@ async def test_scores_are_those_of_the_prompt(sampler):
 
 
 async def test_pause_refuses_new_calls_and_keeps_running_ones(sampler):
-    """Paused, the engine says so in a retryable way; resumed, the kept stream ends as it should."""
+    """A paused engine refuses new calls with a retryable error, and running streams continue after resuming."""
     call = sampler.stub.Sample(sample_request(params={'max_tokens': 200, 'seed': 4}), metadata=ALICE)
     await anext(aiter(call))
     denied = await failure_of(sampler.stub.Pause(wire.PauseRequest(), metadata=ALICE))
@@ -185,7 +185,7 @@ async def test_pause_refuses_new_calls_and_keeps_running_ones(sampler):
 
 
 async def test_pause_may_end_what_runs(sampler):
-    """With ABORT running streams end first, and then the engine is paused."""
+    """A pause with ABORT ends running streams before the engine is paused."""
     call = sampler.stub.Sample(sample_request(params=LONG), metadata=ALICE)
     await anext(aiter(call))
     pause = sampler.stub.Pause(wire.PauseRequest(mode=engine_pb2.PAUSE_MODE_ABORT), metadata=OPERATOR)
@@ -198,7 +198,7 @@ async def test_pause_may_end_what_runs(sampler):
 
 
 async def test_full_queue_refuses_one_tenant_alone(sampler):
-    """Four prompts are in the engine and three of alice wait; her next is refused, bob's waits."""
+    """A tenant's full queue refuses its next request, while another tenant's request waits."""
     await sampler.engine.pause()
     request = sample_request(params={'max_tokens': 2})
     calls = [sampler.stub.Sample(request, metadata=ALICE) for _ in range(7)]
@@ -247,7 +247,7 @@ async def test_full_queue_refuses_one_tenant_alone(sampler):
     ],
 )
 async def test_bad_requests_name_what_is_wrong(sampler, fields, code, reason, field):
-    """Each is refused with its code, reason and field, and nothing is left running."""
+    """An invalid request is refused with its code, reason and field, and leaves nothing running."""
     failure = await failure_of(sampler.stub.Sample(sample_request(**fields), metadata=ALICE))
     assert (failure.code, failure.reason, failure.field) == (code, reason, field)
     load = (await sampler.stub.GetLoad(wire.GetLoadRequest(), metadata=ALICE)).load
@@ -255,7 +255,7 @@ async def test_bad_requests_name_what_is_wrong(sampler, fields, code, reason, fi
 
 
 async def test_other_verbs_name_what_is_wrong(sampler):
-    """Batches and scores name the item; the small verbs their field."""
+    """Invalid requests of the other methods are refused with their field."""
     stub = sampler.stub
     good, bad = sampling_pb2.Prompt(token_ids=ints(PROMPT)), sampling_pb2.Prompt(token_ids=ints([999]))
     scores = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints(PROMPT), ints([999])])
@@ -279,24 +279,24 @@ async def test_other_verbs_name_what_is_wrong(sampler):
 
 
 async def test_sampling_needs_its_scope(sampler):
-    """A key without the scope may not sample."""
-    nobody = tenant('alice', scopes='train')
+    """A key without the required scope may not sample or reset the prefix cache."""
+    trainer = tenant('alice', scopes='train')
     for call in (
-        sampler.stub.Sample(sample_request(), metadata=nobody),
-        sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter={'adapter_id': 'a'}), metadata=nobody),
+        sampler.stub.Sample(sample_request(), metadata=trainer),
+        sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter={'adapter_id': 'a'}), metadata=trainer),
         sampler.stub.ResetPrefixCache(wire.ResetPrefixCacheRequest(), metadata=ALICE),
     ):
         assert (await failure_of(call)).reason == 'SCOPE_MISSING'
 
 
 async def test_prefix_cache_is_reset_by_operators(sampler):
-    """The answer tells how many tokens were cached."""
+    """An operator can reset the prefix cache and gets the number of dropped tokens."""
     answer = await sampler.stub.ResetPrefixCache(wire.ResetPrefixCacheRequest(), metadata=OPERATOR)
     assert answer.dropped_token_count == 0
 
 
 async def test_server_info_tells_the_model_and_every_method(sampler):
-    """All methods of the contract are built here."""
+    """GetServerInfo reports the model and lists every method as supported."""
     info = await sampler.server_info.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ALICE)
     (service,) = info.services
     assert service.base_models[0].base_model == 'tiny'
@@ -306,8 +306,8 @@ async def test_server_info_tells_the_model_and_every_method(sampler):
     assert all(method.is_supported for method in methods)
 
 
-async def test_structured_output_is_refused_where_it_cannot_be_held(sampler):
-    """The engine says that it cannot, instead of ignoring the form."""
+async def test_structured_output_is_refused_if_unsupported(sampler):
+    """An engine without structured output refuses it."""
     form = sampling_pb2.StructuredOutput(choices=sampling_pb2.TextChoices(texts=['a', 'b']))
     refused = await failure_of(sampler.stub.Sample(sample_request(params={'structured_output': form}), metadata=ALICE))
     assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')
@@ -315,7 +315,7 @@ async def test_structured_output_is_refused_where_it_cannot_be_held(sampler):
 
 
 async def test_sleep_waits_for_what_runs_and_refuses_what_comes(sampler):
-    """An engine that can sleep does so between requests; one that cannot says so at once. Both serve afterwards."""
+    """An engine that can sleep does so after running requests; one that cannot refuses. Both serve afterwards."""
     if not sampler.engine.facts.can_sleep:
         refused = await failure_of(sampler.stub.Sleep(wire.SleepRequest(), metadata=OPERATOR))
         assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')
@@ -333,7 +333,7 @@ async def test_sleep_waits_for_what_runs_and_refuses_what_comes(sampler):
 
 
 async def test_sleep_is_for_operators(sampler):
-    """A client's key is not enough."""
+    """A key without the scope `operator` may not put the engine to sleep or wake it up."""
     for call in (
         sampler.stub.Sleep(wire.SleepRequest(), metadata=ALICE),
         sampler.stub.WakeUp(wire.WakeUpRequest(), metadata=ALICE),

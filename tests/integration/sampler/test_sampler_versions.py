@@ -1,4 +1,4 @@
-"""Adapter versions on their way from the real checkpoint service into samples, attributed to the token."""
+"""Adapter versions from the real checkpoint service to samples, which name the version of every token."""
 
 import asyncio
 import socket
@@ -38,7 +38,7 @@ ALICE, BOB = tenant('alice'), tenant('bob')
 
 
 def wait(seconds: float) -> duration_pb2.Duration:
-    """Return how long to wait for a version."""
+    """Return the time to wait for a version."""
     return duration_pb2.Duration(nanos=int(seconds * 1e9) % 10**9, seconds=int(seconds))
 
 
@@ -55,7 +55,7 @@ async def publish(checkpoint: Running, version: int, *, adapter_id: str = 'ad-1'
 
 @pytest.fixture
 async def engine(tiny_llama_dir: Path) -> AsyncIterator[TorchEngine]:
-    """A small engine."""
+    """A small torch engine."""
     limits = EngineConfig(max_sequences=8, max_batch_tokens=64, prefill_chunk_tokens=32)
     made = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir), limits=limits))
     yield made
@@ -64,14 +64,14 @@ async def engine(tiny_llama_dir: Path) -> AsyncIterator[TorchEngine]:
 
 @pytest.fixture
 async def checkpoint(tmp_path: Path) -> AsyncIterator[Running]:
-    """A checkpoint service with room for every version of a test."""
+    """A checkpoint service with space for every version of a test."""
     async with serving(tmp_path / 'checkpoint', ring_capacity=32) as running:
         yield running
 
 
 @pytest.fixture
 async def sampler(engine: TorchEngine, checkpoint: Running, tmp_path: Path) -> AsyncIterator[RunningSampler]:
-    """A sampler that holds three versions."""
+    """A sampler with space for three versions."""
     async with serving_at(checkpoint.address, engine, tmp_path) as running:
         yield running
 
@@ -91,7 +91,7 @@ def serving_at(address: str, engine: TorchEngine, tmp_path: Path) -> Any:
 
 
 class _Stacked:
-    """An async context manager made of what a function pushes onto a stack."""
+    """An async context manager over the resources that a function pushes onto a stack."""
 
     def __init__(self, enter: Any) -> None:
         self._enter, self._stack = enter, AsyncExitStack()
@@ -119,7 +119,7 @@ def recomputed(model: PackedCausalLM, version: int, tokens: list[int]) -> list[f
 
 
 async def test_published_version_is_sampled_and_named(sampler, checkpoint, tiny_llama_dir):
-    """Log-probabilities are those of the published weights, the spans say so, the base model is untouched."""
+    """Log-probabilities are those of the published weights, spans name the version, and the base model is unchanged."""
     model = PackedCausalLM.load(tiny_llama_dir)
     await publish(checkpoint, 1)
     answer = await read_answer(sampler.stub.Sample(sample_request(adapter()), metadata=ALICE))
@@ -132,7 +132,7 @@ async def test_published_version_is_sampled_and_named(sampler, checkpoint, tiny_
 
 
 async def test_request_waits_for_its_version(sampler, checkpoint):
-    """At least 2 waits until 2 is published; exactly 1 is still served; 3 in time is not, and says so."""
+    """A request for a later version waits for it, an exact older one is served, and a timeout is reported."""
     await publish(checkpoint, 1)
     waiting = asyncio.ensure_future(
         read_answer(sampler.stub.Sample(sample_request(adapter(at_least=2, wait_timeout=wait(20))), metadata=ALICE))
@@ -150,8 +150,8 @@ async def test_request_waits_for_its_version(sampler, checkpoint):
     assert refused.metadata == {'adapterId': 'ad-1', 'version': '3'}
 
 
-async def test_adapters_of_others_and_of_nobody_look_alike(sampler, checkpoint):
-    """Even an adapter that is resident for alice does not exist for bob."""
+async def test_foreign_and_missing_adapters_look_alike(sampler, checkpoint):
+    """Another tenant's resident adapter is reported exactly like a missing one."""
     await publish(checkpoint, 1)
     await sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter=adapter()), metadata=ALICE)
     foreign = await failure_of(sampler.stub.Sample(sample_request(adapter()), metadata=BOB))
@@ -163,7 +163,7 @@ async def test_adapters_of_others_and_of_nobody_look_alike(sampler, checkpoint):
 
 
 async def test_least_recently_used_version_leaves_and_comes_back(sampler, checkpoint):
-    """Four adapters on three places: each answers from its own weights, whatever was dropped before."""
+    """Four adapters on three slots each answer with their weights, also after an eviction."""
     answers: dict[str, list[int]] = {}
     for number in (1, 2, 3, 4):
         await publish(checkpoint, number, adapter_id=f'ad-{number}')
@@ -178,7 +178,7 @@ async def test_least_recently_used_version_leaves_and_comes_back(sampler, checkp
 
 
 async def test_resident_adapters_are_listed_in_pages_and_unloaded(sampler, checkpoint):
-    """The list pages by adapter and version; an unloaded adapter is gone."""
+    """Resident adapters are listed in pages by adapter and version, and can be unloaded."""
     for number in (1, 2):
         await publish(checkpoint, number, adapter_id=f'ad-{number}')
         loaded = await sampler.stub.LoadAdapter(
@@ -200,7 +200,7 @@ async def test_resident_adapters_are_listed_in_pages_and_unloaded(sampler, check
 
 
 async def test_durable_checkpoint_is_sampled_by_its_path(sampler, checkpoint):
-    """A checkpoint gives the same tokens as the version it was saved from; replaced, it gives the new ones."""
+    """A checkpoint gives the tokens of the version that it was saved from; a replaced one gives the new ones."""
     await publish(checkpoint, 1)
     greedy = {'temperature': 0.0}
     expected = await read_answer(sampler.stub.Sample(sample_request(adapter(), params=greedy), metadata=ALICE))
@@ -219,14 +219,14 @@ async def test_durable_checkpoint_is_sampled_by_its_path(sampler, checkpoint):
 
 
 async def test_adapter_of_another_model_is_refused(sampler, checkpoint):
-    """An adapter that says it belongs elsewhere is never applied here."""
+    """An adapter of another base model is refused."""
     await publish(checkpoint, 1, base_model='other')
     failure = await failure_of(sampler.stub.Sample(sample_request(adapter()), metadata=ALICE))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'adapter')
 
 
 async def test_scores_name_their_version(sampler, checkpoint, tiny_llama_dir):
-    """ComputeLogprobs runs the version that was asked for and says which it was."""
+    """ComputeLogprobs uses the requested version and names it."""
     model = PackedCausalLM.load(tiny_llama_dir)
     await publish(checkpoint, 1)
     request = wire.ComputeLogprobsRequest(
@@ -238,7 +238,7 @@ async def test_scores_name_their_version(sampler, checkpoint, tiny_llama_dir):
 
 
 async def test_publishing_never_disturbs_running_streams(sampler, checkpoint, tiny_llama_dir):
-    """While versions come, streams run: none is aborted, and every token is its version's."""
+    """Streams that run while versions are published are not aborted, and each has tokens of one version."""
     model = PackedCausalLM.load(tiny_llama_dir)
     await publish(checkpoint, 1)
 
@@ -260,7 +260,7 @@ async def test_publishing_never_disturbs_running_streams(sampler, checkpoint, ti
 
 
 async def test_checkpoint_service_may_restart(engine, tmp_path):
-    """What is here is served while it is away, and what is published after it came back arrives."""
+    """Resident versions are served while the checkpoint service is down, and new ones arrive after its restart."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         listen = f'127.0.0.1:{free.getsockname()[1]}'

@@ -1,4 +1,4 @@
-"""A relay whose frames come slowly, or stop in the middle of a version."""
+"""A relay whose frames arrive slowly, or stop in the middle of a version."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ PAUSE_SECONDS = PATIENCE.total_seconds() / 5
 
 
 class Relay:
-    """Sends versions, chunk by chunk with a pause after each, and stops sending after some of them."""
+    """Sends versions chunk by chunk with a pause after each chunk, and stops after some chunks."""
 
     def __init__(self, *versions: int, stops_after: int = 2 * CHUNKS) -> None:
         self._versions = versions
@@ -35,7 +35,6 @@ class Relay:
     async def Subscribe(  # noqa: N802 (the contract's name)
         self, request: wire.SubscribeRequest, context: Any
     ) -> AsyncIterator[StateChunk | wire.SubscribeResponse]:
-        """Send them."""
         del context
         for version in self._versions:
             if version > request.held_version:
@@ -64,12 +63,10 @@ class Relay:
         yield wire.SubscribeResponse(frame=weights_pb2.WeightFrame(commit=commit))
 
     async def Fetch(self, request: wire.FetchRequest, context: Any) -> AsyncIterator[wire.FetchResponse]:  # noqa: N802
-        """Send nothing."""
         del request, context
         yield wire.FetchResponse()
 
     async def Publish(self, frames: Any, context: Any) -> wire.PublishResponse:  # noqa: N802
-        """Take nothing."""
         del frames, context
         return wire.PublishResponse()
 
@@ -90,7 +87,7 @@ class Relay:
 async def test_relay_is_left_when_frames_stop_and_not_because_a_version_is_large(
     stops_after: int, expected: list[tuple[int, int]]
 ) -> None:
-    """Versions that take longer than the patience are waited for while frames come; silence within one is not."""
+    """A relay is abandoned when it stops sending within a version, but not because a version takes long."""
     relay, checkpoint = Relay(1, 2, stops_after=stops_after), Relay(3)
     seen: list[tuple[int, int]] = []
     async with AsyncExitStack() as stack:
@@ -101,6 +98,6 @@ async def test_relay_is_left_when_frames_stop_and_not_because_a_version_is_large
             while len(seen) < len(expected):
                 update = await anext(updates)
                 if isinstance(update, AdapterWeights):
-                    # Whole versions: some chunks of the next one may be on their way when one is told.
+                    # Counts complete versions only: chunks of the next one may have been sent already.
                     seen.append((update.version, relay.sent_count // CHUNKS))
     assert seen == expected

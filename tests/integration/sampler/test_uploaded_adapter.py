@@ -1,4 +1,4 @@
-"""An adapter that plain peft saved, brought in and sampled: the tokens are those of transformers and peft."""
+"""An adapter saved by plain PEFT, uploaded and sampled: the tokens are those of transformers and PEFT."""
 
 import io
 import tarfile
@@ -28,7 +28,7 @@ NEW_TOKENS = 24
 
 
 def saved_by_peft(model_dir: Path, folder: Path, **fields: Any) -> peft.PeftModel:
-    """Save an adapter whose update is large enough to change what is said, and return the model with it."""
+    """Save an adapter with a large effect, and return the model with it."""
     torch.manual_seed(0)
     config = peft.LoraConfig(r=4, lora_alpha=16, task_type='CAUSAL_LM', init_lora_weights=False, **fields)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), config)
@@ -41,14 +41,14 @@ def saved_by_peft(model_dir: Path, folder: Path, **fields: Any) -> peft.PeftMode
 
 
 def engine_of(model_dir: Path) -> TorchEngine:
-    """Return an engine whose model is called what the checkpoint service calls it."""
+    """Return an engine whose model has the name that the checkpoint service uses."""
     limits = EngineConfig(max_sequences=8, max_batch_tokens=64, prefill_chunk_tokens=16)
     name = str(model_dir)
     return TorchEngine(TorchEngineOptions(base_model=name, folder=name, limits=limits, mailbox_events=4))
 
 
 def archive_of(folder: Path) -> bytes:
-    """Return a folder as `tar` makes an archive of it."""
+    """Return a folder as a compressed tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode='w:gz') as archive:
         archive.add(folder, 'adapter')
@@ -56,7 +56,7 @@ def archive_of(folder: Path) -> bytes:
 
 
 def greedy(model: Any) -> list[int]:
-    """Return what transformers says after the prompt."""
+    """Return the tokens that transformers draws after the prompt."""
     given = torch.tensor([PROMPT])
     options = {'max_new_tokens': NEW_TOKENS, 'min_new_tokens': NEW_TOKENS, 'do_sample': False, 'eos_token_id': None}
     with torch.no_grad():
@@ -83,7 +83,7 @@ async def checkpoints(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Any
 async def test_an_uploaded_adapter_says_what_peft_says(
     checkpoints: Any, tmp_path: Path, tiny_llama_dir: Path, fields: dict[str, Any]
 ) -> None:
-    """To the token, and a trainer that loads it gets peft's tensors."""
+    """Sampling from an uploaded adapter gives PEFT's tokens, and fetching it gives PEFT's tensors."""
     model = saved_by_peft(tiny_llama_dir, tmp_path / 'adapter', **fields)
     data = archive_of(tmp_path / 'adapter')
     header = wire.CheckpointUploadHeader(

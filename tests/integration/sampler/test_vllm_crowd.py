@@ -1,4 +1,4 @@
-"""A thousand streams on one sampler, and readers that do not read: everything ends, and memory stays bounded."""
+"""A thousand streams on one sampler, and readers that stop reading: all streams end, and memory stays bounded."""
 
 import asyncio
 import statistics
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300
 
 ALICE = tenant('alice')
 STREAMS = {'vllm': 1000, 'torch': 250}
-"""At once; the oracle is slow and shares the service with the other."""
+"""Number of concurrent streams per engine; the torch engine is slower."""
 TOKENS = 16
 GROWTH_LIMIT_BYTES = 256 << 20
-"""Loose: a thousand streams that buffered what they should not would need more; a thousand calls do not."""
+"""Loose limit: a thousand streams with unbounded buffers would exceed it."""
 
 
 def memory_bytes() -> int:
-    """Return the resident memory of this process and those it started."""
+    """Return the resident memory of this process and its children."""
     here, total = psutil.Process(), 0
     for process in [here, *here.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
@@ -34,43 +34,41 @@ def memory_bytes() -> int:
 
 
 class TimedCall:
-    """A stream that notes when its first token came."""
+    """A stream that records the time of its first token."""
 
     def __init__(self, call: Any) -> None:
-        """Begin the clock."""
         self._call, self._begin = call, time.perf_counter()
         self.first_token_seconds = 0.0
 
     async def __aiter__(self):
-        """Yield the responses."""
         async for response in self._call:
             if not self.first_token_seconds and response.HasField('delta'):
                 self.first_token_seconds = time.perf_counter() - self._begin
             yield response
 
 
-async def sample(running: Published, place: int) -> tuple[Answer, float]:
-    """Sample on the base model or one of two versions; return the answer and the wait for its first token."""
-    version = place % 3
+async def sample(running: Published, index: int) -> tuple[Answer, float]:
+    """Sample from the base model or one of two versions; return the answer and the time to its first token."""
+    version = index % 3
     reference = sampling_pb2.AdapterRef(adapter_id='ad-1', exact=version) if version else None
-    request = sample_request(reference, params={'max_tokens': TOKENS, 'seed': place})
+    request = sample_request(reference, params={'max_tokens': TOKENS, 'seed': index})
     call = TimedCall(running.sampler.stub.Sample(request, metadata=ALICE))
     answer = await read_answer(call)
     return answer, call.first_token_seconds
 
 
 async def test_thousand_streams_finish_in_bounded_memory(real_engine, tmp_path: Path, record_property):
-    """All at once: each gets its 16 tokens of its own version, and memory grows by less than they could hold."""
+    """A thousand concurrent streams get all their tokens from the requested version, in bounded memory."""
     count = STREAMS[real_engine.facts.engine]
     async with serving_both(real_engine, tmp_path, max_resident_versions=4, queue_length=count) as running:
         for version in (1, 2):
             await running.publish(version)
-        await asyncio.gather(*(sample(running, place) for place in range(32)))
+        await asyncio.gather(*(sample(running, index) for index in range(32)))
         before, begin = memory_bytes(), time.perf_counter()
-        answers = await asyncio.gather(*(sample(running, place) for place in range(count)))
+        answers = await asyncio.gather(*(sample(running, index) for index in range(count)))
         seconds, growth = time.perf_counter() - begin, memory_bytes() - before
-    for place, (answer, _) in enumerate(answers):
-        assert answer.spans == [[(place % 3, 0, TOKENS)]]
+    for index, (answer, _) in enumerate(answers):
+        assert answer.spans == [[(index % 3, 0, TOKENS)]]
         assert len(answer.tokens[0]) == TOKENS
     assert growth < GROWTH_LIMIT_BYTES
     waits = statistics.quantiles([wait for _, wait in answers], n=100)
@@ -80,14 +78,14 @@ async def test_thousand_streams_finish_in_bounded_memory(real_engine, tmp_path: 
     record_property('memory growth [MiB]', growth >> 20)
 
 
-async def test_readers_that_do_not_read_hold_back_nobody(real_engine, tmp_path: Path):
-    """Twelve streams are open and not read: others finish meanwhile, and then they do, complete."""
+async def test_unread_streams_do_not_delay_others(real_engine, tmp_path: Path):
+    """Twelve unread streams do not delay others, and are complete when they are read."""
     long_request = sample_request(params={'max_tokens': 200, 'seed': 1})
     async with serving_both(real_engine, tmp_path, queue_length=64) as running:
         idle = [running.sampler.stub.Sample(long_request, metadata=ALICE) for _ in range(12)]
         for call in idle:
             await call.initial_metadata()
-        quick = [await sample(running, 3 * place) for place in range(4)]
+        quick = [await sample(running, 3 * index) for index in range(4)]
         assert all(len(answer.tokens[0]) == TOKENS for answer, _ in quick)
         before = memory_bytes()
         answers = await asyncio.gather(*(read_answer(call) for call in idle))

@@ -1,4 +1,4 @@
-"""An engine core that dies: whoever waits for it is told, and nobody hangs."""
+"""An engine core that dies or hangs: every waiting call fails, and none hangs."""
 
 import asyncio
 import signal
@@ -15,11 +15,11 @@ from twinkle.sampler.errors import EngineFailed
 pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
 
 LIMIT_SECONDS = 60
-"""Only a call that hangs takes so long."""
+"""Timeout that only a hanging call reaches."""
 
 
 def cores_beside(others: set[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes of an engine, without Python's own, which the next engine needs as well."""
+    """Return the processes of an engine, without Python's resource tracker, which the next engine needs."""
     found = []
     for process in set(psutil.Process().children(recursive=True)) - others:
         with suppress(psutil.NoSuchProcess):
@@ -29,7 +29,7 @@ def cores_beside(others: set[psutil.Process]) -> list[psutil.Process]:
 
 
 async def test_core_that_hangs_is_ended_and_its_readers_are_told(tmp_path: Path, tiny_llama_dir: Path):
-    """A core that is stopped in the middle of a request, and answers nobody, is found out and killed."""
+    """A core that is stopped in the middle of a request is detected and killed, and its reader gets an error."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest  # noqa: PLC0415 - heavy
 
@@ -58,7 +58,7 @@ async def test_core_that_hangs_is_ended_and_its_readers_are_told(tmp_path: Path,
 
 
 async def test_death_in_a_pause_and_an_update_ends_every_call(tmp_path: Path, tiny_llama_dir: Path):
-    """A request that waits through the pause, an update of the base that is under way, and what comes after."""
+    """The death of the core fails a request that waits in a pause, an update of the base model, and later calls."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest, folder_tensors  # noqa: PLC0415 - heavy
 

@@ -1,4 +1,4 @@
-"""Compiling forms of outputs to find out whether they can be: bounded, in turns, and once."""
+"""Compilation of structured outputs to validate them: bounded, fair between tenants, and cached."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300
 
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def checker(tiny_llama_dir: Path) -> AsyncIterator[Any]:
-    """One for all tests here: its process learns the vocabulary once."""
+    """One checker for all tests here, whose process reads the vocabulary once."""
     need_vllm()
     from twinkle.sampler.vllm.form_check import FormChecker  # noqa: PLC0415 - heavy
 
@@ -30,7 +30,7 @@ async def checker(tiny_llama_dir: Path) -> AsyncIterator[Any]:
 
 
 async def is_refused(checker: Any, form: StructuredOutput, *, owner: str = '') -> bool:
-    """Return whether a form is refused as a form."""
+    """Return whether a form is refused as invalid."""
     try:
         await checker.check(form, owner=owner)
     except InvalidSamplingParams as error:
@@ -39,7 +39,7 @@ async def is_refused(checker: Any, form: StructuredOutput, *, owner: str = '') -
 
 
 async def test_costly_forms_are_refused_and_remembered(checker):
-    """What was found out for one owner is not found out again for another."""
+    """The result for one owner is reused for another."""
     compiled_counts: list[int] = []
     for owner in ('one', 'other'):
         for form in COSTLY_FORMS:
@@ -54,14 +54,14 @@ async def test_costly_forms_are_refused_and_remembered(checker):
     [
         StructuredOutput(regex='((('),
         StructuredOutput(regex='a\x00b'),
-        StructuredOutput(grammar='this is none {{{'),
+        StructuredOutput(grammar='not a grammar {{{'),
         StructuredOutput(grammar='  '),
         StructuredOutput(json_schema={'type': 'integer', 'multipleOf': 7}),
         StructuredOutput(regex='(' * 8000 + 'a' + ')*' * 8000),
     ],
 )
 async def test_forms_that_mean_nothing_are_refused(checker, form):
-    """By vLLM's own rules, and by what xgrammar says."""
+    """A form that vLLM or xgrammar rejects is refused."""
     assert await is_refused(checker, form)
 
 
@@ -72,16 +72,16 @@ async def test_forms_that_mean_nothing_are_refused(checker, form):
         StructuredOutput(choices=('yes', 'no "quoted"\n')),
         StructuredOutput(grammar='root ::= "a" root | "b"'),
         StructuredOutput(json_schema={}),
-        StructuredOutput(regex=''.join(f'(a{place}|b)' for place in range(200))),
+        StructuredOutput(regex=''.join(f'(a{index}|b)' for index in range(200))),
     ],
 )
 async def test_usual_forms_are_taken(checker, form):
-    """One of each kind."""
+    """A valid form of each kind is accepted."""
     assert not await is_refused(checker, form)
 
 
 async def test_owners_take_turns(checker):
-    """One with many costly forms has one of them before another's, not all."""
+    """An owner with many expensive forms delays another owner by at most one of them."""
     ended: list[str] = []
 
     async def check(owner: str, form: StructuredOutput) -> None:
@@ -89,7 +89,7 @@ async def test_owners_take_turns(checker):
             await checker.check(form, owner=owner)
         ended.append(owner)
 
-    costly = [StructuredOutput(choices=(f'{place}' + 'ab' * 15000, 'c')) for place in range(3)]
+    costly = [StructuredOutput(choices=(f'{index}' + 'ab' * 15000, 'c')) for index in range(3)]
     many = [asyncio.create_task(check('many', form)) for form in costly]
     await asyncio.sleep(0)
     await check('one', StructuredOutput(regex='[a-z]{1,8}'))
@@ -98,7 +98,7 @@ async def test_owners_take_turns(checker):
 
 
 async def test_caller_that_leaves_takes_no_answer_with_it(checker):
-    """The next form gets its own."""
+    """The result of a cancelled check is not returned for the next form."""
     leaving = asyncio.create_task(checker.check(StructuredOutput(regex='[ab]{3}')))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -107,7 +107,7 @@ async def test_caller_that_leaves_takes_no_answer_with_it(checker):
 
 
 def is_form_process(process):
-    """Say whether a process checks forms; one of an earlier test may be over and not collected yet."""
+    """Return whether a process checks forms; one of an earlier test may have ended but not been collected."""
     try:
         return 'form_process.py' in ' '.join(process.cmdline())
     except psutil.NoSuchProcess:
@@ -115,19 +115,19 @@ def is_form_process(process):
 
 
 async def test_process_that_was_killed_is_replaced(checker):
-    """A form that is asked after it is answered by another."""
+    """A killed checker process is replaced for the next form."""
     await checker.check(USUAL_FORM)
     [process] = [child for child in psutil.Process().children(recursive=True) if is_form_process(child)]
     process.kill()
     await asyncio.to_thread(process.wait)
     with suppress(Exception):
-        # The first may find the broken pipe.
+        # The first check may fail on the broken pipe.
         await checker.check(StructuredOutput(regex='[ab]{4}'))
     assert await is_refused(checker, StructuredOutput(regex='((((('))
 
 
 async def test_tokens_taken_at_once_have_the_allowance_of_as_many_steps() -> None:
-    """What another engine began of an output is replayed in one go; it may cost what it cost there."""
+    """Replaying many tokens at once may take as long as the same number of steps."""
     need_vllm()
     from twinkle.sampler.vllm.forms import FormBudget  # noqa: PLC0415 - heavy
 

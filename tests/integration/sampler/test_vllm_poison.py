@@ -1,4 +1,4 @@
-"""One tenant's weights and forms that ruin what they touch: everybody else's answers stay what they were."""
+"""Weights and forms of one tenant that damage what they touch: the answers of other tenants stay the same."""
 
 import asyncio
 from contextlib import aclosing
@@ -18,13 +18,13 @@ from twinkle.sampler.errors import InvalidSamplingParams
 pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
 
 SLOW_FORM = StructuredOutput(regex='(a{1,100}){1,100}')
-"""Every token of it costs more than the one before; two hundred of them took minutes."""
+"""A form whose cost grows with every token; two hundred tokens take minutes."""
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 
 
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def engine(tiny_llama_dir: Path):
-    """One with so little memory for keys and values that every request uses what others had."""
+    """An engine with so little key-value memory that every request reuses blocks of others."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine  # noqa: PLC0415 - heavy
 
@@ -48,7 +48,7 @@ async def tokens_of(engine, name: str, params: SamplingParams, adapter=None, *, 
 
 
 async def test_weights_that_are_not_finite_stay_with_their_adapter(engine):
-    """Memory that held keys and values which are not numbers is as good as new to the next who gets it."""
+    """Key-value blocks that contained NaN values do not affect the next request that uses them."""
     from twinkle.sampler.vllm import AdapterSource  # noqa: PLC0415 - heavy
 
     expected = await tokens_of(engine, 'before', GREEDY)
@@ -58,14 +58,14 @@ async def test_weights_that_are_not_finite_stay_with_their_adapter(engine):
     }
     adapter = await engine.add_adapter('bad', 1, AdapterSource(config=LORA, tensors=bad))
     long = replace(GREEDY, max_tokens=300, num_samples=8)
-    for turn in range(2):
-        await tokens_of(engine, f'bad {turn}', long, adapter)
-    for turn in range(4):
-        assert await tokens_of(engine, f'after {turn}', GREEDY) == expected
+    for attempt in range(2):
+        await tokens_of(engine, f'bad {attempt}', long, adapter)
+    for attempt in range(4):
+        assert await tokens_of(engine, f'after {attempt}', GREEDY) == expected
 
 
 async def test_form_that_costs_too_much_ends_its_own_sequence(engine):
-    """It is refused by its name, in the middle if need be, and the engine goes on."""
+    """A form that becomes too expensive while sampling ends its request, and the engine continues."""
     params = SamplingParams(max_tokens=400, min_tokens=390, seed=1, structured_output=SLOW_FORM)
     with pytest.raises(InvalidSamplingParams) as caught:
         await tokens_of(engine, 'slow', params)
@@ -74,14 +74,14 @@ async def test_form_that_costs_too_much_ends_its_own_sequence(engine):
 
 
 async def test_form_that_nothing_has_is_refused(engine):
-    """A rule that leads nowhere is the caller's mistake, not the end of an engine."""
+    """A grammar that no text satisfies is refused as invalid."""
     params = SamplingParams(max_tokens=4, structured_output=StructuredOutput(grammar='root ::= root'))
     with pytest.raises(InvalidSamplingParams):
         await tokens_of(engine, 'nowhere', params)
 
 
 async def test_continued_form_goes_on_where_it_was(engine):
-    """What another engine drew counts: the whole text has the form, not what is new of it."""
+    """A continuation counts the earlier tokens, so that the complete text satisfies the form."""
     from twinkle.sampler.engine import SequenceSoFar  # noqa: PLC0415 - heavy
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
 
@@ -102,7 +102,7 @@ async def test_continued_form_goes_on_where_it_was(engine):
 
 
 async def test_forms_that_cost_too_much_to_compile_are_refused_before_the_engine_sees_them(engine):
-    """A stream that began before goes on meanwhile, and a usual form is followed afterwards."""
+    """An expensive form is refused without delaying a running stream or a later usual form."""
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 - heavy
 
     drawn: list[int] = []

@@ -1,4 +1,4 @@
-"""What a running stream feels of adapters that are loaded, counted in steps of vLLM's engine core."""
+"""The effect of loading adapters on running streams, counted in steps of vLLM's engine core."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ STREAMS, VERSIONS, TOKENS = 32, 30, 40
 
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def logged_engine(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple]:
-    """An engine that notes its steps, with fewer slots than versions, and the file with them."""
+    """An engine that logs its steps, with fewer slots than versions, and the log file."""
     from twinkle.sampler.vllm.step_log import SCHEDULER  # noqa: PLC0415 - heavy
 
     path = tmp_path_factory.mktemp('steps') / 'steps.jsonl'
@@ -44,7 +44,7 @@ async def sample(running: Published, seed: int) -> Answer:
 async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
     logged_engine: tuple[SamplerEngine, Path], tmp_path: Path
 ) -> None:
-    """From its first token to its last a sequence has one in every step, and none is preempted."""
+    """A sequence gets one token in every step from its first token to its last, and none is preempted."""
     from twinkle.sampler.vllm.step_log import read_steps  # noqa: PLC0415 - heavy
 
     engine, path = logged_engine
@@ -53,12 +53,12 @@ async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
         await running.publish(1)
         is_done, an_end = asyncio.Event(), asyncio.Event()
 
-        async def sample_on(place: int) -> None:
+        async def sample_on(stream: int) -> None:
             while not is_done.is_set():
-                answers.append(await sample(running, STREAMS * len(answers) + place))
+                answers.append(await sample(running, STREAMS * len(answers) + stream))
                 an_end.set()
 
-        streams = [asyncio.create_task(sample_on(place)) for place in range(STREAMS)]
+        streams = [asyncio.create_task(sample_on(stream)) for stream in range(STREAMS)]
         for version in range(2, VERSIONS + 1):
             await running.publish(version)
             an_end.clear()
@@ -71,6 +71,6 @@ async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
     assert len({answer.spans[0][0][0] for answer in answers}) > VERSIONS // 3
     assert sum(map(len, (step.steps_since for step in steps))) == TOKENS * len(answers)
     assert not any(step.preempted for step in steps)
-    # 0 is a first token, which waited for the prompt to be computed.
+    # 0 marks a first token, which has no earlier step.
     assert set(gaps) == {0, 1}
     assert gaps.count(0) == len(answers)

@@ -16,17 +16,17 @@ pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300
 
 ALICE = tenant('alice')
 STREAMS, VERSIONS, TOKENS = 32, 100, 24
-LONG = [3 + (5 * place) % 250 for place in range(80)]
-"""More than two blocks of vLLM's prefix cache."""
+LONG = [3 + (5 * index) % 250 for index in range(80)]
+"""A prompt longer than two blocks of vLLM's prefix cache."""
 CLOSE, FAR = 1e-3, 0.1
-"""The same version's log-probabilities are closer than CLOSE: strong adapters make more of float32's rounding than
-those of the contract suite, which holds 1e-4. Another version's differ by more than FAR somewhere in an answer."""
+"""Log-probabilities of the same version differ by less than CLOSE, which is larger than the 1e-4 of the contract suite
+because strong adapters amplify rounding errors. Those of another version differ by more than FAR in some token."""
 GREEDY = {'temperature': 0.0}
 
 
 @pytest.fixture(scope='module')
 def oracle(tiny_llama_dir: Path) -> VersionOracle:
-    """What each version's weights say."""
+    """The log-probabilities of each version's weights."""
     return VersionOracle(PackedCausalLM.load(tiny_llama_dir))
 
 
@@ -36,7 +36,7 @@ def adapter(**fields: Any) -> sampling_pb2.AdapterRef:
 
 
 def long_request(reference: sampling_pb2.AdapterRef | None, **params: Any) -> wire.SampleRequest:
-    """Return a request whose prompt every stream shares."""
+    """Return a request whose prompt all streams share."""
     return sample_request(
         reference, prompt=sampling_pb2.Prompt(token_ids=ints(LONG)), params={'max_tokens': TOKENS, **params}
     )
@@ -48,7 +48,7 @@ async def sample(running: Published, reference: sampling_pb2.AdapterRef | None =
 
 
 def check(answer: Answer, oracle: VersionOracle) -> int:
-    """Hold every token of an answer to the one version that its span names, and return that."""
+    """Check that all tokens of an answer belong to the version that its span names, and return that version."""
     assert answer.reasons == [sampling_pb2.STOP_REASON_LENGTH]
     ((version, begin, end),) = answer.spans[0]
     assert (begin, end) == (0, TOKENS)
@@ -59,7 +59,7 @@ def check(answer: Answer, oracle: VersionOracle) -> int:
 
 
 async def test_hundred_versions_disturb_no_stream(real_engine, oracle, tmp_path):
-    """32 streams go on while 100 versions come: none ends early, and every token is its version's, cache or not."""
+    """None of 32 streams ends early while 100 versions are published, and all tokens belong to the named version."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=6) as running:
         await running.publish(1)
         is_done, an_end = asyncio.Event(), asyncio.Event()
@@ -75,7 +75,7 @@ async def test_hundred_versions_disturb_no_stream(real_engine, oracle, tmp_path)
         for version in range(2, VERSIONS + 1):
             await running.publish(version)
             if version % 20 == 0:
-                # Versions come faster than samples end: without a wait all of them would belong to the first.
+                # Publishing is faster than sampling: without a wait all samples would belong to the first version.
                 an_end.clear()
                 await an_end.wait()
         is_done.set()
@@ -88,7 +88,7 @@ async def test_hundred_versions_disturb_no_stream(real_engine, oracle, tmp_path)
 
 
 async def test_versions_beyond_every_limit_stay_themselves(real_engine, oracle, tmp_path):
-    """Nine versions on three places, of which vLLM computes two at once: each answers as its own weights do."""
+    """Nine versions on three slots each answer with their weights, although vLLM computes two at once."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=3) as running:
         for version in range(1, 10):
             await running.publish(version)
@@ -98,20 +98,20 @@ async def test_versions_beyond_every_limit_stay_themselves(real_engine, oracle, 
 
 
 async def test_base_stays_the_base_in_a_crowd_of_versions(real_engine, oracle, tmp_path):
-    """Requests without an adapter, beside more versions than slots, are answered by the base model alone."""
+    """Requests without an adapter are answered by the base model beside more versions than slots."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=4) as running:
         for version in range(1, 5):
             await running.publish(version)
-        references = [adapter(exact=1 + place % 4) if place % 3 else None for place in range(24)]
+        references = [adapter(exact=1 + index % 4) if index % 3 else None for index in range(24)]
         answers = await asyncio.gather(
-            *(sample(running, reference, seed=place) for place, reference in enumerate(references))
+            *(sample(running, reference, seed=index) for index, reference in enumerate(references))
         )
     found = [check(answer, oracle) for answer in answers]
     assert found == [reference.exact if reference else 0 for reference in references]
 
 
 async def test_prefixes_are_found_again_within_a_version_only(vllm_engine, oracle, tmp_path):
-    """The same prompt is cached for its version; the next version computes it anew."""
+    """A cached prompt is reused within its version and not by the next version."""
     async with serving_both(vllm_engine, tmp_path, max_resident_versions=4) as running:
         cached = []
         for version in (1, 2):

@@ -1,4 +1,4 @@
-"""Weights of a full-parameter run, as a sampler that others share meets them."""
+"""Full-parameter weights on a sampler that all tenants share."""
 
 from pathlib import Path
 
@@ -22,13 +22,13 @@ WHOLE = sampling_pb2.AdapterRef(adapter_id='full', wait_timeout=duration_pb2.Dur
 
 
 def whole_state() -> PackedState:
-    """Return a part of a model's own weights."""
+    """Return a state with one full-parameter tensor."""
     weights = {'model.norm.weight': TensorData.from_numpy(np.full(64, 3, np.float32))}
     return pack_state(weights, base_model='tiny', lora_config=None)
 
 
 async def test_a_shared_base_is_not_replaced_for_one_tenant(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Whoever asks for such weights is told why not, never answered from the base, and others see no change."""
+    """Full-parameter weights are refused with a reason, and the base model is unchanged for all tenants."""
     engine = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir)))
     async with serving(tmp_path / 'checkpoint') as checkpoint:
         channel = open_channel(checkpoint.address)

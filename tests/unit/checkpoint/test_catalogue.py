@@ -1,4 +1,4 @@
-"""The catalogue, its log of changes, keys, the order of frames, and changes that exclude each other."""
+"""The catalogue, its change log, keys, the order of frames, exclusive changes and announcements."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,6 @@ KEY = CheckpointKey(AdapterKey('alice', 'ad-1'), 'final')
 
 
 def a_checkpoint(key: CheckpointKey = KEY, *, digest: str = 'd', expire_time: datetime | None = None) -> Checkpoint:
-    """Return a checkpoint."""
     return Checkpoint(
         key=key,
         base_model='m',
@@ -43,14 +42,13 @@ def a_checkpoint(key: CheckpointKey = KEY, *, digest: str = 'd', expire_time: da
 
 
 def a_catalogue(*checkpoints: Checkpoint) -> Catalogue:
-    """Return a catalogue that holds checkpoints."""
     catalogue = Catalogue(ring_capacity=2, pin_limit=2)
     catalogue.restore(checkpoints)
     return catalogue
 
 
 def test_lookups_are_by_tenant() -> None:
-    """The same names of another tenant are something else."""
+    """A checkpoint is not found under the same name by another tenant."""
     catalogue = a_catalogue(a_checkpoint())
     assert catalogue.checkpoint(KEY, now=NOW) == a_checkpoint()
     with pytest.raises(CheckpointNotFound):
@@ -61,7 +59,7 @@ def test_lookups_are_by_tenant() -> None:
 
 
 def test_an_expired_checkpoint_may_be_written_again() -> None:
-    """It is absent for everybody but the sweep."""
+    """An expired checkpoint may be overwritten; only the sweep still finds it."""
     catalogue = a_catalogue(a_checkpoint(expire_time=NOW + timedelta(seconds=1)))
     with pytest.raises(CheckpointExists):
         catalogue.match_checkpoint(KEY, 'other', is_overwrite_allowed=False, now=NOW)
@@ -73,7 +71,7 @@ def test_an_expired_checkpoint_may_be_written_again() -> None:
 
 @pytest.mark.parametrize('is_overwrite_allowed', [True, False])
 def test_a_repeated_request_finds_what_it_made(*, is_overwrite_allowed: bool) -> None:
-    """The same state from another request is another save: refused, or written anew where it may be."""
+    """A repeated request finds its checkpoint; the same state from another request is a new save."""
     catalogue = a_catalogue(replace(a_checkpoint(), request_id='ad-1:5:f'))
 
     def match(request_id: str, digest: str = 'd') -> Checkpoint | None:
@@ -91,7 +89,7 @@ def test_a_repeated_request_finds_what_it_made(*, is_overwrite_allowed: bool) ->
 
 
 def test_restore_says_which_versions_no_longer_fit() -> None:
-    """After the ring was made smaller."""
+    """Versions beyond a reduced ring capacity are returned by `restore`."""
     versions = [
         AdapterVersion(adapter=KEY.adapter, version=n, digest='d', size_bytes=1, is_pinned=n == 1, create_time=NOW)
         for n in (4, 2, 1, 3, 5)
@@ -105,12 +103,12 @@ def test_restore_says_which_versions_no_longer_fit() -> None:
 @given(
     steps=st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40),
     limit=st.integers(0, 4),
-    looks=st.sets(st.integers(0, 39)),
+    polls=st.sets(st.integers(0, 39)),
 )
-def test_a_follower_ends_with_the_truth_or_is_told_to_begin_again(
-    steps: list[tuple[int, bool]], limit: int, looks: set[int]
+def test_a_follower_ends_with_the_current_state_or_must_restart(
+    steps: list[tuple[int, bool]], limit: int, polls: set[int]
 ) -> None:
-    """However seldom it looks."""
+    """A follower that polls at any time ends with the current state, or must start again."""
     log = ChangeLog(deletion_limit=limit)
     truth: set[str] = set()
     followed: set[str] = set()
@@ -119,7 +117,7 @@ def test_a_follower_ends_with_the_truth_or_is_told_to_begin_again(
         key = replace(KEY, name=f'n{number}')
         log.record(key, is_deletion=is_deletion)
         (truth.discard if is_deletion else truth.add)(key.name)
-        if index in looks or index == len(steps) - 1:
+        if index in polls or index == len(steps) - 1:
             if not log.knows(seen):
                 followed, seen = set(), 0
             for change in log.after(seen):
@@ -130,13 +128,13 @@ def test_a_follower_ends_with_the_truth_or_is_told_to_begin_again(
 
 
 def test_a_log_knows_no_future() -> None:
-    """A token from another life is not taken for one of this."""
+    """A revision from an earlier process is not accepted by a new log."""
     assert not ChangeLog(deletion_limit=3).knows(1)
 
 
 @given(kinds=st.lists(st.sampled_from(FrameKind), max_size=6))
 def test_only_header_chunks_commit_is_a_transfer(kinds: list[FrameKind]) -> None:
-    """Every other order is refused at its first wrong frame, or at the end."""
+    """Any order other than header, chunks, commit is refused."""
     is_good = kinds[:1] == [FrameKind.HEADER] and kinds[-1:] == [FrameKind.COMMIT]
     is_good = is_good and set(kinds[1:-1]) <= {FrameKind.CHUNK}
     transfer = Transfer()
@@ -152,20 +150,20 @@ def test_only_header_chunks_commit_is_a_transfer(kinds: list[FrameKind]) -> None
 
 @pytest.mark.parametrize('path', ['twinkle://ad-1/weights/final', 'ad-1/weights/final'])
 def test_paths_and_ids_name_the_same(path: str) -> None:
-    """With and without the scheme."""
+    """A checkpoint path and its id without the scheme give the same key."""
     assert parse_checkpoint_path('alice', path) == KEY
     assert KEY.path == 'twinkle://ad-1/weights/final'
 
 
 @given(path=st.text(max_size=40))
 def test_parsing_any_path_is_safe(path: str) -> None:
-    """What is parsed is spelled back the same; everything else is nothing."""
+    """A parsed path has the same spelling as its key; other text gives no key."""
     key = parse_checkpoint_path('alice', path)
     assert key is None or path in {key.path, key.checkpoint_id}
 
 
 async def test_changes_of_one_adapter_wait_for_each_other_and_others_do_not() -> None:
-    """Two adapters' changes overlap, one adapter's never."""
+    """Changes of different adapters overlap, and changes of one adapter never do."""
     exclusive, running, most = Exclusive(), dict[str, int](), dict[str, int]()
     overlap: set[frozenset[str]] = set()
 
@@ -182,8 +180,8 @@ async def test_changes_of_one_adapter_wait_for_each_other_and_others_do_not() ->
     assert frozenset('ab') in overlap
 
 
-async def test_a_change_that_has_begun_is_finished_when_its_caller_goes() -> None:
-    """And only then is the caller's cancellation seen."""
+async def test_a_change_is_finished_when_its_caller_is_cancelled() -> None:
+    """A change that has begun runs to its end before the cancellation of its caller takes effect."""
     begun, release, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def change() -> None:
@@ -203,7 +201,7 @@ async def test_a_change_that_has_begun_is_finished_when_its_caller_goes() -> Non
 
 
 async def test_announcements_reach_those_who_watch_the_topic() -> None:
-    """And nobody else."""
+    """An announcement sets the events of all watchers of its topic and of no others."""
     announcements = Announcements()
     with announcements.watch('a') as first, announcements.watch('a') as second, announcements.watch('b') as other:
         announcements.announce('a')
@@ -212,13 +210,13 @@ async def test_announcements_reach_those_who_watch_the_topic() -> None:
 
 
 async def test_closing_ends_every_wait() -> None:
-    """Those that go on, and those that begin afterwards."""
+    """Closing ends waits that are running and refuses later ones."""
     announcements = Announcements()
-    with announcements.watch('a') as news:
-        waiting = asyncio.ensure_future(announcements.wait(news))
+    with announcements.watch('a') as changed:
+        waiting = asyncio.ensure_future(announcements.wait(changed))
         await asyncio.sleep(0)
         announcements.close()
         with pytest.raises(Draining):
             await waiting
-    with announcements.watch('b') as news, pytest.raises(Draining):
-        await announcements.wait(news)
+    with announcements.watch('b') as changed, pytest.raises(Draining):
+        await announcements.wait(changed)

@@ -1,7 +1,7 @@
-"""A crash at every single step of a commit, a replacement, an update and a deletion on disk.
+"""A crash at every step of a commit, a replacement, an update and a deletion on disk.
 
-The disk of these tests stops doing anything at its n-th change, for every n there is. What a
-new store then finds must be the old state or the new one, and nothing else on the disk.
+The disk of these tests fails at its n-th change, for every n. A new store must then find either the old state or the
+new one, and no other files.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
 
 
 class Crash(BaseException):
-    """The machine is gone."""
+    """The machine has failed."""
 
 
 @dataclass
 class Fuse:
-    """Burns down with each change to the disk; a negative one never does."""
+    """Counts the changes of a disk, and fails at one of them; a negative count never fails."""
 
     left: int = -1
 
     def burn(self) -> None:
-        """Take note of a change.
+        """Count a change.
 
         Raises:
-            Crash: this one does not happen.
+            Crash: This change does not happen.
         """
         if self.left == 0:
             raise Crash
@@ -46,7 +46,7 @@ class Fuse:
 
 
 class TornFile:
-    """A file whose last write before the crash gets half of its bytes onto the disk."""
+    """A file whose last write before the crash writes only half of its bytes."""
 
     def __init__(self, file: IO[bytes], fuse: Fuse) -> None:
         """Write to `file` until the fuse has burnt down."""
@@ -54,7 +54,7 @@ class TornFile:
         self._fuse = fuse
 
     def write(self, data: Any) -> None:
-        """Write, or half write."""
+        """Write all or, at the crash, half of the data."""
         try:
             self._fuse.burn()
         except Crash:
@@ -68,7 +68,7 @@ class TornFile:
 
 
 class CrashingDisk(LocalDisk):
-    """A disk that stops at some change."""
+    """A disk that fails at one change."""
 
     def __init__(self, root: str, fuse: Fuse, *, is_synced: bool = True) -> None:
         super().__init__(LocalFileSystem(), root, is_synced=is_synced)
@@ -78,12 +78,12 @@ class CrashingDisk(LocalDisk):
         return CrashingDisk(self._root, self._fuse, is_synced=False)
 
     def open_to_write(self, name: str) -> Any:
-        """Open a file that may tear."""
+        """Open a file that may be torn."""
         self._fuse.burn()
         return TornFile(super().open_to_write(name), self._fuse)
 
     def close_synced(self, file: IO[bytes]) -> None:
-        """Sync, or crash before."""
+        """Sync, or crash first."""
         try:
             self._fuse.burn()
         except Crash:
@@ -92,12 +92,12 @@ class CrashingDisk(LocalDisk):
         super().close_synced(file)
 
     def sync_folder(self, name: str) -> None:
-        """Sync, or crash before."""
+        """Sync, or crash first."""
         self._fuse.burn()
         super().sync_folder(name)
 
     def remove(self, name: str) -> None:
-        """Remove file by file, or crash in the middle."""
+        """Remove file by file, or crash in between."""
         top = Path(self.local_path(name))
         for path in sorted(top.rglob('*'), reverse=True) if top.is_dir() else ():
             self._fuse.burn()
@@ -134,12 +134,12 @@ ACTIONS: dict[str, tuple[bool, Action, list[tuple[Record, PackedState] | None]]]
     'update': (True, lambda store: store.update(PINNED), [(_record(OLD), OLD), (PINNED, OLD)]),
     'delete': (True, lambda store: store.delete(KEY), [(_record(OLD), OLD), None]),
 }
-"""Whether the old state is there before, what is done, and what may be there after."""
+"""Whether the old state exists before the action, the action itself, and the states that may exist after it."""
 
 
 @pytest.mark.parametrize('name', ACTIONS)
 def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, name: str) -> None:
-    """Also when the crash comes again while the first one is being cleaned up."""
+    """A store finds the old or the new state after a crash at any step, even with a second crash during recovery."""
     asyncio.run(_crash_everywhere(tmp_path, name))
 
 
@@ -159,7 +159,7 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
             break
     threads.close()
     assert step > 2
-    # Once it can be seen, it stays: the outcomes are the old one for a while, then the new one.
+    # The new state stays visible: with later crashes the outcome changes from old to new exactly once.
     assert seen == sorted(seen)
     assert seen[0] == 0
     assert seen[-1] == 1
@@ -184,7 +184,7 @@ async def _found(store: FolderStore) -> tuple[Record, PackedState] | None:
 
 
 def _assert_clean(root: Path, *, is_empty: bool) -> None:
-    """Nothing lies about that no record names."""
+    """Check that every file belongs to a record."""
     states = root / 'states'
     folders = [path for path in states.glob('*/*/*/*/*') if path.is_dir()]
     records = list(states.glob('*/*/*/*/record.json'))

@@ -1,4 +1,4 @@
-"""Versions that left their ring: deleted after the answer, and by the next start where there was no time."""
+"""Evicted versions: deleted in the background, or at the next start."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,14 +28,13 @@ class BrokenStore(MemoryStore):
     """A store that cannot delete version 1."""
 
     async def delete(self, key: VersionKey | CheckpointKey) -> None:
-        """Delete, or fail."""
+        """Delete the state; fails for version 1."""
         if isinstance(key, VersionKey) and key.version == 1:
-            raise OSError('the disk is gone')
+            raise OSError('the disk failed')
         await super().delete(key)
 
 
 async def put(store: MemoryStore, number: int) -> AdapterVersion:
-    """Commit a version."""
     state = make_state(number)
     record = AdapterVersion(
         adapter=ADAPTER,
@@ -53,18 +52,18 @@ async def put(store: MemoryStore, number: int) -> AdapterVersion:
 
 
 async def test_one_that_cannot_be_deleted_holds_up_no_other(threads: Threads) -> None:
-    """It stays until the next start; the call itself does not wait for any of them."""
+    """A failed deletion does not affect the others, and `add` waits for none of them."""
     store = BrokenStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]
     Evictions(store).add(records[:2])
     assert len(await store.load()) == 3
-    while len(await store.load()) > 2:  # noqa: ASYNC110 (a store tells of no event; the test's timeout bounds it)
+    while len(await store.load()) > 2:  # noqa: ASYNC110 (a store has no event to wait for; the test's timeout bounds it)
         await asyncio.sleep(0)
     assert await store.load() == [records[0], records[2]]
 
 
 async def test_the_next_start_deletes_what_does_not_fit_the_ring(threads: Threads) -> None:
-    """A process that ended between the answer and the deletion left all of them."""
+    """Versions that a process did not delete before its end are returned by the next `restore`."""
     store = MemoryStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]
     catalogue = Catalogue(ring_capacity=2, pin_limit=1)

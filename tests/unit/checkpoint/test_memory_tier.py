@@ -1,4 +1,4 @@
-"""The memory before the durable store: its bound, what a dead process leaves, and whose segments are swept."""
+"""The memory tier: its capacity, the versions that a killed process leaves, and the removal of abandoned segments."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ from twinkle.checkpoint_engine import iter_chunks
 
 @pytest.fixture
 def threads() -> Iterator[Threads]:
-    """Two threads."""
+    """Two worker threads."""
     made = Threads('store', count=2)
     yield made
     made.close()
@@ -43,12 +43,12 @@ def threads() -> Iterator[Threads]:
 
 @pytest.fixture
 async def host(tmp_path: Path, threads: Threads) -> Host:
-    """An empty host."""
+    """A host without versions."""
     return Host(tmp_path, threads, GatedStore(threads))
 
 
 async def test_versions_are_answered_from_memory_before_they_are_durable(host: Host) -> None:
-    """With their segment, so that who shares the memory need not be sent the bytes."""
+    """A version can be opened, with its segment, before it is in the durable store."""
     tier = host.tier()
     await put(tier, 1)
     assert await host.durable.load() == []
@@ -60,7 +60,7 @@ async def test_versions_are_answered_from_memory_before_they_are_durable(host: H
 
 
 async def test_pinned_versions_are_durable_before_they_are_answered(host: Host) -> None:
-    """Published so, or pinned later."""
+    """A version that is published pinned, or pinned later, is in the durable store when the call returns."""
     tier = host.tier()
     records = [await put(tier, 1, is_pinned=True), replace(await put(tier, 2), is_pinned=True)]
     await tier.update(records[1])
@@ -68,7 +68,7 @@ async def test_pinned_versions_are_durable_before_they_are_answered(host: Host) 
 
 
 async def test_what_was_answered_outlives_its_process(host: Host) -> None:
-    """The next one finds segment and record, and brings them to the durable store."""
+    """The next process finds a published version in shared memory and spills it."""
     record = await put(first := host.tier(), 1)
     writer = first.begin(VersionKey(ADAPTER, 2), make_state(2).manifest)
     await writer.add(next(iter_chunks(make_state(2).data, chunk_bytes=1000)))
@@ -85,7 +85,7 @@ async def test_what_was_answered_outlives_its_process(host: Host) -> None:
 
 
 async def test_deleted_versions_take_no_memory_while_the_disk_hangs(host: Host) -> None:
-    """However many wait behind one that cannot be written, only what may still be asked for stays mapped."""
+    """Deleted versions are unmapped even while an earlier version cannot be written to disk."""
     tier = host.tier()
     host.durable.gate.clear()
     async with spilling(tier):
@@ -98,7 +98,7 @@ async def test_deleted_versions_take_no_memory_while_the_disk_hangs(host: Host) 
 
 
 async def test_versions_wait_for_a_quiet_moment(host: Host) -> None:
-    """So that writing them down does not hold up those who fetch them; what is pinned does not wait."""
+    """Versions are not spilled while others are read, unless they are pinned."""
     tier = host.tier(quiet_seconds=1000, patience_seconds=1000)
     record = await put(tier, 1)
     async with spilling(tier):
@@ -111,7 +111,7 @@ async def test_versions_wait_for_a_quiet_moment(host: Host) -> None:
 
 @pytest.mark.parametrize('hurry', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
 async def test_the_wait_for_quiet_has_an_end(host: Host, hurry: dict[str, Any]) -> None:
-    """After a bounded time, where memory is short, or at once where nothing else is done."""
+    """A version is spilled after its patience, when memory is short, or at once when the tier is quiet."""
     tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | hurry))
     async with spilling(tier):
         await put(tier, 1)
@@ -119,7 +119,7 @@ async def test_the_wait_for_quiet_has_an_end(host: Host, hurry: dict[str, Any]) 
 
 
 async def test_a_change_behind_a_deletion_finds_nothing(host: Host) -> None:
-    """A record that it wrote would bring back, at the next start, what was answered as deleted."""
+    """An update that waits for a deletion fails and does not restore the record."""
     tier = host.tier()
     record = await put(tier, 1)
     source = await tier.open_state(VersionKey(ADAPTER, 1), is_adapter_only=True)
@@ -135,7 +135,7 @@ async def test_a_change_behind_a_deletion_finds_nothing(host: Host) -> None:
 
 
 async def test_memory_is_bounded_and_the_longest_unused_goes_first(host: Host) -> None:
-    """What was evicted is read from the durable store."""
+    """The least recently used version is removed from memory and read from the durable store."""
     tier = host.tier(count=3)
     async with spilling(tier):
         for number in (1, 2, 3):
@@ -150,7 +150,7 @@ async def test_memory_is_bounded_and_the_longest_unused_goes_first(host: Host) -
 
 
 async def test_a_slow_disk_holds_publishers_up_and_loses_nothing(host: Host) -> None:
-    """Once the memory is full of what waits, the next one waits for the disk itself."""
+    """Publishing waits for the disk, and loses nothing, while the memory is full of unspilled versions."""
     host.durable.gate.clear()
     tier = host.tier(count=2)
     async with spilling(tier):
@@ -166,7 +166,7 @@ async def test_a_slow_disk_holds_publishers_up_and_loses_nothing(host: Host) -> 
 
 
 async def test_a_disk_that_fails_is_asked_again(host: Host) -> None:
-    """The version waits in memory, and is served from there."""
+    """A version whose spill failed is served from memory, and the spill is retried."""
     host.durable.refusals = 1
     tier = host.tier()
     record = await put(tier, 1)
@@ -177,7 +177,7 @@ async def test_a_disk_that_fails_is_asked_again(host: Host) -> None:
 
 
 async def test_a_deleted_version_never_reaches_the_disk(host: Host) -> None:
-    """Also when it was on its way there; its reader reads on, and its segment goes with the reader."""
+    """A version deleted during its spill is not in the durable store; its segment exists until its reader closes."""
     host.durable.gate.clear()
     tier = host.tier()
     await put(tier, 1)
@@ -199,7 +199,7 @@ async def test_a_deleted_version_never_reaches_the_disk(host: Host) -> None:
 
 
 async def test_a_publishers_segment_is_adopted(host: Host) -> None:
-    """It stays when the publisher's name for it goes, and its digest is checked first."""
+    """An adopted segment is verified and survives the removal of the publisher's name."""
     tier, publisher = host.tier(), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
     segment.data[:] = make_state(1).data
@@ -220,7 +220,7 @@ async def test_a_publishers_segment_is_adopted(host: Host) -> None:
 
 
 async def test_a_segment_is_copied_where_memory_is_full(host: Host) -> None:
-    """And refused where it is not what was announced."""
+    """An adopted segment is copied to the durable store if memory is full; an invalid reference is refused."""
     tier, publisher = host.tier(count=0), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
     segment.data[:] = make_state(1).data
@@ -241,7 +241,7 @@ async def test_a_segment_is_copied_where_memory_is_full(host: Host) -> None:
 
 @pytest.mark.parametrize('is_adopted', [False, True])
 async def test_a_publisher_that_is_gone_at_once_leaves_nothing(host: Host, *, is_adopted: bool) -> None:
-    """Also where its segment is only being opened when it goes."""
+    """A publish that is cancelled while its segment is opened leaves no segment and no reservation."""
     tier, publisher = host.tier(), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
     for _ in range(20):
@@ -257,7 +257,7 @@ async def test_a_publisher_that_is_gone_at_once_leaves_nothing(host: Host, *, is
 
 
 async def test_an_orderly_end_leaves_nothing_in_memory(host: Host) -> None:
-    """Everything is durable then."""
+    """All versions are durable and no segment is left after `flush`."""
     tier = host.tier()
     records = [await put(tier, number) for number in (1, 2)]
     await tier.flush()
@@ -268,7 +268,7 @@ async def test_an_orderly_end_leaves_nothing_in_memory(host: Host) -> None:
 
 
 async def test_segments_of_a_store_that_is_gone_are_swept(host: Host, tmp_path: Path) -> None:
-    """By whoever starts next on this host; those of a store that is only at rest stay."""
+    """Segments of a store whose folder was removed are deleted by the next service; those of a stopped one stay."""
     gone, resting = tmp_path / 'gone', tmp_path / 'resting'
     segments = Segments(host.folder / 'memory')
     for home in (gone, resting):
@@ -284,7 +284,7 @@ async def test_segments_of_a_store_that_is_gone_are_swept(host: Host, tmp_path: 
 
 
 async def test_one_process_at_a_time_has_the_memory_of_a_store(host: Host) -> None:
-    """Two would write each other's versions to the disk, or delete them."""
+    """A second process cannot open the shared memory of a store that is in use."""
     tier = host.tier()
     with pytest.raises(InUse):
         host.tier()

@@ -1,4 +1,4 @@
-"""The ring of an adapter's versions, against a plain model of its rules."""
+"""The ring of an adapter's versions, compared with a simple model of its rules."""
 
 from datetime import UTC, datetime
 
@@ -13,7 +13,6 @@ ADAPTER = AdapterKey('alice', 'ad-1')
 
 
 def a_version(number: int, *, digest: str = 'd', is_pinned: bool = False) -> AdapterVersion:
-    """Return a version."""
     return AdapterVersion(
         adapter=ADAPTER,
         version=number,
@@ -25,7 +24,6 @@ def a_version(number: int, *, digest: str = 'd', is_pinned: bool = False) -> Ada
 
 
 def a_ring(*numbers: int, capacity: int = 3, pin_limit: int = 2) -> VersionRing:
-    """Return a ring of versions."""
     ring = VersionRing(ADAPTER, capacity=capacity, pin_limit=pin_limit)
     for number in numbers:
         ring.add(a_version(number))
@@ -40,7 +38,7 @@ def a_ring(*numbers: int, capacity: int = 3, pin_limit: int = 2) -> VersionRing:
 def test_ring_is_bounded_and_keeps_newest_and_pinned(
     steps: list[tuple[str, int]], capacity: int, pin_limit: int
 ) -> None:
-    """Whatever is done to it, in any order."""
+    """The ring respects its limits and has the newest and all pinned versions after any sequence of operations."""
     ring = a_ring(capacity=capacity, pin_limit=pin_limit)
     newest, pinned = 0, set[int]()
     for verb, number in steps:
@@ -76,7 +74,7 @@ def _change(ring: VersionRing, verb: str, number: int, *, newest: int, pinned: s
 
 
 def test_get_finds_by_number_and_the_newest() -> None:
-    """0 is the newest; what is not here is named."""
+    """A version is found by number, and 0 stands for the newest; a missing one is named in the error."""
     ring = a_ring(3, 5)
     assert (ring.get(3).version, ring.get(0).version) == (3, 5)
     for ring_, number in ((ring, 4), (a_ring(), 0)):
@@ -87,14 +85,14 @@ def test_get_finds_by_number_and_the_newest() -> None:
 
 @pytest.mark.parametrize(('number', 'digest'), [(5, 'other'), (4, 'd'), (1, 'd')])
 def test_versions_count_up(number: int, digest: str) -> None:
-    """A number that is taken by something else, or lower than the newest, is refused."""
+    """A number that is used by another state, or is lower than the newest, is refused."""
     with pytest.raises(VersionConflict):
         a_ring(3, 5).match(number, digest, is_pinned=False)
 
 
 @pytest.mark.parametrize('number', [3, 5])
 def test_the_same_version_again_is_found(number: int) -> None:
-    """By number and digest."""
+    """A version with equal number and digest is returned instead of being added again."""
     found = a_ring(3, 5).match(number, 'd', is_pinned=False)
     assert found is not None
     assert found.version == number

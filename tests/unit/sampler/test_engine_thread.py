@@ -1,4 +1,4 @@
-"""The engine's thread: a broken step ends its requests alone, and nobody holds memory by not reading."""
+"""The engine's thread: a failed step ends only its requests, and a reader that stops reading occupies no memory."""
 
 import asyncio
 from functools import partial
@@ -28,7 +28,7 @@ class FragileModel:
         return getattr(self._model, name)
 
     def hidden(self, input_ids: torch.Tensor, positions: torch.Tensor, **spans: object) -> torch.Tensor:
-        """Run the model unless the poison is among the tokens."""
+        """Run the model; fails if the poison token is in the batch."""
         if (input_ids == self._poison).any():
             raise RuntimeError('broken')
         return self._model.hidden(input_ids, positions, **spans)
@@ -48,7 +48,7 @@ async def begin(thread: EngineThread, name: str, prompt: list[int], params: Samp
 
 
 async def test_broken_step_ends_its_requests_and_the_engine_goes_on(model):
-    """Readers are told, memory is free, and the next request is served."""
+    """A failed step ends its requests and frees their memory; the engine then serves the next request."""
     thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
     try:
         broken = await begin(thread, 'broken', [5, 300], LONG, limit=100)
@@ -63,8 +63,8 @@ async def test_broken_step_ends_its_requests_and_the_engine_goes_on(model):
         thread.close()
 
 
-async def test_request_that_nobody_reads_is_ended(model):
-    """Its events stay bounded while it is held back, and its memory is given back after a while."""
+async def test_request_without_a_reader_is_ended(model):
+    """A request without a reader buffers a bounded number of events and is aborted after the stall time."""
     thread = EngineThread(make_engine(model), stall_seconds=0.05)
     try:
         mailbox = await begin(thread, 'it', [5], LONG, limit=3)
@@ -79,7 +79,7 @@ async def test_request_that_nobody_reads_is_ended(model):
 
 
 async def test_engine_whose_steps_all_fail_is_given_up(model):
-    """A device that is lost fails every step: after some in a row the thread ends, and nobody waits for it."""
+    """The thread ends after several consecutive failed steps, and later calls are refused."""
     thread = EngineThread(make_engine(FragileModel(model, poison=300)), stall_seconds=60)
     failing = asyncio.ensure_future(thread.wait_until_failed())
     while not failing.done():
@@ -94,7 +94,7 @@ async def test_engine_whose_steps_all_fail_is_given_up(model):
 
 
 async def test_closed_engine_has_not_failed(model):
-    """Whoever watches for failures is not told of an orderly end; calls that come later are refused."""
+    """Closing the engine is not reported as a failure; later calls are refused."""
     thread = EngineThread(make_engine(model), stall_seconds=60)
     failing = asyncio.ensure_future(thread.wait_until_failed())
     thread.close()

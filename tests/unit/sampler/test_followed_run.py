@@ -1,4 +1,4 @@
-"""A sampler of one run over fakes: what keeps the door shut, for how long, and who is told what."""
+"""A sampler of one full-parameter run over fakes: how long requests are held back, and what each caller gets."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -21,12 +21,12 @@ ALICE = Caller(tenant_id='alice')
 RUN = AdapterKey('alice', 'full')
 PATIENCE = timedelta(milliseconds=20)
 _LIMIT_SECONDS = 10
-_SOME_TURNS = 20
-"""Of the event loop, in which whoever heard of something has done what it does then."""
+_SOME_ITERATIONS = 20
+"""Iterations of the event loop after which all notified tasks have run."""
 
 
 class SlowEngine(FakeSamplerEngine):
-    """Replaces its base model only when a test lets it, and refuses what a real one refuses."""
+    """An engine whose replacement waits for a gate, and that refuses a configurable number of times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class SlowEngine(FakeSamplerEngine):
 
 
 def whole(version: int) -> AdapterWeights:
-    """Return a whole model, as far as fakes look."""
+    """Return full-parameter weights that the fake engine accepts."""
     weights = lora_weights(version, adapter_id='full')
     return AdapterWeights(
         adapter_id='full',
@@ -66,20 +66,20 @@ def whole(version: int) -> AdapterWeights:
 
 
 async def version_of(run: FollowedRun, **choice) -> int:
-    """Lease a version and let it go."""
+    """Lease a version, release it and return its number."""
     async with run.lease(ALICE, AdapterChoice(adapter_id='full', **choice)) as version:
         return version.key.version
 
 
 @pytest.fixture
 def engine() -> SlowEngine:
-    """What the weights are put into."""
+    """The engine whose base weights are replaced."""
     return SlowEngine()
 
 
 @pytest.fixture
 async def source() -> FakeWeightSource:
-    """With one version."""
+    """A source with one version."""
     made = FakeWeightSource()
     made.publish('alice', whole(1))
     return made
@@ -87,7 +87,7 @@ async def source() -> FakeWeightSource:
 
 @pytest.fixture
 async def run(engine: SlowEngine, source: FakeWeightSource) -> AsyncGenerator[FollowedRun, None]:
-    """Started."""
+    """A run that is being followed."""
     made = FollowedRun(engine, source, RUN, patience=PATIENCE)
     made.start()
     async with asyncio.timeout(_LIMIT_SECONDS):
@@ -96,8 +96,8 @@ async def run(engine: SlowEngine, source: FakeWeightSource) -> AsyncGenerator[Fo
     await made.close()
 
 
-async def test_replacement_that_outlasts_the_patience_is_one_and_shuts_the_door(run, engine, source):
-    """However long the engine takes, nothing is answered meanwhile, and nothing is begun beside it."""
+async def test_slow_replacement_runs_once_and_holds_requests_back(run, engine, source):
+    """No request is served and no second replacement starts during a slow replacement."""
     assert await version_of(run) == 1
     engine.gate.clear()
     engine.began.clear()
@@ -112,26 +112,26 @@ async def test_replacement_that_outlasts_the_patience_is_one_and_shuts_the_door(
     assert engine.begun == [1, 2]
 
 
-async def test_long_request_lets_others_in_for_as_long_as_it_kept_them_out(engine, source):
-    """Once the patience has run out requests come in on the old version; the end of one does not shut the door."""
+async def test_long_request_delays_others_for_the_patience_only(engine, source):
+    """Requests are admitted on the old version once the patience has passed, even while others end."""
     run = FollowedRun(engine, source, RUN, patience=timedelta(seconds=1))
     run.start()
     async with run.lease(ALICE, AdapterChoice(adapter_id='full')):
         source.publish('alice', whole(2))
-        for _ in range(_SOME_TURNS):
+        for _ in range(_SOME_ITERATIONS):
             await asyncio.sleep(0)
         with pytest.raises(VersionNotReady):
             await version_of(run, wait=timedelta())
         assert await version_of(run) == 1
-        for _ in range(_SOME_TURNS):
+        for _ in range(_SOME_ITERATIONS):
             await asyncio.sleep(0)
             assert await version_of(run, wait=timedelta()) == 1
     assert await version_of(run, at_least=2) == 2
     await run.close()
 
 
-async def test_engine_that_is_in_use_is_asked_again(run, engine, source):
-    """It may sleep: the old version serves, and the new one comes once it can."""
+async def test_refused_replacement_is_retried(run, engine, source):
+    """A replacement that the engine refuses is retried while the old version serves."""
     assert await version_of(run) == 1
     engine.refusals = 3
     source.publish('alice', whole(2))
@@ -140,7 +140,7 @@ async def test_engine_that_is_in_use_is_asked_again(run, engine, source):
 
 
 async def test_version_after_one_that_cannot_be_served_is_waited_for(run, source):
-    """Who wants the bad version is told what is wrong with it; who wants a later one waits, and gets it."""
+    """A request for an unusable version gets its error; a request for a later version waits for it."""
     assert await version_of(run) == 1
     source.publish('alice', lora_weights(3, adapter_id='full'))
     with pytest.raises(AdapterMisfit):
@@ -154,8 +154,8 @@ async def test_version_after_one_that_cannot_be_served_is_waited_for(run, source
     assert await waiting == 4
 
 
-async def test_whatever_ends_the_stream_the_run_is_followed_again(engine):
-    """A stream that ends without a word, and one that breaks unforeseen, cost a pause and nothing else."""
+async def test_run_is_followed_again_after_its_stream_ends(engine):
+    """The run is followed again after a stream that ends and after one that fails unexpectedly."""
 
     class Breaking(FakeWeightSource):
         endings: int = 0

@@ -1,4 +1,4 @@
-"""Rules of the sampler service: fair turns, what stays in memory, who may find a request."""
+"""Rules of the sampler service: fair queueing, eviction of versions, and lookup of running requests."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,6 @@ FACTS = EngineFacts(
 
 
 def key(name: str, version: int = 1, tenant: str = 'alice') -> VersionKey:
-    """Return a version's name."""
     return VersionKey(AdapterKey(tenant, name), version)
 
 
@@ -30,17 +29,17 @@ def held(version: VersionKey) -> ResidentVersion:
 
 @given(st.lists(st.sampled_from('abc'), max_size=30))
 def test_each_tenant_gets_every_third_turn_while_it_waits(arrivals):
-    """Within a tenant order is kept; no tenant is passed over twice by another."""
+    """Items of a tenant keep their order, and no other tenant is served twice between two of them."""
     queue = FairQueue[tuple[str, int]]()
-    for place, tenant in enumerate(arrivals):
-        queue.push(tenant, (tenant, place))
+    for position, tenant in enumerate(arrivals):
+        queue.push(tenant, (tenant, position))
     popped = [queue.pop() for _ in arrivals]
     for tenant in 'abc':
-        places = [place for name, place in popped if name == tenant]
-        assert places == sorted(places)
+        positions = [position for name, position in popped if name == tenant]
+        assert positions == sorted(positions)
     for first in range(len(popped)):
         tenant = popped[first][0]
-        later = [place for place in range(first + 1, len(popped)) if popped[place][0] == tenant]
+        later = [index for index in range(first + 1, len(popped)) if popped[index][0] == tenant]
         between = [name for name, _ in popped[first + 1 : later[0]]] if later else []
         assert len(between) == len(set(between))
     with pytest.raises(IndexError):
@@ -48,7 +47,7 @@ def test_each_tenant_gets_every_third_turn_while_it_waits(arrivals):
 
 
 def test_discarded_item_takes_no_turn():
-    """What left the queue is not popped, and leaving twice is told."""
+    """A discarded item is not popped, and discarding it again returns False."""
     queue = FairQueue[int]()
     queue.push('a', 1)
     queue.push('a', 2)
@@ -58,7 +57,7 @@ def test_discarded_item_takes_no_turn():
 
 
 def test_least_recently_used_version_leaves_first():
-    """Using a version saves it; room is made for exactly one."""
+    """The least recently used version is evicted first, and only one is evicted to make space for one."""
     residency = Residency(2)
     for name in ('a', 'b'):
         assert residency.evict_for() == []
@@ -71,7 +70,7 @@ def test_least_recently_used_version_leaves_first():
 
 
 def test_versions_in_use_never_leave():
-    """With every version in use there is no room, and nothing is forgotten."""
+    """A version in use is not evicted; with all versions in use nothing is evicted."""
     residency = Residency(1)
     version = held(key('a'))
     residency.add(version)
@@ -83,7 +82,7 @@ def test_versions_in_use_never_leave():
 
 
 def test_publishing_alone_keeps_nothing_in_memory():
-    """A newer version of an adapter that nobody samples does not count as use."""
+    """A new version of an adapter does not count as a use of the adapter."""
     residency = Residency(3)
     residency.add(held(key('idle', 1)))
     residency.add(held(key('busy', 1)))
@@ -93,7 +92,7 @@ def test_publishing_alone_keeps_nothing_in_memory():
 
 
 def test_tenants_see_their_own_versions():
-    """The same adapter id of another tenant is another adapter."""
+    """Adapters of two tenants with the same id are different adapters."""
     residency = Residency(4)
     residency.add(held(key('a', 2)))
     residency.add(held(key('a', 1)))
@@ -104,14 +103,14 @@ def test_tenants_see_their_own_versions():
 
 
 def test_replaced_checkpoint_is_another_key():
-    """Two states under one path never share a name here."""
+    """Two checkpoints saved under one path have different keys."""
     first, second = (CheckpointFacts(path='p', digest=digest, step_count=0) for digest in 'ab')
     assert first.version_key('alice') != second.version_key('alice')
     assert first.version_key('alice').version == 1
 
 
 def test_requests_are_found_by_their_tenant_alone():
-    """Ids are per tenant, taken while running and free afterwards."""
+    """A request id is unique per tenant while the request runs, and only its tenant finds it."""
     requests = RunningRequests()
     request = requests.begin('alice', 'r')
     with pytest.raises(RequestIdTaken):
@@ -137,7 +136,7 @@ def test_requests_are_found_by_their_tenant_alone():
     ],
 )
 def test_what_does_not_fit_is_refused(prompt_tokens, params, error):
-    """Prompt, new tokens and context must agree."""
+    """A prompt is refused if it exceeds the context together with its new tokens."""
     if error is None:
         check_fits(prompt_tokens, SamplingParams(**params), FACTS)
     else:

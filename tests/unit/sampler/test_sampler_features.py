@@ -1,4 +1,4 @@
-"""What is trained on after sampling is the same from the sampler of the library and from a service."""
+"""Training features made from samples are the same for the library sampler and for the sampler service."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def sampler(tiny_llama_dir: Path) -> TorchSampler:
 
 
 def through_a_service(response: SampleResponse, prompt: Any) -> SampleResponse:
-    """Return the response as a client gets it from a service that drew the same tokens."""
+    """Return the response as a client would receive it from a service that drew the same tokens."""
     completed = CompletedPrompt(
         prompt_index=0,
         prompt=PromptComputed(token_ids=tuple(response.prompt_token_ids)),
@@ -52,7 +52,7 @@ def through_a_service(response: SampleResponse, prompt: Any) -> SampleResponse:
 
 
 def check_same(mine: SampledSequence, its: SampledSequence) -> None:
-    """Compare everything a training loop reads."""
+    """Compare all fields that a training loop reads."""
     assert (mine.tokens, mine.decoded, mine.stop_reason) == (its.tokens, its.decoded, its.stop_reason)
     assert mine.version_spans == its.version_spans
     for one, other in zip(mine.logprobs, its.logprobs, strict=True):
@@ -67,28 +67,28 @@ def check_same(mine: SampledSequence, its: SampledSequence) -> None:
 
 @pytest.mark.parametrize('prompt', [CHAT, [5, 6, 7]], ids=['chat', 'tokens'])
 def test_features_are_the_same_from_both(sampler, prompt):
-    """Tokens, labels, masks and log-probabilities stand in the same places, with the same values."""
+    """Tokens, labels, masks and log-probabilities are equal, at the same positions."""
     (response,) = sampler.sample([prompt], PARAMS, num_samples=2)
     for mine, its in zip(response.sequences, through_a_service(response, prompt).sequences, strict=True):
         check_same(mine, its)
 
 
 def test_second_turn_keeps_what_the_first_was_sampled_with(sampler):
-    """A feature goes back as a prompt: its labels and log-probabilities stay, token in, token out."""
+    """A feature that is sampled from again keeps the first turn's tokens, labels and log-probabilities."""
     first = sampler.sample([[5, 6, 7]], PARAMS)[0].sequences[0]
     (response,) = sampler.sample([first.new_input_feature], PARAMS)
     (second,) = response.sequences
     check_same(second, through_a_service(response, first.new_input_feature).sequences[0])
     feature = second.new_input_feature
     assert list(feature['input_ids']) == [5, 6, 7, *first.tokens, *second.tokens]
-    places = np.flatnonzero(np.asarray(feature['labels']) != -100)
-    assert list(np.asarray(feature['labels'])[places]) == [*first.tokens, *second.tokens]
+    labeled = np.flatnonzero(np.asarray(feature['labels']) != -100)
+    assert list(np.asarray(feature['labels'])[labeled]) == [*first.tokens, *second.tokens]
     drawn = [row[0][1] for row in (*first.logprobs, *second.logprobs)]
-    np.testing.assert_allclose(np.asarray(feature['old_logps'])[places], drawn, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(feature['old_logps'])[labeled], drawn, rtol=1e-6)
 
 
 def test_features_and_logprobs_go_back_to_the_trainer(sampler):
-    """A service takes the feature as it is, and `logprobs` as `old_logps` land where the feature has them already."""
+    """Passing `logprobs` as `old_logps` gives the same message as the feature's log-probabilities."""
     (response,) = sampler.sample([CHAT], PARAMS)
     (sequence,) = through_a_service(response, CHAT).sequences
     own = features_to_proto([sequence.new_input_feature])

@@ -1,4 +1,4 @@
-"""A sampler's membership over gateways that are put on: it reports, heeds, comes back, and leaves in good order."""
+"""A sampler's membership over fake gateways: it reports, follows instructions, registers again, and drains."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -15,33 +15,32 @@ LEASE = timedelta(seconds=0.3)
 
 
 class FakeGateway:
-    """Implements `ports.FleetGateway`: answers each report with what a test wants."""
+    """Implements `ports.FleetGateway`; a test sets its answers."""
 
     address = 'gateway:1'
 
     def __init__(self) -> None:
-        self.is_away = False
+        self.is_unreachable = False
         self.is_drain_requested = False
         self.weight_source_address = ''
         self.registrations: list[ReplicaReport] = []
         self.reports: list[ReplicaReport] = []
-        self.heard = asyncio.Event()
-        self.cut = asyncio.Event()
+        self.reported = asyncio.Event()
+        self.interrupted = asyncio.Event()
 
     async def register(self, report: ReplicaReport) -> Registration:
-        """Take it in."""
-        if self.is_away:
+        if self.is_unreachable:
             raise ServiceUnreachable('gateway')
         self.registrations.append(report)
         return Registration(lease_interval=LEASE, checkpoint_address='checkpoint:1')
 
     async def lease(self, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseRenewal, None]:
-        """Answer each report, until a test cuts the stream."""
-        self.cut.clear()
+        """Answer each report until a test interrupts the stream."""
+        self.interrupted.clear()
         async for report in reports:
             self.reports.append(report)
-            self.heard.set()
-            if self.cut.is_set():
+            self.reported.set()
+            if self.interrupted.is_set():
                 raise ServiceUnreachable('gateway')
             is_leaving = self.is_drain_requested or report.is_draining
             yield LeaseRenewal(
@@ -49,14 +48,13 @@ class FakeGateway:
             )
 
     async def next_report(self) -> ReplicaReport:
-        """Wait for a report."""
-        self.heard.clear()
-        await self.heard.wait()
+        self.reported.clear()
+        await self.reported.wait()
         return self.reports[-1]
 
 
 class Sampler:
-    """What a membership acts on."""
+    """The objects that a membership reports to and acts on."""
 
     def __init__(self, *gateways: FakeGateway) -> None:
         self.checkpoints: list[str] = []
@@ -71,7 +69,6 @@ class Sampler:
         )
 
     def report(self, is_draining: bool) -> ReplicaReport:  # noqa: FBT001 (the membership's own signature)
-        """Return a report."""
         return ReplicaReport(
             replica_id='rp-1',
             address='here:1',
@@ -94,7 +91,7 @@ def gateway() -> FakeGateway:
 
 
 async def test_reports_come_before_the_lease_ends_and_on_changes(gateway):
-    """It says where the checkpoint service is; wishes are heeded; a change is told without waiting."""
+    """Reports are sent within the lease interval and after changes, and a gateway's addresses are applied."""
     sampler = Sampler(gateway)
     sampler.membership.start()
     await gateway.next_report()
@@ -109,7 +106,7 @@ async def test_reports_come_before_the_lease_ends_and_on_changes(gateway):
 
 
 async def test_unforeseen_error_does_not_end_the_membership(gateway):
-    """A report that cannot be made, once: the sampler joins all the same."""
+    """A report that fails once delays the registration but does not prevent it."""
     errors = [ValueError('no such field')]
 
     class Broken(Sampler):
@@ -127,14 +124,14 @@ async def test_unforeseen_error_does_not_end_the_membership(gateway):
 
 
 async def test_lost_lease_is_taken_again(gateway):
-    """Whether the gateway is away or its stream breaks: the same replica registers again."""
-    gateway.is_away = True
+    """The replica registers again after an unreachable gateway and after a broken stream."""
+    gateway.is_unreachable = True
     sampler = Sampler(gateway)
     sampler.membership.start()
     await asyncio.sleep(0)
-    gateway.is_away = False
+    gateway.is_unreachable = False
     await gateway.next_report()
-    gateway.cut.set()
+    gateway.interrupted.set()
     await gateway.next_report()
     await gateway.next_report()
     assert len(gateway.registrations) == 2
@@ -143,7 +140,7 @@ async def test_lost_lease_is_taken_again(gateway):
 
 
 async def test_asked_to_leave_it_finishes_first(gateway):
-    """It says that it drains, waits for what runs, and then has the service stop."""
+    """A sampler that is asked to leave reports that it drains, waits for running requests, and then stops."""
     sampler, stopping = Sampler(gateway), asyncio.Event()
     async with sampler.membership.serving(stopping, sampler.wait_idle):
         await gateway.next_report()
@@ -157,10 +154,10 @@ async def test_asked_to_leave_it_finishes_first(gateway):
 
 
 async def test_gateways_know_before_it_stops(gateway):
-    """When the block ends every gateway within reach knows that it leaves; one that is away is not waited for."""
-    away = FakeGateway()
-    away.is_away = True
-    sampler = Sampler(gateway, away)
+    """Every reachable gateway receives a draining report before the block ends; unreachable ones are not waited for."""
+    unreachable = FakeGateway()
+    unreachable.is_unreachable = True
+    sampler = Sampler(gateway, unreachable)
     async with sampler.membership.serving(asyncio.Event(), sampler.wait_idle):
         await gateway.next_report()
     assert gateway.reports[-1].is_draining
@@ -168,10 +165,10 @@ async def test_gateways_know_before_it_stops(gateway):
 
 
 async def test_reports_of_an_ended_lease_are_closed(gateway):
-    """The next lease alone hears of changes: nothing of the one before waits for them any more."""
+    """The report generator of an ended lease is closed, so that only the next lease consumes changes."""
 
     class Leaving(FakeGateway):
-        """Keeps what it was given to read, and stops reading after the first report."""
+        """A gateway that stops reading after the first report."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -180,7 +177,7 @@ async def test_reports_of_an_ended_lease_are_closed(gateway):
         async def lease(self, reports: AsyncGenerator[ReplicaReport, None]) -> AsyncGenerator[LeaseRenewal, None]:
             self.given.append(reports)
             self.reports.append(await anext(reports))
-            self.heard.set()
+            self.reported.set()
             yield LeaseRenewal(lease_interval=LEASE, is_drain_requested=False, weight_source_address='')
 
     leaving = Leaving()

@@ -1,4 +1,4 @@
-"""Sampling parameters from the client through the contract into the sampler: what is sent is what is drawn with."""
+"""Sampling parameters from the client through the contract into the sampler: values arrive unchanged."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ FORMS = (
 
 
 def bound(least: float, most: float) -> st.SearchStrategy[float]:
-    """Return numbers within bounds that survive a message."""
+    """Return a strategy for finite numbers within bounds."""
     return st.floats(least, most, allow_nan=False)
 
 
@@ -45,7 +45,7 @@ def bound(least: float, most: float) -> st.SearchStrategy[float]:
     )
 )
 def test_parameters_arrive_as_they_were_given(params):
-    """Every field has the value the client gave it; unset ones have the defaults."""
+    """Every field arrives with the client's value, and unset fields with their defaults."""
     arrived = params_from_proto(convert.sampling_params(params))
     assert arrived == SamplingParams(**{**vars(params), 'logprobs': 0, 'stop': ()})
 
@@ -83,14 +83,14 @@ def test_parameters_arrive_as_they_were_given(params):
     ],
 )
 def test_values_out_of_range_are_named(fields, path):
-    """A parameter that means nothing is refused by its path."""
+    """A parameter out of range is refused with its field path."""
     with pytest.raises(InvalidField) as caught:
         params_from_proto(sampling_pb2.SamplingParams(**fields))
     assert caught.value.field == path
 
 
 def test_forms_may_be_given_as_mappings():
-    """What is typed as a dict becomes the value, and mistakes in it are refused."""
+    """A structured output given as a dict is converted, and mistakes in it are refused."""
     params = SamplingParams.from_dict({'structured_output': {'choices': ['a', 'b']}})
     assert params.structured_output == StructuredOutput(choices=('a', 'b'))
     for wrong in ({'regexp': 'a'}, {}, {'regex': 'a', 'grammar': 'b'}):
@@ -99,7 +99,7 @@ def test_forms_may_be_given_as_mappings():
 
 
 def request(*entries: sampler_service_pb2.SequenceSoFar) -> sampler_service_pb2.SampleRequest:
-    """Return a request for two sequences that goes on from `entries`."""
+    """Return a request for two sequences that continues `entries`."""
     tokens = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[1], data=bytes(4))
     return sampler_service_pb2.SampleRequest(
         base_model='tiny',
@@ -110,12 +110,12 @@ def request(*entries: sampler_service_pb2.SequenceSoFar) -> sampler_service_pb2.
 
 
 def test_sequences_so_far_come_in_order():
-    """One entry a sequence, in order; tokens may be missing."""
+    """A continuation has one entry per sequence, in order; an entry may have no tokens."""
     token = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[1], data=(7).to_bytes(4, 'little'))
     first = sampler_service_pb2.SequenceSoFar(token_ids=token)
     second = sampler_service_pb2.SequenceSoFar(sequence_index=1, is_finished=True)
-    command = sample_from_proto(request(first, second))
-    assert [(one.token_ids, one.is_finished) for one in command.continued] == [((7,), False), ((), True)]
+    converted = sample_from_proto(request(first, second))
+    assert [(one.token_ids, one.is_finished) for one in converted.continued] == [((7,), False), ((), True)]
     assert sample_from_proto(request()).continued == ()
     for entries, path in (((first,), 'continued'), ((second, first), 'continued[0].sequence_index')):
         with pytest.raises(InvalidField) as caught:

@@ -1,4 +1,4 @@
-"""The version store over fakes: waiting, loading once, leaving when unused, never another version."""
+"""The version store over fakes: waiting, loading once, evicting idle versions, and never serving another version."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,19 +23,19 @@ NOW = timedelta()
 
 @pytest.fixture
 def source() -> FakeWeightSource:
-    """Weights, put in by each test."""
+    """A source of weights, filled by each test."""
     return FakeWeightSource()
 
 
 @pytest.fixture
 def engine() -> FakeSamplerEngine:
-    """What the weights are loaded into."""
+    """The engine that versions are loaded into."""
     return FakeSamplerEngine()
 
 
 @pytest.fixture
 async def store(source: FakeWeightSource, engine: FakeSamplerEngine) -> AsyncIterator[VersionStore]:
-    """A store of two versions."""
+    """A store with space for two versions."""
     made = VersionStore(engine, source, Retention(max_versions=2))
     yield made
     await made.close()
@@ -43,13 +43,13 @@ async def store(source: FakeWeightSource, engine: FakeSamplerEngine) -> AsyncIte
 
 
 async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) -> int:
-    """Lease a version and let it go."""
+    """Lease a version, release it and return its number."""
     async with store.lease(ALICE, AdapterChoice(adapter_id=adapter_id, **choice)) as version:
         return version.key.version
 
 
 async def test_latest_is_the_newest_that_came(store, source):
-    """A later version is served once it is loaded, without asking again."""
+    """The newest version is served as soon as it is loaded, over a single stream."""
     source.publish('alice', lora_weights(1))
     assert await version_of(store) == 1
     source.publish('alice', lora_weights(2))
@@ -59,7 +59,7 @@ async def test_latest_is_the_newest_that_came(store, source):
 
 
 async def test_many_leases_load_a_version_once(store, source, engine):
-    """Requests that come together share one stream and one load."""
+    """Concurrent requests share one stream and one load."""
     source.publish('alice', lora_weights(1))
     assert await asyncio.gather(*(version_of(store) for _ in range(20))) == [1] * 20
     assert len(engine.loaded) == 1
@@ -67,7 +67,7 @@ async def test_many_leases_load_a_version_once(store, source, engine):
 
 
 async def test_version_that_left_is_fetched_again(store, source, engine):
-    """An exact version that was skipped or dropped comes back; one that is gone everywhere is not found."""
+    """A skipped or evicted version is fetched again; one that the source has lost is not found."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
     assert await version_of(store) == 3
@@ -80,7 +80,7 @@ async def test_version_that_left_is_fetched_again(store, source, engine):
 
 
 async def test_latest_is_never_an_older_one_that_stayed(store, source):
-    """If the newest version was dropped while an older one is in use, it is fetched, not replaced."""
+    """If the newest version was evicted while an older one is in use, the newest is fetched again."""
     source.publish('alice', lora_weights(1))
     async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
         source.publish('alice', lora_weights(2))
@@ -91,7 +91,7 @@ async def test_latest_is_never_an_older_one_that_stayed(store, source):
 
 
 async def test_full_store_waits_for_a_lease_to_end(store, source):
-    """With every version in use a new one waits; it is loaded when one is let go."""
+    """A new version is loaded when a lease ends if all versions are in use."""
     for name in ('a', 'b', 'c'):
         source.publish('alice', lora_weights(1, adapter_id=name))
     async with store.lease(ALICE, AdapterChoice(adapter_id='a')):
@@ -103,7 +103,7 @@ async def test_full_store_waits_for_a_lease_to_end(store, source):
 
 
 async def test_dropped_adapter_is_followed_no_more(store, source):
-    """Streams are open for adapters that are held, and no others."""
+    """Only adapters with resident versions are followed."""
     for name in ('a', 'b', 'c'):
         source.publish('alice', lora_weights(1, adapter_id=name))
         assert await version_of(store, name) == 1
@@ -111,15 +111,15 @@ async def test_dropped_adapter_is_followed_no_more(store, source):
 
 
 async def test_unknown_adapter_may_be_published_later(store, source):
-    """Not found is an answer, not a state."""
+    """An adapter that was not found is served once it is published."""
     with pytest.raises(AdapterNotFound):
         await version_of(store)
     source.publish('alice', lora_weights(1))
     assert await version_of(store) == 1
 
 
-async def test_adapter_that_does_not_fit_is_told(store, source):
-    """Another base model's adapter, and weights of another shape, are refused each time they are asked for."""
+async def test_adapter_that_does_not_fit_is_refused(store, source):
+    """An adapter of another base model or of another shape is refused at every request."""
     source.publish('alice', lora_weights(1, base_model='other'))
     source.publish('alice', lora_weights(1, adapter_id='odd', tensors={'x': TensorData('bool', (1,), b'\0')}))
     for _ in range(2):
@@ -130,7 +130,7 @@ async def test_adapter_that_does_not_fit_is_told(store, source):
 
 
 async def test_unload_keeps_what_is_in_use(store, source, engine):
-    """A running request keeps its version; it leaves when room is needed."""
+    """A version in use stays loaded after `unload`, and is unloaded once it is idle."""
     source.publish('alice', lora_weights(1))
     async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')) as version:
         await store.unload(ALICE, 'ad-1')
@@ -143,7 +143,7 @@ async def test_unload_keeps_what_is_in_use(store, source, engine):
 
 
 async def test_cancelled_wait_leaves_nothing_behind(store, source):
-    """A caller that goes away while it waits holds no version."""
+    """A cancelled wait does not count as a use of any version."""
     source.publish('alice', lora_weights(1))
     waiting = asyncio.create_task(version_of(store, at_least=5))
     assert await version_of(store) == 1
@@ -152,8 +152,8 @@ async def test_cancelled_wait_leaves_nothing_behind(store, source):
     assert [version.use_count for version in store.resident('alice')] == [0]
 
 
-async def test_newest_that_had_no_room_is_not_taken_for_a_later_one(store, source):
-    """At least 3 waits for 3 even where 2, the newest, is not in memory."""
+async def test_newest_without_capacity_does_not_satisfy_a_later_version(store, source):
+    """A request for version 3 or newer is not satisfied by version 2, even if 2 is not resident."""
     source.publish('alice', lora_weights(1))
     source.publish('alice', lora_weights(1, adapter_id='ad-2'))
     async with (
@@ -169,7 +169,7 @@ async def test_newest_that_had_no_room_is_not_taken_for_a_later_one(store, sourc
 
 
 async def test_memory_is_bounded_in_bytes(source, engine):
-    """Old versions leave for a new one of their size; what can never fit is refused for good."""
+    """Old versions are evicted by size, and an adapter larger than the memory is refused."""
     size = lora_weights(1).size_bytes
     store = VersionStore(engine, source, Retention(max_versions=8, max_bytes=2 * size))
     for number in range(1, 5):
@@ -185,7 +185,7 @@ async def test_memory_is_bounded_in_bytes(source, engine):
 
 
 async def test_adapters_are_followed_while_they_are_used(source, engine):
-    """Unused for a while, an adapter is followed no more; its version stays, and later ones come when it is used."""
+    """An idle adapter is no longer followed but stays resident, and is followed again when it is used."""
     store = VersionStore(engine, source, Retention(idle=timedelta(milliseconds=20)))
     source.publish('alice', lora_weights(1))
     assert await version_of(store) == 1
@@ -199,7 +199,7 @@ async def test_adapters_are_followed_while_they_are_used(source, engine):
 
 
 async def test_few_adapters_are_followed_at_once(source, engine):
-    """The least recently used is followed no more; one that is waited for is, and then others have to try again."""
+    """The least recently used adapter is no longer followed, unless a request waits for its versions."""
     store = VersionStore(engine, source, Retention(max_followers=2))
     for number in range(1, 5):
         source.publish('alice', lora_weights(1, adapter_id=f'ad-{number}'))
@@ -216,8 +216,8 @@ async def test_few_adapters_are_followed_at_once(source, engine):
     await store.close()
 
 
-async def test_fetch_that_nobody_waits_for_is_ended(source, engine):
-    """A version that cannot get room leaves nothing behind once its callers have gone."""
+async def test_fetch_without_a_waiter_is_ended(source, engine):
+    """A fetched version without capacity is dropped once no request waits for it."""
     store = VersionStore(engine, source, Retention(max_versions=1))
     for version in (1, 2):
         source.publish('alice', lora_weights(version))
@@ -234,27 +234,27 @@ async def test_fetch_that_nobody_waits_for_is_ended(source, engine):
 
 
 async def test_weights_of_a_whole_model_are_no_adapter(store, source):
-    """They are never applied as one, nor is the base model taken in their place."""
+    """Full-parameter weights are refused instead of being applied as an adapter."""
     source.publish('alice', replace(lora_weights(1), lora_config=None))
     with pytest.raises(AdapterMisfit):
         await version_of(store)
 
 
-async def test_changes_of_what_is_held_are_told(store, source):
-    """Whoever reports them hears of each version that comes or goes."""
-    heard: list[list[int]] = []
-    store.on_change(lambda: heard.append([version.key.version for version in store.all_resident()]))
+async def test_changes_of_resident_versions_reach_listeners(store, source):
+    """A listener is called for every version that is loaded or unloaded."""
+    seen: list[list[int]] = []
+    store.on_change(lambda: seen.append([version.key.version for version in store.all_resident()]))
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
         await version_of(store, at_least=version)
     await store.unload(ALICE, 'ad-1')
-    assert [sorted(versions) for versions in heard] == [[1], [1, 2], [2, 3], []]
+    assert [sorted(versions) for versions in seen] == [[1], [1, 2], [2, 3], []]
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize('order', [(1, 1, 2, 2, 3), (2, 1, 2, 1, 3), (3, 1, 1, 1, 2, 2, 3)])
 async def test_versions_that_push_each_other_out_are_all_served(source, engine, order):
-    """Who comes back to a load that is done, and whose version has left again, starts another: nobody spins."""
+    """Requests whose versions evict each other are all served without a busy loop."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
     store = VersionStore(engine, source, Retention(max_versions=1))

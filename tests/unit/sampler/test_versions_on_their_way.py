@@ -1,4 +1,4 @@
-"""The version store while callers go away: what was begun is finished, found again or told later, and owned."""
+"""The version store with cancelled callers: fetches and changes that have begun are finished or reported later."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,12 +20,12 @@ from services.sampler.domain.errors import VersionNotReady
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()
-_MOST_TURNS = 200
-"""Of the event loop, in which anything over fakes has happened."""
+_MAX_ITERATIONS = 200
+"""Iterations of the event loop after which all fakes have finished."""
 
 
 class GatedEngine(FakeSamplerEngine):
-    """Unloads and loads only when a test lets it."""
+    """An engine whose unloading waits for a gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class GatedEngine(FakeSamplerEngine):
         self.unloading = asyncio.Event()
 
     async def unload_adapter(self, key: VersionKey) -> None:
-        """Wait at the gate, then unload."""
+        """Wait for the gate, then unload."""
         self.unloading.set()
         await self.gate.wait()
         await super().unload_adapter(key)
 
 
 class SlowSource(FakeWeightSource):
-    """Brings versions and looks checkpoints up in some turns of the loop, not at once."""
+    """A source that returns versions and checkpoints only after some iterations of the event loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,32 +49,32 @@ class SlowSource(FakeWeightSource):
         self.gate.set()
 
     async def fetch(self, caller: Caller, adapter_id: str, version: int) -> AdapterWeights:
-        """Fetch once the gate is open, not in this turn."""
+        """Fetch once the gate is open, after at least one iteration of the event loop."""
         await asyncio.sleep(0)
         await self.gate.wait()
         return await super().fetch(caller, adapter_id, version)
 
     async def find_checkpoint(self, caller: Caller, path: str) -> CheckpointFacts:
-        """Look up, not in this turn."""
+        """Look up after one iteration of the event loop."""
         await asyncio.sleep(0)
         return await super().find_checkpoint(caller, path)
 
 
 @pytest.fixture
 def source() -> SlowSource:
-    """Weights, put in by each test."""
+    """A source of weights, filled by each test."""
     return SlowSource()
 
 
 @pytest.fixture
 def engine() -> GatedEngine:
-    """What the weights are loaded into."""
+    """The engine that versions are loaded into."""
     return GatedEngine()
 
 
 @pytest.fixture
 async def store(source: SlowSource, engine: GatedEngine) -> AsyncIterator[VersionStore]:
-    """A store of two versions."""
+    """A store with space for two versions."""
     made = VersionStore(engine, source, Retention(max_versions=2))
     yield made
     await made.close()
@@ -82,15 +82,15 @@ async def store(source: SlowSource, engine: GatedEngine) -> AsyncIterator[Versio
 
 
 async def version_of(store: VersionStore, adapter_id: str = 'ad-1', **choice) -> int:
-    """Lease a version and let it go."""
+    """Lease a version, release it and return its number."""
     async with store.lease(ALICE, AdapterChoice(adapter_id=adapter_id, **choice)) as version:
         return version.key.version
 
 
 async def version_in_some_tries(store: VersionStore, **choice) -> int:
-    """Lease without waiting, again and again with a turn of the loop between; every refusal says to try again."""
+    """Lease repeatedly without waiting until it succeeds; every refusal must be retryable."""
     refusals: list[VersionNotReady] = []
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MAX_ITERATIONS):
         try:
             version = await version_of(store, wait=NOW, **choice)
         except VersionNotReady as refusal:
@@ -101,11 +101,11 @@ async def version_in_some_tries(store: VersionStore, **choice) -> int:
         assert all(isinstance(refusal, Unavailable) and refusal.retry_after for refusal in refusals)
         assert {refusal.reason for refusal in refusals} == {'VERSION_NOT_READY'}
         return version
-    raise AssertionError('it gets no further')
+    raise AssertionError('the version is never ready')
 
 
 async def test_who_does_not_wait_finds_an_evicted_version_on_a_later_try(store, source):
-    """What a call without patience began goes on after it: the version is fetched once and then served."""
+    """A fetch started by a call that does not wait continues, and a later call finds the version."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
         assert await version_of(store, at_least=version) == version
@@ -115,15 +115,15 @@ async def test_who_does_not_wait_finds_an_evicted_version_on_a_later_try(store, 
 
 
 async def test_who_does_not_wait_finds_a_checkpoint_on_a_later_try(store, source):
-    """The look-up of what a path is now is no waiting."""
+    """A call that does not wait still looks up the checkpoint, and a later call finds it."""
     path = 'twinkle://run/weights/step-1'
     facts = CheckpointFacts(path=path, digest='d', step_count=7)
     source.checkpoints['alice', path] = (facts, lora_weights(0))
     assert await version_in_some_tries(store, adapter_id='', checkpoint_path=path) == 7
 
 
-async def test_who_does_not_wait_is_told_why_it_never_comes(store, source):
-    """A version that has left every place is not found, although nobody waited when that came out."""
+async def test_who_does_not_wait_gets_the_error_on_a_later_try(store, source):
+    """A later call gets the error of a fetch that failed while no call waited for it."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
     assert await version_of(store) == 3
@@ -132,8 +132,8 @@ async def test_who_does_not_wait_is_told_why_it_never_comes(store, source):
         await version_in_some_tries(store, exact=1)
 
 
-async def test_versions_that_nobody_waits_for_are_few(store, source):
-    """Calls that do not wait leave no more than a handful of fetches behind them, whatever they name."""
+async def test_fetches_without_a_waiter_are_bounded(store, source):
+    """The number of fetches without a waiter is bounded."""
     for version in range(1, 40):
         source.publish('alice', lora_weights(version))
     assert await version_of(store) == 39
@@ -141,7 +141,7 @@ async def test_versions_that_nobody_waits_for_are_few(store, source):
     for version in range(1, 30):
         with pytest.raises(VersionNotReady):
             await version_of(store, exact=version, wait=NOW)
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MAX_ITERATIONS):
         await asyncio.sleep(0)
     fetches = [task for task in asyncio.all_tasks() if task.get_name().startswith('fetch')]
     assert len(fetches) == MAX_UNAWAITED
@@ -149,9 +149,9 @@ async def test_versions_that_nobody_waits_for_are_few(store, source):
     assert await version_of(store, exact=1) == 1
 
 
-@pytest.mark.parametrize('leaver', ['follower', 'unload'])
-async def test_whoever_goes_away_halfway_leaves_no_version_without_an_owner(engine, source, leaver):
-    """Ended between two evictions, the change is finished: the engine holds what the store knows of, no more."""
+@pytest.mark.parametrize('cancelled', ['follower', 'unload'])
+async def test_cancelled_change_leaves_engine_and_store_consistent(engine, source, cancelled):
+    """A change that is cancelled between two evictions is finished, so that engine and store stay consistent."""
     size = lora_weights(1).size_bytes
     store = VersionStore(engine, source, Retention(max_bytes=2 * size))
     for name in ('a', 'b'):
@@ -159,16 +159,16 @@ async def test_whoever_goes_away_halfway_leaves_no_version_without_an_owner(engi
         assert await version_of(store, name) == 1
     engine.gate.clear()
     engine.unloading.clear()
-    if leaver == 'unload':
+    if cancelled == 'unload':
         source.publish('alice', lora_weights(2, adapter_id='a'))
-        going = asyncio.create_task(store.unload(ALICE, 'a'))
+        running = asyncio.create_task(store.unload(ALICE, 'a'))
     else:
-        # Two others have to leave for one of twice the size.
+        # Two versions must be evicted for one of twice the size.
         source.publish('alice', large_weights('c', 2 * size))
-        going = asyncio.create_task(version_of(store, 'c'))
+        running = asyncio.create_task(version_of(store, 'c'))
     await engine.unloading.wait()
-    going.cancel()
-    await asyncio.wait([going])
+    running.cancel()
+    await asyncio.wait([running])
     await store.followers.stop(AdapterKey('alice', 'c'))
     engine.gate.set()
     await store.close()
@@ -176,5 +176,5 @@ async def test_whoever_goes_away_halfway_leaves_no_version_without_an_owner(engi
 
 
 def large_weights(adapter_id: str, size_bytes: int) -> AdapterWeights:
-    """Return weights that count as so many bytes."""
+    """Return weights with a given nominal size."""
     return replace(lora_weights(1, adapter_id=adapter_id), size_bytes=size_bytes)

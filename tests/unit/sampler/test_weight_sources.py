@@ -1,4 +1,4 @@
-"""Places that weights come from, where they cannot be reached at all."""
+"""Sources of weights that cannot be reached."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from services.sampler.backends.weight_sources import WeightSources
 
 
 async def test_relay_without_a_channel_tells_the_cause(tmp_path: Path) -> None:
-    """What kept the channel from being opened is what is told, however often it is tried."""
+    """The error that prevents a channel from opening is raised at every attempt."""
     sources = WeightSources(tls=TlsConfig(ca=tmp_path / 'nowhere.crt'))
     sources.use_relay('127.0.0.1:1')
     for _ in range(2):
