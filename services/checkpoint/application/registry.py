@@ -1,7 +1,7 @@
-"""The registry of committed states: the one place where the store and the catalogue change together.
+"""The registry of committed states: the store that keeps them, the catalogue that indexes them, and announcements.
 
-Every change writes to the store first and to the catalogue second, and is announced last. Changes of one adapter run
-one after the other, each to its end.
+A new or changed state is written to the store first, added to the catalogue second, and announced last. Changes of one
+adapter run one after the other, each to its end.
 """
 
 from collections.abc import Awaitable, Callable
@@ -35,7 +35,8 @@ _Result = TypeVar('_Result')
 class Registry:
     """Committed versions and checkpoints of all tenants.
 
-    Concurrency: for one event loop. Read from `catalogue` and `store` directly; change them through the methods here.
+    Concurrency: for one event loop. Callers may read `catalogue` and `store` at any time, and change them only within
+    `change`.
     """
 
     def __init__(self, catalogue: Catalogue, store: StateStore, clock: Clock) -> None:

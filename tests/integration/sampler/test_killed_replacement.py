@@ -250,9 +250,8 @@ async def test_a_mixture_would_be_noticed(tiny_llama_dir: Path) -> None:
     """A mixture of two versions, and the original model, score clearly differently from both versions."""
     oracle, tokens = Oracle(tiny_llama_dir), tuple(range(50, 50 + TOKENS))
     count = len(load_file(tiny_llama_dir / 'model.safetensors'))
-    wrong = [oracle.mixture(1, 2, position) for position in (1, count // 2, count - 1)] + [
-        TorchSampler(str(tiny_llama_dir))
-    ]
+    mixtures = [oracle.mixture(1, 2, new_count) for new_count in (1, count // 2, count - 1)]
+    wrong = [*mixtures, TorchSampler(str(tiny_llama_dir))]
     for sampler in wrong:
         for version in (1, 2):
             mine, its = scores_of(sampler, tokens), oracle.scores(version, tokens)
