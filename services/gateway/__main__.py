@@ -37,7 +37,6 @@ from services.gateway.http.server import HttpServer
 from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from services.gateway.keys.open import Accounts, open_keys
 from services.gateway.keys.servicer import KeyServicer
-from services.gateway.keys.sql import SqlProjectStore
 from services.gateway.openai.open import open_openai
 from services.gateway.openai.samplers import FleetSamplers
 from services.gateway.quotas.wiring import (
@@ -52,14 +51,9 @@ from services.gateway.sampling.limits import SamplingGate
 from services.gateway.sampling.open import open_sampling
 from services.gateway.sampling.sampling import Sampling
 from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
-from services.gateway.sessions.create_session import CreateSession
-from services.gateway.sessions.finish_session import FinishSession
-from services.gateway.sessions.get_session import GetSession
-from services.gateway.sessions.heartbeat import Heartbeat
-from services.gateway.sessions.list_sessions import ListSessions
+from services.gateway.sessions.open import open_sessions, session_job
 from services.gateway.sessions.servicer import SessionServicer
-from services.gateway.sessions.sql import SqlSessionStore
-from services.gateway.sessions.wiring import session_job
+from services.gateway.sessions.sessions import Sessions
 from services.gateway.store.database import Database
 from services.gateway.store.migrations import SchemaNotSupported
 from services.gateway.tinker.open import open_tinker, open_tinker_catalogue
@@ -92,9 +86,10 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         database = await Database.open(config.database_address())
         stack.push_async_callback(database.close)
         accounts = await open_keys(config, database, clock=clock)
+        sessions = open_sessions(config, database, accounts.projects, clock=clock)
         quotas = await stack.enter_async_context(open_quotas(config, database, clock=clock))
         upstreams = await _open_upstreams(config, database, stack, quotas=quotas, clock=clock)
-        server = _server(config, database, accounts=accounts, upstreams=upstreams, clock=clock)
+        server = _server(config, database, accounts=accounts, sessions=sessions, upstreams=upstreams, clock=clock)
         futures = await stack.enter_async_context(
             open_futures(
                 config,
@@ -109,7 +104,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         yield Gateway(
             server,
             (
-                session_job(config, database, models=upstreams.models.channels, handles=futures.handles, clock=clock),
+                session_job(config, database, models=upstreams.models.channels, versions=futures.handles, clock=clock),
                 *upstreams.models.jobs,
                 *_catalogue_jobs(database, upstreams, clock=clock),
                 *fleet_jobs(config, upstreams.membership, upstreams.channels, sampler=upstreams.own.get('sampler')),
@@ -180,19 +175,11 @@ def _server(
     database: Database,
     *,
     accounts: Accounts,
+    sessions: Sessions,
     upstreams: _Upstreams,
     clock: Clock,
 ) -> RpcServer:
-    sessions = SqlSessionStore(database)
     runs = SqlRunStore(database)
-    session_servicer = SessionServicer(
-        create=CreateSession(sessions, SqlProjectStore(database), clock=clock),
-        heartbeat=Heartbeat(sessions, clock=clock),
-        get=GetSession(sessions, lifetime=config.session_lifetime, clock=clock),
-        list_sessions=ListSessions(sessions, lifetime=config.session_lifetime, clock=clock),
-        finish=FinishSession(sessions),
-        heartbeat_interval=config.heartbeat_interval,
-    )
     catalogue_servicer = CatalogueServicer(
         get_run=GetRun(runs),
         list_runs=ListRuns(runs),
@@ -209,7 +196,7 @@ def _server(
         endpoints=make_endpoints(
             keys=KeyServicer(accounts.tenants, accounts.projects, accounts.keys),
             quotas=quota_servicer(database, upstreams.quotas),
-            sessions=session_servicer,
+            sessions=SessionServicer(sessions, heartbeat_interval=config.heartbeat_interval),
             catalogue=catalogue_servicer,
             exports=upstreams.exports.servicer,
             fleet=fleet_servicer,
@@ -246,6 +233,7 @@ def _http_server(
     if not config.http_listen:
         return None
     samplers = FleetSamplers(upstreams.sampling, upstreams.membership, describe=upstreams.sampler_facts.describe)
+    sessions = open_sessions(config, database, accounts.projects, clock=clock)
     return open_http(
         config,
         authenticator=KeyAuthenticator(accounts.verifier),
@@ -254,16 +242,16 @@ def _http_server(
             *open_tinker(
                 config,
                 database,
+                sessions=sessions,
                 futures=futures,
                 models=upstreams.models,
                 samplers=upstreams.sampler_facts,
-                clock=clock,
             ),
             *open_tinker_catalogue(
-                config,
                 database,
                 upstreams.quotas.checkpoints(config, upstreams.forwarding.get('checkpoint')),
                 accounts=accounts,
+                sessions=sessions,
                 lookups=upstreams.models.lookups,
                 clock=clock,
             ),

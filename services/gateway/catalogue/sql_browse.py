@@ -9,7 +9,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.catalogue.sql import CheckpointRow, RunRow
 from services.gateway.paging import Counted, Slice
-from services.gateway.sessions.session import Session
+from services.gateway.sessions.rules import Session
 from services.gateway.sessions.sql import SessionRow
 from services.gateway.store.base import Base
 from services.gateway.store.database import Database

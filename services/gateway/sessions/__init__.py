@@ -1,3 +1,3 @@
-"""Sessions of clients: heartbeats, expiry, and what is settled when one ends."""
+"""Sessions of clients: heartbeats, expiry, and the settlement of ended sessions."""
 
 __all__: list[str] = []

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from services.gateway.keys.convert import project_id_from_proto
-from services.gateway.sessions.create_session import SessionOrder
-from services.gateway.sessions.session import FinishReason, Session, SessionState
+from services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import id_from_proto, text_from_proto, timestamp_to_proto
 from twinkle.api.gateway.v1 import session_service_pb2 as messages
@@ -26,7 +25,7 @@ _FINISH_REASONS: Mapping[messages.FinishReason.ValueType, FinishReason] = {
 }
 
 
-def session_order_from_proto(request: messages.CreateSessionRequest) -> SessionOrder:
+def session_request_from_proto(request: messages.CreateSessionRequest) -> SessionRequest:
     """Return the request for a session.
 
     Raises:
@@ -37,7 +36,7 @@ def session_order_from_proto(request: messages.CreateSessionRequest) -> SessionO
     for name, value in request.user_metadata.items():
         text_from_proto(name, 'user_metadata', limit=MAX_LABEL_LENGTH)
         text_from_proto(value, f'user_metadata[{name}]', limit=MAX_LABEL_VALUE_LENGTH)
-    return SessionOrder(
+    return SessionRequest(
         request_id=id_from_proto(request.request_id, 'request_id'),
         client=text_from_proto(request.client, 'client', limit=MAX_LABEL_LENGTH),
         user_metadata=dict(request.user_metadata),

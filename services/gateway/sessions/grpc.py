@@ -1,4 +1,4 @@
-"""A tenant's adapters at all model services: which there are, and the parking of those whose session is over."""
+"""Lists and parks the adapters of a tenant at all model services."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway.sessions.ports import ParkedAdapter
+from services.gateway.sessions.rules import ParkedAdapter
 from services.kit.caller import Caller
 from services.kit.errors import AdapterNotFound, Code
 from services.kit.paging import MAX_PAGE_SIZE
@@ -18,31 +18,29 @@ from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_servi
 
 _PATIENCE_SECONDS = 30.0
 _PARKING_SECONDS = 600.0
-"""An adapter may have to come into memory first, and its checkpoint is written to disk."""
+"""Parking may load the adapter first and write a checkpoint to disk."""
 
 
 class GrpcAdapters:
-    """Implements `ports.AdapterKeeper` and `ports.AdapterCensus`."""
+    """Implements `AdapterParker`, and the adapter census of quotas."""
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], *, internal_token: str) -> None:
-        """Ask over `channels`, a bare one to each model service; the caller closes them."""
+        """Use `channels`, one without credentials to each model service; the caller closes them."""
         self._stubs = [adapter_service_pb2_grpc.AdapterServiceStub(channel) for channel in channels]
         self._internal_token = internal_token
 
     async def adapter_ids(self, tenant_id: str) -> Collection[str]:
-        """Return a tenant's adapters, of all base models, as they are now.
+        """Return the ids of a tenant's adapters of all base models.
 
         Raises:
-            DomainError: a service's own error, or ServiceUnreachable.
+            DomainError: an error of a model service, or ServiceUnreachable.
         """
         return await self._list(tenant_id, session_id='')
 
     async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:
-        """Return the adapters of a session, at every model service."""
         return await self._list(tenant_id, session_id=session_id)
 
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
-        """Have an adapter parked by the service that has it."""
         request = adapter_service_pb2.ParkAdapterRequest(adapter_id=adapter_id, save_prefix=save_prefix)
         for stub in self._stubs:
             try:
@@ -53,7 +51,7 @@ class GrpcAdapters:
         return None
 
     async def _list(self, tenant_id: str, *, session_id: str) -> list[str]:
-        """Return a tenant's adapters, of a session or, where that is empty, all."""
+        """Return the ids of the session's adapters, or of all adapters if `session_id` is empty."""
         found: list[str] = []
         for stub in self._stubs:
             request = adapter_service_pb2.ListAdaptersRequest(session_id=session_id, page_size=MAX_PAGE_SIZE)
@@ -78,6 +76,6 @@ class GrpcAdapters:
 
 
 def _parked(adapter: adapter_pb2.Adapter) -> ParkedAdapter:
-    # A full-parameter run has the replica for itself until it is deleted: there is nothing to wait for.
+    # A full-parameter run keeps its replica until it is deleted, so that parking it again is useless.
     is_at_rest = adapter.is_parked or adapter.HasField('full_parameters')
     return ParkedAdapter(is_at_rest=is_at_rest, checkpoint_path=adapter.checkpoint_path)

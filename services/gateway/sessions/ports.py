@@ -1,19 +1,18 @@
-"""Sessions, kept."""
+"""Storage port for sessions, and what a sweep needs of other services."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.session import Session
+from services.gateway.sessions.rules import ParkedAdapter, Session
 
 
 class SessionStore(Protocol):
-    """Keeps sessions."""
+    """Stores sessions."""
 
     async def add_if_absent(self, session: Session) -> Session:
-        """Keep the session, or leave the one of that tenant and request id as it is; return what is kept."""
+        """Add the session unless the tenant has one with its request id; return the stored one."""
         ...
 
     async def get(self, tenant_id: str, session_id: str) -> Session | None:
@@ -21,57 +20,59 @@ class SessionStore(Protocol):
         ...
 
     async def change(self, tenant_id: str, session_id: str, change: Callable[[Session], Session]) -> Session | None:
-        """Replace the session by `change(session)` in one transaction and return it; None if there is none.
+        """Replace the session by `change(session)` in one transaction and return it; None for an unknown session.
 
         Raises:
-            DomainError: whatever `change` raised; nothing is changed then.
+            DomainError: `change` raised it; nothing is stored then.
         """
         ...
 
     async def expire(self, *, silent_since: datetime) -> int:
-        """Mark active sessions expired that were last heard before `silent_since`; return how many."""
+        """Mark active sessions without a heartbeat since `silent_since` as expired; return their number."""
         ...
 
     async def list_unsettled(self, *, after: Cursor | None, size: int) -> Sequence[Session]:
-        """Return up to `size` sessions of all tenants that have ended and are not settled, those silent longest first.
+        """Return ended sessions of all tenants that are not settled, the longest silent first.
 
         Args:
-            after: time of the last heartbeat and id of the last one that is known already; None: from the first.
-            size: most to return.
+            after: last heartbeat and id of the last session already read; None to start.
+            size: largest number of sessions to return.
         """
         ...
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
-        """Return one item more than the page where there are as many, newest first."""
+        """Return a page and one extra item if there is a next page, newest first."""
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParkedAdapter:
-    """An adapter that was to leave the memory."""
+class AdapterParker(Protocol):
+    """Parks the adapters of a session.
 
-    is_at_rest: bool
-    """False: an operation of it runs, so that it is to be parked again later."""
-    checkpoint_path: str
-    """Where its weights are saved; empty: nowhere."""
-
-
-class AdapterKeeper(Protocol):
-    """Parks adapters on behalf of a tenant.
-
-    Every verb raises the service's own error as a DomainError, or ServiceUnreachable.
+    Every method raises a DomainError of the model service, or ServiceUnreachable.
     """
 
     async def of_session(self, tenant_id: str, session_id: str) -> Sequence[str]:
-        """Return the adapters that were made in a session, at every model service."""
+        """Return the ids of the session's adapters at all model services."""
         ...
 
     async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
-        """Have an adapter parked, its unsaved steps saved first where there is a prefix for the checkpoint's name.
+        """Park an adapter, after saving its unsaved steps to a checkpoint named with `save_prefix` unless it is empty.
 
-        Again is harmless.
+        Idempotency: parking an adapter again is harmless.
 
         Returns:
-            The adapter; None where it is not there any more.
+            The result; None if the adapter does not exist any more.
+        """
+        ...
+
+
+class VersionPins(Protocol):
+    """Pins of adapter versions that sessions sample from."""
+
+    async def unpin_session(self, session_id: str) -> None:
+        """Unpin the versions of a session of the current caller.
+
+        Raises:
+            DomainError: a version could not be unpinned; try again later.
         """
         ...

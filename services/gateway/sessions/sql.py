@@ -1,4 +1,4 @@
-"""Sessions in SQL."""
+"""Table and store of sessions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -7,7 +7,7 @@ from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false, tuple
 from sqlalchemy.orm import Mapped, mapped_column
 
 from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.session import FinishReason, Session, SessionState
+from services.gateway.sessions.rules import FinishReason, Session, SessionState
 from services.gateway.store.base import Base, EnumName, TextTuple
 from services.gateway.store.database import Database
 from services.gateway.store.statements import (
@@ -45,14 +45,12 @@ class SessionRow(Base):
 
 
 class SqlSessionStore:
-    """Keeps sessions."""
+    """Implements `SessionStore`."""
 
     def __init__(self, database: Database) -> None:
-        """Keep them in `database`."""
         self._database = database
 
     async def add_if_absent(self, session: Session) -> Session:
-        """Keep the session, or leave the one of that tenant and request id as it is; return what is kept."""
         is_same = (SessionRow.tenant_id == session.tenant_id) & (SessionRow.request_id == session.request_id)
         query = select_values(SessionRow, Session).where(is_same)
         async with self._database.write() as connection:
@@ -61,36 +59,28 @@ class SqlSessionStore:
             return await fetch_one(connection, query, Session) or session
 
     async def get(self, tenant_id: str, session_id: str) -> Session | None:
-        """Return the tenant's session, or None."""
-        is_it = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
+        is_session = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
         async with self._database.read() as connection:
-            return await fetch_one(connection, select_values(SessionRow, Session).where(is_it), Session)
+            return await fetch_one(connection, select_values(SessionRow, Session).where(is_session), Session)
 
     async def change(self, tenant_id: str, session_id: str, change: Callable[[Session], Session]) -> Session | None:
-        """Replace the session by `change(session)` in one transaction and return it; None if there is none.
-
-        Raises:
-            DomainError: whatever `change` raised; nothing is changed then.
-        """
-        is_it = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
-        query = select_values(SessionRow, Session).where(is_it).with_for_update()
+        is_session = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
+        query = select_values(SessionRow, Session).where(is_session).with_for_update()
         async with self._database.write() as connection:
             found = await fetch_one(connection, query, Session)
             if found is None:
                 return None
             changed = change(found)
-            await connection.execute(update(SessionRow).where(is_it).values(as_row(changed)))
+            await connection.execute(update(SessionRow).where(is_session).values(as_row(changed)))
             return changed
 
     async def expire(self, *, silent_since: datetime) -> int:
-        """Mark active sessions expired that were last heard before `silent_since`; return how many."""
         is_silent = (SessionRow.state == SessionState.ACTIVE) & (SessionRow.heartbeat_time < silent_since)
         async with self._database.write() as connection:
             statement = update(SessionRow).where(is_silent).values(state=SessionState.EXPIRED, is_settled=False)
             return (await connection.execute(statement)).rowcount
 
     async def list_unsettled(self, *, after: Cursor | None, size: int) -> Sequence[Session]:
-        """Return sessions of all tenants that have ended and are not settled, those silent longest first."""
         is_wanted = (SessionRow.state != SessionState.ACTIVE) & SessionRow.is_settled.is_(False)
         key = tuple_(SessionRow.heartbeat_time, SessionRow.session_id)
         if after is not None:
@@ -101,7 +91,6 @@ class SqlSessionStore:
             return await fetch_all(connection, query, Session)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
-        """Return one item more than the page where there are as many, newest first."""
         query = select_values(SessionRow, Session).where(SessionRow.tenant_id == tenant_id)
         query = newest_first(query, page, time=SessionRow.create_time, item_id=SessionRow.session_id)
         async with self._database.read() as connection:

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.gateway.catalogue.rules import Checkpoint, Run
 from services.gateway.paging import Counted, Slice
-from services.gateway.sessions.session import FinishReason, Session, SessionState
+from services.gateway.sessions.rules import FinishReason, Session, SessionState
 from services.gateway.tinker.paths import WeightsKind, path_of_native
 from services.gateway.tinker.session_routes import OWN_LABELS
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.gateway.catalogue.rules import ArchivePart, Checkpoint, Run, UploadOrder
 from services.gateway.paging import Counted, Slice
-from services.gateway.sessions.session import Session
+from services.gateway.sessions.rules import Session
 
 SamplerIds = Callable[[str], Awaitable[Sequence[str]]]
 """Returns the ids of a session's sampling sessions, of the current caller."""

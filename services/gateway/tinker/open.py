@@ -16,14 +16,9 @@ from services.gateway.forwarding.wiring import ModelServices
 from services.gateway.futures.wiring import OpenFutures
 from services.gateway.http.call import Route
 from services.gateway.keys.open import Accounts
-from services.gateway.keys.sql import SqlProjectStore
 from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.sessions.assign_project import AssignProject
-from services.gateway.sessions.create_session import CreateSession
-from services.gateway.sessions.finish_session import FinishSession
-from services.gateway.sessions.get_session import GetSession
-from services.gateway.sessions.heartbeat import Heartbeat
-from services.gateway.sessions.session import Session
+from services.gateway.sessions.rules import Session
+from services.gateway.sessions.sessions import Sessions
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.store.database import Database
 from services.gateway.tinker.account_routes import AccountRoutes
@@ -56,34 +51,29 @@ def open_tinker(
     config: GatewayConfig,
     database: Database,
     *,
+    sessions: Sessions,
     futures: OpenFutures,
     models: ModelServices,
     samplers: UpstreamFacts,
-    clock: Clock,
 ) -> list[Route]:
     """Return the routes for sessions, training, sampling and futures.
 
     Args:
         config: Configuration of the gateway.
-        database: Database of sessions and runs.
+        database: Database of runs.
+        sessions: Sessions of clients.
         futures: Run the requests that clients submit.
         models: Model services.
         samplers: Base models and limits that the samplers report.
-        clock: Clock of the gateway.
     """
-    sessions, lookups = SqlSessionStore(database), models.lookups
-    known = KnownModels(futures.verbs, lookups, find_session=_finder(config, sessions, clock=clock))
+    lookups = models.lookups
+    known = KnownModels(futures.verbs, lookups, find_session=_finder(sessions))
     operations = Operations(futures.verbs, known)
     base_models = BaseModels((*models.facts, samplers))
     is_unembed_trained = config.tinker_trains_unembed
     parts = (
         ClientRoutes(base_models),
-        SessionRoutes(
-            CreateSession(sessions, SqlProjectStore(database), clock=clock),
-            Heartbeat(sessions, clock=clock),
-            FinishSession(sessions),
-            is_unembed_trained=is_unembed_trained,
-        ),
+        SessionRoutes(sessions, is_unembed_trained=is_unembed_trained),
         TinkerModelRoutes(
             operations, known, base_models=base_models, lookups=lookups, is_unembed_trained=is_unembed_trained
         ),
@@ -101,26 +91,26 @@ def open_tinker(
 
 
 def open_tinker_catalogue(
-    config: GatewayConfig,
     database: Database,
     checkpoints: GrpcCheckpoints,
     *,
     accounts: Accounts,
+    sessions: Sessions,
     lookups: GrpcLookups,
     clock: Clock,
 ) -> list[Route]:
     """Return the routes for runs, checkpoints, lists of sessions, and the account.
 
     Args:
-        config: Configuration of the gateway.
         database: Database of sessions, runs and checkpoints.
         checkpoints: Client of the checkpoint service.
         accounts: Tenants, projects and keys.
+        sessions: Sessions of clients.
         lookups: Client for single adapters and checkpoints.
         clock: Clock of the gateway.
     """
-    sessions, handles, browser = SqlSessionStore(database), SqlHandleStore(database), SqlBrowser(database)
-    find_session = _finder(config, sessions, clock=clock)
+    handles, browser = SqlHandleStore(database), SqlBrowser(database)
+    find_session = _finder(sessions)
     change = ChangeCheckpoints(checkpoints, SqlCheckpointStore(database), caller=current_caller, clock=clock)
 
     async def sampler_ids(session_id: str) -> Sequence[str]:
@@ -134,10 +124,10 @@ def open_tinker_catalogue(
         CheckpointRoutes(change, CopyCheckpoint(checkpoints), find_session=find_session),
         SessionListRoutes(
             browser,
-            sessions,
+            SqlSessionStore(database),
+            sessions=sessions,
             find_session=find_session,
             sampler_ids=sampler_ids,
-            assign=AssignProject(sessions, SqlProjectStore(database)),
         ),
         ArchiveRoutes(checkpoints, links),
         UploadRoutes(checkpoints),
@@ -146,10 +136,8 @@ def open_tinker_catalogue(
     return list(chain.from_iterable(part.routes() for part in parts))
 
 
-def _finder(config: GatewayConfig, sessions: SqlSessionStore, *, clock: Clock) -> FindSession:
-    get_session = GetSession(sessions, lifetime=config.session_lifetime, clock=clock)
-
+def _finder(sessions: Sessions) -> FindSession:
     async def find_session(session_id: str) -> Session:
-        return await get_session(current_caller(), session_id)
+        return await sessions.get(current_caller(), session_id)
 
     return find_session

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from services.gateway.sessions.session import Session
+from services.gateway.sessions.rules import Session
 
 FindSession = Callable[[str], Awaitable[Session]]
 """Returns the caller's session by its id, or raises SessionNotFound."""

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
 from services.gateway.futures.ports import Futures
 from services.gateway.futures.rules import FutureState, future_id_of
-from services.gateway.sessions.session import SessionState
+from services.gateway.sessions.rules import SessionState
 from services.gateway.tinker.notes import note_of
 from services.gateway.tinker.ports import FindSession, Lookups
 from services.kit.errors import AdapterNotFound

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.sessions.assign_project import AssignProject
 from services.gateway.sessions.ports import SessionStore
-from services.gateway.sessions.session import Session
+from services.gateway.sessions.rules import Session
+from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import read_body
 from services.gateway.tinker.catalogue_answers import labels_to_json, own_label
 from services.gateway.tinker.catalogue_ports import Browser, SamplerIds
@@ -28,17 +28,17 @@ class SessionListRoutes:
     def __init__(
         self,
         browser: Browser,
-        sessions: SessionStore,
+        store: SessionStore,
         *,
+        sessions: Sessions,
         find_session: FindSession,
         sampler_ids: SamplerIds,
-        assign: AssignProject,
     ) -> None:
         self._browser = browser
         self._find_session = find_session
         self._sampler_ids = sampler_ids
-        self._assign_project = assign
-        self._search_sessions = SessionSearch(browser, sessions, find_session=find_session)
+        self._sessions = sessions
+        self._search_sessions = SessionSearch(browser, store, find_session=find_session)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -78,7 +78,8 @@ class SessionListRoutes:
 
     async def _assign(self, call: HttpCall) -> Response:
         project_id = await read_body(call, lambda body: Fields(body).get('project_id', _project_id, ''))
-        session = await self._assign_project(current_caller(), call.path_values['session_id'], project_id=project_id)
+        session_id = call.path_values['session_id']
+        session = await self._sessions.assign_project(current_caller(), session_id, project_id=project_id)
         return JsonResponse({'session_id': session.session_id, 'project_id': session.project_id})
 
     async def _export_trace(self, call: HttpCall) -> Response:

@@ -6,10 +6,8 @@ from typing import Any
 
 from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from services.gateway.http.fields import items, mapping, text
-from services.gateway.sessions.create_session import CreateSession, SessionOrder
-from services.gateway.sessions.finish_session import FinishSession
-from services.gateway.sessions.heartbeat import Heartbeat
-from services.gateway.sessions.session import FinishReason
+from services.gateway.sessions.rules import FinishReason, SessionRequest
+from services.gateway.sessions.sessions import Sessions
 from services.gateway.tinker.bodies import read_body
 from services.gateway.tinker.fields import Fields, bounded_text
 from services.gateway.tinker.routes import SESSIONS, tinker_route
@@ -33,12 +31,8 @@ _short_text = bounded_text(0, 1024)
 class SessionRoutes:
     """Serves them."""
 
-    def __init__(
-        self, create: CreateSession, heartbeat: Heartbeat, finish: FinishSession, *, is_unembed_trained: bool
-    ) -> None:
-        self._create_session = create
-        self._record_heartbeat = heartbeat
-        self._finish_session = finish
+    def __init__(self, sessions: Sessions, *, is_unembed_trained: bool) -> None:
+        self._sessions = sessions
         self._notice = {} if is_unembed_trained else {'info_message': _UNEMBED_NOTICE}
 
     def routes(self) -> list[Route]:
@@ -53,22 +47,22 @@ class SessionRoutes:
         # The client's own key is the same for the repeats of one call, and another one for each attempt above them.
         request_id = call.headers.get('x-idempotency-key', '')[:256] or new_id('rq')
         order = await read_body(call, lambda body: session_order(body, request_id=request_id))
-        session = await self._create_session(current_caller(), order)
+        session = await self._sessions.create(current_caller(), order)
         return JsonResponse({'session_id': session.session_id, 'type': 'create_session', **self._notice})
 
     async def _heartbeat(self, call: HttpCall) -> Response:
         session_id = await read_body(call, lambda body: Fields(body).need('session_id', _session_id))
-        await self._record_heartbeat(current_caller(), session_id)
+        await self._sessions.heartbeat(current_caller(), session_id)
         return JsonResponse({'type': 'session_heartbeat'})
 
     async def _finish(self, call: HttpCall) -> Response:
         reason = await read_body(call, finish_reason)
         session_id = call.path_values['session_id']
-        await self._finish_session(current_caller(), session_id, reason=reason)
+        await self._sessions.finish(current_caller(), session_id, reason=reason)
         return JsonResponse({'session_id': session_id})
 
 
-def session_order(body: Mapping[str, Any], *, request_id: str) -> SessionOrder:
+def session_order(body: Mapping[str, Any], *, request_id: str) -> SessionRequest:
     """Return what session is asked for.
 
     Raises:
@@ -85,7 +79,7 @@ def session_order(body: Mapping[str, Any], *, request_id: str) -> SessionOrder:
         raise InvalidField('tags', f'must have at most {_LABEL_VALUE} characters together')
     labels.update({OWN_LABELS[name]: value for name, value in own.items() if value})
     version = fields.get('sdk_version', _short_text, '')
-    return SessionOrder(
+    return SessionRequest(
         request_id=request_id,
         client=f'tinker {version}'.strip()[:128],
         user_metadata=labels,

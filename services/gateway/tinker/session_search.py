@@ -10,7 +10,7 @@ from services.gateway.http.fields import items, text, whole
 from services.gateway.http.fields import labels as text_labels
 from services.gateway.paging import Cursor, Page
 from services.gateway.sessions.ports import SessionStore
-from services.gateway.sessions.session import Session
+from services.gateway.sessions.rules import Session
 from services.gateway.tinker.catalogue_answers import (
     finish_kind,
     moment_to_json,

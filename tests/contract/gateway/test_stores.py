@@ -12,7 +12,7 @@ from services.gateway.credentials import Scope
 from services.gateway.errors import KeyEnded, SessionFinished
 from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
 from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.session import FinishReason, Session, SessionState
+from services.gateway.sessions.rules import FinishReason, Session, SessionState
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 ALL = Page(size=100)
@@ -159,7 +159,7 @@ async def test_session_change_is_kept_and_a_refused_one_is_not(owned: Any) -> No
     assert finished == await owned.sessions.get('alice', 'ses-1')
     assert finished.finish_reason is FinishReason.FAILED
     with pytest.raises(SessionFinished):
-        await owned.sessions.change('alice', 'ses-1', lambda found: found.heard(START))
+        await owned.sessions.change('alice', 'ses-1', lambda found: found.with_heartbeat(START))
     assert await owned.sessions.get('alice', 'ses-1') == finished
 
 
@@ -196,7 +196,7 @@ async def test_ended_sessions_are_found_until_they_are_settled(owned: Any) -> No
     left = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
     assert left == ['ses-0', 'ses-2', 'ses-3', 'ses-4']
     assert (await owned.sessions.get('alice', 'ses-1')).checkpoint_paths == paths
-    await owned.sessions.change('alice', 'ses-1', lambda found: found.heard(START))
+    await owned.sessions.change('alice', 'ses-1', lambda found: found.with_heartbeat(START))
     await owned.sessions.expire(silent_since=START + timedelta(minutes=2))
     left = [item.session_id for item in await owned.sessions.list_unsettled(after=None, size=10)]
     assert left == ['ses-0', 'ses-1', 'ses-2', 'ses-3', 'ses-4']

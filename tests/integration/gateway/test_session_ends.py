@@ -16,7 +16,7 @@ from fixtures.model_service import RunningModel, draw_example, forward_backward,
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, failure_of, running_gateway
 from services.gateway.keys.rules import Tenant
 from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.sessions.session import Session, SessionState
+from services.gateway.sessions.rules import Session, SessionState
 from services.gateway.sessions.sql import SqlSessionStore
 from services.gateway.store.database import Database
 from services.kit.failpoints import SESSION_FAILPOINTS

@@ -23,7 +23,7 @@ def test_bad_session_request_names_the_field(change: dict[str, Any], field: str)
     """The error for a bad request for a session names the path of the bad field."""
     good: dict[str, Any] = {'request_id': 'rq', 'client': 'test'}
     with pytest.raises(InvalidField) as caught:
-        convert.session_order_from_proto(session_service_pb2.CreateSessionRequest(**{**good, **change}))
+        convert.session_request_from_proto(session_service_pb2.CreateSessionRequest(**{**good, **change}))
     assert caught.value.field == field
 
 

@@ -1,0 +1,45 @@
+"""Opens sessions over a database, and the background sweep over them."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import grpc
+
+from services.gateway.config import GatewayConfig
+from services.gateway.keys.tenants import Projects
+from services.gateway.sessions.grpc import GrpcAdapters
+from services.gateway.sessions.ports import VersionPins
+from services.gateway.sessions.sessions import Sessions
+from services.gateway.sessions.sql import SqlSessionStore
+from services.gateway.sessions.sweep import SessionSettler, SessionSweep
+from services.gateway.store.database import Database
+from services.kit.clock import Clock
+
+
+def open_sessions(config: GatewayConfig, database: Database, projects: Projects, *, clock: Clock) -> Sessions:
+    """Return the sessions in `database`."""
+    return Sessions(SqlSessionStore(database), projects, lifetime=config.session_lifetime, clock=clock)
+
+
+def session_job(
+    config: GatewayConfig,
+    database: Database,
+    *,
+    models: Sequence[grpc.aio.Channel],
+    versions: VersionPins,
+    clock: Clock,
+) -> Callable[[], Coroutine[Any, Any, Any]]:
+    """Return the background job that expires and settles sessions.
+
+    Args:
+        config: gateway configuration.
+        database: database with the sessions.
+        models: one channel without credentials to each model service.
+        versions: pins of the versions that sessions sample from.
+        clock: source of the current time.
+    """
+    store = SqlSessionStore(database)
+    adapters = GrpcAdapters(models, internal_token=config.internal_token)
+    settler = SessionSettler(store, adapters, versions)
+    sweep = SessionSweep(store, settler, lifetime=config.session_lifetime, clock=clock)
+    return lambda: sweep.run(interval=config.heartbeat_interval)

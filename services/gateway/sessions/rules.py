@@ -1,0 +1,120 @@
+"""Life of a client's session: active, expired after silence, finished at the client's request.
+
+An active session counts as expired once its client has been silent for longer than the lifetime; the sweep only writes
+this down. A heartbeat makes an expired session active again, but never a finished one. Each time a session ends, its
+adapters and versions are settled once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from services.gateway.errors import SessionFinished
+
+
+class SessionState(StrEnum):
+    """State of a session."""
+
+    ACTIVE = 'active'
+    FINISHED = 'finished'
+    EXPIRED = 'expired'
+
+
+class FinishReason(StrEnum):
+    """Reason that a client gives for finishing its session."""
+
+    SUCCESS = 'success'
+    FAILED = 'failed'
+    INTERRUPTED = 'interrupted'
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionRequest:
+    """Request for a new session."""
+
+    request_id: str
+    client: str
+    """Name and version of the client."""
+    user_metadata: Mapping[str, str]
+    project_id: str = ''
+    """Project of the caller's tenant; empty selects the project of the caller's key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Session of a client."""
+
+    session_id: str
+    tenant_id: str
+    request_id: str
+    """Id of the request that created the session, unique within the tenant."""
+    state: SessionState
+    client: str
+    """Name and version of the client."""
+    create_time: datetime
+    """UTC."""
+    heartbeat_time: datetime
+    """Time of the last heartbeat, UTC."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    project_id: str = ''
+    """Project that the session belongs to; empty for none."""
+    finish_reason: FinishReason | None = None
+    """First reason that the client gave; None unless finished."""
+    is_settled: bool = False
+    """Whether the adapters of the ended session are saved and parked, and its versions are unpinned."""
+    checkpoint_paths: tuple[str, ...] = ()
+    """Checkpoints saved when the session was last settled."""
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether unsaved steps are saved when the session ends; a client that reports success saves them itself."""
+        return self.finish_reason is not FinishReason.SUCCESS
+
+    def as_of(self, moment: datetime, *, lifetime: timedelta) -> 'Session':
+        """Return the session with its state at `moment`; silence for longer than `lifetime` expires it."""
+        is_silent = moment - self.heartbeat_time > lifetime
+        if self.state is SessionState.ACTIVE and is_silent:
+            return replace(self, state=SessionState.EXPIRED)
+        return self
+
+    def with_heartbeat(self, moment: datetime) -> 'Session':
+        """Return the session after a heartbeat at `moment`; an expired session becomes active.
+
+        Raises:
+            SessionFinished: the client has finished the session.
+        """
+        if self.state is SessionState.FINISHED:
+            raise SessionFinished(self.session_id)
+        heartbeat_time = max(moment, self.heartbeat_time)
+        return replace(self, state=SessionState.ACTIVE, heartbeat_time=heartbeat_time, is_settled=False)
+
+    def finished(self, reason: FinishReason) -> 'Session':
+        """Return the finished session; a finished session keeps its first reason."""
+        if self.state is SessionState.FINISHED:
+            return self
+        return replace(self, state=SessionState.FINISHED, finish_reason=reason, is_settled=False)
+
+    def settled(self, ended: 'Session', checkpoint_paths: Sequence[str]) -> 'Session':
+        """Return the session after the end `ended` of it has been settled.
+
+        A session that was revived or ended differently since is returned unchanged; that ending is settled separately.
+        """
+        if (self.state, self.heartbeat_time) != (ended.state, ended.heartbeat_time):
+            return self
+        return replace(self, is_settled=True, checkpoint_paths=tuple(checkpoint_paths))
+
+    def is_same_request(self, other: 'Session') -> bool:
+        """Return whether both sessions were requested with the same content."""
+        mine = (self.client, self.project_id, dict(self.user_metadata))
+        return mine == (other.client, other.project_id, dict(other.user_metadata))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParkedAdapter:
+    """Result of parking an adapter."""
+
+    is_at_rest: bool
+    """False if one of its operations is still running, so that it must be parked again later."""
+    checkpoint_path: str
+    """Checkpoint with the adapter's unsaved steps; empty if none was saved."""

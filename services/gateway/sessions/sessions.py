@@ -1,0 +1,106 @@
+"""Operations on sessions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+from services.gateway.errors import SessionNotFound
+from services.gateway.keys.tenants import Projects
+from services.gateway.paging import Cursor, Listing, Page, list_page
+from services.gateway.sessions.ports import SessionStore
+from services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import RequestIdReused
+from services.kit.ids import new_id
+
+
+class Sessions:
+    """Creates, lists, renews and finishes the sessions of a caller.
+
+    `get` and `list` return the state at the moment of the call: a session without a heartbeat for longer than
+    `lifetime` is expired.
+    """
+
+    def __init__(self, store: SessionStore, projects: Projects, *, lifetime: timedelta, clock: Clock) -> None:
+        self._store = store
+        self._projects = projects
+        self._lifetime = lifetime
+        self._clock = clock
+
+    async def create(self, caller: Caller, request: SessionRequest) -> Session:
+        """Create a session; the same request id returns the same session.
+
+        Raises:
+            ProjectNotFound: the caller's tenant has no such project.
+            RequestIdReused: the request id was used with other content.
+        """
+        await self._projects.check(caller.tenant_id, request.project_id)
+        now = self._clock.now()
+        session = Session(
+            session_id=new_id('ses'),
+            tenant_id=caller.tenant_id,
+            request_id=request.request_id,
+            state=SessionState.ACTIVE,
+            client=request.client,
+            user_metadata=request.user_metadata,
+            create_time=now,
+            heartbeat_time=now,
+            project_id=request.project_id or caller.project_id,
+        )
+        stored = await self._store.add_if_absent(session)
+        if not stored.is_same_request(session):
+            raise RequestIdReused(request.request_id)
+        return stored
+
+    async def heartbeat(self, caller: Caller, session_id: str) -> Session:
+        """Renew a session; an expired one becomes active.
+
+        Raises:
+            SessionNotFound: the caller has no such session.
+            SessionFinished: the client has finished the session.
+        """
+        now = self._clock.now()
+        return await self._change(caller, session_id, lambda session: session.with_heartbeat(now))
+
+    async def get(self, caller: Caller, session_id: str) -> Session:
+        """Return a session.
+
+        Raises:
+            SessionNotFound: the caller has no such session.
+        """
+        session = await self._store.get(caller.tenant_id, session_id)
+        if session is None:
+            raise SessionNotFound(session_id)
+        return session.as_of(self._clock.now(), lifetime=self._lifetime)
+
+    async def list(self, caller: Caller, page: Page) -> Listing[Session]:
+        """Return one page of the caller's sessions, newest first."""
+        now = self._clock.now()
+        found = await self._store.list_newest(caller.tenant_id, page)
+        current = [session.as_of(now, lifetime=self._lifetime) for session in found]
+        return list_page(current, page, cursor_of=lambda session: Cursor(session.create_time, session.session_id))
+
+    async def assign_project(self, caller: Caller, session_id: str, *, project_id: str) -> Session:
+        """Move a session and its runs to a project; an empty `project_id` removes them from their project.
+
+        Raises:
+            SessionNotFound: the caller has no such session.
+            ProjectNotFound: the caller's tenant has no such project.
+        """
+        await self._projects.check(caller.tenant_id, project_id)
+        return await self._change(caller, session_id, lambda session: replace(session, project_id=project_id))
+
+    async def finish(self, caller: Caller, session_id: str, *, reason: FinishReason) -> Session:
+        """Finish a session; finishing it again changes nothing.
+
+        Raises:
+            SessionNotFound: the caller has no such session.
+        """
+        return await self._change(caller, session_id, lambda session: session.finished(reason))
+
+    async def _change(self, caller: Caller, session_id: str, change: Callable[[Session], Session]) -> Session:
+        session = await self._store.change(caller.tenant_id, session_id, change)
+        if session is None:
+            raise SessionNotFound(session_id)
+        return session

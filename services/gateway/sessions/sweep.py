@@ -1,0 +1,132 @@
+"""Sweeps over all sessions: expires silent ones, and settles ended ones so that no training is lost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Never
+
+import structlog
+
+from services.gateway.paging import Cursor
+from services.gateway.sessions.ports import AdapterParker, SessionStore, VersionPins
+from services.gateway.sessions.rules import Session, SessionState
+from services.kit.caller import Caller
+from services.kit.clock import Clock
+from services.kit.errors import DomainError
+from services.kit.failpoints import reach
+from services.kit.rpc.context import acting_for
+
+_log = structlog.get_logger('sessions')
+
+_PAGE_SIZE = 100
+_CONCURRENCY = 4
+"""Sessions that are settled at the same time, so that a slow service delays few others."""
+_MAX_PATHS = 1000
+"""Largest number of checkpoints recorded with a session; the catalogue lists all of them."""
+_PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
+
+
+class SessionSettler:
+    """Saves and parks the adapters of ended sessions, and unpins the versions that they sample from.
+
+    Failed work is repeated by the next sweep. Several gateways may settle the same session at the same time, because
+    every step is harmless when repeated.
+
+    Quotas do not apply to these saves, because unsaved steps could be lost. The checkpoints count as usual, so that a
+    tenant above its quota must delete some before it can save again.
+    """
+
+    def __init__(self, sessions: SessionStore, adapters: AdapterParker, versions: VersionPins) -> None:
+        self._sessions = sessions
+        self._adapters = adapters
+        self._versions = versions
+
+    async def settle_all(self) -> int:
+        """Settle all ended sessions that are not settled; return the number of sessions settled now."""
+        count, after, is_last = 0, None, False
+        while not is_last:
+            page = await self._sessions.list_unsettled(after=after, size=_PAGE_SIZE)
+            for start in range(0, len(page), _CONCURRENCY):
+                count += sum(await asyncio.gather(*map(self._settle, page[start : start + _CONCURRENCY])))
+            is_last = len(page) < _PAGE_SIZE
+            after = None if is_last else Cursor(page[-1].heartbeat_time, page[-1].session_id)
+        return count
+
+    async def _settle(self, session: Session) -> bool:
+        try:
+            adapter_ids = await self._adapters.of_session(session.tenant_id, session.session_id)
+            paths = await self._park_all(session, adapter_ids)
+            # Versions are unpinned even if an adapter cannot be parked, for example because it is damaged.
+            if await self._is_unchanged(session):
+                with acting_for(Caller(tenant_id=session.tenant_id, scopes=frozenset({'train'}))):
+                    await self._versions.unpin_session(session.session_id)
+            if paths is None:
+                return False
+        except DomainError as error:
+            _log.warning('session not settled', session=session.session_id, reason=error.reason, error=str(error))
+            return False
+        reach('session.parked')
+        stored = await self._sessions.change(
+            session.tenant_id, session.session_id, lambda found: found.settled(session, paths[:_MAX_PATHS])
+        )
+        reach('session.settled')
+        is_settled = stored is not None and stored.is_settled
+        if is_settled:
+            _log.info('session settled', session=session.session_id, adapters=len(adapter_ids), saved=len(paths))
+        return is_settled
+
+    async def _park_all(self, session: Session, adapter_ids: Sequence[str]) -> list[str] | None:
+        """Return the checkpoints that were saved; None if an adapter must be parked again later."""
+        paths, is_complete = list[str](), True
+        for adapter_id in adapter_ids:
+            if not await self._is_unchanged(session):
+                return None
+            try:
+                prefix = _PREFIXES[session.state] if session.is_saved else ''
+                parked = await self._adapters.park(session.tenant_id, adapter_id, save_prefix=prefix)
+            except DomainError as error:
+                # One failure does not prevent the parking of the other adapters.
+                _log.warning('adapter not parked', adapter=adapter_id, reason=error.reason, error=str(error))
+                is_complete = False
+                continue
+            if parked is not None:
+                is_complete &= parked.is_at_rest
+                paths += [parked.checkpoint_path] if parked.checkpoint_path else []
+        return paths if is_complete else None
+
+    async def _is_unchanged(self, session: Session) -> bool:
+        """Return whether the session was neither revived nor settled by another gateway."""
+        return await self._sessions.get(session.tenant_id, session.session_id) == session
+
+
+class SessionSweep:
+    """Expires sessions whose clients are silent for longer than `lifetime`, and settles ended ones."""
+
+    def __init__(
+        self, sessions: SessionStore, settler: SessionSettler | None = None, *, lifetime: timedelta, clock: Clock
+    ) -> None:
+        self._sessions = sessions
+        self._settler = settler
+        self._lifetime = lifetime
+        self._clock = clock
+
+    async def expire(self) -> int:
+        """Mark silent sessions as expired; return their number."""
+        return await self._sessions.expire(silent_since=self._clock.now() - self._lifetime)
+
+    async def run(self, *, interval: timedelta, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Never:
+        """Sweep every `interval` until cancelled; a failed sweep is repeated by the next one.
+
+        No session expires within one lifetime of the start, because clients may have had no gateway to reach.
+        """
+        begin = self._clock.now()
+        while True:
+            await pause(interval.total_seconds())
+            try:
+                if self._clock.now() - begin >= self._lifetime and (count := await self.expire()):
+                    _log.info('sessions expired', count=count)
+                    reach('session.expired')
+                if self._settler is not None:
+                    await self._settler.settle_all()
+            except DomainError as error:
+                _log.warning('session sweep failed', reason=error.reason)

@@ -1,0 +1,212 @@
+"""Sweeps over sessions: ended sessions are settled once, and failed work is repeated."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from fixtures.gateway_stores import MemorySessionStore
+from services.gateway.sessions.rules import FinishReason, ParkedAdapter, Session, SessionState
+from services.gateway.sessions.sweep import SessionSettler, SessionSweep
+from services.kit.clock import FakeClock
+from services.kit.errors import DomainError, ServiceUnreachable
+from services.kit.rpc.context import current_caller
+
+START = datetime(2026, 5, 1, tzinfo=UTC)
+LIFETIME = timedelta(minutes=5)
+EXPIRED = Session(
+    session_id='ses-1',
+    tenant_id='alice',
+    request_id='rq-1',
+    state=SessionState.EXPIRED,
+    client='test',
+    create_time=START,
+    heartbeat_time=START,
+)
+
+
+@dataclass
+class FakeAdapters:
+    """Fake of the adapters at all model services."""
+
+    adapters: dict[str, list[str]] = field(default_factory=lambda: {'ses-1': ['ad-1', 'ad-2']})
+    parked: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    """Tenant, adapter and prefix of each call of `park`."""
+    failures: dict[str, DomainError] = field(default_factory=dict[str, DomainError])
+    """Error that `park` raises, by adapter."""
+    busy: set[str] = field(default_factory=set[str])
+    deleted: set[str] = field(default_factory=set[str])
+
+    async def of_session(self, tenant_id: str, session_id: str) -> list[str]:
+        del tenant_id
+        return self.adapters.get(session_id, [])
+
+    async def park(self, tenant_id: str, adapter_id: str, *, save_prefix: str) -> ParkedAdapter | None:
+        self.parked.append((tenant_id, adapter_id, save_prefix))
+        if adapter_id in self.failures:
+            raise self.failures[adapter_id]
+        if adapter_id in self.deleted:
+            return None
+        path = f'twinkle://{adapter_id}/weights/{save_prefix}-1' if save_prefix else ''
+        return ParkedAdapter(is_at_rest=adapter_id not in self.busy, checkpoint_path=path)
+
+
+class World:
+    """A settler over a session store and fake services."""
+
+    def __init__(self) -> None:
+        self.sessions, self.adapters = MemorySessionStore(), FakeAdapters()
+        self.unpinned: list[str] = []
+        """Sessions whose versions were unpinned."""
+        self.failure: DomainError | None = None
+        self.settler = SessionSettler(self.sessions, self.adapters, self)
+
+    async def unpin_session(self, session_id: str) -> None:
+        """Record that the versions of a session were unpinned for its tenant."""
+        assert current_caller().tenant_id == 'alice'
+        if self.failure is not None:
+            raise self.failure
+        self.unpinned.append(session_id)
+
+    async def session(self, session_id: str = 'ses-1') -> Session:
+        """Return a stored session of alice."""
+        found = await self.sessions.get('alice', session_id)
+        assert found is not None
+        return found
+
+
+async def test_expired_session_is_saved_parked_and_unpinned() -> None:
+    """All adapters of an expired session are saved and parked once, and the session records the checkpoints."""
+    world = World()
+    await world.sessions.add_if_absent(EXPIRED)
+    assert await world.settler.settle_all() == 1
+    assert world.adapters.parked == [('alice', name, 'session-expired') for name in ('ad-1', 'ad-2')]
+    assert world.unpinned == ['ses-1']
+    paths = tuple(f'twinkle://{name}/weights/session-expired-1' for name in ('ad-1', 'ad-2'))
+    assert (await world.session()).checkpoint_paths == paths
+    assert await world.settler.settle_all() == 0
+    assert len(world.adapters.parked) == 2
+
+
+@pytest.mark.parametrize(
+    ('reason', 'prefix'),
+    [(FinishReason.SUCCESS, ''), (FinishReason.FAILED, 'session-ended'), (FinishReason.INTERRUPTED, 'session-ended')],
+)
+async def test_finished_session_is_saved_unless_the_client_reports_success(reason, prefix) -> None:
+    """The adapters of a finished session are parked, and saved only if its client did not report success."""
+    world = World()
+    await world.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE).finished(reason))
+    assert await world.settler.settle_all() == 1
+    assert {item[2] for item in world.adapters.parked} == {prefix}
+    assert world.unpinned == ['ses-1']
+
+
+async def test_active_session_is_not_settled() -> None:
+    """The adapters of an active session are not parked."""
+    world = World()
+    await world.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE))
+    assert await world.settler.settle_all() == 0
+    assert world.adapters.parked == []
+
+
+@pytest.mark.parametrize('trouble', ['failures', 'busy', 'failure'])
+async def test_failed_work_is_repeated_by_the_next_sweep(trouble) -> None:
+    """A failure affects neither other adapters nor other sessions, and the next sweep repeats the failed step."""
+    world = World()
+    world.adapters.adapters['ses-2'] = ['ad-3']
+    await world.sessions.add_if_absent(EXPIRED)
+    later = START + timedelta(seconds=1)
+    other = replace(EXPIRED, session_id='ses-2', request_id='rq-2', heartbeat_time=later)
+    await world.sessions.add_if_absent(other)
+    if trouble == 'failures':
+        world.adapters.failures['ad-1'] = ServiceUnreachable('model')
+    if trouble == 'busy':
+        world.adapters.busy.add('ad-1')
+    if trouble == 'failure':
+        world.failure = ServiceUnreachable('checkpoint')
+    assert await world.settler.settle_all() == (0 if trouble == 'failure' else 1)
+    assert {item[1] for item in world.adapters.parked} == {'ad-1', 'ad-2', 'ad-3'}
+    assert not (await world.session()).is_settled
+    world.adapters.failures.clear()
+    world.adapters.busy.clear()
+    world.failure = None
+    assert await world.settler.settle_all() == (2 if trouble == 'failure' else 1)
+    assert (await world.session()).is_settled
+
+
+async def test_versions_are_unpinned_although_an_adapter_cannot_be_parked() -> None:
+    """A session's versions are unpinned even if parking one of its adapters always fails."""
+    world = World()
+    world.adapters.failures['ad-1'] = ServiceUnreachable('model')
+    await world.sessions.add_if_absent(EXPIRED)
+    assert await world.settler.settle_all() == 0
+    assert world.unpinned == ['ses-1']
+
+
+async def test_deleted_adapter_is_skipped() -> None:
+    """A session is settled although one of its adapters was deleted."""
+    world = World()
+    world.adapters.deleted.add('ad-1')
+    await world.sessions.add_if_absent(EXPIRED)
+    assert await world.settler.settle_all() == 1
+    assert (await world.session()).checkpoint_paths == ('twinkle://ad-2/weights/session-expired-1',)
+
+
+async def test_session_revived_during_its_settlement_stays_active() -> None:
+    """A heartbeat during the settlement stops it, and the session is settled after its next expiry."""
+    world, park = World(), FakeAdapters.park
+
+    async def park_after_heartbeat(tenant_id, adapter_id, *, save_prefix):
+        await world.sessions.change('alice', 'ses-1', lambda found: found.with_heartbeat(START + timedelta(hours=1)))
+        return await park(world.adapters, tenant_id, adapter_id, save_prefix=save_prefix)
+
+    world.adapters.park = park_after_heartbeat
+    await world.sessions.add_if_absent(EXPIRED)
+    assert await world.settler.settle_all() == 0
+    assert [item[1] for item in world.adapters.parked] == ['ad-1']
+    session = await world.session()
+    assert (session.state, session.is_settled) == (SessionState.ACTIVE, False)
+    del world.adapters.park
+    await world.sessions.expire(silent_since=START + timedelta(hours=2))
+    assert await world.settler.settle_all() == 1
+
+
+async def test_two_gateways_can_settle_the_same_sessions() -> None:
+    """All sessions are settled, with the same checkpoint paths, when two gateways sweep at the same time."""
+    world = World()
+    for number in range(250):
+        name = f'ses-{number:03}'
+        world.adapters.adapters[name] = [f'ad-{number}']
+        await world.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
+    twin = SessionSettler(world.sessions, world.adapters, world)
+    await asyncio.gather(world.settler.settle_all(), twin.settle_all())
+    assert await world.sessions.list_unsettled(after=None, size=1) == []
+    assert {item[1] for item in world.adapters.parked} == {f'ad-{number}' for number in range(250)}
+    assert (await world.session('ses-007')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
+
+
+async def test_no_session_expires_within_a_lifetime_of_the_start() -> None:
+    """Sessions expire one lifetime after the gateway starts at the earliest; ended ones are settled immediately."""
+    world, clock = World(), FakeClock()
+    silent = replace(EXPIRED, state=SessionState.ACTIVE, heartbeat_time=clock.now() - 9 * LIFETIME)
+    await world.sessions.add_if_absent(silent)
+    await world.sessions.add_if_absent(replace(EXPIRED, session_id='ses-2', request_id='rq-2'))
+    sweep = SessionSweep(world.sessions, world.settler, lifetime=LIFETIME, clock=clock)
+    seen: list[tuple[SessionState, bool]] = []
+
+    async def pause(seconds: float) -> None:
+        seen.append(((await world.session()).state, (await world.session('ses-2')).is_settled))
+        clock.advance(timedelta(seconds=seconds))
+        if len(seen) == 4:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await sweep.run(interval=LIFETIME / 2, pause=pause)
+    assert seen == [
+        (SessionState.ACTIVE, False),
+        (SessionState.ACTIVE, True),
+        (SessionState.EXPIRED, True),
+        (SessionState.EXPIRED, True),
+    ]
+    assert (await world.session()).is_settled
