@@ -21,8 +21,8 @@ import numpy as np
 from services.kit.caller import Caller
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import ReceivedState, WeightClient
 from services.kit.weights import Segments
+from services.kit.weights.wire import ReceivedState, WeightClient
 from twinkle.checkpoint_engine import PackedState, pack_state, write_peft_folder
 from twinkle.data_format import LoraConfig, TensorData
 

@@ -28,8 +28,8 @@ from services.kit.caller import Caller
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.tensors import tensor_to_proto
-from services.kit.rpc.weights import WeightClient
 from services.kit.weights import SegmentsConfig, open_segments
+from services.kit.weights.wire import WeightClient
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
 from twinkle.checkpoint_engine import plan_state

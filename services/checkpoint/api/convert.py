@@ -21,7 +21,8 @@ from services.kit.rpc.fields import (
     text_from_proto,
     ttl_from_proto,
 )
-from services.kit.rpc.weights import (
+from services.kit.weights import CheckpointTarget, Encoding, Frame, Header, SegmentRef, VersionTarget
+from services.kit.weights.wire import (
     encoding_from_proto,
     frame_of,
     frame_to_subscribed,
@@ -29,7 +30,6 @@ from services.kit.rpc.weights import (
     segment_from_proto,
     wanted_from_proto,
 )
-from services.kit.weights import CheckpointTarget, Encoding, Frame, Header, SegmentRef, VersionTarget
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import StateChunk, WeightManifest

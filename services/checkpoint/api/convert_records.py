@@ -19,7 +19,7 @@ from services.kit.rpc.fields import (
     timestamp_to_proto,
     ttl_from_proto,
 )
-from services.kit.rpc.weights import chunk_from_proto, chunk_to_proto
+from services.kit.weights.wire import chunk_from_proto, chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
 from twinkle.checkpoint_engine import StateChunk
 

@@ -2,7 +2,7 @@
 
 from services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
 from services.kit.rpc.server import Endpoint
-from services.kit.rpc.weights import add_weight_stream
+from services.kit.weights.wire import add_weight_stream
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,

@@ -1,6 +1,6 @@
 """The three services of the contract. Each method converts its request, awaits the application, and converts back.
 
-Chunk frames are passed as values: the handlers of `services.kit.rpc.weights` serialize and parse them.
+Chunk frames are passed as values: the handlers of `services.kit.weights.wire` serialize and parse them.
 """
 
 # ruff: noqa: N802 (the methods have the contract's names)
@@ -21,7 +21,7 @@ from services.checkpoint.application.versions import Versions
 from services.checkpoint.application.weight_feed import WeightFeed
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import adapter_id_from_proto, not_negative, ttl_from_proto
-from services.kit.rpc.weights import frame_to_fetched
+from services.kit.weights.wire import frame_to_fetched
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,

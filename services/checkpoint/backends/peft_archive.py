@@ -17,7 +17,7 @@ from blake3 import blake3
 from services.checkpoint.backends.errors import domain_errors
 from services.checkpoint.backends.pieces import Piece, StatePieceSource
 from services.kit.errors import InvalidField
-from services.kit.rpc.weights import MAX_NAMES
+from services.kit.weights.wire import MAX_NAMES
 from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     ADAPTER_CONFIG_FILE,

@@ -14,8 +14,8 @@ from services.kit.caller import Caller
 from services.kit.errors import ChunkCorrupt, InvalidField
 from services.kit.paging import Page, SortKey, page_token_after, parse_page
 from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
-from services.kit.rpc.structs import dict_from_struct
-from services.kit.rpc.weights import chunk_to_proto
+from services.kit.rpc.json_values import dict_from_struct
+from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
 from twinkle.api.tensor.v1 import tensor_pb2

@@ -4,7 +4,7 @@ import json
 
 from services.data.domain import TOKEN_COLUMNS, Row
 from services.kit.rpc.chats import chat_from_proto, chat_to_proto
-from services.kit.rpc.structs import value_from_proto, value_to_proto
+from services.kit.rpc.json_values import value_from_proto, value_to_proto
 from twinkle.api.data.v1 import message_pb2
 from twinkle.data_format import user_data_values
 

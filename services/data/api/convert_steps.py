@@ -6,7 +6,7 @@ from typing import Any, Literal
 from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 from services.kit.errors import InvalidField, UnknownComponent
 from services.kit.rpc.fields import id_from_proto
-from services.kit.rpc.structs import dict_from_struct, struct_of
+from services.kit.rpc.json_values import dict_from_struct, struct_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.preprocessor import (
     InvalidArguments,

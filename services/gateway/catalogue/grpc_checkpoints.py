@@ -15,7 +15,7 @@ from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import duration_to_proto
 from services.kit.rpc.status import error_from_call
-from services.kit.rpc.weights import chunk_to_proto
+from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc
 from twinkle.checkpoint_engine import StateChunk, chunk_checksum

@@ -18,7 +18,7 @@ from services.gateway.forwarding.bytes import Context, Forwarder
 from services.gateway.forwarding.ports import ModelRoutes
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
-from services.kit.rpc.peek import UnreadableMessageError, has_field, peek_text
+from services.kit.rpc.serialized_fields import UnreadableMessageError, has_field, peek_text
 from twinkle.api.model.v1 import adapter_service_pb2
 
 _MODEL = 'model'

@@ -11,7 +11,7 @@ from services.kit.caller import Caller
 from services.kit.errors import Cancelled, DomainError, ServiceUnreachable
 from services.kit.rpc.channel import forwarded_metadata
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.peek import peek_text
+from services.kit.rpc.serialized_fields import peek_text
 from services.kit.rpc.status import error_from_call
 from twinkle.api.model.v1 import adapter_service_pb2 as adapters
 from twinkle.api.model.v1 import operation_pb2

@@ -18,7 +18,7 @@ from services.gateway.openai.models import (
     ToolCall,
 )
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import struct_of
+from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2

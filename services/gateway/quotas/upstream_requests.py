@@ -4,7 +4,7 @@ Requests may be large, and are not parsed here.
 """
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.peek import UnreadableMessageError, peek_text
+from services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
 
 _OPERATION = training_service_pb2.ExecuteRequest.OPERATION_FIELD_NUMBER

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import struct_of
+from services.kit.rpc.json_values import struct_of
 from twinkle.api.model.v1 import training_config_pb2
 
 

@@ -11,7 +11,7 @@ from services.gateway.tinker.session_routes import labels_of
 from services.gateway.tinker.training_routes import ADAM, LEARNING_RATE
 from services.gateway.tinker.weights_routes import training_path
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import struct_of
+from services.kit.rpc.json_values import struct_of
 from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
 
 LORA_RANK = 32

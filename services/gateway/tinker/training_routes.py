@@ -21,7 +21,7 @@ from services.gateway.tinker.training_request import (
     request_from_proto,
 )
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import struct_of
+from services.kit.rpc.json_values import struct_of
 from twinkle.api.model.v1 import operation_pb2
 
 ADAM = {'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-12, 'weight_decay': 0.0}

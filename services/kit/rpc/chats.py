@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import dict_from_struct, struct_of
+from services.kit.rpc.json_values import dict_from_struct, struct_of
 from twinkle.api.data.v1 import message_pb2
 
 _ROLES = {

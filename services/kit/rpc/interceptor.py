@@ -11,7 +11,7 @@ import grpc
 from services.kit.errors import NotBuiltYet
 from services.kit.rpc.call import Call, Decoder
 from services.kit.rpc.layers import Layer
-from services.kit.rpc.leftovers import reading_refused_to_end, reading_to_end
+from services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
 
 _OPEN_TO_ALL = ('/grpc.health.', '/grpc.reflection.')
 """Health and reflection tell nothing of tenants and are asked by load balancers without keys."""
@@ -56,7 +56,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
     def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]], decode: Decoder | None) -> Any:
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             call = Call.begin(method, context, decode=decode)
-            async with self._around(call, request), reading_to_end(request):
+            async with self._around(call, request), reading_rest(request):
                 return await behaviour(call.received(request), context)
 
         return serve
@@ -68,7 +68,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
             call = Call.begin(method, context, decode=decode)
             async with (
                 self._around(call, request),
-                reading_refused_to_end(request),
+                reading_rest_if_refused(request),
                 aclosing(behaviour(call.received(request), context)) as responses,
             ):
                 async for response in responses:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from services.kit.rpc.structs import struct_of
+from services.kit.rpc.json_values import struct_of
 from services.kit.server_facts import ServerFacts
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 

@@ -1,7 +1,7 @@
 """States on their way between processes: frames, encodings, segments of shared memory, and sending.
 
 Pure: neither messages nor sockets are known here. How frames become bytes on a connection, and how
-states are received, is `services.kit.rpc.weights`.
+states are received, is `services.kit.weights.wire`.
 """
 
 from services.kit.weights.frames import (

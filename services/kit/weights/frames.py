@@ -1,6 +1,6 @@
 """A transfer's frames as values: what is announced, how its bytes come, and what ends it.
 
-The messages they become are `services.kit.rpc.weights`; the bytes of a chunk are the library's
+The messages they become are `services.kit.weights.wire`; the bytes of a chunk are the library's
 `StateChunk`.
 """
 

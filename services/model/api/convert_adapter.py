@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import adapter_id_from_proto, duration_to_proto, fingerprint_of, id_from_proto
-from services.kit.rpc.weights import MAX_NAMES, lora_config_from_proto
+from services.kit.weights.wire import MAX_NAMES, lora_config_from_proto
 from services.model.api.convert_config import optimizer_from_proto, training_config_from_proto
 from services.model.api.convert_verb import check_checkpoint_path
 from services.model.application.create_adapter import CreateAdapterRequest

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import dict_from_struct, struct_of
+from services.kit.rpc.json_values import dict_from_struct, struct_of
 from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.api.model.v1 import training_config_pb2 as wire
 

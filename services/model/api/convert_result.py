@@ -5,7 +5,7 @@ from typing import Any
 from services.kit.rpc.fields import duration_to_proto, timestamp_to_proto
 from services.kit.rpc.status import status_from_error
 from services.kit.rpc.tensors import tensor_to_proto
-from services.kit.rpc.weights import lora_config_to_proto
+from services.kit.weights.wire import lora_config_to_proto
 from services.model.api.convert_config import training_config_to_proto
 from services.model.application.directory import AdapterEvent
 from services.model.application.operations import OperationRecord, OperationState

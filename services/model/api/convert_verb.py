@@ -7,7 +7,7 @@ from typing import Any
 
 from services.kit.errors import InvalidField, NotBuiltYet
 from services.kit.rpc.fields import labels_from_proto, name_from_proto, ttl_from_proto
-from services.kit.rpc.structs import dict_from_struct
+from services.kit.rpc.json_values import dict_from_struct
 from services.kit.rpc.tensors import dtype_from_proto
 from services.model.api.convert_config import loss_from_proto, training_config_from_proto
 from services.model.api.convert_features import features_from_proto, gradients_from_proto

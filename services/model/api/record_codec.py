@@ -7,7 +7,7 @@ from typing import Any, cast
 from services.kit.errors import DomainError
 from services.kit.rpc.status import error_from_status
 from services.kit.rpc.tensors import tensor_data_from_proto
-from services.kit.rpc.weights import lora_config_from_proto
+from services.kit.weights.wire import lora_config_from_proto
 from services.model.api.convert_config import training_config_from_proto
 from services.model.api.convert_features import cursor_from_proto
 from services.model.api.convert_operation import operation_from_proto

@@ -6,8 +6,8 @@ import grpc
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import duration_to_proto
-from services.kit.rpc.weights import ReceivedState, WeightClient
 from services.kit.weights import Segments
+from services.kit.weights.wire import ReceivedState, WeightClient
 from services.model.domain.engine import AdapterState
 from services.model.domain.operation import Save
 from services.model.domain.result import PublishResult, SaveResult

@@ -3,7 +3,7 @@
 from typing import Any
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import dict_from_struct
+from services.kit.rpc.json_values import dict_from_struct
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.data_format import SamplingParams, StructuredOutput
 

@@ -1,7 +1,7 @@
 """The contract's services that a sampler offers."""
 
 from services.kit.rpc.server import Endpoint
-from services.kit.rpc.weights import add_weight_stream
+from services.kit.weights.wire import add_weight_stream
 from services.sampler.api.servicer import SamplerServicer
 from services.sampler.api.weight_servicer import WeightServicer
 from services.sampler.application.engine_control import EngineControl

@@ -1,6 +1,6 @@
 """The weight stream that a sampler relays to others; publishing is not supported.
 
-Chunk frames are yielded as values: the handlers of `services.kit.rpc.weights` serialize them.
+Chunk frames are yielded as values: the handlers of `services.kit.weights.wire` serialize them.
 """
 
 # ruff: noqa: N802 (the methods have the contract's names)
@@ -14,8 +14,8 @@ import grpc
 from services.kit.errors import InvalidField
 from services.kit.rpc.context import current_caller
 from services.kit.rpc.fields import adapter_id_from_proto, not_negative
-from services.kit.rpc.weights import frame_to_fetched, frame_to_subscribed, wanted_from_proto
 from services.kit.weights import Encoding, Frame, Wanted
+from services.kit.weights.wire import frame_to_fetched, frame_to_subscribed, wanted_from_proto
 from services.sampler.application.relay import FetchRequest, Relay, SubscribeRequest
 from services.sampler.ports import Synced
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire

@@ -9,8 +9,8 @@ import grpc
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.status import error_from_call
-from services.kit.rpc.weights import ReceivedState, WeightClient
 from services.kit.weights import Segments
+from services.kit.weights.wire import ReceivedState, WeightClient
 from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
 from services.sampler.ports import Synced, WeightUpdate
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc

@@ -17,9 +17,9 @@ from services.kit.caller import Caller
 from services.kit.errors import DomainError
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import ReceivedState, WeightClient
 from services.kit.tls import TlsConfig
 from services.kit.weights import Segments
+from services.kit.weights.wire import ReceivedState, WeightClient
 from services.sampler.backends.checkpoint_client import CheckpointClient, held_by, weights_of
 from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
 from services.sampler.ports import Synced, WeightUpdate

@@ -21,8 +21,8 @@ from services.kit.errors import DomainError
 from services.kit.failpoints import TRANSFER_FAILPOINTS
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import WeightClient
 from services.kit.weights import Segments
+from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import state_digest
 
 _SEED_LIMIT_SECONDS = 120

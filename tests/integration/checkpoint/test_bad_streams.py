@@ -19,7 +19,7 @@ from fixtures.checkpoint_service import (
     until,
 )
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import chunk_from_proto
+from services.kit.weights.wire import chunk_from_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.checkpoint_engine import chunk_checksum
 

@@ -12,7 +12,7 @@ import pytest
 from fixtures.checkpoint_service import ALICE, ServiceProcess, failure_of, make_state, publish_frames, until
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import WeightClient
+from services.kit.weights.wire import WeightClient
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2, weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, read_peft_folder
 

@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.checkpoint_service import ALICE, Running, make_state, serving
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import ReceivedState, Synced, WeightClient
 from services.kit.weights import Encoding, Segments
+from services.kit.weights.wire import ReceivedState, Synced, WeightClient
 from twinkle.checkpoint_engine import PackedState, pack_state, plan_state, unpack_state
 from twinkle.data_format import TensorData
 

@@ -26,7 +26,7 @@ from fixtures.checkpoint_service import (
 from services.checkpoint.application.versions import Versions
 from services.kit.paging import Page
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import ReceivedState, Synced
+from services.kit.weights.wire import ReceivedState, Synced
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import StateChunk, StateSection, chunk_checksum, unpack_state

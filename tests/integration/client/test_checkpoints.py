@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fixtures.checkpoint_service import Running, make_state, serving
 from fixtures.running_gateway import RunningGateway, bearer, failure_of, running_gateway
-from services.kit.rpc.weights import chunk_to_proto
+from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc
 from twinkle.checkpoint_engine import iter_chunks, read_peft_folder, unpack_state, write_peft_folder

@@ -14,7 +14,7 @@ from services.kit.errors import DomainError, Draining, StreamOutOfOrder, Version
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import Endpoint, RpcServer
-from services.kit.rpc.weights import ReceivedState, Synced, WeightClient, chunk_to_proto, manifest_to_proto
+from services.kit.weights.wire import ReceivedState, Synced, WeightClient, chunk_to_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import CHUNK_BYTES, PackedState, StateChunk, iter_chunks

@@ -22,8 +22,8 @@ from services.kit.errors import DomainError, Draining, InvalidField, MemoryNotSh
 from services.kit.rpc.auth import InternalAuthenticator
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.server import Endpoint, RpcServer
-from services.kit.rpc.weights import ReceivedState, WeightClient, chunk_to_proto, manifest_to_proto
 from services.kit.weights import Encoding, Segments
+from services.kit.weights.wire import ReceivedState, WeightClient, chunk_to_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, iter_chunks, pack_state, state_digest, unpack_state

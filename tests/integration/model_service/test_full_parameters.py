@@ -14,7 +14,7 @@ from fixtures.tiny_model import build_tiny_model
 from services.kit.caller import Caller
 from services.kit.rpc.context import acting_for
 from services.kit.rpc.tensors import tensor_from_proto
-from services.kit.rpc.weights import WeightClient
+from services.kit.weights.wire import WeightClient
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.data_format import InputFeature, SamplingParams
 from twinkle.sampler import TorchSampler

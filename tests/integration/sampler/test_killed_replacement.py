@@ -30,7 +30,7 @@ from fixtures.sampler_service import PROMPT, Answer, numbers, read_answer, sampl
 from fixtures.whole_models import whole_state
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import WeightClient
+from services.kit.weights.wire import WeightClient
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.checkpoint_engine import pack_state
 from twinkle.data_format import TensorData

@@ -11,8 +11,8 @@ import pytest
 
 from fixtures.checkpoint_service import ALICE
 from fixtures.weight_peers import ADAPTER_ID, weights_of
-from services.kit.rpc.weights import add_weight_stream
-from services.kit.rpc.weights.manifests import manifest_to_proto
+from services.kit.weights.wire import add_weight_stream
+from services.kit.weights.wire.convert_manifest import manifest_to_proto
 from services.sampler.backends.weight_sources import WeightSources
 from services.sampler.domain.adapter import AdapterWeights
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire

@@ -16,7 +16,7 @@ from fixtures.sampler_service import PROMPT, read_answer, sample_request, servin
 from services.kit.caller import Caller
 from services.kit.rpc.channel import open_channel
 from services.kit.rpc.context import acting_for
-from services.kit.rpc.weights import WeightClient, chunk_to_proto
+from services.kit.weights.wire import WeightClient, chunk_to_proto
 from services.sampler.backends.checkpoint_client import CheckpointClient
 from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire

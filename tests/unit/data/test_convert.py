@@ -8,7 +8,7 @@ from services.data.api.convert_chats import row_from_trajectory, trajectory_of_r
 from services.data.api.convert_steps import step_to_proto, steps_from_proto
 from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import dict_from_struct
+from services.kit.rpc.json_values import dict_from_struct
 from twinkle.api.data.v1 import message_pb2
 
 

@@ -11,7 +11,7 @@ import zstandard
 from fixtures.tinker_api import CONTEXT, VOCABULARY, TinkerApi, tinker_api
 from services.gateway.tinker.wire import tinker_pb2 as wire
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import dict_from_struct
+from services.kit.rpc.json_values import dict_from_struct
 
 
 @pytest.fixture

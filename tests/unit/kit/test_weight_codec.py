@@ -5,9 +5,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.rpc.weights import codec
-from services.kit.rpc.weights.frames import frame_of
-from services.kit.rpc.weights.manifests import chunk_to_proto
+from services.kit.weights.wire import codec
+from services.kit.weights.wire.convert_frames import frame_of
+from services.kit.weights.wire.convert_manifest import chunk_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.api.tensor.v1 import tensor_pb2

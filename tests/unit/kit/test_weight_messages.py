@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.weights import (
+from services.kit.weights.wire import (
     chunk_from_proto,
     chunk_to_proto,
     lora_config_from_proto,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kit.errors import InvalidField
-from services.kit.rpc.structs import struct_of
+from services.kit.rpc.json_values import struct_of
 from services.kit.rpc.tensors import tensor_to_proto
 from services.model.api.convert_config import training_config_from_proto, training_config_to_proto
 from services.model.api.convert_operation import operation_from_proto

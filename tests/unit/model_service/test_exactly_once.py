@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fixtures import journals
 from fixtures.crashing import Died, StrictStore, create, start
-from services.kit.rpc.structs import struct_of
+from services.kit.rpc.json_values import struct_of
 from services.model.api.convert_config import training_config_to_proto
 from services.model.backends.journal.memory import MemoryJournal
 from services.model.domain.divergence import first_difference

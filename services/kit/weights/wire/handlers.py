@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from services.kit.rpc.weights import codec
+from services.kit.weights.wire import codec
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.checkpoint_engine import StateChunk
 

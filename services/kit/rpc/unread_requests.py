@@ -17,7 +17,7 @@ _LONGEST_SECONDS = 10.0
 
 
 @asynccontextmanager
-async def reading_to_end(request: Any) -> AsyncIterator[None]:
+async def reading_rest(request: Any) -> AsyncIterator[None]:
     """Read the rest of a stream of requests after the block, whether it returned or raised.
 
     Args:
@@ -35,11 +35,11 @@ async def reading_to_end(request: Any) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def reading_refused_to_end(request: Any) -> AsyncIterator[None]:
+async def reading_rest_if_refused(request: Any) -> AsyncIterator[None]:
     """Read the rest of a stream of requests after the block where it raised; else the client may go on as it likes.
 
     Args:
-        request: As in `reading_to_end`.
+        request: As in `reading_rest`.
 
     Cancellation: a cancelled call is not read on.
     """

@@ -5,8 +5,8 @@ WeightStreamService through this. The values themselves, and choosing how to sen
 `services.kit.weights`.
 """
 
-from services.kit.rpc.weights.client import Synced, WeightClient
-from services.kit.rpc.weights.frames import (
+from services.kit.weights.wire.client import Synced, WeightClient
+from services.kit.weights.wire.convert_frames import (
     encoding_from_proto,
     frame_of,
     frame_to_fetched,
@@ -15,15 +15,15 @@ from services.kit.rpc.weights.frames import (
     segment_from_proto,
     wanted_from_proto,
 )
-from services.kit.rpc.weights.handlers import WeightStreamStub, add_weight_stream
-from services.kit.rpc.weights.lora_configs import MAX_NAMES, lora_config_from_proto, lora_config_to_proto
-from services.kit.rpc.weights.manifests import (
+from services.kit.weights.wire.convert_lora_config import MAX_NAMES, lora_config_from_proto, lora_config_to_proto
+from services.kit.weights.wire.convert_manifest import (
     chunk_from_proto,
     chunk_to_proto,
     manifest_from_proto,
     manifest_to_proto,
 )
-from services.kit.rpc.weights.receiver import ReceivedState
+from services.kit.weights.wire.handlers import WeightStreamStub, add_weight_stream
+from services.kit.weights.wire.receiver import ReceivedState
 
 __all__ = [
     'MAX_NAMES',

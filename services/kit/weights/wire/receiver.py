@@ -9,9 +9,9 @@ import asyncio
 from dataclasses import dataclass
 
 from services.kit.errors import DomainError, MemoryNotShared, ServiceUnreachable
-from services.kit.rpc.weights.frames import encoding_from_proto, segment_from_proto
-from services.kit.rpc.weights.manifests import manifest_from_proto
 from services.kit.weights import Commit, Encoding, Segment, SegmentRef, Segments
+from services.kit.weights.wire.convert_frames import encoding_from_proto, segment_from_proto
+from services.kit.weights.wire.convert_manifest import manifest_from_proto
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import (
     ChunkVerifier,

@@ -16,12 +16,12 @@ import grpc
 
 from services.kit.errors import DomainError, MemoryNotShared
 from services.kit.rpc.status import error_from_call
-from services.kit.rpc.weights.frames import encodings_to_proto, frame_of, segment_to_proto
-from services.kit.rpc.weights.handlers import WeightStreamStub
-from services.kit.rpc.weights.manifests import fill_manifest
-from services.kit.rpc.weights.outgoing import Outgoing, place
-from services.kit.rpc.weights.receiver import Memory, OtherWay, ReceivedState, Receiver, broken
 from services.kit.weights import Segments
+from services.kit.weights.wire.convert_frames import encodings_to_proto, frame_of, segment_to_proto
+from services.kit.weights.wire.convert_manifest import fill_manifest
+from services.kit.weights.wire.handlers import WeightStreamStub
+from services.kit.weights.wire.outgoing import Outgoing, place
+from services.kit.weights.wire.receiver import Memory, OtherWay, ReceivedState, Receiver, broken
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks

@@ -6,8 +6,8 @@ the checkpoint service; what any header needs, here.
 
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import not_negative
-from services.kit.rpc.weights.manifests import chunk_from_proto, fill_manifest
 from services.kit.weights import Commit, Encoding, Frame, Header, SegmentRef, VersionTarget, Wanted
+from services.kit.weights.wire.convert_manifest import chunk_from_proto, fill_manifest
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import StateChunk

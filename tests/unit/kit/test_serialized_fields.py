@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.rpc.peek import MOST_FIELDS, UnreadableMessageError, has_field, peek_text
+from services.kit.rpc.serialized_fields import MOST_FIELDS, UnreadableMessageError, has_field, peek_text
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
 
 
