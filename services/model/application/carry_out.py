@@ -20,7 +20,7 @@ from services.model.application.fetch_batch import FetchBatch
 from services.model.application.progress import adapter_after, result_of
 from services.model.application.residency import Residency
 from services.model.application.resident import Resident
-from services.model.application.state_verbs import StateChange, StateVerbs
+from services.model.application.state_verbs import StateChange, StateVerbRunner
 from services.model.domain.adapter import Adapter
 from services.model.domain.engine import VerbRun
 from services.model.domain.errors import BatchTooLarge
@@ -51,7 +51,7 @@ class CarryOut:
         ports: Ports,
         directory: AdapterDirectory,
         residency: Residency,
-        state_verbs: StateVerbs,
+        run_state_verb: StateVerbRunner,
         *,
         compute: Compute,
         fetch_batch: FetchBatch,
@@ -59,7 +59,7 @@ class CarryOut:
         self._directory = directory
         self._residency = residency
         self._journal = ports.journal
-        self._state_verbs = state_verbs
+        self._run_state_verb = run_state_verb
         self._compute = compute
         self._fetch_batch = fetch_batch
         self._clock = ports.clock
@@ -190,7 +190,7 @@ class CarryOut:
     async def _settled(self, execution: _Execution, verb: StateVerb) -> OperationResult:
         outcome: StateChange | DomainError | None = Internal('')
         try:
-            outcome = change = await self._state_verbs(execution.adapter, execution.operation, verb)
+            outcome = change = await self._run_state_verb(execution.adapter, execution.operation, verb)
         except DomainError as error:
             outcome = error
             raise

@@ -159,13 +159,13 @@ class Dispatcher:
     def _submission_of(self, adapter: Adapter, operation: Operation) -> _Submission:
         verb = operation.verb
         assert not isinstance(verb, StateVerb)  # noqa: S101 - those take another way
-        work = ReadyVerb(
+        ready = ReadyVerb(
             adapter_id=adapter.adapter_id,
             tenant_id=adapter.tenant_id,
             token_count=token_count(verb),
             batch_key=_batch_key(adapter, verb),
         )
-        return _Submission(work, verb, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+        return _Submission(ready, verb, self._clock.monotonic(), asyncio.get_running_loop().create_future())
 
     def _withdraw(self, submission: _Submission) -> None:
         del self._waiting[submission.ready.adapter_id]
@@ -175,10 +175,10 @@ class Dispatcher:
 
     def _remaining(self) -> timedelta:
         """Estimate the remaining time of the running batch."""
-        works = [submission.ready for submission in self._running.values()]
-        tokens = sum(work.token_count for work in works)
-        whole = self._pace.estimate(Ahead(quick_count=0 if tokens else len(works), token_count=tokens))
-        return max(timedelta(), whole - timedelta(seconds=self._clock.monotonic() - self._begin))
+        verbs = [submission.ready for submission in self._running.values()]
+        tokens = sum(ready.token_count for ready in verbs)
+        total = self._pace.estimate(Ahead(quick_count=0 if tokens else len(verbs), token_count=tokens))
+        return max(timedelta(), total - timedelta(seconds=self._clock.monotonic() - self._begin))
 
     async def _run_all(self) -> None:
         while len(self._scheduler):
@@ -190,7 +190,7 @@ class Dispatcher:
     async def _run_together(self, batch: Sequence[ReadyVerb]) -> None:
         """Run a batch and complete its futures."""
         self._begin = self._clock.monotonic()
-        self._running = {work.adapter_id: self._waiting.pop(work.adapter_id) for work in batch}
+        self._running = {ready.adapter_id: self._waiting.pop(ready.adapter_id) for ready in batch}
         submissions = list(self._running.values())
         outcomes = await self._run_batch(submissions)
         self._note(batch)
@@ -223,24 +223,24 @@ class Dispatcher:
 
     def _note(self, batch: Sequence[ReadyVerb]) -> None:
         """Update the timing statistics after a batch."""
-        now, token_count = self._clock.monotonic(), sum(work.token_count for work in batch)
+        now, token_count = self._clock.monotonic(), sum(ready.token_count for ready in batch)
         self._pace.observe(now - self._begin, token_count=token_count)
         if token_count:
             self._gathered = 0.0
             if self._batch_seconds is not None:
                 self._scheduler.bound(self._pace.tokens_in(self._batch_seconds))
-        for work in batch:
-            self._think_times.record_finish(work.adapter_id, now)
+        for ready in batch:
+            self._think_times.record_finish(ready.adapter_id, now)
 
     async def _run_batch(self, submissions: Sequence[_Submission]) -> 'Sequence[VerbRun | BaseException]':
         """Run verbs together; an exception of the engine is the outcome of each."""
         if len(submissions) > 1:
-            works = [
+            parts = [
                 BatchPart(adapter_id=submission.ready.adapter_id, verb=submission.verb)
                 for submission in submissions
                 if isinstance(submission.verb, BatchVerb)
             ]
-            running = asyncio.ensure_future(self._backend.run_batch(works))
+            running = asyncio.ensure_future(self._backend.run_batch(parts))
         else:
             running = asyncio.ensure_future(self._run_alone(submissions[0]))
         await asyncio.wait([running])

@@ -59,7 +59,7 @@ class FetchBatch:
         self._codec = codec
         self._is_alone = is_alone
         self._gate = ByteGate(tenant_bytes=tenant_bytes, total_bytes=_TENANTS_IN_FULL * tenant_bytes, wait_seconds=None)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tenant_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._fetching: dict[str, asyncio.Future[LoadedBatch]] = {}
         """Maps an adapter to the future that ends its fetch, or the wait before it, early."""
         self._is_closed = False
@@ -101,7 +101,7 @@ class FetchBatch:
             self.cancel(adapter_id, Draining())
 
     async def _in_turn(self, tenant_id: str, hold: Hold, batch_reference: BatchReference) -> LoadedBatch:
-        async with self._turns.setdefault(tenant_id, asyncio.Lock()):
+        async with self._tenant_locks.setdefault(tenant_id, asyncio.Lock()):
             loaded = await self._batches.load(batch_reference)
             await hold.grow(len(loaded.content))
         return loaded

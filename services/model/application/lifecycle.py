@@ -32,17 +32,17 @@ class Recover:
         Raises:
             BaseModelNotFound: An adapter's base model is no longer served, because the configuration changed.
         """
-        kept = await self._ports.journal.adapters()
+        journaled = await self._ports.journal.adapters()
         known = tuple(model.base_model for model in self._ports.backend.facts().base_models)
-        for item in kept:
+        for item in journaled:
             if item.adapter.base_model not in known:
                 raise BaseModelNotFound(item.adapter.base_model, known)
             self._directory.put(item.adapter)
             if item.adapter.is_full_parameter:
                 self._residency.lease.take(item.adapter.adapter_id)
         self._create_adapter.remember(await self._ports.journal.creations())
-        unsettled = [item for item in kept if not item.is_settled]
-        _log.info('recovery started', adapters=len(kept), unsettled=len(unsettled))
+        unsettled = [item for item in journaled if not item.is_settled]
+        _log.info('recovery started', adapters=len(journaled), unsettled=len(unsettled))
         for done, item in enumerate(unsettled, start=1):
             await self._settle(item)
             _log.info('adapter recovered', adapter=item.adapter.adapter_id, done=done, total=len(unsettled))

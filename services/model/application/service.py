@@ -18,7 +18,7 @@ from services.model.application.operations import Operations
 from services.model.application.park_adapter import ParkAdapter
 from services.model.application.queues import Queues
 from services.model.application.residency import Residency, ResidencyBounds
-from services.model.application.state_verbs import StateVerbs
+from services.model.application.state_verbs import StateVerbRunner
 from services.model.application.train_stream import TrainStream
 from services.model.application.upload_batch import ReadUpload, UploadBatch
 from services.model.domain.scheduler import Scheduler
@@ -85,7 +85,7 @@ def make_service(ports: Ports, limits: Limits) -> ModelService:
     tenant_bytes, is_alone = limits.queue.request_bytes, residency.lease.is_held_by
     fetch_batch = FetchBatch(ports.batches, ports.codec, tenant_bytes=tenant_bytes, is_alone=is_alone)
     carry_out = CarryOut(
-        ports, directory, residency, StateVerbs(ports, residency), compute=dispatcher.run, fetch_batch=fetch_batch
+        ports, directory, residency, StateVerbRunner(ports, residency), compute=dispatcher.run, fetch_batch=fetch_batch
     )
     execute = ExecuteOperation(directory, queues, Admission(limits.queue, ports.clock), carry_out, clock=ports.clock)
     create = CreateAdapter(ports, directory, residency, max_lora_rank=limits.lora_rank, limits=limits.adapters)

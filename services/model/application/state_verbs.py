@@ -46,7 +46,7 @@ class StateChange:
     """First operation that an undo reverted."""
 
 
-class StateVerbs:
+class StateVerbRunner:
     """Runs state verbs of adapters that are in the engine."""
 
     def __init__(self, ports: Ports, residency: Residency) -> None:

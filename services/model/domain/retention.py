@@ -42,10 +42,10 @@ def retain(steps: Sequence[int], snapshots: Sequence[int], *, undo_steps: int) -
     """
     last = steps[-undo_steps:] if undo_steps else ()
     bases = {step: max((number for number in snapshots if number < step), default=-1) for step in last}
-    kept = tuple(step for step in last if bases[step] >= 0)
+    undoable = tuple(step for step in last if bases[step] >= 0)
     roots = snapshots[-SNAPSHOTS_KEPT:]
-    ranges = [(bases[step], step) for step in kept] + [(number, None) for number in roots[:1]]
-    return Retention(kept, frozenset([*roots, *(bases[step] for step in kept)]), tuple(ranges))
+    ranges = [(bases[step], step) for step in undoable] + [(number, None) for number in roots[:1]]
+    return Retention(undoable, frozenset([*roots, *(bases[step] for step in undoable)]), tuple(ranges))
 
 
 class ReplayKind(IntEnum):

@@ -31,7 +31,7 @@ class _Row:
 
 
 @dataclass
-class _Kept:
+class _AdapterHistory:
     adapter: Adapter
     snapshots: dict[int, Snapshot]
     rows: dict[int, _Row] = field(default_factory=dict[int, _Row])
@@ -43,13 +43,14 @@ class MemoryJournal:
 
     def __init__(self, *, undo_steps: int = 8) -> None:
         self._undo_steps = undo_steps
-        self._adapters: dict[str, _Kept] = {}
+        self._adapters: dict[str, _AdapterHistory] = {}
         self._creations: list[CreationRecord] = []
         self._used: dict[str, CreationRecord] = {}
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         return [
-            JournaledAdapter(adapter=kept.adapter, is_settled=_is_settled(kept)) for kept in self._adapters.values()
+            JournaledAdapter(adapter=history.adapter, is_settled=_is_settled(history))
+            for history in self._adapters.values()
         ]
 
     async def creations(self) -> Sequence[CreationRecord]:
@@ -62,7 +63,7 @@ class MemoryJournal:
         self, adapter: Adapter, creation: CreationRecord, *, origin: Adapter, state: AdapterState | None
     ) -> None:
         first = Snapshot(sequence_number=0, adapter=origin if state is None else adapter, state=state)
-        self._adapters[adapter.adapter_id] = _Kept(adapter, {0: first})
+        self._adapters[adapter.adapter_id] = _AdapterHistory(adapter, {0: first})
         self._creations = [*self._creations, creation][-CREATIONS_KEPT:]
         self._used[adapter.adapter_id] = creation
 
@@ -71,20 +72,20 @@ class MemoryJournal:
 
     async def accept(self, operation: Operation) -> None:
         row = _Row(operation, operation.fingerprint, ReplayKind.REPLAYED)
-        self._kept(operation.adapter_id).rows[operation.sequence_number] = row
+        self._history_of(operation.adapter_id).rows[operation.sequence_number] = row
 
     async def revoke(self, operation: Operation) -> None:
-        self._kept(operation.adapter_id).rows.pop(operation.sequence_number, None)
+        self._history_of(operation.adapter_id).rows.pop(operation.sequence_number, None)
 
     def note(self, adapter: Adapter, operation: Operation, outcome: OperationResult | DomainError) -> None:
-        kept = self._adapters.get(adapter.adapter_id)
-        row = None if kept is None else kept.rows.get(operation.sequence_number)
-        if kept is None or row is None:
+        history = self._adapters.get(adapter.adapter_id)
+        row = None if history is None else history.rows.get(operation.sequence_number)
+        if history is None or row is None:
             return
         row.outcome = outcome
-        _renew(kept, adapter)
-        if is_applied_step(operation, outcome) and operation.sequence_number not in kept.steps:
-            kept.steps = sorted([*kept.steps, operation.sequence_number])
+        _update_adapter(history, adapter)
+        if is_applied_step(operation, outcome) and operation.sequence_number not in history.steps:
+            history.steps = sorted([*history.steps, operation.sequence_number])
 
     async def settle(
         self,
@@ -95,33 +96,33 @@ class MemoryJournal:
         state: AdapterState | None = None,
         undone_from: int | None = None,
     ) -> None:
-        kept, number = self._kept(adapter.adapter_id), operation.sequence_number
+        history, number = self._history_of(adapter.adapter_id), operation.sequence_number
         kind = ReplayKind.SKIPPED if state is None else ReplayKind.BARRIER
-        kept.rows[number] = _Row(None, operation.fingerprint, kind, outcome)
-        _renew(kept, adapter)
+        history.rows[number] = _Row(None, operation.fingerprint, kind, outcome)
+        _update_adapter(history, adapter)
         if undone_from is not None:
-            _undo(kept, undone_from, number)
+            _undo(history, undone_from, number)
         if state is not None:
             await self.add_snapshot(Snapshot(sequence_number=number, adapter=adapter, state=state))
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
-        kept = self._adapters.get(snapshot.adapter.adapter_id)
-        if kept is not None:
-            kept.snapshots[snapshot.sequence_number] = snapshot
-            _trim(kept, self._undo_steps)
+        history = self._adapters.get(snapshot.adapter.adapter_id)
+        if history is not None:
+            history.snapshots[snapshot.sequence_number] = snapshot
+            _trim(history, self._undo_steps)
 
     async def amend(self, adapter: Adapter) -> None:
-        _renew(self._kept(adapter.adapter_id), adapter)
+        _update_adapter(self._history_of(adapter.adapter_id), adapter)
 
     async def snapshot_before(self, adapter_id: str, *, at_most: int | None = None) -> Snapshot:
-        numbers = sorted(self._kept(adapter_id).snapshots)
+        numbers = sorted(self._history_of(adapter_id).snapshots)
         place = len(numbers) if at_most is None else bisect_right(numbers, at_most)
         if not place:
             raise AdapterDamaged(adapter_id, f'no snapshot of at most operation {at_most}')
-        return self._kept(adapter_id).snapshots[numbers[place - 1]]
+        return self._history_of(adapter_id).snapshots[numbers[place - 1]]
 
     async def entries(self, adapter_id: str, *, after: int, until: int | None = None) -> Sequence[JournalEntry]:
-        rows, entries = self._kept(adapter_id).rows, list[JournalEntry]()
+        rows, entries = self._history_of(adapter_id).rows, list[JournalEntry]()
         last = max(rows, default=0) if until is None else until
         for number in range(after + 1, last + 1):
             row = rows.get(number)
@@ -136,51 +137,51 @@ class MemoryJournal:
         return entries
 
     async def record(self, adapter_id: str, *, size: int) -> Sequence[RecordEntry]:
-        rows = self._kept(adapter_id).rows
+        rows = self._history_of(adapter_id).rows
         return [
             RecordEntry(sequence_number=number, fingerprint=rows[number].fingerprint, outcome=rows[number].outcome)
             for number in sorted(rows)[-size:]
         ]
 
     async def applied_steps(self, adapter_id: str) -> Sequence[int]:
-        kept = self._kept(adapter_id)
-        return retain(kept.steps, sorted(kept.snapshots), undo_steps=self._undo_steps).steps
+        history = self._history_of(adapter_id)
+        return retain(history.steps, sorted(history.snapshots), undo_steps=self._undo_steps).steps
 
     async def close(self) -> None:
         """Keep the data: a test may reopen the same journal."""
 
-    def _kept(self, adapter_id: str) -> _Kept:
+    def _history_of(self, adapter_id: str) -> _AdapterHistory:
         if adapter_id not in self._adapters:
             raise AdapterNotFound(adapter_id)
         return self._adapters[adapter_id]
 
 
-def _is_settled(kept: _Kept) -> bool:
-    return all(row.outcome is not None for row in kept.rows.values())
+def _is_settled(history: _AdapterHistory) -> bool:
+    return all(row.outcome is not None for row in history.rows.values())
 
 
-def _renew(kept: _Kept, adapter: Adapter) -> None:
-    if adapter.sequence_number >= kept.adapter.sequence_number:
-        kept.adapter = replace(adapter, version=max(adapter.version, kept.adapter.version))
+def _update_adapter(history: _AdapterHistory, adapter: Adapter) -> None:
+    if adapter.sequence_number >= history.adapter.sequence_number:
+        history.adapter = replace(adapter, version=max(adapter.version, history.adapter.version))
 
 
-def _undo(kept: _Kept, undone_from: int, number: int) -> None:
-    kept.steps = [step for step in kept.steps if step < undone_from]
-    kept.snapshots = {at: snapshot for at, snapshot in kept.snapshots.items() if at < undone_from}
+def _undo(history: _AdapterHistory, undone_from: int, number: int) -> None:
+    history.steps = [step for step in history.steps if step < undone_from]
+    history.snapshots = {at: snapshot for at, snapshot in history.snapshots.items() if at < undone_from}
     for at in range(undone_from, number):
-        if at in kept.rows:
-            kept.rows[at].operation = None
+        if at in history.rows:
+            history.rows[at].operation = None
 
 
-def _trim(kept: _Kept, undo_steps: int) -> None:
-    retention = retain(kept.steps, sorted(kept.snapshots), undo_steps=undo_steps)
-    kept.steps = list(retention.steps)
-    kept.snapshots = {number: kept.snapshots[number] for number in retention.snapshots}
-    oldest_on_record = max(kept.rows, default=0) - RECORD_LENGTH + 1
-    for number, row in list(kept.rows.items()):
+def _trim(history: _AdapterHistory, undo_steps: int) -> None:
+    retention = retain(history.steps, sorted(history.snapshots), undo_steps=undo_steps)
+    history.steps = list(retention.steps)
+    history.snapshots = {number: history.snapshots[number] for number in retention.snapshots}
+    oldest_on_record = max(history.rows, default=0) - RECORD_LENGTH + 1
+    for number, row in list(history.rows.items()):
         # An operation without outcome is in progress and still needed.
         if row.outcome is None or (row.kind is ReplayKind.REPLAYED and retention.is_replayable(number)):
             continue
         row.operation = None
         if number < oldest_on_record and not retention.is_replayable(number):
-            del kept.rows[number]
+            del history.rows[number]

@@ -101,8 +101,8 @@ class SqliteJournal:
 
     async def adapters(self) -> Sequence[JournaledAdapter]:
         found = await self._run('', rows.all_adapters)
-        kept = [(self._adapter_of(record), is_settled) for record, is_settled in found]
-        return [JournaledAdapter(adapter=adapter, is_settled=is_settled) for adapter, is_settled in kept if adapter]
+        readable = [(self._adapter_of(record), is_settled) for record, is_settled in found]
+        return [JournaledAdapter(adapter=adapter, is_settled=is_settled) for adapter, is_settled in readable if adapter]
 
     async def creations(self) -> Sequence[CreationRecord]:
         return await self._run('', rows.all_creations)
@@ -312,7 +312,7 @@ class SqliteJournal:
         if row.payload is not None:
             return row.payload
         if row.digest is None:
-            raise AdapterDamaged(adapter_id, f'operation {row.number} is no longer kept')
+            raise AdapterDamaged(adapter_id, f'operation {row.number} is no longer stored')
         try:
             return self._payloads.get(row.digest)
         except (PayloadDamaged, OSError) as error:

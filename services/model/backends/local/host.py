@@ -198,8 +198,8 @@ class EngineHost:
             state = state_of(self._engine.export_state(adapter_id, is_optimizer_included=is_trainer_included, **cursor))
         if state.full_parameters is None or is_trainer_included:
             return state
-        whole = self._engine.model.base_parameters
-        frozen = {name: tensor_data_of(whole[name]) for name in whole.keys() - state.adapter.keys()}
+        base = self._engine.model.base_parameters
+        frozen = {name: tensor_data_of(base[name]) for name in base.keys() - state.adapter.keys()}
         return replace(state, adapter={**state.adapter, **frozen})
 
     def import_state(self, adapter_id: str, state: AdapterState, *, is_trainer_included: bool) -> VerbRun:
